@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
+.DEFAULT_GOAL := help
+.PHONY: help demo test interop faults lint format bench clean java broker
+SHELL := /bin/bash
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+INSTALLED := .venv/.installed
+
+help:  ## say what can be made (this list)
+	@echo "make TARGET, where TARGET is"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(INSTALLED) java  ## convert the small real store that ships with the project, and verify the result
+	$(BIN)/delaywheel demo
+
+test: $(INSTALLED) java  ## run the tests, but for the wide tables, the slow ones and those against real brokers
+	$(PYTEST) -m "not interop and not matrix and not slow"
+
+interop: $(INSTALLED) java broker  ## run the tests against real RocketMQ brokers (needs a JDK and Maven)
+	$(PYTEST) -m interop
+
+faults: $(INSTALLED) java  ## run the tests that kill, tear and fill things up, the slow ones too
+	$(PYTEST) tests/faults
+
+lint: $(INSTALLED)  ## check style and format (ruff) and types (mypy --strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## put imports in order and lay the code out
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) java  ## run every benchmark; takes long and wants a quiet machine
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean:  ## remove the environment and everything built or cached
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up: the environment follows pyproject.toml, Java is looked for each time -----------------
+
+$(INSTALLED): pyproject.toml
+	@.ci/setup python
+	@touch $@
+
+java:
+	@.ci/setup java
+
+broker:
+	@.ci/setup broker
