@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads Python sources with ``ast`` and finds what a law of the house forbids in them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: The staircase: who stands on which floor. Imports go down, never sideways and never up.
+FLOORS = {
+    "message_store": 0,
+    "legacy_levels": 1,
+    "timer_wheel": 1,
+    "migrate": 2,
+    "compare": 2,
+    "cli_output": 3,
+    "cli": 4,
+}
+
+
+@attrs.frozen
+class Source:
+    """One Python file: its path below the project's root, and its text."""
+
+    path: str
+    text: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Source":
+        return cls(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def part(self) -> str:
+        """The top-level name it belongs to: ``message_store``, ``cli``, ``tests``."""
+        return self.path.split("/")[0].removesuffix(".py")
+
+
+def product_sources() -> list[Source]:
+    """Every file of the five parts and the command line, as it lies on disk."""
+    paths = [path for part in FLOORS for path in (ROOT / part).rglob("*.py")]
+    paths += [ROOT / f"{part}.py" for part in FLOORS if (ROOT / f"{part}.py").exists()]
+    return [Source.read(path) for path in sorted(paths)]
+
+
+def other_sources() -> list[Source]:
+    """Tests, benchmarks and examples."""
+    folders = ["tests", "benchmarks", "examples"]
+    return [Source.read(p) for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, wherever in the file it stands."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # A relative import stays within its own part.
+            yield node.lineno, source.part if node.level else str(node.module)
+
+
+def steps_up(source: Source) -> list[str]:
+    """Imports of our own parts that do not go down the staircase."""
+    return [
+        f"{source.path}:{line}: {source.part} imports {name}"
+        for line, name in imported_modules(source)
+        if (other := name.split(".")[0]) in FLOORS
+        and other != source.part
+        and FLOORS[other] >= FLOORS[source.part]
+    ]
+
+
+def imports_of(source: Source, *libraries: str) -> list[str]:
+    """Imports of the named libraries."""
+    return [
+        f"{source.path}:{line}: imports {name}"
+        for line, name in imported_modules(source)
+        if name.split(".")[0] in libraries
+    ]
+
+
+def _meanings(tree: ast.Module) -> dict[str, str]:
+    """Local names that imports bind, with the dotted name each stands for."""
+    meanings: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name.split(".")[0]
+                meanings[bound] = alias.name if alias.asname else bound
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                meanings[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return meanings
+
+
+def _dotted(node: ast.expr, meanings: dict[str, str]) -> str | None:
+    """``t.time`` as ``time.time`` after ``import time as t``; None for what is no plain name."""
+    if isinstance(node, ast.Name):
+        return meanings.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value, meanings)
+        return base and f"{base}.{node.attr}"
+    return None
+
+
+def uses_of(source: Source, names: frozenset[str]) -> list[str]:
+    """Every mention of the given dotted names, under whatever local name."""
+    meanings = _meanings(source.tree)
+    return [
+        f"{source.path}:{node.lineno}: {name}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Name | ast.Attribute) and (name := _dotted(node, meanings)) in names
+    ]
+
+
+def method_calls(source: Source, names: frozenset[str]) -> list[str]:
+    """Calls of methods with the given names on a value: not on a class, nor on what is imported."""
+    meanings = _meanings(source.tree)
+    found = []
+    for node in ast.walk(source.tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        base = node.func.value
+        is_a_value = not (
+            isinstance(base, ast.Name)
+            and (base.id in meanings or base.id[:1].isupper() or base.id == "cls")
+        )
+        if node.func.attr in names and is_a_value:
+            found.append(f"{source.path}:{node.lineno}: .{node.func.attr}()")
+    return found
+
+
+def long_functions(source: Source, max_lines: int) -> list[str]:
+    """Functions that do not fit a screen, their decorators and docstring counted."""
+    return [
+        f"{source.path}:{node.lineno}: {node.name} has {lines} lines"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > max_lines
+    ]

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The laws of the house (docs/ARCHITECTURE.md), read from the sources themselves."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests.source_laws import (
+    ROOT,
+    Source,
+    imports_of,
+    long_functions,
+    method_calls,
+    other_sources,
+    product_sources,
+    steps_up,
+    uses_of,
+)
+
+PRODUCT = product_sources()
+EVERYTHING = [*PRODUCT, *other_sources()]
+
+COMMAND_LINE = {"cli.py", "cli_output.py"}
+CLOCK = {"message_store/clock.py"}
+LAYOUTS = {"message_store/layout.py", "message_store/java_numbers.py"}
+ENVIRONMENT_READERS = {"cli.py", "message_store/kernel_cache.py", "migrate/session.py"}
+FILE_TOUCHERS = {
+    "message_store/segment_files.py",
+    "message_store/small_files.py",
+    "message_store/store_root.py",
+    "message_store/kernel_cache.py",
+    "migrate/staged_output.py",
+}
+
+CLOCK_READS = frozenset(
+    {f"time.{name}" for name in ("time", "monotonic", "perf_counter", "process_time")}
+    | {f"time.{name}_ns" for name in ("time", "monotonic", "perf_counter", "process_time")}
+    | {"time.sleep", "time.localtime", "time.gmtime", "time.ctime", "datetime.date.today"}
+    | {f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")}
+    | {"datetime.now", "datetime.utcnow", "datetime.today", "uuid.uuid1"}
+)
+FILE_FUNCTIONS = frozenset(
+    {"open", "io.open", "mmap.mmap", "numpy.memmap", "numpy.fromfile", "numpy.save", "numpy.load"}
+    | {f"os.{name}" for name in ("open", "fdopen", "replace", "rename", "renames", "remove")}
+    | {f"os.{name}" for name in ("unlink", "truncate", "ftruncate", "link", "symlink", "rmdir")}
+    | {f"{module}.open" for module in ("tarfile", "lzma", "gzip", "bz2", "zipfile")}
+    | {f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copytree", "move", "rmtree")}
+    | {f"pyarrow.{name}" for name in ("memory_map", "OSFile", "output_stream", "input_stream")}
+)
+FILE_METHODS = frozenset(
+    {"open", "read_bytes", "read_text", "write_bytes", "write_text", "tofile", "unlink", "rename"}
+    | {"symlink_to", "hardlink_to", "touch"}
+)
+ENVIRONMENT = frozenset({"os.environ", "os.environb", "os.getenv", "os.putenv"})
+
+
+def outside(places: set[str]) -> list[Source]:
+    return [source for source in PRODUCT if source.path not in places]
+
+
+def test_the_house_is_not_empty() -> None:
+    assert {source.part for source in PRODUCT} >= {"message_store", "timer_wheel", "migrate", "cli"}
+
+
+# --- the staircase ------------------------------------------------------------------------------
+
+
+def test_imports_go_down_the_staircase() -> None:
+    assert [step for source in PRODUCT for step in steps_up(source)] == []
+
+
+def test_only_migrate_knows_spark() -> None:
+    elsewhere = [source for source in PRODUCT if source.part != "migrate"]
+    assert [found for source in elsewhere for found in imports_of(source, "pyspark", "py4j")] == []
+
+
+def test_only_the_command_line_knows_click_and_rich() -> None:
+    below = outside(COMMAND_LINE)
+    assert [found for source in below for found in imports_of(source, "click", "rich")] == []
+
+
+def test_the_product_does_not_lean_on_its_tests_or_tools() -> None:
+    tools = ("tests", "benchmarks", "examples", "pytest", "hypothesis")
+    assert [found for source in PRODUCT for found in imports_of(source, *tools)] == []
+
+
+def test_help_is_asked_for_without_loading_the_heavy_libraries() -> None:
+    heavy = {"numba", "pyspark", "pandas", "matplotlib"}
+    program = f"import sys, cli; print(sorted({heavy!r} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
+
+
+# --- the five laws ------------------------------------------------------------------------------
+
+
+def test_byte_layouts_are_written_only_as_layouts() -> None:
+    assert [found for source in outside(LAYOUTS) for found in imports_of(source, "struct")] == []
+
+
+def test_time_comes_in_through_one_door() -> None:
+    assert [found for source in outside(CLOCK) for found in uses_of(source, CLOCK_READS)] == []
+
+
+def test_files_are_touched_in_named_places_only() -> None:
+    others = outside(FILE_TOUCHERS)
+    by_function = [found for source in others for found in uses_of(source, FILE_FUNCTIONS)]
+    by_method = [found for source in others for found in method_calls(source, FILE_METHODS)]
+    assert by_function + by_method == []
+
+
+def test_nothing_below_the_command_line_prints() -> None:
+    below = outside(COMMAND_LINE)
+    assert [found for source in below for found in uses_of(source, frozenset({"print"}))] == []
+
+
+def test_the_environment_is_read_in_named_places_only() -> None:
+    others = outside(ENVIRONMENT_READERS)
+    assert [found for source in others for found in uses_of(source, ENVIRONMENT)] == []
+
+
+@pytest.mark.parametrize(
+    ("law", "text"),
+    [
+        (lambda s: steps_up(s), "from timer_wheel.wheel_store import WheelStore"),
+        (lambda s: steps_up(s), "def later():\n    import migrate"),
+        (lambda s: imports_of(s, "pyspark"), "from pyspark.sql import SparkSession"),
+        (lambda s: imports_of(s, "struct"), "import struct as s"),
+        (lambda s: uses_of(s, CLOCK_READS), "import time as t\nt.time_ns()"),
+        (lambda s: uses_of(s, CLOCK_READS), "from time import sleep\nsleep(1)"),
+        (lambda s: uses_of(s, CLOCK_READS), "from datetime import datetime\ndatetime.now()"),
+        (lambda s: uses_of(s, FILE_FUNCTIONS), "open('x')"),
+        (lambda s: uses_of(s, FILE_FUNCTIONS), "import numpy as np\nnp.memmap('x')"),
+        (lambda s: method_calls(s, FILE_METHODS), "path.read_bytes()"),
+        (lambda s: method_calls(s, FILE_METHODS), "(folder / 'x').open('rb')"),
+        (lambda s: uses_of(s, ENVIRONMENT), "from os import environ\nenviron['HOME']"),
+        (lambda s: uses_of(s, frozenset({"print"})), "print('hello')"),
+        (lambda s: long_functions(s, 2), "def f():\n    a = 1\n    return a"),
+    ],
+)
+def test_a_broken_law_is_noticed(law: Callable[[Source], list[str]], text: str) -> None:
+    assert len(law(Source("legacy_levels/sketch.py", text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from timer_wheel import WheelStore\nWheelStore.open('store')",
+        "from message_store import store_root\nstore_root.open('store')",
+        "class A:\n    @classmethod\n    def make(cls):\n        return cls.open('store')",
+    ],
+)
+def test_opening_a_store_is_not_opening_a_file(text: str) -> None:
+    assert method_calls(Source("migrate/sketch.py", text), FILE_METHODS) == []
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def verbs() -> dict[str, click.Command]:
+    main = import_module("cli").main
+    return {name: main.get_command(click.Context(main), name) for name in main.commands}
+
+
+def test_every_verb_ends_its_help_with_a_worked_example(verbs: dict[str, click.Command]) -> None:
+    runner = CliRunner()
+    helps = {name: runner.invoke(verb, ["--help"]).output for name, verb in verbs.items()}
+    example = r"^\s*(\$ )?delaywheel {}\b"
+    assert [n for n, text in helps.items() if not re.search(example.format(n), text, re.M)] == []
+    assert len(helps) >= 5
+
+
+def test_every_verb_speaks_json(verbs: dict[str, click.Command]) -> None:
+    silent = [
+        name
+        for name, verb in verbs.items()
+        if "--json" not in [flag for parameter in verb.params for flag in parameter.opts]
+    ]
+    assert silent == []
+
+
+# --- the look of a file -------------------------------------------------------------------------
+
+
+def test_every_file_names_its_licence_first() -> None:
+    line = "# SPDX-License-Identifier: Apache-2.0"
+    firsts = {
+        source.path: source.text.removeprefix("#!/usr/bin/env python3\n").split("\n")[0]
+        for source in EVERYTHING
+        if source.text
+    }
+    assert [path for path, first in firsts.items() if first != line] == []
+
+
+def test_every_module_opens_with_its_purpose() -> None:
+    silent = [s.path for s in EVERYTHING if s.text and not ast.get_docstring(s.tree)]
+    assert silent == []
+
+
+def test_modules_stay_readable_in_one_sitting() -> None:
+    lengths = {source.path: source.text.count("\n") for source in PRODUCT}
+    assert {path: lines for path, lines in lengths.items() if lines > 350} == {}
+
+
+def test_functions_fit_a_screen() -> None:
+    assert [found for source in PRODUCT for found in long_functions(source, 60)] == []
+
+
+def test_no_test_is_skipped_without_a_reason() -> None:
+    bare = [
+        f"{source.path}:{node.lineno}"
+        for source in EVERYTHING
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("pytest.skip", "pytest.mark.skip", "pytest.mark.skipif")
+        and not (node.args if ast.unparse(node.func) == "pytest.skip" else node.keywords)
+    ]
+    assert bare == []
