@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error this project raises on purpose, in one tree.
+
+Facts are attributes and the message is built from them, so that a caller can act on a fact and a person can read the
+sentence. Decoders given arbitrary bytes raise :class:`FormatError` or one of its children, and nothing else.
+"""
+
+from pathlib import Path
+
+
+class DelayStoreError(Exception):
+    """The root: anything that delaywheel refuses or cannot do."""
+
+
+class FormatError(DelayStoreError):
+    """Bytes that are not what the format says, with where they are and what was expected there."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        path: Path | str | None = None,
+        offset: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        self.problem = problem
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        where = "" if self.path is None else f"{self.path}: "
+        at = "" if self.offset is None else f" at offset {self.offset}"
+        facts = []
+        if self.expected is not None:
+            facts.append(f"expected {self.expected}")
+        if self.found is not None:
+            facts.append(f"found {self.found}")
+        return f"{where}{self.problem}{at}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+class BadMagicError(FormatError):
+    """The four bytes that name a record's kind are none that we know."""
+
+
+class TruncatedRecordError(FormatError):
+    """A record claims more bytes than are there."""
+
+
+class ChecksumError(FormatError):
+    """A stored checksum is not that of the bytes it covers."""
+
+
+class BadFieldError(FormatError, ValueError):
+    """A field holds a value that the format does not allow."""
+
+
+class SourceError(DelayStoreError):
+    """A store that cannot be read as one: missing, of a kind we do not read, or in use."""
+
+
+class UnsupportedStoreError(SourceError):
+    """A store whose files we recognise and do not read (RocksDB queues, DLedger log)."""
+
+
+class StoreLockedError(SourceError):
+    """Another process, a broker usually, holds the store's lock file."""
+
+
+class UncleanStoreError(SourceError):
+    """The store was not stopped cleanly: its `abort` file is there."""
+
+
+class TargetError(DelayStoreError):
+    """A place that cannot be written to: not empty, no permission, no space."""
+
+
+class UnsupportedDelayError(DelayStoreError, ValueError):
+    """A delay or due time that the engine cannot keep."""
+
+
+class StoreClosedError(DelayStoreError):
+    """The store was used after it was closed."""
+
+
+class MigrationError(DelayStoreError):
+    """A conversion that was refused or went wrong."""
+
+
+class PlanError(MigrationError):
+    """The plan and the world disagree: another source, another now, another set of options."""
+
+
+class BadRecordsError(MigrationError):
+    """Records that cannot be converted, under the policy that nothing may be left behind."""
+
+
+class VerificationError(MigrationError):
+    """Source and target disagree."""

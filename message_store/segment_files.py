@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of fixed size in a row, each named by the offset of its first byte: logs and queues, read in place.
+
+Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short read and an
+error with an offset, where a mapping would kill the process with SIGBUS. Limitations: reading only; the parts of a
+converted store are written by ``migrate.staged_output``.
+"""
+
+import bisect
+import os
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+
+from message_store.errors import SourceError, TruncatedRecordError
+
+NAME_DIGITS = 20
+
+
+def segment_name(start_offset: int) -> str:
+    """The name of the file that begins at ``start_offset``.
+
+    >>> segment_name(1073741824)
+    '00000000001073741824'
+    """
+    return f"{start_offset:0{NAME_DIGITS}d}"
+
+
+@attrs.frozen
+class Segment:
+    """One file: where it begins in the row, and how many bytes are really there."""
+
+    start_offset: int
+    length_bytes: int
+    path: Path
+
+
+def list_segments(directory: Path) -> tuple[Segment, ...]:
+    """The files of a row in order; anything not named by 20 digits, and every link, is passed over."""
+    if not directory.is_dir():
+        return ()
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            is_named = len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
+            if is_named and entry.is_file(follow_symlinks=False):
+                found.append(Segment(int(entry.name), entry.stat().st_size, Path(entry.path)))
+    return tuple(sorted(found, key=lambda segment: segment.start_offset))
+
+
+class SegmentReader:
+    """A row of segment files opened for reading.
+
+    ``file_bytes`` is the size that each file should have: given, or else the distance between the first two names,
+    or the length of the only file. Files of another length are kept and readable as far as they go; ``misfits``
+    names them. Use as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int | None = None) -> None:
+        self.directory = directory
+        self.segments = list_segments(directory)
+        self._starts = [segment.start_offset for segment in self.segments]
+        self.file_bytes = file_bytes or self._guess_file_bytes()
+        self._descriptors: dict[int, int] = {}
+
+    def _guess_file_bytes(self) -> int:
+        if len(self.segments) > 1:
+            return min(after - before for before, after in zip(self._starts, self._starts[1:], strict=False))
+        return self.segments[0].length_bytes if self.segments else 0
+
+    @property
+    def misfits(self) -> tuple[Segment, ...]:
+        """Files whose length is not ``file_bytes``: a broker would refuse to start on them."""
+        return tuple(segment for segment in self.segments if segment.length_bytes != self.file_bytes)
+
+    @property
+    def min_offset(self) -> int:
+        """Where the row begins; 0 when it is empty."""
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last byte that any file has room for."""
+        return self._starts[-1] + self.segments[-1].length_bytes if self.segments else 0
+
+    def segment_at(self, offset: int) -> Segment | None:
+        """The file that holds the byte at ``offset``, or None in a gap and outside the row."""
+        place = bisect.bisect_right(self._starts, offset) - 1
+        if place < 0:
+            return None
+        segment = self.segments[place]
+        return segment if offset < segment.start_offset + segment.length_bytes else None
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset`` on, within one file; returns how many bytes were there.
+
+        Fewer than asked for means that the file ends. Raises SourceError when the disk refuses.
+        """
+        segment = self.segment_at(offset)
+        if segment is None:
+            return 0
+        done = 0
+        try:
+            descriptor = self._descriptor(segment)
+            while done < buffer.nbytes:
+                count = os.preadv(descriptor, [buffer[done:]], offset - segment.start_offset + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            raise SourceError(f"{segment.path}: cannot be read at {offset}: {error.strerror}") from error
+        return done
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Exactly these bytes, across files where need be.
+
+        Raises TruncatedRecordError when they are not all there.
+        """
+        data = bytearray(size_bytes)
+        view = memoryview(data)
+        done = 0
+        while done < size_bytes:
+            count = self.read_into(offset + done, view[done:])
+            if count == 0:
+                raise TruncatedRecordError(
+                    "the files end", path=self.directory, offset=offset, expected=size_bytes, found=done
+                )
+            done += count
+        return bytes(data)
+
+    def _descriptor(self, segment: Segment) -> int:
+        if segment.start_offset not in self._descriptors:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptors[segment.start_offset] = os.open(segment.path, flags)
+        return self._descriptors[segment.start_offset]
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def __enter__(self) -> "SegmentReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small whole files: read in one piece with a bound, and replaced so that a stop at any point leaves old or new.
+
+The order of a replacement: write a temporary file beside it, fsync it, rename it over, fsync the directory.
+"""
+
+import os
+from pathlib import Path
+
+from message_store.errors import SourceError, TargetError
+
+SMALL_FILE_MAX_BYTES = 256 << 20
+"""A configuration file larger than this is no configuration file."""
+
+PRIVATE_MODE = 0o600
+
+
+def read_small_file(path: Path) -> bytes | None:
+    """The whole file, or None when it is not there.
+
+    Links are not followed. Raises SourceError when it cannot be read, is no ordinary file, or is absurdly large.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            if os.fstat(descriptor).st_size > SMALL_FILE_MAX_BYTES:
+                raise SourceError(f"{path}: too large for what it should be")
+            return file.read()
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Put ``content`` at ``path``, durably and all at once; missing directories are made.
+
+    Raises TargetError when the disk refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

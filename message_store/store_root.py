@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where everything lies under a store root, and the two files that say who uses it: ``lock`` and ``abort``."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
+from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
+
+COMMIT_LOG_FILE_BYTES = 1 << 30
+QUEUE_FILE_BYTES = 300_000 * 20
+TIMER_LOG_FILE_BYTES = 100 << 20
+LOCK_CONTENT = b"lock"
+
+
+@attrs.frozen
+class StoreRoot:
+    """The directory of a broker's store; paths only, nothing is opened or made."""
+
+    path: Path = attrs.field(converter=Path)
+
+    @property
+    def commit_log(self) -> Path:
+        """The log of all records."""
+        return self.path / "commitlog"
+
+    @property
+    def consume_queues(self) -> Path:
+        """The parent of all consume queues."""
+        return self.path / "consumequeue"
+
+    @property
+    def timer_log(self) -> Path:
+        """The chain units of the wheel."""
+        return self.path / "timerlog"
+
+    @property
+    def timer_wheel(self) -> Path:
+        """The slots of the wheel."""
+        return self.path / "timerwheel"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The store's own checkpoint."""
+        return self.path / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        """There while the store is open, and after a crash."""
+        return self.path / "abort"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a broker runs."""
+        return self.path / "lock"
+
+    @property
+    def config(self) -> Path:
+        """The parent of the JSON configuration files."""
+        return self.path / "config"
+
+    @property
+    def own(self) -> Path:
+        """What delaywheel itself keeps in a target: report, settings, quarantine. Brokers pass it over."""
+        return self.path / "delaywheel"
+
+    def config_file(self, name: str) -> Path:
+        """A configuration file, such as ``topics.json``."""
+        return self.config / name
+
+    def consume_queue(self, topic: str, queue_id: int) -> Path:
+        """The directory of one consume queue."""
+        return self.consume_queues / topic / str(queue_id)
+
+    def consume_queue_ext(self, topic: str, queue_id: int) -> Path:
+        """The directory of a queue's extension file, where `enableConsumeQueueExt` was on."""
+        return self.path / "consumequeue_ext" / topic / str(queue_id)
+
+    def level_queue(self, level: int) -> Path:
+        """The consume queue of a delay level (from 1)."""
+        return self.consume_queue(LEVEL_TOPIC, level - 1)
+
+    def timer_queue(self) -> Path:
+        """The consume queue that feeds the wheel."""
+        return self.consume_queue(TIMER_TOPIC, 0)
+
+    @property
+    def was_stopped_cleanly(self) -> bool:
+        """Whether no `abort` file says otherwise."""
+        return not self.abort.exists()
+
+    def require_readable(self) -> None:
+        """Raise SourceError unless this is a store directory of a kind that we read.
+
+        RocksDB queues and a DLedger log are named as such (UnsupportedStoreError): reading on would find nothing
+        and report a store full of messages as empty.
+        """
+        if not self.path.exists():
+            raise SourceError(f"{self.path}: no such directory; expected a broker's store directory")
+        if not self.path.is_dir():
+            raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
+        try:
+            names = set(os.listdir(self.path))
+        except OSError as error:
+            raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
+        if any(name.startswith("dledger-") for name in names):
+            raise UnsupportedStoreError(f"{self.path}: a DLedger commit log, which is not supported")
+        if (self.consume_queues / "CURRENT").exists() or "consumequeue_rocksdb" in names:
+            raise UnsupportedStoreError(
+                f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), which are not supported"
+            )
+        if "commitlog" not in names:
+            raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
+        self.require_inside(self.commit_log, self.consume_queues, self.config, self.timer_log)
+
+    def require_inside(self, *paths: Path) -> None:
+        """Raise SourceError when one of these leads out of the store by a link."""
+        root = self.path.resolve()
+        for path in paths:
+            if not path.resolve().is_relative_to(root):
+                raise SourceError(f"{path}: leads outside the store, to {path.resolve()}")
+
+    @contextmanager
+    def shared_lock(self) -> Iterator[None]:
+        """Hold the store's lock file for reading, so that no broker starts meanwhile.
+
+        The kind of lock that Java takes (POSIX record lock on the first byte). A store without a lock file, or on a
+        disk where it cannot be opened, is read without. Raises StoreLockedError when a broker holds it.
+        """
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            yield
+            return
+        try:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise StoreLockedError(f"{self.lock}: held by another process; stop the broker first") from error
+            yield
+        finally:
+            os.close(descriptor)
