@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door through which time comes in: a clock that tells and waits, real or turned by hand."""
+"""The one door through which time comes in: a clock that tells and waits, real or by hand."""
 
 import time
 from typing import Protocol

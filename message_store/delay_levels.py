@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The delay levels of RocketMQ: a line like "1s 5s 10s" as a table, level ↔ delay. Pure.
 
-Level numbers start at 1; 0 and below mean "no delay", and a level above the last one is the last one, as at put.
+Level numbers start at 1; 0 and below mean "no delay", and a level above the last one is the last
+one, as at put.
 """
 
 import bisect
@@ -35,19 +36,23 @@ class DelayLevels:
 
     @classmethod
     def parse(cls, text: str = DEFAULT_LEVELS) -> "DelayLevels":
-        """Read a level line by the broker's rules: single spaces, a number, one of ``s m h d``, case as written.
+        """Read a level line by the broker's rules: single spaces, a number, one of ``s m h d``,
+        case as written.
 
-        Zero and negative numbers are accepted, as the broker accepts them. Raises BadFieldError for a line on which
-        a broker would refuse to start (docs/FORMAT.md, delay levels).
+        Zero and negative numbers are accepted, as the broker accepts them. Raises BadFieldError for
+        a line on which a broker would refuse to start (docs/FORMAT.md, delay levels).
 
         >>> DelayLevels.parse("1s 2h").delay_ms(2)
         7200000
         """
         delays_ms = []
-        for number, token in enumerate(text.rstrip(" ").split(" "), start=1):  # Java drops empty tails
+        for number, token in enumerate(
+            text.rstrip(" ").split(" "), start=1
+        ):  # Java drops empty tails
             if token[-1:] not in _UNIT_MS:
                 raise BadFieldError(
-                    f"level {number} of the level table is not a number with s, m, h or d", found=repr(token)
+                    f"level {number} of the level table is not a number with s, m, h or d",
+                    found=repr(token),
                 )
             delays_ms.append(parse_long(token[:-1]) * _UNIT_MS[token[-1]])
         return cls(tuple(delays_ms))
@@ -64,11 +69,14 @@ class DelayLevels:
     def delay_ms(self, level: int) -> int:
         """The delay of a level from 1 to ``max_level``; raises BadFieldError outside."""
         if not 1 <= level <= self.max_level:
-            raise BadFieldError("no such delay level", expected=f"1 to {self.max_level}", found=level)
+            raise BadFieldError(
+                "no such delay level", expected=f"1 to {self.max_level}", found=level
+            )
         return self.delays_ms[level - 1]
 
     def smallest_not_shorter(self, delay_ms: int) -> int | None:
-        """The level with the shortest delay that is at least ``delay_ms``, or None beyond the longest.
+        """The level with the shortest delay that is at least ``delay_ms``, or None beyond the
+        longest.
 
         >>> DelayLevels.parse().smallest_not_shorter(61_000)
         6

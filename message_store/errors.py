@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error this project raises on purpose, in one tree.
 
-Facts are attributes and the message is built from them, so that a caller can act on a fact and a person can read the
-sentence. Decoders given arbitrary bytes raise :class:`FormatError` or one of its children, and nothing else.
+Facts are attributes and the message is built from them, so that a caller can act on a fact and a
+person can read the sentence. Decoders given arbitrary bytes raise :class:`FormatError` or one of
+its children, and nothing else.
 """
 
 from pathlib import Path

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Java's arithmetic where it differs from Python's: 32-bit wrap-around, String.hashCode, Long.parseLong."""
+"""Java's arithmetic where it differs from Python's: 32-bit wrap-around, String.hashCode,
+Long.parseLong.
+"""
 
 from functools import lru_cache
 
@@ -23,7 +25,8 @@ def wrap_int32(value: int) -> int:
 def string_hash(text: str) -> int:
     """``String.hashCode``: over UTF-16 code units, wrapped to 32 bits, signed.
 
-    Cached, because a store asks for the same tags and topics again and again and this loop costs 50 ns a character.
+    Cached, because a store asks for the same tags and topics again and again and this loop costs 50
+    ns a character.
 
     >>> string_hash("TagA"), string_hash("polygenelubricants"), string_hash("\N{GRINNING FACE}")
     (2598919, -2147483648, 1772899)
@@ -38,7 +41,8 @@ def string_hash(text: str) -> int:
 def parse_long(text: str) -> int:
     """``Long.parseLong``: an optional sign and digits only, within 64 bits.
 
-    Raises BadFieldError for anything else; unlike Python's ``int`` neither spaces nor underscores are accepted.
+    Raises BadFieldError for anything else; unlike Python's ``int`` neither spaces nor underscores
+    are accepted.
 
     >>> parse_long("+17"), parse_long("-1")
     (17, -1)

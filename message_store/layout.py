@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table of fields gives a byte layout its struct, NumPy dtype, offsets and documentation.
 
-Every fixed-size structure of a RocketMQ store is declared once, as a :class:`Layout`. The scalar codecs, the bulk
-kernels' constants and ``docs/FORMAT.md`` are all derived from it. Byte order and signedness belong to the layout and
-not to its fields: big-endian and signed, because Java wrote these files.
+Every fixed-size structure of a RocketMQ store is declared once, as a :class:`Layout`. The scalar
+codecs, the bulk kernels' constants and ``docs/FORMAT.md`` are all derived from it. Byte order and
+signedness belong to the layout and not to its fields: big-endian and signed, because Java wrote
+these files.
 """
 
 import struct
@@ -85,7 +86,10 @@ class Layout:
         view = memoryview(buffer)
         if offset < 0 or offset + self.size > view.nbytes:
             raise TruncatedRecordError(
-                f"{self.name} is cut off", offset=offset, expected=self.size, found=max(0, view.nbytes - offset)
+                f"{self.name} is cut off",
+                offset=offset,
+                expected=self.size,
+                found=max(0, view.nbytes - offset),
             )
         values = self.packer.unpack_from(view, offset)
         return {field.name: value for field, value in zip(self.fields, values, strict=True)}

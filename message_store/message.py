@@ -58,8 +58,8 @@ def _keys(value: Iterable[str] | str) -> tuple[str, ...]:
 class Message:
     """A message as an application hands it over.
 
-    ``tags`` is RocketMQ's single tag, ``keys`` are what it can be looked up by, ``properties`` are the user's own.
-    ``unique_key`` is the client's message id; the store makes one when it is None.
+    ``tags`` is RocketMQ's single tag, ``keys`` are what it can be looked up by, ``properties`` are
+    the user's own. ``unique_key`` is the client's message id; the store makes one when it is None.
     """
 
     topic: str = attrs.field(validator=attrs.validators.min_len(1))
@@ -76,8 +76,8 @@ class Message:
 class StoredMessage:
     """One commit log record, field by field.
 
-    ``properties_text`` is kept as stored, because its order and its ending must survive a copy; ``properties`` is the
-    map that a broker reads from it.
+    ``properties_text`` is kept as stored, because its order and its ending must survive a copy;
+    ``properties`` is the map that a broker reads from it.
     """
 
     topic: str
@@ -98,13 +98,18 @@ class StoredMessage:
     magic: int = MAGIC_V1
 
     def __attrs_post_init__(self) -> None:
-        bits = SYS_BORN_HOST_IPV6 * self.born_host.is_ipv6 | SYS_STORE_HOST_IPV6 * self.store_host.is_ipv6
+        bits = (
+            SYS_BORN_HOST_IPV6 * self.born_host.is_ipv6
+            | SYS_STORE_HOST_IPV6 * self.store_host.is_ipv6
+        )
         if self.sys_flag & (SYS_BORN_HOST_IPV6 | SYS_STORE_HOST_IPV6) != bits:
             raise ValueError("the IPv6 bits of sys_flag must agree with the hosts")
 
     @cached_property
     def properties(self) -> dict[str, str]:
-        """Name to value, as a broker reads the text: empty values dropped, the last of equal names wins."""
+        """Name to value, as a broker reads the text: empty values dropped, the last of equal names
+        wins.
+        """
         return names.decode_properties(self.properties_text)
 
     @property

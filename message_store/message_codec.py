@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One message ↔ the bytes of one commit log record: strict, without files, the codec that is obviously right.
+"""One message ↔ the bytes of one commit log record: strict, without files, the codec that is
+obviously right.
 
-The bulk codec (``message_batch``) and every kernel are held equal to this module by property tests. Limitations:
-inner batches (one record for many messages) are read as the one record that they are.
+The bulk codec (``message_batch``) and every kernel are held equal to this module by property tests.
+Limitations: inner batches (one record for many messages) are read as the one record that they are.
 """
 
 import zlib
@@ -37,46 +38,51 @@ def encode_message(message: StoredMessage) -> bytes:
     topic = message.topic.encode()
     if len(message.properties_text) > PROPERTIES_MAX_BYTES:
         raise BadFieldError(
-            "properties too long", expected=f"at most {PROPERTIES_MAX_BYTES}", found=len(message.properties_text)
+            "properties too long",
+            expected=f"at most {PROPERTIES_MAX_BYTES}",
+            found=len(message.properties_text),
         )
     parts = []
-    for run, data in zip(runs(message.magic), (message.body, topic, message.properties_text), strict=True):
+    for run, data in zip(
+        runs(message.magic), (message.body, topic, message.properties_text), strict=True
+    ):
         if len(data) >= 1 << (8 * run.length.size - 1):
             raise BadFieldError(f"{run.name} too long for its length field", found=len(data))
         parts += [run.length.encode(length=len(data)), data]
     head = head_layout(message.sys_flag)
-    return (
-        head.encode(
-            size_bytes=head.size + sum(map(len, parts)),
-            magic=message.magic,
-            body_crc=message.body_crc,
-            queue_id=message.queue_id,
-            flag=message.flag,
-            queue_offset=message.queue_offset,
-            commit_log_offset=message.commit_log_offset,
-            sys_flag=message.sys_flag,
-            born_timestamp_ms=message.born_timestamp_ms,
-            born_ip=message.born_host.ip,
-            born_port=message.born_host.port,
-            store_timestamp_ms=message.store_timestamp_ms,
-            store_ip=message.store_host.ip,
-            store_port=message.store_host.port,
-            reconsume_times=message.reconsume_times,
-            prepared_transaction_offset=message.prepared_transaction_offset,
-        )
-        + b"".join(parts)
-    )
+    return head.encode(
+        size_bytes=head.size + sum(map(len, parts)),
+        magic=message.magic,
+        body_crc=message.body_crc,
+        queue_id=message.queue_id,
+        flag=message.flag,
+        queue_offset=message.queue_offset,
+        commit_log_offset=message.commit_log_offset,
+        sys_flag=message.sys_flag,
+        born_timestamp_ms=message.born_timestamp_ms,
+        born_ip=message.born_host.ip,
+        born_port=message.born_host.port,
+        store_timestamp_ms=message.store_timestamp_ms,
+        store_ip=message.store_host.ip,
+        store_port=message.store_host.port,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+    ) + b"".join(parts)
 
 
 def record_size_at(buffer: Buffer, offset: int) -> int:
-    """The length that the record at ``offset`` claims, checked against its magic and the end of the buffer.
+    """The length that the record at ``offset`` claims, checked against its magic and the end of the
+    buffer.
 
-    Raises BadMagicError where no record begins (a blank included) and TruncatedRecordError for one that is cut off.
+    Raises BadMagicError where no record begins (a blank included) and TruncatedRecordError for one
+    that is cut off.
     """
     view = memoryview(buffer)
     magic = head_layout(0).decode_at(_padded_head(view, offset), 0)["magic"]
     if magic not in (MAGIC_V1, MAGIC_V2):
-        raise BadMagicError("no message begins here", offset=offset, expected="0xDAA320A7", found=hex(magic % 2**32))
+        raise BadMagicError(
+            "no message begins here", offset=offset, expected="0xDAA320A7", found=hex(magic % 2**32)
+        )
     size_bytes = head_layout(0).decode_at(_padded_head(view, offset), 0)["size_bytes"]
     if size_bytes < SMALLEST_RECORD_BYTES:
         raise BadFieldError("a record smaller than any can be", offset=offset, found=size_bytes)
@@ -90,15 +96,18 @@ def record_size_at(buffer: Buffer, offset: int) -> int:
 def _padded_head(view: memoryview, offset: int) -> bytes:
     head_bytes = head_layout(0).size
     if offset < 0 or offset + 8 > view.nbytes:
-        raise TruncatedRecordError("no room for a record", offset=offset, found=max(0, view.nbytes - offset))
+        raise TruncatedRecordError(
+            "no room for a record", offset=offset, found=max(0, view.nbytes - offset)
+        )
     return bytes(view[offset : offset + head_bytes]).ljust(head_bytes, b"\0")
 
 
 def decode_message_at(buffer: Buffer, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
     """The record that begins at ``offset`` of ``buffer``.
 
-    Every length is checked before it is used. Raises FormatError, and nothing else, for bytes that are no record:
-    BadMagicError, TruncatedRecordError, BadFieldError, or ChecksumError when the body is not what its CRC says.
+    Every length is checked before it is used. Raises FormatError, and nothing else, for bytes that
+    are no record: BadMagicError, TruncatedRecordError, BadFieldError, or ChecksumError when the
+    body is not what its CRC says.
     """
     view = memoryview(buffer)
     size_bytes = record_size_at(view, offset)
@@ -115,10 +124,15 @@ def decode_message_at(buffer: Buffer, offset: int = 0, *, check_crc: bool = True
         parts[run.name] = bytes(record[place : place + length])
         place += length
     if place != size_bytes:
-        raise BadFieldError("the parts do not add up to the record", offset=offset, expected=size_bytes, found=place)
+        raise BadFieldError(
+            "the parts do not add up to the record", offset=offset, expected=size_bytes, found=place
+        )
     if check_crc and body_crc(parts["body"]) != fields["body_crc"]:
         raise ChecksumError(
-            "the body is damaged", offset=offset, expected=fields["body_crc"], found=body_crc(parts["body"])
+            "the body is damaged",
+            offset=offset,
+            expected=fields["body_crc"],
+            found=body_crc(parts["body"]),
         )
     return _message(fields, parts, offset)
 
@@ -127,7 +141,9 @@ def _message(fields: dict[str, int], parts: dict[str, bytes], offset: int) -> St
     try:
         topic = parts["topic"].decode()
     except UnicodeDecodeError as error:
-        raise BadFieldError("the topic is not UTF-8", offset=offset, found=parts["topic"].hex()) from error
+        raise BadFieldError(
+            "the topic is not UTF-8", offset=offset, found=parts["topic"].hex()
+        ) from error
     packed: dict[str, bytes] = fields  # type: ignore[assignment]  # the two addresses are the only bytes fields
     return StoredMessage(
         topic=topic,
@@ -155,10 +171,17 @@ def _message(fields: dict[str, int], parts: dict[str, bytes], offset: int) -> St
 
 
 def record_crc_property(record_without_property: Buffer) -> bytes:
-    """The whole-record checksum property that 5.2+ brokers can append: 20 bytes, digits least significant first.
+    """The whole-record checksum property that 5.2+ brokers can append: 20 bytes, digits least
+    significant first.
 
-    ``record_without_property`` is the finished record without its last 20 bytes, lengths already counting them.
+    ``record_without_property`` is the finished record without its last 20 bytes, lengths already
+    counting them.
     """
     value = zlib.crc32(record_without_property) & CRC_MASK
     digits = str(value).rjust(_CRC_DIGITS, "0")[::-1]
-    return names.CRC32.encode() + names.NAME_VALUE_SEPARATOR + digits.encode() + names.PROPERTY_SEPARATOR
+    return (
+        names.CRC32.encode()
+        + names.NAME_VALUE_SEPARATOR
+        + digits.encode()
+        + names.PROPERTY_SEPARATOR
+    )

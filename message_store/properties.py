@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The properties text of a record: names and values between two control characters, and the names that matter.
+"""The properties text of a record: names and values between two control characters, and the names
+that matter.
 
-``name 0x01 value 0x02 name 0x01 value 0x02``; brokers of 4.9.1 to 5.1.4 leave the last 0x02 out. Nothing is escaped,
-so names and values cannot hold the two separators (docs/FORMAT.md, properties).
+``name 0x01 value 0x02 name 0x01 value 0x02``; brokers of 4.9.1 to 5.1.4 leave the last 0x02 out.
+Nothing is escaped, so names and values cannot hold the two separators (docs/FORMAT.md, properties).
 """
 
 from collections.abc import Iterable
@@ -41,8 +42,9 @@ RETRY_PREFIX = "%RETRY%"
 def split_entries(text: bytes) -> list[tuple[bytes, bytes]]:
     """Every (name, value) that a broker's reader keeps, in order, duplicates too.
 
-    An entry is kept only when it has at least three characters, a name and a value. Counting bytes instead of Java's
-    characters is the same thing here: an entry of two characters has no room for name, separator and value.
+    An entry is kept only when it has at least three characters, a name and a value. Counting bytes
+    instead of Java's characters is the same thing here: an entry of two characters has no room for
+    name, separator and value.
 
     >>> split_entries(b"a\\x01b\\x02empty\\x01\\x02c\\x01d")
     [(b'a', b'b'), (b'c', b'd')]
@@ -56,16 +58,21 @@ def split_entries(text: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def decode_properties(text: bytes) -> dict[str, str]:
-    """The map that a broker sees: the last of equal names wins, bytes that are not UTF-8 are replaced."""
+    """The map that a broker sees: the last of equal names wins, bytes that are not UTF-8 are
+    replaced.
+    """
     return {
-        name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in split_entries(text)
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in split_entries(text)
     }
 
 
 def encode_properties(entries: Iterable[tuple[str, str]], *, closed: bool = True) -> bytes:
-    """The text of these properties, in the order given; ``closed`` writes the last separator (5.2 and later do).
+    """The text of these properties, in the order given; ``closed`` writes the last separator (5.2
+    and later do).
 
-    Raises BadFieldError for a name or value that holds a separator, or is empty: it would not be read back.
+    Raises BadFieldError for a name or value that holds a separator, or is empty: it would not be
+    read back.
     """
     parts = []
     for name, value in entries:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commit log record as tables: its head for each kind of host address, its runs, magics and flag bits.
+"""The commit log record as tables: its head for each kind of host address, its runs, magics and
+flag bits.
 
-A record is a fixed head, then three runs, each a length and that many bytes: body, topic, properties. Both codecs
-and every kernel take their offsets from here (docs/FORMAT.md, commit log record).
+A record is a fixed head, then three runs, each a length and that many bytes: body, topic,
+properties. Both codecs and every kernel take their offsets from here (docs/FORMAT.md, commit log
+record).
 """
 
 import attrs
@@ -33,7 +35,9 @@ BLANK_RECORD = Layout(
     ),
 )
 END_OF_FILE_MIN_BYTES = BLANK_RECORD.size
-"""A record is appended only where this many bytes stay free behind it, so that every full file ends in a blank."""
+"""A record is appended only where this many bytes stay free behind it, so that every full file ends
+in a blank.
+"""
 
 
 def _head(name: str, born_ip: str, store_ip: str) -> Layout:
@@ -41,13 +45,25 @@ def _head(name: str, born_ip: str, store_ip: str) -> Layout:
         name,
         (
             Field("size_bytes", "i32", "length of the whole record, these four bytes included"),
-            Field("magic", "i32", "0xDAA320A7 (V1: topic length in one byte) or 0xDAA320AB (V2: in two)"),
+            Field(
+                "magic",
+                "i32",
+                "0xDAA320A7 (V1: topic length in one byte) or 0xDAA320AB (V2: in two)",
+            ),
             Field("body_crc", "i32", "CRC-32 of the stored body, highest bit cleared"),
             Field("queue_id", "i32", "queue within the topic"),
             Field("flag", "i32", "the user's own flag"),
             Field("queue_offset", "i64", "ordinal in the consume queue of (topic, queue id)"),
-            Field("commit_log_offset", "i64", "where this record begins in the log (Java: PHYSICALOFFSET)"),
-            Field("sys_flag", "i32", "bit 0 compressed, 2-3 transaction, 4 born host IPv6, 5 store host IPv6"),
+            Field(
+                "commit_log_offset",
+                "i64",
+                "where this record begins in the log (Java: PHYSICALOFFSET)",
+            ),
+            Field(
+                "sys_flag",
+                "i32",
+                "bit 0 compressed, 2-3 transaction, 4 born host IPv6, 5 store host IPv6",
+            ),
             Field("born_timestamp_ms", "i64", "when the client made it"),
             Field("born_ip", born_ip, "address of the client"),
             Field("born_port", "i32", "port of the client"),
@@ -55,7 +71,9 @@ def _head(name: str, born_ip: str, store_ip: str) -> Layout:
             Field("store_ip", store_ip, "address of the broker"),
             Field("store_port", "i32", "port of the broker"),
             Field("reconsume_times", "i32", "how often a consumer gave it back"),
-            Field("prepared_transaction_offset", "i64", "log offset of the half message; 0 for most"),
+            Field(
+                "prepared_transaction_offset", "i64", "log offset of the half message; 0 for most"
+            ),
         ),
     )
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of fixed size in a row, each named by the offset of its first byte: logs and queues, read in place.
+"""Files of fixed size in a row, each named by the offset of its first byte: logs and queues, read
+in place.
 
-Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short read and an
-error with an offset, where a mapping would kill the process with SIGBUS. Limitations: reading only; the parts of a
-converted store are written by ``migrate.staged_output``.
+Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short
+read and an error with an offset, where a mapping would kill the process with SIGBUS. Limitations:
+reading only; the parts of a converted store are written by ``migrate.staged_output``.
 """
 
 import bisect
@@ -43,7 +44,9 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
     found = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            is_named = len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
+            is_named = (
+                len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
+            )
             if is_named and entry.is_file(follow_symlinks=False):
                 found.append(Segment(int(entry.name), entry.stat().st_size, Path(entry.path)))
     return tuple(sorted(found, key=lambda segment: segment.start_offset))
@@ -52,9 +55,9 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
 class SegmentReader:
     """A row of segment files opened for reading.
 
-    ``file_bytes`` is the size that each file should have: given, or else the distance between the first two names,
-    or the length of the only file. Files of another length are kept and readable as far as they go; ``misfits``
-    names them. Use as a context manager, or call :meth:`close`.
+    ``file_bytes`` is the size that each file should have: given, or else the distance between the
+    first two names, or the length of the only file. Files of another length are kept and readable
+    as far as they go; ``misfits`` names them. Use as a context manager, or call :meth:`close`.
     """
 
     def __init__(self, directory: Path, file_bytes: int | None = None) -> None:
@@ -66,13 +69,18 @@ class SegmentReader:
 
     def _guess_file_bytes(self) -> int:
         if len(self.segments) > 1:
-            return min(after - before for before, after in zip(self._starts, self._starts[1:], strict=False))
+            return min(
+                after - before
+                for before, after in zip(self._starts, self._starts[1:], strict=False)
+            )
         return self.segments[0].length_bytes if self.segments else 0
 
     @property
     def misfits(self) -> tuple[Segment, ...]:
         """Files whose length is not ``file_bytes``: a broker would refuse to start on them."""
-        return tuple(segment for segment in self.segments if segment.length_bytes != self.file_bytes)
+        return tuple(
+            segment for segment in self.segments if segment.length_bytes != self.file_bytes
+        )
 
     @property
     def min_offset(self) -> int:
@@ -109,7 +117,9 @@ class SegmentReader:
                     break
                 done += count
         except OSError as error:
-            raise SourceError(f"{segment.path}: cannot be read at {offset}: {error.strerror}") from error
+            raise SourceError(
+                f"{segment.path}: cannot be read at {offset}: {error.strerror}"
+            ) from error
         return done
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
@@ -124,7 +134,11 @@ class SegmentReader:
             count = self.read_into(offset + done, view[done:])
             if count == 0:
                 raise TruncatedRecordError(
-                    "the files end", path=self.directory, offset=offset, expected=size_bytes, found=done
+                    "the files end",
+                    path=self.directory,
+                    offset=offset,
+                    expected=size_bytes,
+                    found=done,
                 )
             done += count
         return bytes(data)
@@ -144,6 +158,9 @@ class SegmentReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

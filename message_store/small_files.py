@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small whole files: read in one piece with a bound, and replaced so that a stop at any point leaves old or new.
+"""Small whole files: read in one piece with a bound, and replaced so that a stop at any point
+leaves old or new.
 
-The order of a replacement: write a temporary file beside it, fsync it, rename it over, fsync the directory.
+The order of a replacement: write a temporary file beside it, fsync it, rename it over, fsync the
+directory.
 """
 
 import os
@@ -18,7 +20,8 @@ PRIVATE_MODE = 0o600
 def read_small_file(path: Path) -> bytes | None:
     """The whole file, or None when it is not there.
 
-    Links are not followed. Raises SourceError when it cannot be read, is no ordinary file, or is absurdly large.
+    Links are not followed. Raises SourceError when it cannot be read, is no ordinary file, or is
+    absurdly large.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -43,7 +46,9 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.new")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode
+        )
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
             file.write(content)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where everything lies under a store root, and the two files that say who uses it: ``lock`` and ``abort``."""
+"""Where everything lies under a store root, and the two files that say who uses it: ``lock`` and
+``abort``.
+"""
 
 import errno
 import fcntl
@@ -67,7 +69,9 @@ class StoreRoot:
 
     @property
     def own(self) -> Path:
-        """What delaywheel itself keeps in a target: report, settings, quarantine. Brokers pass it over."""
+        """What delaywheel itself keeps in a target: report, settings, quarantine. Brokers pass it
+        over.
+        """
         return self.path / "delaywheel"
 
     def config_file(self, name: str) -> Path:
@@ -98,11 +102,13 @@ class StoreRoot:
     def require_readable(self) -> None:
         """Raise SourceError unless this is a store directory of a kind that we read.
 
-        RocksDB queues and a DLedger log are named as such (UnsupportedStoreError): reading on would find nothing
-        and report a store full of messages as empty.
+        RocksDB queues and a DLedger log are named as such (UnsupportedStoreError): reading on would
+        find nothing and report a store full of messages as empty.
         """
         if not self.path.exists():
-            raise SourceError(f"{self.path}: no such directory; expected a broker's store directory")
+            raise SourceError(
+                f"{self.path}: no such directory; expected a broker's store directory"
+            )
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
         try:
@@ -110,7 +116,9 @@ class StoreRoot:
         except OSError as error:
             raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
         if any(name.startswith("dledger-") for name in names):
-            raise UnsupportedStoreError(f"{self.path}: a DLedger commit log, which is not supported")
+            raise UnsupportedStoreError(
+                f"{self.path}: a DLedger commit log, which is not supported"
+            )
         if (self.consume_queues / "CURRENT").exists() or "consumequeue_rocksdb" in names:
             raise UnsupportedStoreError(
                 f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), which are not supported"
@@ -130,8 +138,9 @@ class StoreRoot:
     def shared_lock(self) -> Iterator[None]:
         """Hold the store's lock file for reading, so that no broker starts meanwhile.
 
-        The kind of lock that Java takes (POSIX record lock on the first byte). A store without a lock file, or on a
-        disk where it cannot be opened, is read without. Raises StoreLockedError when a broker holds it.
+        The kind of lock that Java takes (POSIX record lock on the first byte). A store without a
+        lock file, or on a disk where it cannot be opened, is read without. Raises StoreLockedError
+        when a broker holds it.
         """
         try:
             descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -143,7 +152,9 @@ class StoreRoot:
                 fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise StoreLockedError(f"{self.lock}: held by another process; stop the broker first") from error
+                    raise StoreLockedError(
+                        f"{self.lock}: held by another process; stop the broker first"
+                    ) from error
             yield
         finally:
             os.close(descriptor)

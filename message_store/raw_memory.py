@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads, stores and copies at raw addresses, for kernels: big-endian as Java wrote, unaligned,
+unchecked.
+
+Nothing here checks a bound. A kernel that takes a length or an offset from a file compares it with
+what holds it before it comes here; ``address_of`` is the one place where an address is made.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I64 = ir.IntType(64)
+
+
+def address_of(array: np.ndarray[Any, Any] | memoryview) -> int:
+    """The address of the first byte; the caller keeps the array alive while it is used."""
+    if isinstance(array, memoryview):
+        array = np.frombuffer(array, np.uint8)
+    return int(array.ctypes.data)
+
+
+def _loader(bits: int, *, signed: bool = False, swapped: bool = True) -> Any:
+    def load(_context: Any, address: Any) -> Any:
+        def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            kind = ir.IntType(bits)
+            value = builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            if bits > 8 and swapped:
+                value = builder.bswap(value)
+            if bits == 64:
+                return value
+            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+
+        return (types.int64 if swapped else types.uint64)(types.int64), code
+
+    return intrinsic(load)
+
+
+def _storer(bits: int) -> Any:
+    def store(_context: Any, address: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            kind = ir.IntType(bits)
+            value = arguments[1] if bits == 64 else builder.trunc(arguments[1], kind)
+            if bits > 8:
+                value = builder.bswap(value)
+            builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), code
+
+    return intrinsic(store)
+
+
+load_u8 = _loader(8)
+load_i8 = _loader(8, signed=True)
+load_i16 = _loader(16, signed=True)
+load_i32 = _loader(32, signed=True)
+load_i64 = _loader(64)
+load_word = _loader(64, swapped=False)
+"""Eight bytes in the machine's own order, unsigned: for comparing and hashing."""
+load_word32 = _loader(32, swapped=False)
+"""Four bytes in the machine's own order, unsigned."""
+store_u8 = _storer(8)
+store_i16 = _storer(16)
+store_i32 = _storer(32)
+store_i64 = _storer(64)
+
+
+def _copy_bytes(_context: Any, target: Any, source: Any, count: Any) -> Any:
+    def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        to_address = builder.inttoptr(arguments[0], pointer)
+        from_address = builder.inttoptr(arguments[1], pointer)
+        cgutils.raw_memcpy(  # type: ignore[no-untyped-call]
+            builder, to_address, from_address, arguments[2], 1
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+copy_bytes: Any = intrinsic(_copy_bytes)
+"""memcpy(target, source, count): the two ranges do not overlap."""
