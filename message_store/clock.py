@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one door through which time comes in: a clock that tells and waits, real or by hand."""
 
+import math
 import time
 from typing import Protocol
 
@@ -47,8 +48,8 @@ class ManualClock:
         return self._now_ms
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Move time forward instead of waiting."""
-        self._now_ms += max(0, int(duration_ms))
+        """Move time forward instead of waiting; a part of a millisecond counts as one."""
+        self._now_ms += max(0, math.ceil(duration_ms))
 
     def tick(self, duration_ms: int) -> None:
         """Move time by ``duration_ms``, backwards too."""

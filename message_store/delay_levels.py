@@ -19,11 +19,11 @@ _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 def format_delay(delay_ms: int) -> str:
     """A delay as a level line writes it, in the largest unit that divides it.
 
-    >>> format_delay(90_000), format_delay(7_200_000), format_delay(1_500)
-    ('90s', '2h', '1500ms')
+    >>> format_delay(90_000), format_delay(7_200_000), format_delay(1_500), format_delay(0)
+    ('90s', '2h', '1500ms', '0s')
     """
-    for unit in ("d", "h", "m", "s"):
-        if delay_ms and delay_ms % _UNIT_MS[unit] == 0:
+    for unit in ("d", "h", "m", "s") if delay_ms else ("s",):
+        if delay_ms % _UNIT_MS[unit] == 0:
             return f"{delay_ms // _UNIT_MS[unit]}{unit}"
     return f"{delay_ms}ms"
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import attrs
 import numpy as np
 
-from message_store.errors import TruncatedRecordError
+from message_store.errors import BadFieldError, TruncatedRecordError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -75,8 +75,14 @@ class Layout:
         return self._offsets[name]
 
     def encode(self, **values: int | bytes) -> bytes:
-        """The bytes of one structure; every field must be given by name."""
-        return self.packer.pack(*(values[field.name] for field in self.fields))
+        """The bytes of one structure; every field must be given by name.
+
+        Raises BadFieldError for a number that its field has no room for.
+        """
+        try:
+            return self.packer.pack(*(values[field.name] for field in self.fields))
+        except struct.error as error:
+            raise BadFieldError(f"{self.name}: {error}") from error
 
     def decode_at(self, buffer: Buffer, offset: int) -> dict[str, int]:
         """The fields at ``offset`` of ``buffer``, by name.
@@ -100,5 +106,6 @@ class Layout:
             f"| {self.offset_of(field.name)} | {field.kind} | `{field.name}` | {field.meaning} |"
             for field in self.fields
         ]
-        head = f"**{self.name}**, {self.size} bytes, big-endian, signed\n\n| offset | kind | field | meaning |"
+        title = f"**{self.name}**, {self.size} bytes, big-endian, signed"
+        head = f"{title}\n\n| offset | kind | field | meaning |"
         return "\n".join([head, "|---|---|---|---|", *rows])
