@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Spark session of a conversion: Java found or said to be missing, workers on this interpreter,
+a quiet JVM.
+
+What the settings are for, as measured: the payload never passes through the JVM, so its optimising
+compiler only competes with the two workers for the cores (C1 alone: 2.5 s → 1.75 s for 4 million
+messages), and an empty Python task costs 30 ms over TCP and 12 ms over a Unix socket.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from message_store.errors import MigrationError
+
+DEFAULT_MASTER = "local[*,4]"
+JAVA_MIN_VERSION = 17
+
+
+class JavaMissingError(MigrationError):
+    """No Java that Spark can run on."""
+
+
+def require_java() -> None:
+    """Raise JavaMissingError, with what to do, unless Java 17 or newer is at hand."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    advice = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless)"
+    if java is None:
+        raise JavaMissingError(f"Spark needs Java and there is none: {advice}")
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except OSError as error:
+        raise JavaMissingError(f"Java cannot be started ({error}): {advice}") from error
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', answer.stderr + answer.stdout)
+    version = int(found.group(1)) if found else 0
+    if version < JAVA_MIN_VERSION:
+        raise JavaMissingError(
+            f"Spark needs Java {JAVA_MIN_VERSION} or newer, this is {version or 'unknown'}: {advice}"
+        )
+
+
+@contextmanager
+def spark_session(
+    master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session for the length of a ``with`` block; an already running one is used and left
+    running.
+
+    Raises JavaMissingError without Java 17, MigrationError when Spark does not start.
+    """
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    require_java()
+    # `spark.pyspark.python` does nothing for RDD tasks: only this variable reaches their workers.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("delaywheel").master(master)
+    for key, value in {**_settings(master), **(conf or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise MigrationError(f"Spark does not start on {master}: {error}") from error
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _settings(master: str) -> dict[str, str]:
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.pyspark.python": sys.executable,
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.memory": "1g",
+    }
+    if master.startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return settings
