@@ -27,7 +27,7 @@ SLOT_BYTES = 32
 SLOT_COUNT = 2 * 7 * 86_400
 WHEEL_BYTES = SLOT_COUNT * SLOT_BYTES
 CHECKPOINT_BYTES = 4096
-PRE_BLANK_SIZE = 0x7FFFFFFF
+_ZERO_PAGE = bytes(4096)
 
 
 @attrs.frozen
@@ -201,8 +201,8 @@ def wheel_slots(path: Path) -> Iterator[Slot]:
         if any(data[start : start + SLOT_BYTES]):
             yield Slot(start // SLOT_BYTES, *struct.unpack_from(">qqqii", data, start))
         position = start + SLOT_BYTES
-        while position < len(data) and not any(data[position : position + 4096]):
-            position += 4096
+        while data.startswith(_ZERO_PAGE, position):
+            position += len(_ZERO_PAGE)
 
 
 def encode_slot(slot: Slot) -> bytes:

@@ -177,7 +177,7 @@ def decode_record(data: bytes, *, check_crc: bool = True) -> RawRecord:
 
 def parse_properties(data: bytes) -> list[Pair]:
     """All entries in order, useless ones too; an entry without 0x01 is (text, "")."""
-    entries = data.decode("utf-8").split("\x02")
+    entries = data.decode("utf-8", "surrogateescape").split("\x02")
     if entries[-1] == "":
         entries.pop()
     return [(name, value) for name, _, value in (entry.partition("\x01") for entry in entries)]
@@ -190,7 +190,7 @@ def ends_with_separator(data: bytes) -> bool:
 def join_properties(pairs: Iterable[Pair], *, ending: bool) -> bytes:
     """Entries joined by 0x02, with one more at the end when `ending` (and there is any entry)."""
     text = "\x02".join(f"{name}\x01{value}" for name, value in pairs)
-    return (text + "\x02" if ending and text else text).encode("utf-8")
+    return (text + "\x02" if ending and text else text).encode("utf-8", "surrogateescape")
 
 
 def effective_properties(pairs: Iterable[Pair]) -> dict[str, str]:
@@ -204,7 +204,7 @@ def java_length(text: str) -> int:
 
 def java_hash(text: str) -> int:
     """Java's String.hashCode, over UTF-16 units, as a signed 32-bit number."""
-    units = text.encode("utf-16-be")
+    units = text.encode("utf-16-be", "surrogatepass")
     value = 0
     for index in range(0, len(units), 2):
         value = (value * 31 + units[index] * 256 + units[index + 1]) & 0xFFFFFFFF
