@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel file: 1,209,600 slots of 32 bytes, each the two ends of a chain in the timer log.
+
+The file is a broker's memory written down now and then, stale even after a clean stop:
+``wheel_revision`` brings it up to the timer log. With `timerWheelSnapshotFlush` (5.4 and later)
+the broker writes whole copies named ``timerwheel.<N>`` instead, N being the timer log position up
+to which the copy is right (docs/FORMAT.md, timer wheel).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.errors import BadFieldError, FormatError
+from message_store.java_numbers import LONG_MAX
+from message_store.layout import Field, Layout
+from message_store.small_files import read_small_file
+from message_store.store_root import StoreRoot
+from timer_wheel.wheel_math import WHEEL_SLOTS, Int64Array, slot_index
+
+SLOT = Layout(
+    "timer wheel slot",
+    (
+        Field("time_units", "i64", "the slot's time divided by the precision (Java: timeMs)"),
+        Field("first_position", "i64", "timer log position of the oldest unit (firstPos)"),
+        Field("last_position", "i64", "timer log position of the newest, where walks begin"),
+        Field("unit_count", "i32", "units less twice the delete markers; statistics only (num)"),
+        Field("magic", "i32", "0"),
+    ),
+)
+WHEEL_FILE_BYTES = WHEEL_SLOTS * SLOT.size
+
+
+@attrs.frozen(eq=False)
+class WheelSlots:
+    """All slots as one array of SLOT's dtype, read-only, and where they came from.
+
+    ``path`` is None when there was no file, which is a wheel of zeros. ``log_position`` is the
+    timer log position that a snapshot is right up to; None for the plain file.
+    """
+
+    slots: NDArray[np.void]
+    path: Path | None = None
+    log_position: int | None = None
+
+
+def snapshots(root: StoreRoot) -> list[tuple[int, Path]]:
+    """The snapshots beside the wheel file, as (timer log position, path), oldest first."""
+    prefix = f"{root.timer_wheel.name}."
+    found = []
+    for path in root.path.glob(f"{prefix}*"):
+        digits = path.name.removeprefix(prefix)
+        is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(LONG_MAX))
+        if is_number and path.is_file() and not path.is_symlink():
+            found.append((int(digits), path))
+    return sorted(found)
+
+
+def read_wheel(root: StoreRoot, *, snapshots_on: bool = False) -> WheelSlots:
+    """The slots that a broker would load; ``snapshots_on`` is its `timerWheelSnapshotFlush`.
+
+    No file, or an empty one, is a wheel without units. Raises FormatError for any other length
+    than the one there is: a broker does not start on it.
+    """
+    log_position, path = 0, root.timer_wheel
+    if snapshots_on and (known := snapshots(root)):
+        log_position, path = known[-1]
+    slots = _slots_of(path)
+    if slots is None:
+        return WheelSlots(np.zeros(WHEEL_SLOTS, SLOT.dtype))
+    return WheelSlots(slots, path, log_position or None)
+
+
+def _slots_of(path: Path) -> NDArray[np.void] | None:
+    content = read_small_file(path)
+    if not content:
+        return None
+    if len(content) != WHEEL_FILE_BYTES:
+        raise FormatError(
+            "not the length of a timer wheel",
+            path=path,
+            expected=WHEEL_FILE_BYTES,
+            found=len(content),
+        )
+    return np.frombuffer(content, SLOT.dtype)
+
+
+def encode_slots(
+    slot_time_ms: Int64Array,
+    first_position: Int64Array,
+    last_position: Int64Array,
+    unit_count: Int64Array,
+    *,
+    precision_ms: int,
+) -> Iterator[tuple[int, bytes]]:
+    """The used part of a wheel file as (file offset, bytes), in order of offset.
+
+    One element a slot in each array, in any order; slots that are neighbours in the file come as
+    one piece. Everything else in the file is zeros, so a writer leaves it as a hole. Raises
+    BadFieldError when two times share a slot: the earlier chain would be out of reach.
+    """
+    index = slot_index(slot_time_ms, precision_ms)
+    order = np.argsort(index, kind="stable")
+    index = index[order]
+    if (shared := np.flatnonzero(index[1:] == index[:-1])).size:
+        raise BadFieldError("two times in one slot of the wheel", found=int(index[shared[0]]))
+    slots = np.zeros(len(index), SLOT.dtype)
+    slots["time_units"] = slot_time_ms[order] // precision_ms
+    slots["first_position"] = first_position[order]
+    slots["last_position"] = last_position[order]
+    slots["unit_count"] = unit_count[order]
+    cuts = np.flatnonzero(np.diff(index) != 1) + 1
+    return (
+        (int(index[begin]) * SLOT.size, slots[begin:end].tobytes())
+        for begin, end in zip((0, *cuts), (*cuts, len(index)), strict=True)
+        if begin < end
+    )
