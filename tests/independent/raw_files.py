@@ -155,18 +155,21 @@ def commit_log_records(log: Path, *, check_crc: bool = True) -> Iterator[PlacedR
             position += size
 
 
-def queue_units(directory: Path, *, from_index: int = 0) -> list[QueueUnit]:
-    """Units of a queue (files in a row, the first may be missing) up to the first empty one."""
-    units: list[QueueUnit] = []
+def queue_units_by_index(directory: Path) -> dict[int, QueueUnit]:
+    """Units of a queue up to the first empty one; index 0 is in the file named 0."""
+    units: dict[int, QueueUnit] = {}
     for path in segments(directory):
         data = path.read_bytes()
         for position in range(0, len(data) - QUEUE_UNIT_BYTES + 1, QUEUE_UNIT_BYTES):
             unit = QueueUnit(*struct.unpack_from(">qiq", data, position))
             if unit.commit_log_offset < 0 or unit.size_bytes <= 0:
                 return units
-            if (int(path.name) + position) // QUEUE_UNIT_BYTES >= from_index:
-                units.append(unit)
+            units[(int(path.name) + position) // QUEUE_UNIT_BYTES] = unit
     return units
+
+
+def queue_units(directory: Path) -> list[QueueUnit]:
+    return list(queue_units_by_index(directory).values())
 
 
 def timer_units(directory: Path) -> Iterator[TimerUnit]:

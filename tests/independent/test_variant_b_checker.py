@@ -67,7 +67,7 @@ BREAKS: list[tuple[str, Break, str]] = [
         "property TIMER_ROLL_TIMES",
     ),
     ("no OUT", rename_property(0, b"TIMER_OUT_MS", b"timer_out_ms"), "TIMER_OUT_MS stands 0"),
-    ("no real topic", rename_property(0, b"REAL_TOPIC", b"real_topic"), "REAL_TOPIC is empty"),
+    ("no real topic", rename_property(0, b"REAL_TOPIC", b"real_topic"), "REAL_TOPIC is absent"),
     ("a real queue that is no number", rename_property(0, b"QID\x010", b"QID\x01x"), "REAL_QID"),
     ("an OUT off the grid", rename_property(0, b"60000", b"60001"), "no multiple of 1000"),
     ("an OUT of another slot", rename_property(0, b"60000", b"61000"), "but OUT 1700000061000"),

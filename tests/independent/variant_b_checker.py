@@ -139,11 +139,10 @@ def _record_problems(index: int, placed: PlacedRecord, rules: _Rules) -> Iterato
     for name in FORBIDDEN_PROPERTIES:
         if name in names:
             yield f"property {name}"
-    for name in ("REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS"):
-        if names.count(name) != 1:
-            yield f"property {name} stands {names.count(name)} times"
+    if names.count("TIMER_OUT_MS") != 1:
+        yield f"property TIMER_OUT_MS stands {names.count('TIMER_OUT_MS')} times"
     if not record.effective.get("REAL_TOPIC"):
-        yield "REAL_TOPIC is empty"
+        yield "REAL_TOPIC is absent or empty"
     if not re.fullmatch(r"\d+", record.effective.get("REAL_QID", "")):
         yield "REAL_QID is no number"
     out_ms = _out_ms(placed)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stores real brokers left behind (tests/fixtures), unpacked, with the truth about them."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.independent.raw_files import segments
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+LEVELS_49_CLEAN = "levels-4.9.7-clean"
+LEVELS_49_CRASH = "levels-4.9.7-crash"
+LEVELS_49_DEFAULT_SIZES = "levels-4.9.7-default-sizes"
+LEVELS_55_CLEAN = "levels-5.5.0-clean"
+WHEEL_55_CLEAN = "wheel-5.5.0-clean"
+
+LEVEL_STORES = [LEVELS_49_CLEAN, LEVELS_49_CRASH, LEVELS_49_DEFAULT_SIZES, LEVELS_55_CLEAN]
+ALL_STORES = [*LEVEL_STORES, WHEEL_55_CLEAN]
+
+
+@attrs.frozen(kw_only=True)
+class TruthLine:
+    """One message: what its producer sent, and where it was when the broker stopped."""
+
+    kind: str
+    """`sent` by a producer, or `retry`: returned by a consumer."""
+    state: str
+    """delivered, pending, normal (no delay), half, rolledback, recalled."""
+    unique_key: str
+    topic: str
+    queue_id: int
+    tags: str | None
+    keys: str | None
+    user_properties: Mapping[str, str]
+    body_sha1: str
+    body_bytes: int
+    born_timestamp_ms: int | None
+    store_timestamp_ms: int | None
+    """When it entered the level or the wheel; None for what never got out of a transaction."""
+    level: int | None
+    delay_queue_offset: int | None
+    """Its index in the level's (or the timer topic's) queue."""
+    timer_out_ms: int | None
+    delivered_store_timestamp_ms: int | None
+
+
+@attrs.frozen(kw_only=True)
+class RealStore:
+    name: str
+    root: Path
+    about: Mapping[str, Any]
+    truth: list[TruthLine]
+
+    @property
+    def stopped_ms(self) -> int:
+        return int(self.about["stoppedMs"])
+
+    @property
+    def is_crashed(self) -> bool:
+        return (self.root / "abort").exists()
+
+    @property
+    def commit_log_file_bytes(self) -> int:
+        return segments(self.root / "commitlog")[0].stat().st_size
+
+    @property
+    def queue_file_bytes(self) -> int:
+        queue = next((self.root / "consumequeue" / "SCHEDULE_TOPIC_XXXX").iterdir())
+        return segments(queue)[0].stat().st_size
+
+    def pending_in_levels(self) -> list[TruthLine]:
+        """What a conversion must yield, in the order of the levels and their queues."""
+        lines = [line for line in self.truth if line.state == "pending" and line.level is not None]
+        return sorted(lines, key=lambda line: (line.level, line.delay_queue_offset))
+
+
+def load_about(name: str) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads((FIXTURES / f"{name}.about.json").read_text("utf-8"))
+    return about
+
+
+def load_truth(name: str) -> list[TruthLine]:
+    with lzma.open(FIXTURES / f"{name}.expected.jsonl.xz", "rt", encoding="utf-8") as lines:
+        return [_truth_line(json.loads(line)) for line in lines]
+
+
+def _truth_line(line: Mapping[str, Any]) -> TruthLine:
+    return TruthLine(
+        kind=line["kind"],
+        state=line["state"],
+        unique_key=line["uniqKey"],
+        topic=line["topic"],
+        queue_id=line["realQueueId"],
+        tags=line["tag"],
+        keys=line["keys"],
+        user_properties=line["userProperties"],
+        body_sha1=line["bodySha1"],
+        body_bytes=line["bodyLength"],
+        born_timestamp_ms=line["bornTimestamp"],
+        store_timestamp_ms=line["storeTimestamp"],
+        level=line.get("delayLevel"),
+        delay_queue_offset=line.get("delayQueueOffset"),
+        timer_out_ms=line.get("timerOutMs"),
+        delivered_store_timestamp_ms=line.get("deliveredStoreTimestamp"),
+    )
+
+
+def unpack(name: str, directory: Path) -> RealStore:
+    """Unpack a store into a directory (made when absent); holes stay holes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
+        archive.extractall(directory, filter="data")
+    return RealStore(name=name, root=directory, about=load_about(name), truth=load_truth(name))
