@@ -98,15 +98,14 @@ class TimerUnits:
     """All units of a log, in order.
 
     ``positions`` says where each begins, ``units`` is an array of TIMER_UNIT's dtype (big-endian),
-    ``end_position`` is where a broker would append, ``first_scanned`` the index of the first unit
-    in the files that a broker scans when it starts. ``run_starts`` and ``run_indexes`` are position
-    and index of the first unit of each run without a gap.
+    ``end_position`` is where a broker would append. ``file_starts`` says where the files begin,
+    ``run_starts`` and ``run_indexes`` position and index of the first unit of each run.
     """
 
     positions: Int64Array
     units: NDArray[np.void]
     end_position: int
-    first_scanned: int
+    file_starts: Int64Array
     run_starts: Int64Array
     run_indexes: Int64Array
 
@@ -127,7 +126,13 @@ class TimerUnits:
         ends = np.append(self.run_indexes[1:], len(self))
         indexes = self.run_indexes[runs] + within // TIMER_UNIT.size
         there = (runs >= 0) & (within % TIMER_UNIT.size == 0) & (indexes < ends[runs])
-        return np.where(there, indexes, NO_POSITION)
+        return np.where(there, indexes, -1)
+
+    def index_of_file(self, position: int) -> int:
+        """The index of the first unit in the file that holds a position, or in the first file."""
+        before = self.file_starts[self.file_starts <= position]
+        start = before[-1] if len(before) else 0
+        return int(np.searchsorted(self.positions, start))
 
 
 def slot_time_ms(units: NDArray[np.void]) -> Int64Array:
@@ -144,7 +149,8 @@ def unit_runs(reader: SegmentReader, begin_position: int = 0) -> Iterator[UnitRu
     that holds ``begin_position``. In files before that one they end only the file. Damage never
     raises; SourceError is raised when the disk refuses.
     """
-    scanned_from = scan_start(reader, begin_position)
+    starts = [segment.start_offset for segment in reader.segments]
+    scanned_from = max((start for start in starts if start <= begin_position), default=0)
     for segment in reader.segments:
         tail = None
         done = 0
@@ -155,12 +161,6 @@ def unit_runs(reader: SegmentReader, begin_position: int = 0) -> Iterator[UnitRu
         goes_on = tail is None or _is_blank(tail)
         if segment.start_offset >= scanned_from and not goes_on:
             return
-
-
-def scan_start(reader: SegmentReader, position: int) -> int:
-    """Where the file that holds ``position`` begins; the first file's start before it."""
-    starts = [segment.start_offset for segment in reader.segments]
-    return max((start for start in starts if start <= position), default=min(starts, default=0))
 
 
 def _read_run(reader: SegmentReader, segment: Segment, done: int) -> tuple[UnitRun, bytes | None]:
@@ -190,12 +190,11 @@ def read_units(reader: SegmentReader, begin_position: int = 0) -> TimerUnits:
     run_indexes = np.cumsum(counts) - counts
     units = np.concatenate([run.units for run in runs] or [np.zeros(0, TIMER_UNIT.dtype)])
     in_run = np.arange(len(units), dtype=np.int64) - np.repeat(run_indexes, counts)
-    scanned_from = scan_start(reader, begin_position)
     return TimerUnits(
         positions=np.repeat(run_starts, counts) + in_run * TIMER_UNIT.size,
         units=units,
         end_position=runs[-1].end_position if runs else 0,
-        first_scanned=int(counts[run_starts < scanned_from].sum()),
+        file_starts=np.array([file.start_offset for file in reader.segments], np.int64),
         run_starts=run_starts,
         run_indexes=run_indexes,
     )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recall: which messages the delete markers on a wheel take away.
+
+A marker is itself a timed message, due with its target, and names the target's key. It works in the
+slot where both lie in the end: a message that rolls ends in the slot of its TIMER_OUT_MS, and so
+does a marker that rolls. What the marker's text must be differs: the plain UNIQ_KEY up to 5.3.1 and
+again from 5.4 on, topic + ``+`` + UNIQ_KEY in 5.3.2 and 5.3.3 and with 5.4's
+`appendTopicForTimerDeleteKey`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.errors import BadFieldError
+from message_store.java_numbers import parse_long
+from message_store.message import StoredMessage
+from message_store.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
+from message_store.segment_files import SegmentReader
+from timer_wheel.pending_timers import PendingTimers, pending_records
+from timer_wheel.wheel_math import floor_ms
+
+
+def delete_key(message: StoredMessage, *, with_topic: bool) -> str | None:
+    """What a marker must say to take this message away; None when nothing can."""
+    key = message.unique_key
+    return f"{message.real_topic}+{key}" if key and with_topic else key
+
+
+def cancelled(
+    timers: PendingTimers,
+    commit_log: SegmentReader,
+    *,
+    write_time_ms: int,
+    precision_ms: int,
+    with_topic: bool,
+) -> NDArray[np.bool_]:
+    """Which rows are messages that a marker among the rows takes away.
+
+    What waits in the queue and is due before ``write_time_ms`` is never placed: such a marker has
+    no effect, and such a message is delivered. Records are read only where a marker makes it
+    necessary; with rolling markers that is every rolling message.
+    """
+    is_cancelled = np.zeros(len(timers), bool)
+    is_placed = (timers.position >= 0) | (timers.slot_time_ms >= write_time_ms)
+    markers = timers.rows(timers.is_marker & is_placed)
+    marks = {
+        (end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY))
+        for end_ms, message in _with_end_slots(markers, commit_log, precision_ms)
+        if message is not None
+    }
+    if not marks:
+        return is_cancelled
+    slots = np.array([end_ms for end_ms, _ in marks if end_ms is not None], np.int64)
+    may_meet = np.isin(floor_ms(timers.slot_time_ms, precision_ms), slots) | timers.is_roll
+    candidates = np.flatnonzero(may_meet & is_placed & ~timers.is_marker)
+    ends = _with_end_slots(timers.rows(candidates), commit_log, precision_ms)
+    for row, (end_ms, message) in zip(candidates.tolist(), ends, strict=True):
+        key = None if message is None else delete_key(message, with_topic=with_topic)
+        is_cancelled[row] = None not in (key, end_ms) and (end_ms, key) in marks
+    return is_cancelled
+
+
+def _with_end_slots(
+    timers: PendingTimers, commit_log: SegmentReader, precision_ms: int
+) -> Iterator[tuple[int | None, StoredMessage | None]]:
+    """The record of each row with the slot where it ends up; None for what is not told."""
+    records = pending_records(commit_log, timers)
+    for slot_time_ms, is_roll, message in zip(
+        timers.slot_time_ms.tolist(), timers.is_roll.tolist(), records, strict=True
+    ):
+        end_ms: int | None = slot_time_ms
+        if is_roll and message is not None:
+            end_ms = _out_ms(message)
+        yield (None if end_ms is None else floor_ms(end_ms, precision_ms)), message
+
+
+def _out_ms(message: StoredMessage) -> int | None:
+    try:
+        return parse_long(message.properties.get(TIMER_OUT_MS, ""))
+    except BadFieldError:
+        return None

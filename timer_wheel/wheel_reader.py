@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a store's wheel as a starting broker would: what is pending, and in which slot.
+
+The wheel file is brought up to the timer log, the slots from the hand's place on are walked, the
+timer queue is read from where placing resumes, and what delete markers take away is taken away. The
+live record of a message that has rolled is its last one, and the only one that is reached.
+
+Limitations: wheel and timer log are read whole, 52 bytes a unit; each message that still waits in
+the queue costs a look at its record.
+"""
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from timer_wheel.chain_walk import walk_chains
+from timer_wheel.delete_markers import cancelled
+from timer_wheel.pending_timers import PendingTimers
+from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
+from timer_wheel.timer_log import TimerUnits, read_units
+from timer_wheel.timer_queue import resume_queue_offset, waiting_in_queue
+from timer_wheel.wheel_file import read_wheel
+from timer_wheel.wheel_math import (
+    DEFAULT_PRECISION_MS,
+    PRECISIONS_MS,
+    WHEEL_SLOTS,
+    Int64Array,
+    effective_read_time_ms,
+    floor_ms,
+)
+from timer_wheel.wheel_revision import revised_slots
+
+
+@attrs.frozen(eq=False)
+class WheelState:
+    """What a store's wheel holds.
+
+    ``pending`` are messages, in order of slot time and placing, then those that wait in the queue;
+    ``markers`` are delete markers, ``cancelled`` the messages that they take away. ``unit_count``
+    and ``slots_used`` count the timer log's units and the slots that are yet to be read.
+    ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
+    are queue entries that a broker cannot get past, ``shared_positions`` units that it would
+    deliver more than once because two chains lead to them.
+    """
+
+    precision_ms: int
+    checkpoint: TimerCheckpoint
+    read_time_ms: int
+    resume_queue_offset: int
+    unit_count: int
+    slots_used: int
+    pending: PendingTimers
+    markers: PendingTimers
+    cancelled: PendingTimers
+    expired_count: int
+    blocking_queue_offsets: tuple[int, ...]
+    shared_positions: Int64Array
+
+
+def read_wheel_store(
+    root: StoreRoot,
+    *,
+    now_ms: int,
+    precision_ms: int | None = None,
+    snapshots_on: bool = False,
+    topic_in_delete_key: bool = False,
+    whole_log: bool = False,
+) -> WheelState:
+    """What a broker that starts at ``now_ms`` would deliver from this store's wheel.
+
+    ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
+    ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
+    `appendTopicForTimerDeleteKey`. A broker applies only the last timer log files to the wheel;
+    ``whole_log`` applies all, which also finds what a stale wheel file has lost. Raises SourceError
+    and, for a wheel file of a wrong length, FormatError.
+    """
+    checkpoint = read_timer_checkpoint(root)
+    wheel = read_wheel(root, snapshots_on=snapshots_on)
+    flush_position = wheel.log_position or checkpoint.flush_position
+    with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
+        begin_position = 0 if whole_log else max(0, flush_position - log.file_bytes)
+        units = read_units(log, begin_position)
+        precision_ms = precision_ms or guess_precision(units, wheel.slots)
+        read_time_ms = effective_read_time_ms(checkpoint.last_read_time_ms, now_ms, precision_ms)
+        slots = revised_slots(
+            wheel.slots,
+            units,
+            begin_position=begin_position,
+            read_time_ms=read_time_ms,
+            precision_ms=precision_ms,
+        )
+        placed, shared_positions = _placed(slots, units, read_time_ms, precision_ms)
+        is_there = placed.commit_log_offset >= commit_log.min_offset
+        resume = resume_queue_offset(root, commit_log, units, checkpoint)
+        waiting, blocking = waiting_in_queue(root, commit_log, resume)
+        timers = placed.rows(is_there).followed_by(waiting)
+        is_cancelled = cancelled(
+            timers,
+            commit_log,
+            write_time_ms=floor_ms(now_ms, precision_ms),
+            precision_ms=precision_ms,
+            with_topic=topic_in_delete_key,
+        )
+    return WheelState(
+        precision_ms=precision_ms,
+        checkpoint=checkpoint,
+        read_time_ms=read_time_ms,
+        resume_queue_offset=resume,
+        unit_count=len(units),
+        slots_used=len(np.unique(placed.slot_time_ms)),
+        pending=timers.rows(~(is_cancelled | timers.is_marker)),
+        markers=timers.rows(timers.is_marker),
+        cancelled=timers.rows(is_cancelled),
+        expired_count=int((~is_there).sum()),
+        blocking_queue_offsets=blocking,
+        shared_positions=shared_positions,
+    )
+
+
+def guess_precision(units: TimerUnits, slots: NDArray[np.void] | None = None) -> int:
+    """The precision that a wheel was written with, which is stored nowhere.
+
+    A slot divided its time by it, and the unit that the slot leads to has that time: where slots
+    are given and lead to units, this is certain. Otherwise the coarsest precision that divides all
+    times, which for few units may be too coarse; without units, the default.
+    """
+    if slots is not None:
+        used = slots[slots["time_units"] > 0]
+        at = units.index_at(used["last_position"].astype(np.int64))
+        ratios = units.slot_time_ms[at[at >= 0]] / used["time_units"][at >= 0]
+        known = ratios[np.isin(ratios, PRECISIONS_MS)]
+        if len(known):
+            values, counts = np.unique(known, return_counts=True)
+            return int(values[counts.argmax()])
+    if not len(units):
+        return DEFAULT_PRECISION_MS
+    times = np.concatenate([units.slot_time_ms, units.units["write_time_ms"].astype(np.int64)])
+    step_ms = np.gcd.reduce(times)
+    return next((known for known in PRECISIONS_MS if step_ms % known == 0), PRECISIONS_MS[-1])
+
+
+def _placed(
+    slots: NDArray[np.void], units: TimerUnits, read_time_ms: int, precision_ms: int
+) -> tuple[PendingTimers, Int64Array]:
+    """What the hand will find, slot by slot; and the positions at which two chains meet."""
+    time_units = slots["time_units"]
+    is_in_its_place = time_units % WHEEL_SLOTS == np.arange(WHEEL_SLOTS)
+    used = slots[is_in_its_place & (time_units >= max(1, read_time_ms // precision_ms))]
+    used = used[np.argsort(used["time_units"], kind="stable")]
+    chains = walk_chains(
+        units.index_at(used["last_position"]),
+        units.index_at(units.units["previous_position"].astype(np.int64)),
+    )
+    chosen = units.units[chains.unit_indexes]
+    placed = PendingTimers(
+        position=units.positions[chains.unit_indexes],
+        queue_offset=np.full(len(chosen), -1, np.int64),
+        slot_time_ms=np.repeat(used["time_units"] * precision_ms, chains.lengths),
+        flags=chosen["magic"].astype(np.int64),
+        commit_log_offset=chosen["commit_log_offset"].astype(np.int64),
+        size_bytes=chosen["record_size_bytes"].astype(np.int64),
+    )
+    return placed, units.positions[chains.met[chains.met >= 0]]
