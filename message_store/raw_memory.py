@@ -14,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from message_store.kernel_cache import inline_kernel
+
 _I64 = ir.IntType(64)
 
 
@@ -24,7 +26,7 @@ def address_of(array: np.ndarray[Any, Any] | memoryview) -> int:
     return int(array.ctypes.data)
 
 
-def _loader(bits: int, *, signed: bool = False, swapped: bool = True) -> Any:
+def _loader(bits: int, *, signed: bool = False, swapped: bool = True, word: bool = False) -> Any:
     def load(_context: Any, address: Any) -> Any:
         def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             kind = ir.IntType(bits)
@@ -35,22 +37,22 @@ def _loader(bits: int, *, signed: bool = False, swapped: bool = True) -> Any:
                 return value
             return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
 
-        return (types.int64 if swapped else types.uint64)(types.int64), code
+        return (types.uint64 if word else types.int64)(types.int64), code
 
     return intrinsic(load)
 
 
-def _storer(bits: int) -> Any:
+def _storer(bits: int, *, swapped: bool = True, word: bool = False) -> Any:
     def store(_context: Any, address: Any, value: Any) -> Any:
         def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             kind = ir.IntType(bits)
             value = arguments[1] if bits == 64 else builder.trunc(arguments[1], kind)
-            if bits > 8:
+            if bits > 8 and swapped:
                 value = builder.bswap(value)
             builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
             return context.get_dummy_value()
 
-        return types.void(types.int64, types.int64), code
+        return types.void(types.int64, types.uint64 if word else types.int64), code
 
     return intrinsic(store)
 
@@ -60,14 +62,22 @@ load_i8 = _loader(8, signed=True)
 load_i16 = _loader(16, signed=True)
 load_i32 = _loader(32, signed=True)
 load_i64 = _loader(64)
-load_word = _loader(64, swapped=False)
+load_native = _loader(64, swapped=False)
+"""An int64 of a NumPy array, in the machine's own order."""
+load_word = _loader(64, swapped=False, word=True)
 """Eight bytes in the machine's own order, unsigned: for comparing and hashing."""
-load_word32 = _loader(32, swapped=False)
+load_word32 = _loader(32, swapped=False, word=True)
 """Four bytes in the machine's own order, unsigned."""
 store_u8 = _storer(8)
 store_i16 = _storer(16)
 store_i32 = _storer(32)
 store_i64 = _storer(64)
+store_native = _storer(64, swapped=False)
+"""An int64 of a NumPy array, in the machine's own order."""
+store_word = _storer(64, swapped=False, word=True)
+"""Eight bytes in the machine's own order, unsigned."""
+store_word32 = _storer(32, swapped=False, word=True)
+"""The low four bytes of a word, in the machine's own order."""
 
 
 def _copy_bytes(_context: Any, target: Any, source: Any, count: Any) -> Any:
@@ -85,3 +95,20 @@ def _copy_bytes(_context: Any, target: Any, source: Any, count: Any) -> Any:
 
 copy_bytes: Any = intrinsic(_copy_bytes)
 """memcpy(target, source, count): the two ranges do not overlap."""
+
+
+@inline_kernel
+def copy_short(target: int, source: int, count: int) -> None:
+    """The same for a name or a short value, without the call that memcpy is."""
+    if count >= 8:
+        place = 0
+        while place + 8 < count:
+            store_word(target + place, load_word(source + place))
+            place += 8
+        store_word(target + count - 8, load_word(source + count - 8))
+    elif count >= 4:
+        store_word32(target, load_word32(source))
+        store_word32(target + count - 4, load_word32(source + count - 4))
+    else:
+        for place in range(count):
+            store_u8(target + place, load_u8(source + place))

@@ -119,4 +119,11 @@ def runs(magic: int) -> tuple[Run, Run, Run]:
     return (BODY_RUN, TOPIC_RUN_V2 if magic == MAGIC_V2 else TOPIC_RUN_V1, PROPERTIES_RUN)
 
 
+BYTE_COLUMNS = ("body", "topic", "properties_text", "born_ip", "store_ip")
+"""The fields of a record that are bytes."""
+NUMBER_COLUMNS = tuple(
+    field.name for field in HEAD_V4_V4.fields if field.name not in ("size_bytes", *BYTE_COLUMNS)
+)
+"""The fields of a record that are numbers, its length apart."""
+
 SMALLEST_RECORD_BYTES = HEAD_V4_V4.size + sum(run.length.size for run in runs(MAGIC_V1))

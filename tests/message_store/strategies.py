@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hypothesis makes of messages: any hosts, both record versions, text from everywhere."""
+
+from hypothesis import strategies as st
+
+from message_store.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
+from message_store.message import Host, StoredMessage
+from message_store.message_codec import body_crc
+from message_store.properties import encode_properties
+from message_store.record_layout import (
+    MAGIC_V1,
+    MAGIC_V2,
+    SYS_BORN_HOST_IPV6,
+    SYS_COMPRESSED,
+    SYS_STORE_HOST_IPV6,
+)
+
+int32s = st.integers(-INT_MAX - 1, INT_MAX)
+int64s = st.integers(LONG_MIN, LONG_MAX)
+texts = st.text(
+    st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20
+)
+property_lists = st.lists(st.tuples(texts, texts), max_size=5)
+hosts = st.builds(
+    Host, st.one_of(st.binary(min_size=4, max_size=4), st.binary(min_size=16, max_size=16)), int32s
+)
+
+
+@st.composite
+def stored_messages(draw: st.DrawFn) -> StoredMessage:
+    """A message that a log may hold: its CRC right, its flags true to its hosts."""
+    magic = draw(st.sampled_from([MAGIC_V1, MAGIC_V2]))
+    born, store = draw(hosts), draw(hosts)
+    body = draw(st.binary(max_size=200))
+    ipv6 = SYS_BORN_HOST_IPV6 * born.is_ipv6 | SYS_STORE_HOST_IPV6 * store.is_ipv6
+    other_flags = draw(st.integers(0, 0x7FF)) & ~(SYS_BORN_HOST_IPV6 | SYS_STORE_HOST_IPV6)
+    return StoredMessage(
+        topic=draw(texts) * (8 if magic == MAGIC_V2 else 1),
+        body=body,
+        body_crc=body_crc(body),
+        properties_text=encode_properties(draw(property_lists), closed=draw(st.booleans())),
+        queue_id=draw(int32s),
+        queue_offset=draw(int64s),
+        commit_log_offset=draw(int64s),
+        born_timestamp_ms=draw(int64s),
+        born_host=born,
+        store_timestamp_ms=draw(int64s),
+        store_host=store,
+        flag=draw(int32s),
+        sys_flag=ipv6 | other_flags | draw(st.sampled_from([0, SYS_COMPRESSED])),
+        reconsume_times=draw(int32s),
+        prepared_transaction_offset=draw(int64s),
+        magic=magic,
+    )

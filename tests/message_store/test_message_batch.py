@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bulk codec is never a second truth: its bytes, values and errors are the scalar codec's."""
+
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from message_store.batch_codec import (
+    decode_batch,
+    encode_batch,
+    find_records,
+    place_batch,
+    write_batch,
+)
+from message_store.byte_column import ByteColumn
+from message_store.errors import BadFieldError, FormatError
+from message_store.message import Host, Message, StoredMessage
+from message_store.message_batch import MessageBatch, StoredBatch
+from message_store.message_codec import (
+    body_crc,
+    decode_message_at,
+    encode_message,
+    record_size_at,
+)
+from message_store.properties import decode_properties, encode_properties
+from message_store.property_column import (
+    find_property_column,
+    hex_key_column,
+    join_property_columns,
+)
+from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
+from tests.message_store.strategies import int64s, property_lists, stored_messages, texts
+
+HOST = Host.of("127.0.0.1", 10911)
+
+
+def message(body: bytes = b"hello", **changes: object) -> StoredMessage:
+    plain = StoredMessage(
+        topic="TopicA",
+        body=body,
+        body_crc=body_crc(body),
+        properties_text=b"TAGS\x01TagA\x02",
+        queue_id=1,
+        queue_offset=2,
+        commit_log_offset=0,
+        born_timestamp_ms=4,
+        born_host=HOST,
+        store_timestamp_ms=5,
+        store_host=HOST,
+    )
+    return attrs.evolve(plain, **changes)  # type: ignore[arg-type]
+
+
+def log_of(messages: list[StoredMessage], start: int, file_bytes: int) -> tuple[bytes, list[int]]:
+    """The same log by the scalar codec, record after record."""
+    log, positions = b"", []
+    for each in messages:
+        record = encode_message(each)
+        left = file_bytes - (start + len(log)) % file_bytes
+        if len(record) + 8 > left:
+            log += BLANK_RECORD.encode(size_bytes=left, magic=MAGIC_BLANK).ljust(left, b"\0")
+        positions.append(start + len(log))
+        log += encode_message(attrs.evolve(each, commit_log_offset=start + len(log)))
+    return log, positions
+
+
+# --- one law: the same bytes, the same values ----------------------------------------------------
+
+
+@given(st.lists(stored_messages(), max_size=12), st.integers(0, 3), st.integers(0, 1500))
+def test_both_codecs_write_the_same_log(
+    messages: list[StoredMessage], files_before: int, bytes_before: int
+) -> None:
+    file_bytes = 2_000
+    assume(all(len(encode_message(each)) + 8 <= file_bytes for each in messages))
+    start = files_before * file_bytes + bytes_before
+    expected, positions = log_of(messages, start, file_bytes)
+    data, placement = encode_batch(StoredBatch.of(messages), start, file_bytes)
+    assert data.tobytes() == expected
+    assert placement.positions.tolist() == positions
+    assert placement.end == start + len(expected)
+
+
+@given(st.lists(stored_messages(), max_size=12))
+def test_each_codec_reads_what_the_other_wrote(messages: list[StoredMessage]) -> None:
+    log, positions = log_of(messages, 0, 1 << 20)
+    placed = [
+        attrs.evolve(each, commit_log_offset=position)
+        for each, position in zip(messages, positions, strict=True)
+    ]
+    batch = decode_batch(log)
+    assert [batch.message(row) for row in range(len(batch))] == placed
+    data, placement = encode_batch(StoredBatch.of(messages))
+    assert [decode_message_at(data.data, at) for at in placement.positions.tolist()] == placed
+
+
+@given(st.lists(stored_messages(), min_size=1, max_size=4))
+def test_the_body_checksum_is_computed_where_none_is_given(messages: list[StoredMessage]) -> None:
+    batch = StoredBatch.of(messages)
+    computed, _ = encode_batch(attrs.evolve(batch, body_crc=None))
+    given_one, _ = encode_batch(batch)
+    assert computed.tobytes() == given_one.tobytes()
+
+
+@given(st.lists(stored_messages(), min_size=1, max_size=3), st.data())
+def test_both_codecs_refuse_the_same_damage_with_the_same_words(
+    messages: list[StoredMessage], data: st.DataObject
+) -> None:
+    log = bytearray(log_of(messages, 0, 1 << 20)[0])
+    place = data.draw(st.integers(0, len(log) - 1))
+    log[place] ^= data.draw(st.integers(1, 255))
+    assert outcome(lambda: read_by_scalar(bytes(log))) == outcome(lambda: read_in_bulk(bytes(log)))
+
+
+@given(st.binary(max_size=400), st.integers(0, 100))
+def test_arbitrary_bytes_are_refused_alike(data: bytes, position: int) -> None:
+    places = np.array([position], np.int64)
+    in_bulk = outcome(lambda: [decode_batch(data, places).message(0)])
+    assert in_bulk == outcome(lambda: [decode_message_at(data, position)])
+
+
+def outcome(read: Callable[[], list[StoredMessage]]) -> object:
+    try:
+        return read()
+    except FormatError as error:
+        return type(error), str(error)
+
+
+def read_in_bulk(log: bytes) -> list[StoredMessage]:
+    batch = decode_batch(log)
+    return [batch.message(row) for row in range(len(batch))]
+
+
+def read_by_scalar(log: bytes) -> list[StoredMessage]:
+    messages, place = [], 0
+    while any(log[place : place + 8]):
+        if len(log) - place >= 8:
+            blank = BLANK_RECORD.decode_at(log, place)
+            if blank["magic"] == MAGIC_BLANK:
+                if blank["size_bytes"] < 8:
+                    raise BadFieldError(
+                        "a blank smaller than itself", offset=place, found=blank["size_bytes"]
+                    )
+                place += blank["size_bytes"]
+                continue
+        # First find all records, then read them: the first error is that of the walk.
+        place += record_size_at(log, place)
+    place = 0
+    while any(log[place : place + 8]):
+        size = BLANK_RECORD.decode_at(log, place)["size_bytes"]
+        if BLANK_RECORD.decode_at(log, place)["magic"] != MAGIC_BLANK:
+            messages.append(decode_message_at(log, place))
+        place += size
+    return messages
+
+
+# --- the edges of a log file ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left_over", "fits"), [(8, True), (7, False), (0, False), (9, True)])
+def test_a_record_leaves_eight_bytes_for_the_blank_or_goes_to_the_next_file(
+    left_over: int, fits: bool
+) -> None:
+    size = len(encode_message(message()))
+    assert size == 112
+    file_bytes = 2 * size + left_over
+    _, placement = encode_batch(StoredBatch.of([message(), message()]), 0, file_bytes)
+    assert placement.positions.tolist() == [0, size if fits else file_bytes]
+
+
+def test_the_blank_says_exactly_what_was_left_and_zeros_follow_it() -> None:
+    file_bytes = 2 * 112
+    data, _ = encode_batch(StoredBatch.of([message(), message()]), 0, file_bytes)
+    blank = BLANK_RECORD.encode(size_bytes=112, magic=MAGIC_BLANK)
+    assert data[112:224].tobytes() == blank.ljust(112, b"\0")
+
+
+def test_a_record_that_no_file_can_hold_is_refused() -> None:
+    batch = StoredBatch.of([message(), message(b"x" * 500)])
+    with pytest.raises(BadFieldError, match=r"larger than a log file .*at most 392, found 607"):
+        place_batch(batch, 0, 400)
+
+
+def test_a_log_that_ends_where_no_blank_fits_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot end at 395"):
+        place_batch(StoredBatch.of([message()]), 395, 400)
+
+
+def test_an_empty_batch_is_an_empty_log() -> None:
+    data, placement = encode_batch(StoredBatch.of([]), 12)
+    assert (data.size, placement.end) == (0, 12)
+    assert len(decode_batch(b"")) == 0
+
+
+def test_too_small_a_target_is_refused_before_anything_is_written() -> None:
+    batch = StoredBatch.of([message()])
+    target = np.zeros(111, np.uint8)
+    with pytest.raises(ValueError, match="112 bytes do not fit 111"):
+        write_batch(batch, place_batch(batch), target)
+    assert not target.any()
+
+
+# --- what cannot be a record ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "value", "error"),
+    [
+        ("a topic too long for V1", "topic", ByteColumn.of(["t" * 128]), "topic too long"),
+        ("too many properties", "properties_text", ByteColumn.of([b"p" * 32_768]), "too long"),
+        ("a queue id beyond 32 bits", "queue_id", np.array([2**31]), "head"),
+        ("a port beyond 32 bits", "store_port", np.array([-(2**31) - 1]), "head"),
+        ("an address of another kind", "born_ip", ByteColumn.of([b"\0" * 16]), "IPv6 bits"),
+        ("an address of no kind", "store_ip", ByteColumn.of([b"\0" * 5]), "4 or 16 bytes"),
+    ],
+)
+def test_what_no_record_can_hold_is_refused_as_the_scalar_codec_does(
+    change: str, column: str, value: object, error: str
+) -> None:
+    batch = attrs.evolve(StoredBatch.of([message()]), **{column: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=error):
+        encode_batch(batch)
+    with pytest.raises(ValueError, match=error):
+        encode_message(batch.message(0))
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    batch = StoredBatch.of([message(), message()])
+    with pytest.raises(ValueError, match="queue_id has 1 rows, body 2"):
+        attrs.evolve(batch, queue_id=np.zeros(1))
+
+
+# --- finding records ------------------------------------------------------------------------------
+
+
+def test_the_unused_end_of_a_file_ends_the_walk() -> None:
+    record = encode_message(message())
+    assert find_records(record * 2 + bytes(100)).tolist() == [0, 112]
+    assert find_records(record + bytes(3)).tolist() == [0]
+
+
+def test_a_blank_that_goes_on_beyond_the_buffer_ends_the_walk() -> None:
+    blank = BLANK_RECORD.encode(size_bytes=500, magic=MAGIC_BLANK)
+    assert find_records(encode_message(message()) + blank).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("rest", "error"),
+    [
+        (b"\x07" * 20, "no message begins here at offset 112"),
+        (encode_message(message())[:-1], "cut off at offset 112"),
+        (b"\x01", "no room for a record at offset 112"),
+        (BLANK_RECORD.encode(size_bytes=7, magic=MAGIC_BLANK), "smaller than itself"),
+    ],
+)
+def test_what_is_neither_record_nor_blank_is_refused(rest: bytes, error: str) -> None:
+    with pytest.raises(FormatError, match=error):
+        find_records(encode_message(message()) + rest)
+
+
+def test_a_damaged_body_is_read_only_when_the_checksum_is_waived() -> None:
+    log = bytearray(encode_message(message()))
+    log[log.index(b"hello")] ^= 1
+    with pytest.raises(FormatError, match="the body is damaged at offset 0"):
+        decode_batch(bytes(log))
+    assert decode_batch(bytes(log), check_crc=False).body[0] == b"iello"
+
+
+# --- properties as columns ------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(texts, st.none() | texts, int64s, property_lists), max_size=8))
+def test_joined_columns_are_the_scalar_texts(
+    rows: list[tuple[str, str | None, int, list[tuple[str, str]]]],
+) -> None:
+    assume(rows)
+    for closed in (True, False):
+        expected = [
+            encode_properties(
+                [("A", a), *([("TAGS", tag)] if tag else []), *user, ("N", str(number))],
+                closed=closed,
+            )
+            for a, tag, number, user in rows
+        ]
+        joined = join_property_columns(
+            [
+                ("A", ByteColumn.of(a for a, *_ in rows)),
+                ("TAGS", ByteColumn.of(tag for _, tag, *_ in rows)),
+                ByteColumn.of(encode_properties(user) for *_, user in rows),
+                ("N", np.array([number for _, _, number, _ in rows], np.int64)),
+            ],
+            closed=closed,
+        )
+        assert list(joined) == expected
+
+
+@given(
+    st.lists(st.text("\x01\x02ab", max_size=12).map(str.encode), min_size=1),
+    st.text("ab", min_size=1),
+)
+def test_a_property_is_found_as_a_broker_reads_it(raw: list[bytes], name: str) -> None:
+    found = find_property_column(ByteColumn.of(raw), name)
+    assert list(found) == [decode_properties(text).get(name, "").encode() for text in raw]
+
+
+@pytest.mark.parametrize("value", ["a\x01", "\x02", "0123456789\x02bcdefgh", "1234567\x01"])
+def test_a_value_with_a_separator_is_refused_by_row(value: str) -> None:
+    with pytest.raises(BadFieldError, match="row 1: "):
+        join_property_columns([("TAGS", ByteColumn.of(["fine", value]))])
+
+
+def test_properties_of_a_batch_are_found_in_place() -> None:
+    batch = decode_batch(encode_message(message()) + encode_message(message(properties_text=b"")))
+    assert list(batch.property("TAGS")) == [b"TagA", b""]
+
+
+def test_hex_keys_are_upper_case_and_of_one_width() -> None:
+    assert list(hex_key_column(b"K", np.array([0xABC, 7]), 4)) == [b"K0ABC", b"K0007"]
+
+
+# --- what applications hand over ------------------------------------------------------------------
+
+MESSAGES = [
+    Message("a", b"1", tags="t", keys=["k1", "k2"], properties={"x": "1", "y": "ü"}, flag=7),
+    Message("b", b"", queue_id=3, unique_key="U"),
+    Message("a", b"3", properties={"z": "\N{GRINNING FACE}"}),
+]
+ARROW = pa.table(
+    {
+        "topic": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "body": pa.array([b"1", None, b"3"]),
+        "tags": pa.array(["t", None, ""]),
+        "keys": pa.array(["k1 k2", None, None], pa.large_string()),
+        "unique_key": [None, "U", None],
+        "properties": pa.array(
+            [[("x", "1"), ("y", "ü")], None, [("z", "\N{GRINNING FACE}")]],
+            pa.map_(pa.string(), pa.string()),
+        ),
+        "queue_id": [0, 3, None],
+        "flag": pa.array([7, 0, 0], pa.int32()),
+        "not ours": [1, 2, 3],
+    }
+)
+
+
+def as_rows(batch: MessageBatch) -> list[tuple[object, ...]]:
+    columns = [getattr(batch, field.name) for field in attrs.fields(MessageBatch)]
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("shape", ["table", "chunks", "slices", "record batch"])
+def test_an_arrow_table_is_the_same_batch_as_its_messages(shape: str) -> None:
+    table = ARROW
+    if shape == "chunks":
+        table = pa.concat_tables([ARROW.slice(0, 1), ARROW.slice(1, 0), ARROW.slice(1)])
+    if shape == "slices":
+        table = pa.concat_tables([ARROW.slice(2), ARROW, ARROW.slice(0, 1)]).slice(1, 3)
+    if shape == "record batch":
+        table = ARROW.combine_chunks().to_batches()[0]
+    assert as_rows(MessageBatch.from_arrow(table)) == as_rows(MessageBatch.of(MESSAGES))
+
+
+def test_topic_and_body_are_enough() -> None:
+    batch = MessageBatch.from_arrow(pa.table({"topic": ["a"], "body": [b"x"]}))
+    assert as_rows(batch) == as_rows(MessageBatch.of([Message("a", b"x")]))
+
+
+@pytest.mark.parametrize(
+    "entry", [("a\x01", "b"), ("a", "b\x02"), ("a", ""), ("", "b"), ("a", None)]
+)
+def test_a_property_that_cannot_be_stored_is_refused(entry: tuple[str, str | None]) -> None:
+    maps = pa.array([[("fine", "v"), entry]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(BadFieldError, match="cannot be stored"):
+        MessageBatch.from_arrow(pa.table({"topic": ["a"], "body": [b"x"], "properties": maps}))
+
+
+def test_a_column_of_numbers_is_no_topic() -> None:
+    with pytest.raises(TypeError, match="found int64"):
+        MessageBatch.from_arrow(pa.table({"topic": [1], "body": [b"x"]}))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(),
+        pa.large_binary(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary_view(),
+        pa.binary(2),
+    ],
+    ids=str,
+)
+def test_a_byte_column_goes_to_arrow_and_back(kind: pa.DataType) -> None:
+    array = pa.array([b"ab", b"cd", b"ef"]).cast(kind).slice(1)
+    column = ByteColumn.from_arrow(array)
+    assert list(column) == [b"cd", b"ef"]
+    assert column.take([1, 0, 1]).to_arrow(pa.string()).to_pylist() == ["ef", "cd", "ef"]
+
+
+def test_a_byte_column_beyond_its_block_is_refused() -> None:
+    block = np.zeros(4, np.uint8)
+    for starts, lengths in [([0], [5]), ([4], [1]), ([-1], [1]), ([0], [-1]), ([2**62], [2**62])]:
+        with pytest.raises(ValueError, match="beyond its block"):
+            ByteColumn(block, starts, lengths)
