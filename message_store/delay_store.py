@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""THE interface: what every engine promises, and the values it speaks.
+
+``WheelStore``, ``LevelStore`` and ``MemoryStore`` keep this contract; whoever holds one of them
+need not know which. Times are epoch milliseconds; a store reads a clock only to stamp what it
+stores, so ``advance`` can be driven through a simulated week in a second.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from message_store.message import Message, StoredMessage
+
+if TYPE_CHECKING:
+    from message_store.byte_column import ByteColumn, Int64s
+    from message_store.message_batch import MessageBatch, StoredBatch
+
+_at_least_1 = attrs.validators.ge(1)
+_not_negative = attrs.validators.ge(0)
+
+
+@attrs.frozen
+class AtLevel:
+    """Due after the delay of one of the store's levels, counted from 1."""
+
+    level: int = attrs.field(validator=_at_least_1)
+
+
+@attrs.frozen
+class AfterMs:
+    """Due so many milliseconds after it is stored."""
+
+    delay_ms: int = attrs.field(validator=_not_negative)
+
+
+@attrs.frozen
+class AtMs:
+    """Due at this time; a time that is past is promised for now."""
+
+    due_ms: int = attrs.field(validator=_not_negative)
+
+
+Due = AtLevel | AfterMs | AtMs
+"""When a message is wanted. Every engine takes every kind."""
+
+
+@attrs.frozen
+class Receipt:
+    """What ``schedule`` answers: the message is stored, and this is when it will come.
+
+    ``due_ms`` is the time asked for. ``promised_ms`` is the time that the engine can keep, never
+    before it: the level's due time, or the end of the wheel's slot. ``handle`` is what ``cancel``
+    takes in another process or on another day.
+    """
+
+    unique_key: str
+    topic: str
+    due_ms: int
+    promised_ms: int
+    commit_log_offset: int
+    handle: str
+
+
+@attrs.frozen(eq=False)
+class BatchReceipt:
+    """What ``schedule_batch`` answers: a column for each field of a receipt, a row a message."""
+
+    unique_keys: ByteColumn
+    due_ms: Int64s
+    promised_ms: Int64s
+    commit_log_offsets: Int64s
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+
+@attrs.frozen
+class Delivered:
+    """A message that has reached its topic.
+
+    ``message`` is the record as a consumer sees it. ``promised_ms`` is what its receipt said.
+    """
+
+    message: StoredMessage
+    promised_ms: int
+
+    @property
+    def lateness_ms(self) -> int:
+        """How long after the promise it was stored in its topic."""
+        return self.message.store_timestamp_ms - self.promised_ms
+
+
+class Deliveries(Protocol):
+    """What one ``advance`` delivered, in the order of delivery: cheap until looked into.
+
+    A sequence over the log and not a list of objects, because making the objects costs twenty times
+    the delivery itself. Valid until the store is closed.
+    """
+
+    def __len__(self) -> int:
+        """How many; costs nothing."""
+
+    def __getitem__(self, index: int) -> Delivered:
+        """One of them; raises IndexError like a list, negative indices count from the end."""
+
+    def __iter__(self) -> Iterator[Delivered]:
+        """All of them, each made when it is asked for."""
+
+    def to_batch(self) -> StoredBatch:
+        """All of them as columns, without an object for any."""
+
+
+@attrs.frozen
+class Pending:
+    """A message that waits.
+
+    ``topic`` and ``queue_id`` are where it will go; ``level`` is None where the engine keeps free
+    due times; ``due_ms`` is when the engine will deliver it.
+    """
+
+    unique_key: str | None
+    topic: str
+    queue_id: int
+    tags: str | None
+    keys: tuple[str, ...]
+    level: int | None
+    due_ms: int
+    size_bytes: int
+    commit_log_offset: int
+
+
+class Cancellation(enum.Enum):
+    """What came of a ``cancel``."""
+
+    CANCELLED = "cancelled"
+    ALREADY_DELIVERED = "already delivered"
+    NEVER_EXISTED = "never existed"
+
+
+class Severity(enum.Enum):
+    """How bad a finding is: worth knowing, will hurt later, loses or repeats messages."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@attrs.frozen
+class Finding:
+    """One thing that ``check`` noticed.
+
+    ``where`` names a file and offset or a level; ``effect`` is what a broker does about it;
+    ``remedy`` is what a person should do.
+    """
+
+    severity: Severity
+    where: str
+    problem: str
+    effect: str
+    remedy: str
+
+
+class TopicReader(Protocol):
+    """A topic as a consumer sees it."""
+
+    def read(
+        self, queue_id: int, from_offset: int, max_messages: int = 32
+    ) -> Sequence[StoredMessage]:
+        """The messages of one queue from an ordinal on, in order.
+
+        Fewer than ``max_messages``, or none, where the queue ends. Raises FormatError for a record
+        that is damaged.
+        """
+
+
+class DelayStore(Protocol):
+    """A durable store that takes messages now and delivers each into its topic when it is due.
+
+    - Every message is delivered once, by the first ``advance(now_ms)`` with
+      ``now_ms >= promised_ms``, and never by an earlier one. Among equal promises, in the order of
+      scheduling.
+    - After ``schedule`` returns, killing the process loses nothing; after ``flush``, losing power
+      loses nothing. Opening a store that was killed repeats no delivery.
+    - One process writes to a store at a time; its methods may be called from several threads.
+    - Every method raises StoreClosedError after ``close``.
+    """
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        """Store a message for later.
+
+        Raises UnsupportedDelayError for a time that the engine cannot keep, and BadFieldError for a
+        message that no record can hold. Nothing is stored then.
+        """
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
+        """Store many messages, the row at ``i`` due at ``due_ms[i]``; all of them or none.
+
+        The same as scheduling them one by one with ``AtMs``, in one go. Raises as ``schedule``.
+        """
+
+    def advance(self, now_ms: int) -> Deliveries:
+        """Move everything that is due at ``now_ms`` into its topic.
+
+        Between two calls of ``schedule`` a second call with the same time, or with an earlier one,
+        delivers nothing. When it returns, the deliveries are as durable as a ``schedule``.
+        """
+
+    def next_due_ms(self) -> int | None:
+        """The earliest time at which ``advance`` would deliver something; None when nothing waits.
+
+        Never later than the earliest promise; it may be earlier where the engine works in steps.
+        """
+
+    def pending(
+        self,
+        *,
+        topic: str | None = None,
+        level: int | None = None,
+        due_after_ms: int | None = None,
+        due_before_ms: int | None = None,
+        unique_key: str | None = None,
+    ) -> Iterator[Pending]:
+        """What waits and passes every filter given, in unspecified order.
+
+        ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily: the store must
+        not change meanwhile.
+        """
+
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """Take a message back, by its receipt or by the receipt's handle.
+
+        ``CANCELLED`` means that it will not be delivered, also after a kill. Raises BadFieldError
+        for text that is no handle.
+        """
+
+    def topic(self, name: str) -> TopicReader:
+        """A topic's queues, for reading; one that has no messages reads as empty."""
+
+    def check(self) -> list[Finding]:
+        """Every invariant that does not hold, worst first. Never raises for damage."""
+
+    def flush(self) -> None:
+        """Come back when everything stored so far survives a loss of power."""
+
+    def close(self) -> None:
+        """Flush, and let go of the files; closing twice is fine."""
+
+    def __enter__(self) -> DelayStore:
+        """The store itself."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
