@@ -188,7 +188,8 @@ def read_units(reader: SegmentReader, begin_position: int = 0) -> TimerUnits:
     run_starts = np.array([run.start_position for run in runs], np.int64)
     counts = np.array([len(run.units) for run in runs], np.int64)
     run_indexes = np.cumsum(counts) - counts
-    units = np.concatenate([run.units for run in runs] or [np.zeros(0, TIMER_UNIT.dtype)])
+    pieces = [np.empty(0, TIMER_UNIT.dtype), *(run.units for run in runs)]
+    units = np.concatenate(pieces, dtype=TIMER_UNIT.dtype)  # else NumPy turns the bytes around
     in_run = np.arange(len(units), dtype=np.int64) - np.repeat(run_indexes, counts)
     return TimerUnits(
         positions=np.repeat(run_starts, counts) + in_run * TIMER_UNIT.size,

@@ -9,24 +9,25 @@ are placed::
     message  due      out = ceil(due / P) * P - P   slot (out / P) % 12
     a        22,500   22,000                        10
     b        23,000   22,000                        10    a chain: b -> a
-    c        26,001   26,000                        2
-    d        26,999   26,000                        2     a chain: d -> c
+    c        25,001   25,000                        1
+    d        25,999   25,000                        1     a chain: d -> c
     e        36,000   35,000                        15 slots ahead, beyond W: it must roll
 
 What is W or more slots ahead is parked W/2 or W slots ahead of the clock, half when less than W/3
-would remain after a whole W. e: 15 - 6 = 9 remain, so W ahead: 26,000, slot 2, and the chain there
-is e -> d -> c. The hand takes a slot when its P milliseconds are over, so that nothing comes early
-and nothing comes later than P; it steps over empty slots::
+would remain after a whole W. e: 15 - 6 = 9 remain, so W ahead: 26,000, slot 2. The hand takes a
+slot when its P milliseconds are over, so that nothing comes early and nothing comes later than P;
+it steps over empty slots::
 
     slot            0    1    2    3    4    5    6    7    8    9    10   11
-    clock 20,000    .    .    edc  .    .    .    .    .    .    .    ba   .    as placed
-    clock 21,000    .    .    edc  .    .    .    .    .    .    .    ba   .    took 8: empty
-    clock 22,000    .    .    edc  .    .    .    .    .    .    .    ba   .    took 9: empty
-    clock 23,000    .    .    edc  .    .    .    .    .    .    .    (ba) .    took 10: a, b
-    clock 27,000    .    .    (edc).    .    .    .    .    .    e    (ba) .    took 2; e rolls
-    clock 34,000    .    .    (edc).    .    .    .    .    .    (e)  (ba) e    took 9: e is placed
-    clock 35,000    .    .    (edc).    .    .    .    .    .    (e)  (ba) e    took 10: passed over
-    clock 36,000    .    .    (edc).    .    .    .    .    .    (e)  (ba) (e)  took 11: e
+    clock 20,000    .    dc   e    .    .    .    .    .    .    .    ba   .     as placed
+    clock 21,000    .    dc   e    .    .    .    .    .    .    .    ba   .     took 8: empty
+    clock 22,000    .    dc   e    .    .    .    .    .    .    .    ba   .     took 9: empty
+    clock 23,000    .    dc   e    .    .    .    .    .    .    .    (ba) .     took 10: a, b
+    clock 26,000    .    (dc) e    .    .    .    .    .    .    .    (ba) .     took 1: c, d
+    clock 27,000    .    (dc) (e)  .    .    .    .    .    .    e    (ba) .     took 2: e rolls
+    clock 34,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) e     took 9: e is placed
+    clock 35,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) e     10: passed over
+    clock 36,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) (e)   took 11: e
 
 a came 500 ms after its due time, b and e 0, c 999, d 1. At 27,000 e was stored again as a new
 record with 8 slots to go, and parked at 33,000; at 34,000 one slot remained, and it got its own.
