@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every interop test stands on: the versions it names, brokers that never stay behind.
+
+`@pytest.mark.interop("4.9.7", "5.5.0")` says which RocketMQ versions a test runs. Where they cannot
+be had (no JDK, no Maven, no network for the first download) it is skipped with the reason; with
+CI set it fails, since there a silent skip would pass for a proof.
+"""
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.broker import Broker
+from tests.interop.jars import jars, missing_tools
+
+MakeBroker = Callable[..., Broker]
+
+_brokers: list[Broker] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fetch the versions a test names, or say why it cannot run."""
+    versions = [str(each) for mark in item.iter_markers("interop") for each in mark.args]
+    if not versions:
+        return
+    reason = missing_tools() or _cannot_be_had(versions)
+    if reason is None:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"CI must run the interop tests: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def _cannot_be_had(versions: list[str]) -> str | None:
+    for version in versions:
+        try:
+            jars(version)
+        except (OSError, RuntimeError) as failure:
+            return f"RocketMQ {version} cannot be had: {failure}"
+    return None
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all that a module's brokers and judges write."""
+    return tmp_path_factory.mktemp("interop")
+
+
+@pytest.fixture(scope="module")
+def make_broker(scratch: Path) -> Iterator[MakeBroker]:
+    """Make brokers (arguments as Broker's, without the scratch folder); kill what is left."""
+
+    def make(version: str, store_root: Path, **options: object) -> Broker:
+        folder = scratch / f"broker-{len(_brokers)}-{version}"
+        folder.mkdir()
+        broker = Broker(version, store_root, folder, **options)  # type: ignore[arg-type]
+        _brokers.append(broker)
+        return broker
+
+    yield make
+    for broker in _brokers:
+        broker.kill()
+    _brokers.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of each broker's log beside a failure."""
+    report = yield
+    if report.failed:
+        for broker in _brokers:
+            report.sections.append((f"broker {broker.version}", broker.log_tail()))
+    return report

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores as real brokers leave them, with the truth about every message beside them.
+
+The truth has two halves: what the producer got confirmed, and what the official client reads from
+a broker of the same version that runs as a slave on a copy of the stopped store. A slave neither
+delivers levels nor turns its wheel, so the copy stands still while it is read. Nothing here uses
+this project's own readers.
+"""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from tests.interop.account import user_properties
+from tests.interop.broker import Broker
+from tests.interop.judge import Judge, Sent, copy_store, queues_of
+from tests.interop.workload import TOPIC_TABLE, TOPICS, Outgoing, varied
+
+GROUP: Final = "fixture_group"
+RETRY_TOPIC: Final = f"%RETRY%{GROUP}"
+LEVEL_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
+
+_HALF_A_DAY_MS: Final = 12 * 3_600_000
+_SLAVE: Final = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
+
+Line = dict[str, Any]
+
+
+@attrs.frozen
+class StorePlan:
+    """How one store comes to be.
+
+    `timers` mixes in messages with free due times and recalls one in five of them (5.3.2 and
+    newer, `recallMessageEnable`). `killed` ends the broker by SIGKILL while it delivers.
+    """
+
+    name: str
+    version: str
+    seed: int
+    messages: int
+    killed: bool = False
+    timers: bool = False
+    settings: Mapping[str, object] = attrs.field(factory=dict)
+    linger_s: float = 40.0
+
+
+@attrs.frozen
+class RealStore:
+    """A stopped broker's store root, one line per message, and the facts of the run."""
+
+    root: Path
+    lines: Sequence[Line]
+    about: Mapping[str, Any]
+
+
+def make_store(plan: StorePlan, scratch: Path) -> RealStore:
+    """Let a broker fill a store as planned, stop it, and find out what it holds."""
+    root = scratch / "store"
+    (scratch / "master").mkdir(parents=True)
+    broker = Broker(
+        plan.version, root, scratch / "master", settings=plan.settings, topics=TOPIC_TABLE
+    )
+    judge = Judge(broker, scratch / "judge")
+    try:
+        broker.start()
+        with judge.consume(TOPICS, GROUP, deadline_s=600, return_one_in=10) as consumer:
+            sent = judge.send(workload(plan))
+            recalled = judge.recall(_to_recall(plan, sent)) if plan.timers else set()
+            time.sleep(plan.linger_s)
+            if plan.killed:
+                broker.kill()
+            seen = consumer.stop()
+        broker.stop()
+        stopped_ms = time.time_ns() // 1_000_000
+    finally:
+        broker.kill()
+    records = read_still(plan, root, scratch)
+    lines = truth(sent, records, recalled)
+    about = _about(plan, broker, sent, records, lines)
+    about |= {"stoppedMs": stopped_ms, "consumerSaw": len({each.place for each in seen})}
+    return RealStore(root, lines, about)
+
+
+def workload(plan: StorePlan) -> list[Outgoing]:
+    """Make a plan's messages: delayed mostly, some ordinary, a few transactional."""
+    dice = random.Random(plan.seed)
+    now_ms = time.time_ns() // 1_000_000
+    return [_delayed(each, dice, plan, now_ms) for each in varied(plan.seed, plan.messages)]
+
+
+def read_still(plan: StorePlan, root: Path, scratch: Path) -> list[Line]:
+    """Read every record of every queue from a slave on a copy; the store itself is not opened."""
+    copy = copy_store(root, scratch / "copy")
+    (scratch / "slave").mkdir()
+    slave = Broker(plan.version, copy, scratch / "slave", settings={**plan.settings, **_SLAVE})
+    try:
+        slave.start()
+        topics = {*TOPICS, RETRY_TOPIC, LEVEL_TOPIC, WHEEL_TOPIC}
+        queues = [each for each in queues_of(copy) if each[0] in topics]
+        return Judge(slave, scratch / "judge").read(queues)
+    finally:
+        slave.kill()
+
+
+def truth(sent: Iterable[Sent], records: Iterable[Line], recalled: set[str]) -> list[Line]:
+    """Write one line per message that was sent, and one per message a consumer returned."""
+    waiting: defaultdict[tuple[str, str], list[Line]] = defaultdict(list)
+    stored: dict[tuple[str, str], Line] = {}
+    for record in records:
+        properties = record["properties"]
+        if record["topic"] not in (LEVEL_TOPIC, WHEEL_TOPIC):
+            stored[record["uniqKey"], record["topic"]] = record
+        elif "TIMER_DEL_UNIQKEY" not in properties:
+            waiting[record["uniqKey"], properties["REAL_TOPIC"]].append(record)
+    lines = [
+        _sent_line(each, waiting, stored, recalled)
+        for each in sent
+        if each.accepted or (each.unique_key, each.message.topic) in stored
+    ]
+    returned = {key for key in (*waiting, *stored) if key[1] == RETRY_TOPIC}
+    return lines + [_retry_line(key, waiting, stored) for key in sorted(returned)]
+
+
+def _delayed(message: Outgoing, dice: random.Random, plan: StorePlan, now_ms: int) -> Outgoing:
+    kind = dice.random()
+    if kind < 0.12:
+        return message
+    if kind < 0.14:
+        outcome = dice.choice(("commit", "rollback", "unknown"))
+        return attrs.evolve(message, transaction=outcome)
+    if plan.timers and kind < 0.8:
+        # Mostly soon, so that both sides of the stop are well filled; a few overdue at the put.
+        delay_ms = int(dice.choice((60_000, 600_000, _HALF_A_DAY_MS)) * dice.random()) + 1
+        match dice.randrange(3):
+            case 0:
+                return attrs.evolve(message, deliver_ms=now_ms - 60_000 + delay_ms)
+            case 1:
+                return attrs.evolve(message, delay_ms=delay_ms)
+            case _:
+                return attrs.evolve(message, delay_sec=delay_ms // 1000 + 1)
+    return attrs.evolve(message, delay_level=dice.randint(1, 18))
+
+
+def _to_recall(plan: StorePlan, sent: Iterable[Sent]) -> list[Sent]:
+    """Choose among those that are due in more than ten minutes: no race with the delivery."""
+    dice = random.Random(plan.seed)
+    return [
+        each
+        for each in sent
+        if each.recall_handle
+        and each.message.due_ms(each.sent_ms, defaultdict(int)) > each.sent_ms + 600_000
+        and dice.randrange(5) == 0
+    ]
+
+
+def _sent_line(
+    sent: Sent,
+    waiting: Mapping[tuple[str, str], list[Line]],
+    stored: Mapping[tuple[str, str], Line],
+    recalled: set[str],
+) -> Line:
+    message = sent.message
+    key = (sent.unique_key, message.topic)
+    delayed = sorted(waiting.get(key, ()), key=lambda each: int(each["queueOffset"]))
+    there = stored.get(key)
+    first = delayed[0] if delayed else there
+    state = (
+        "pending" if delayed else {"rollback": "rolledback"}.get(message.transaction or "", "half")
+    )
+    if there is not None:
+        was_put_aside = delayed or message.deliver_ms is not None
+        state = "delivered" if was_put_aside else "normal"
+    elif sent.unique_key in recalled:
+        state = "recalled"
+    line = message.line()
+    return {
+        "kind": "sent",
+        "uniqKey": sent.unique_key,
+        "topic": message.topic,
+        "realQueueId": sent.queue_id,
+        "tag": message.tags,
+        "keys": " ".join(message.keys) or None,
+        **_body_of(sent),
+        "bornTimestamp": first and first["bornTimestamp"],
+        "sendTime": sent.sent_ms,
+        "storeTimestamp": first and first["storeTimestamp"],
+        "userProperties": dict(message.properties),
+        "state": state,
+        **({"tx": message.transaction} if message.transaction else {}),
+        **{
+            name: line[name]
+            for name in ("delayLevel", "deliverMs", "delayMs", "delaySec")
+            if name in line
+        },
+        **_delay_of(delayed),
+        **_delivery_of(there),
+    }
+
+
+def _retry_line(
+    key: tuple[str, str],
+    waiting: Mapping[tuple[str, str], list[Line]],
+    stored: Mapping[tuple[str, str], Line],
+) -> Line:
+    delayed, there = waiting.get(key, []), stored.get(key)
+    first = delayed[0] if delayed else there
+    assert first is not None
+    properties = first["properties"]
+    return {
+        "kind": "retry",
+        "uniqKey": key[0],
+        "topic": key[1],
+        "realQueueId": int(properties.get("REAL_QID", 0)),
+        "originalTopic": properties["RETRY_TOPIC"],
+        "tag": first["tags"],
+        "keys": first["keys"],
+        "bodySha1": first["bodySha1"],
+        "bodyLength": first["bodyLength"],
+        "bornTimestamp": first["bornTimestamp"],
+        "storeTimestamp": first["storeTimestamp"],
+        "userProperties": user_properties(properties),
+        "state": "pending" if there is None else "delivered",
+        **({"delayLevel": int(properties["DELAY"])} if "DELAY" in properties else {}),
+        **_delay_of(delayed),
+        **_delivery_of(there),
+    }
+
+
+def _body_of(sent: Sent) -> Line:
+    return {"bodySha1": sent.message.body_sha1, "bodyLength": len(sent.message.body)}
+
+
+def _delay_of(delayed: Sequence[Line]) -> Line:
+    """Describe the waiting record: of a rolled message the last one is the live one."""
+    if not delayed:
+        return {}
+    line: Line = {"delayQueueOffset": delayed[0]["queueOffset"]}
+    timer = delayed[-1]["properties"].get("TIMER_OUT_MS")
+    return line if timer is None else {**line, "timerOutMs": int(timer), "rolls": len(delayed) - 1}
+
+
+def _delivery_of(there: Line | None) -> Line:
+    if there is None:
+        return {}
+    return {
+        "deliveredStoreTimestamp": there["storeTimestamp"],
+        "deliveredQueueOffset": there["queueOffset"],
+    }
+
+
+def _about(
+    plan: StorePlan,
+    broker: Broker,
+    sent: Sequence[Sent],
+    records: Sequence[Line],
+    lines: Sequence[Line],
+) -> dict[str, Any]:
+    counts: defaultdict[str, int] = defaultdict(int)
+    levels: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for line in lines:
+        counts[f"{line['kind']}:{line['state']}"] += 1
+        if "delayLevel" in line and line["state"] in ("delivered", "pending"):
+            levels[line["delayLevel"]][line["state"]] += 1
+    failures = [each.error or each.status for each in sent if not each.accepted]
+    known = {
+        (each["uniqKey"], each["properties"].get("REAL_TOPIC", each["topic"])) for each in records
+    }
+    return {
+        "name": plan.name,
+        "version": plan.version,
+        "config": broker.settings(),
+        "seed": plan.seed,
+        "topics": list(TOPICS),
+        "consumerGroup": GROUP,
+        "howStopped": "SIGKILL while delivering (abort present)" if plan.killed
+        else "SIGTERM, clean",
+        "lastStoreTimestampMs": max(record["storeTimestamp"] for record in records),
+        "counts": dict(sorted(counts.items())),
+        "lines": len(lines),
+        "byLevel": {level: dict(states) for level, states in sorted(levels.items())},
+        "notSent": failures,
+        "extraInStoreNotInExpected": len(known - {(x["uniqKey"], x["topic"]) for x in lines}),
+        "commitlogFiles": sum(1 for _ in (broker.store_root / "commitlog").iterdir()),
+        "truth": "the producer's record, and the official client reading a broker of the same"
+        " version that ran as a slave on a copy of the stopped store",
+    }  # fmt: skip
