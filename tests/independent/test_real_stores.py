@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from tests.independent import raw_files
@@ -19,13 +20,15 @@ from tests.independent.expected_conversion import (
     out_ms_of,
     waiting_records,
 )
-from tests.independent.level_messages import level_delays_ms
+from tests.independent.level_messages import delivered_record, level_delays_ms
 from tests.independent.raw_records import (
+    SCHEDULE_TOPIC,
     TIMER_TOPIC,
     BadRecordError,
     Pair,
     RawRecord,
     body_sha1,
+    decode_record,
     encode_record,
     ends_with_separator,
     join_properties,
@@ -200,6 +203,30 @@ def test_delivered_messages_lie_in_their_topics_with_their_content(
         assert record.effective.get("TAGS") == line.tags
         assert record.effective.get("KEYS") == line.keys
         assert record.store_timestamp_ms == line.delivered_store_timestamp_ms
+
+
+@pytest.mark.parametrize("name", ALL_STORES)
+def test_hand_made_delivered_copies_are_those_of_a_broker(real_store: Unpacked, name: str) -> None:
+    store = real_store(name)
+    waiting: dict[Pair, RawRecord] = {}
+    count = 0
+    for placed in records_of(store.root):
+        record = placed.record
+        if "DELAY" not in record.effective:
+            continue
+        key = (record.effective["UNIQ_KEY"], record.effective["REAL_TOPIC"])
+        if record.topic == SCHEDULE_TOPIC:
+            waiting[key] = record
+            continue
+        dialect: Dialect = "5.5" if "5.5.0" in name else "4.9"
+        copy = delivered_record(waiting[key], record.store_timestamp_ms, dialect)
+        offsets = (record.queue_offset, record.commit_log_offset)
+        copy = attrs.evolve(copy, queue_offset=offsets[0], commit_log_offset=offsets[1])
+        assert decode_record(encode_record(copy)) == record
+        count += 1
+    assert count == len(
+        [line for line in store.truth if line.state == "delivered" and line.level is not None]
+    )
 
 
 def test_the_timer_topic_of_the_wheel_store_is_the_truth(real_store: Unpacked) -> None:

@@ -119,6 +119,8 @@ BREAKS: list[tuple[str, Break, str]] = [
     ("another data version", number(CHECK, 40, "q", 0), "data version"),
     ("dirt behind the check", patch(CHECK, 56, b"x"), "after the seven fields"),
     ("a short check", truncate(CHECK, 56), "not a file of 4096 bytes"),
+    ("torn topics", truncate("config/topics.json", 50), "topics.json: cannot be read"),
+    ("torn metrics", truncate("config/timermetrics", 50), "timermetrics: cannot be read"),
     ("no metrics", delete("config/timermetrics"), "timermetrics: absent"),
     ("a wrong count", replace("config/timermetrics", b'"count":2', b'"count":1'), "counts"),
     (

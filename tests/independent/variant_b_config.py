@@ -12,6 +12,7 @@ from tests.independent.raw_files import read_config
 from tests.independent.raw_records import RawRecord
 
 DEFAULT_QUEUE_COUNT = 16
+CONFIG_FILES = ["timermetrics", "topics.json", "consumerOffset.json", "subscriptionGroup.json"]
 
 
 def check_config(path: Path, records: Sequence[RawRecord], source: Path | None) -> Iterator[str]:
@@ -22,6 +23,11 @@ def check_config(path: Path, records: Sequence[RawRecord], source: Path | None) 
         queue_id = record.effective.get("REAL_QID", "")
         least = int(queue_id) + 1 if queue_id.isdigit() else 1
         queue_counts[topic] = max(queue_counts.get(topic, 1), least)
+    for name in CONFIG_FILES:
+        try:
+            read_config(path, name)
+        except ValueError as error:
+            yield f"{name}: cannot be read: {error}"
     yield from _metrics_problems(path, records)
     yield from _topic_problems(path, queue_counts)
     yield from _offset_problems(path, queue_counts, source)
@@ -30,14 +36,16 @@ def check_config(path: Path, records: Sequence[RawRecord], source: Path | None) 
 
 
 def _table(path: Path, file: str, key: str) -> dict[str, Any]:
-    found = read_config(path, file)
+    try:
+        found = read_config(path, file)
+    except ValueError:
+        return {}
     table = found.get(key) if isinstance(found, dict) else None
     return table if isinstance(table, dict) else {}
 
 
 def _metrics_problems(path: Path, records: Sequence[RawRecord]) -> Iterator[str]:
-    found = read_config(path, "timermetrics")
-    if not isinstance(found, dict) or "dataVersion" not in found:
+    if not _table(path, "timermetrics", "dataVersion"):
         yield "timermetrics: absent, or without dataVersion"
         return
     counts = {
