@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store with a wheel, made step by step as a broker makes it: put, place, stop."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from pathlib import Path
+
+import attrs
+
+from message_store.store_root import StoreRoot
+from tests.independent.raw_files import (
+    SLOT_COUNT,
+    WHEEL_BYTES,
+    QueueUnit,
+    Slot,
+    TimerUnit,
+    encode_slot,
+    encode_timer_unit,
+)
+from tests.independent.raw_records import (
+    MAGIC_BLANK,
+    TIMER_TOPIC,
+    RawRecord,
+    encode_record,
+    java_hash,
+    join_properties,
+)
+from tests.independent.store_file_writer import encode_queue_unit, write_log, write_segments
+
+NOW_MS = 1_700_000_000_000
+#: Four units and a blank of twenty bytes.
+TIMER_FILE_BYTES = 4 * 52 + 20
+LOG_FILE_BYTES = 4096
+QUEUE_FILE_BYTES = 200
+
+
+@attrs.define
+class WheelStoreBuilder:
+    """Holds what a broker holds in memory; `stop` writes it down."""
+
+    path: Path
+    precision_ms: int = 1000
+    records: dict[int, bytes] = attrs.field(factory=dict)
+    queue: list[QueueUnit] = attrs.field(factory=list)
+    log: bytes = b""
+    slots: dict[int, Slot] = attrs.field(factory=dict)
+    log_end: int = 0
+
+    def put(
+        self,
+        out_ms: int | str | None,
+        *,
+        key: str | None = None,
+        topic: str = "TopicA",
+        deletes: str | None = None,
+        queue_offset: int | None = None,
+    ) -> int:
+        """Store one timed message (or delete marker); its queue offset."""
+        number = len(self.queue)
+        pairs = [
+            ("REAL_TOPIC", topic),
+            ("REAL_QID", "0"),
+            ("UNIQ_KEY", f"K{number}" if key is None else key),
+            ("TIMER_OUT_MS", None if out_ms is None else str(out_ms)),
+            ("TIMER_DEL_UNIQKEY", deletes),
+        ]
+        record = RawRecord(
+            topic=TIMER_TOPIC,
+            body=b"body",
+            properties=join_properties([(n, v) for n, v in pairs if v is not None], ending=True),
+            queue_offset=number if queue_offset is None else queue_offset,
+        )
+        size = len(encode_record(record))
+        left = LOG_FILE_BYTES - self.log_end % LOG_FILE_BYTES
+        self.log_end += left if size + 8 > left else 0
+        placed = attrs.evolve(record, commit_log_offset=self.log_end)
+        self.records[self.log_end] = encode_record(placed)
+        self.queue.append(QueueUnit(self.log_end, size, 0))
+        self.log_end += size
+        return number
+
+    def place(
+        self, number: int, slot_time_ms: int, *, flags: int = 1, write_time_ms: int = NOW_MS
+    ) -> int:
+        """Append the unit of a queue entry and hang it on its slot; the unit's position."""
+        left = TIMER_FILE_BYTES - len(self.log) % TIMER_FILE_BYTES
+        if left < 52 + 16:
+            self.log += struct.pack(">iqi", left, 0, MAGIC_BLANK).ljust(left, b"\0")
+        time_units = slot_time_ms // self.precision_ms
+        index = time_units % SLOT_COUNT
+        old = self.slots.get(index)
+        if old is not None and old.time_units != time_units:
+            old = None
+        position = len(self.log)
+        entry = self.queue[number]
+        self.log += encode_timer_unit(
+            TimerUnit(
+                position=position,
+                size_bytes=52,
+                previous_position=old.last_position if old else -1,
+                magic=flags,
+                write_time_ms=write_time_ms,
+                delay_ms=slot_time_ms - write_time_ms,
+                commit_log_offset=entry.commit_log_offset,
+                record_size_bytes=entry.size_bytes,
+                topic_hash=java_hash("TopicA"),
+                reserved=0,
+            )
+        )
+        first, count = (old.first_position, old.unit_count + 1) if old else (position, 1)
+        self.slots[index] = Slot(index, time_units, first, position, count, 0)
+        return position
+
+    def put_and_place(self, slot_time_ms: int, *, flags: int = 1, key: str | None = None) -> int:
+        number = self.put(slot_time_ms, key=key)
+        self.place(number, slot_time_ms, flags=flags)
+        return number
+
+    def remembered(self) -> dict[int, Slot]:
+        """The slots as they are now: what a wheel file that is not written again will say."""
+        return copy.copy(self.slots)
+
+    def stop(
+        self,
+        *,
+        last_read_ms: int = NOW_MS,
+        flush_position: int | None = None,
+        last_queue_offset: int | None = None,
+        master_queue_offset: int | None = None,
+        slots: dict[int, Slot] | None = None,
+        wheel_name: str = "timerwheel",
+    ) -> StoreRoot:
+        """Write everything down; what is not given is what a clean stop would leave."""
+        write_log(self.path / "commitlog", self.records, self.log_end, LOG_FILE_BYTES)
+        queue = b"".join(encode_queue_unit(unit) for unit in self.queue)
+        write_segments(self.path / "consumequeue" / TIMER_TOPIC / "0", queue, QUEUE_FILE_BYTES)
+        if self.log:
+            write_segments(self.path / "timerlog", self.log, TIMER_FILE_BYTES)
+        write_wheel(self.path / wheel_name, self.slots if slots is None else slots)
+        count = len(self.queue)
+        check = (
+            last_read_ms,
+            len(self.log) if flush_position is None else flush_position,
+            count if last_queue_offset is None else last_queue_offset,
+            count if master_queue_offset is None else master_queue_offset,
+            0,
+            NOW_MS,
+            1,
+        )
+        (self.path / "config").mkdir()
+        (self.path / "config" / "timercheck").write_bytes(
+            struct.pack(">7q", *check).ljust(4096, b"\0")
+        )
+        return StoreRoot(self.path)
+
+
+def write_wheel(path: Path, slots: dict[int, Slot]) -> None:
+    """A wheel file of the right length that holds just these slots."""
+    with path.open("wb") as file:
+        file.truncate(WHEEL_BYTES)
+        for slot in slots.values():
+            file.seek(slot.index * 32)
+            file.write(encode_slot(slot))
