@@ -6,6 +6,7 @@ person can read the sentence. Decoders given arbitrary bytes raise :class:`Forma
 its children, and nothing else.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -96,7 +97,16 @@ class PlanError(MigrationError):
 
 
 class BadRecordsError(MigrationError):
-    """Records that cannot be converted, under the policy that nothing may be left behind."""
+    """Records that cannot be converted, under the policy that nothing may be left behind.
+
+    ``records`` are values with level, queue_offset, commit_log_offset and reason.
+    """
+
+    def __init__(self, records: Sequence[object]) -> None:
+        self.records = tuple(records)
+        super().__init__(
+            f"{len(self.records)} pending records cannot be converted; nothing was written"
+        )
 
 
 class VerificationError(MigrationError):

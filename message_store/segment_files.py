@@ -14,7 +14,8 @@ from types import TracebackType
 
 import attrs
 
-from message_store.errors import SourceError, TruncatedRecordError
+from message_store.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.small_files import sync_directory
 
 NAME_DIGITS = 20
 
@@ -30,15 +31,16 @@ def segment_name(start_offset: int) -> str:
 
 @attrs.frozen
 class Segment:
-    """One file: where it begins in the row, and how many bytes are really there."""
+    """One file: where it begins in the row, how many bytes are there, when it was changed."""
 
     start_offset: int
     length_bytes: int
     path: Path
+    modified_ns: int
 
 
 def list_segments(directory: Path) -> tuple[Segment, ...]:
-    """The files of a row in order; anything not named by 20 digits, and every link, is passed over."""
+    """The files of a row in order; links, and names that are not 20 digits, are passed over."""
     if not directory.is_dir():
         return ()
     found = []
@@ -48,7 +50,10 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
                 len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
             )
             if is_named and entry.is_file(follow_symlinks=False):
-                found.append(Segment(int(entry.name), entry.stat().st_size, Path(entry.path)))
+                facts = entry.stat(follow_symlinks=False)
+                found.append(
+                    Segment(int(entry.name), facts.st_size, Path(entry.path), facts.st_mtime_ns)
+                )
     return tuple(sorted(found, key=lambda segment: segment.start_offset))
 
 
@@ -155,6 +160,68 @@ class SegmentReader:
             os.close(self._descriptors.popitem()[1])
 
     def __enter__(self) -> "SegmentReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class SegmentWriter:
+    """A row of new segment files, each made at its full length and sparse when it is first written.
+
+    Use as a context manager, or call :meth:`close`. Errors of the disk are TargetError.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int) -> None:
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._descriptors: dict[int, int] = {}
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """Put these bytes at ``offset`` of the row, across files where need be."""
+        data = data.cast("B")
+        while data.nbytes:
+            start = offset - offset % self.file_bytes
+            here = data[: start + self.file_bytes - offset]
+            try:
+                count = os.pwrite(self._descriptor(start), here, offset - start)
+            except OSError as error:
+                raise TargetError(
+                    f"{self.directory / segment_name(start)}: cannot be written at "
+                    f"{offset - start}: {error.strerror}"
+                ) from error
+            offset += count
+            data = data[count:]
+
+    def sync(self) -> None:
+        """Come back when everything written is on the disk, the files' names too."""
+        try:
+            for descriptor in self._descriptors.values():
+                os.fsync(descriptor)
+            if self._descriptors:
+                sync_directory(self.directory)
+        except OSError as error:
+            raise TargetError(f"{self.directory}: cannot be synced: {error.strerror}") from error
+
+    def _descriptor(self, start: int) -> int:
+        if start not in self._descriptors:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptors[start] = os.open(self.directory / segment_name(start), flags, 0o644)
+            os.ftruncate(self._descriptors[start], self.file_bytes)
+        return self._descriptors[start]
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def __enter__(self) -> "SegmentWriter":
         return self
 
     def __exit__(

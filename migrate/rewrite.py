@@ -227,3 +227,12 @@ def rewrite_properties(text: bytes, out_ms: int) -> bytes:
         elif name == names.DELAY.encode() and timer not in kept:
             kept.append(timer)
     return names.PROPERTY_SEPARATOR.join(kept)
+
+
+def real_topic_of(record: bytes) -> bytes | None:
+    """Where a level record is to be delivered, or None when that cannot be read."""
+    try:
+        stored = dict(names.split_entries(decode_message_at(record).properties_text))
+    except FormatError:
+        return None
+    return stored.get(names.REAL_TOPIC.encode())

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -44,7 +45,7 @@ def require_java() -> None:
     version = int(found.group(1)) if found else 0
     if version < JAVA_MIN_VERSION:
         raise JavaMissingError(
-            f"Spark needs Java {JAVA_MIN_VERSION} or newer, this is {version or 'unknown'}: {advice}"
+            f"Spark needs Java {JAVA_MIN_VERSION} or newer, not {version or 'unknown'}: {advice}"
         )
 
 
@@ -77,12 +78,19 @@ def spark_session(
         session.stop()
 
 
+def _python_path() -> str:
+    """Where workers find this project, also when it is not installed."""
+    home = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+
+
 def _settings(master: str) -> dict[str, str]:
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.pyspark.python": sys.executable,
+        "spark.executorEnv.PYTHONPATH": _python_path(),
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",

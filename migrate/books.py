@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books of a conversion: from backlog, choice and plan to counts per level that add up."""
+
+from typing import Any
+
+import numpy as np
+from legacy_levels.level_backlog import LevelBacklog
+from numpy.typing import NDArray
+
+from migrate.plan import Amendments, Plan
+from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
+from migrate.settings import ConvertOptions
+from migrate.target_config import broker_settings
+from migrate.write import Receipt
+from timer_wheel.timer_log import FLAG_ROLL
+from timer_wheel.wheel_math import SLOTS_TOTAL
+
+_WHEEL_MARGIN_SLOTS = 60
+"""A starting broker reads from one wheel length before now, and this much later."""
+
+_HOUR_MS = 3_600_000
+
+
+def bad_records(backlog: LevelBacklog, amendments: Amendments) -> tuple[BadRecord, ...]:
+    """What cannot be converted, in the order of the source log."""
+    return tuple(
+        BadRecord(
+            level=int(backlog.level[at]),
+            queue_offset=int(backlog.queue_offset[at]),
+            commit_log_offset=int(backlog.commit_log_offset[at]),
+            reason=reason,
+        )
+        for at, reason in sorted(amendments.bad.items())
+    )
+
+
+def open_before_ms(plan: Plan) -> int | None:
+    """Until when a broker must have opened the target, or messages are lost; None when it has none.
+
+    Slots older than the wheel's length are never read, and log files but the last are deleted once
+    their last change is older than the retention.
+    """
+    if len(plan) == 0:
+        return None
+    settings = plan.settings
+    first_slot_ms = int(plan.slots.slot_time_ms.min())
+    wheel_ms = first_slot_ms + (SLOTS_TOTAL - _WHEEL_MARGIN_SLOTS) * settings.precision_ms
+    if plan.log.end_offset <= settings.commit_log_file_bytes:
+        return wheel_ms
+    return min(wheel_ms, plan.now_ms + settings.retention_hours * _HOUR_MS)
+
+
+def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
+    numbers, counts = np.unique(values, return_counts=True)
+    found = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+    return {level: found.get(level, 0) for level in levels}
+
+
+def _level_reports(
+    backlog: LevelBacklog, chosen: NDArray[np.bool_], plan: Plan, amendments: Amendments
+) -> tuple[LevelReport, ...]:
+    levels = tuple(counts.level for counts in backlog.levels)
+    converted = _per_level(plan.levels, levels)
+    skipped = _per_level(backlog.level[~chosen], levels)
+    bad = np.array(sorted(amendments.bad), np.int64)
+    quarantined = _per_level(backlog.level[bad], levels)
+    overdue = _per_level(plan.levels[plan.due_ms <= plan.now_ms], levels)
+    rolled = _per_level(plan.levels[(plan.flags & FLAG_ROLL) != 0], levels)
+    return tuple(
+        LevelReport(
+            level=counts.level,
+            delay_ms=counts.delay_ms,
+            from_offset=counts.from_offset,
+            to_offset=counts.to_offset,
+            queued=counts.queued,
+            already_delivered=counts.already_delivered,
+            expired=counts.expired,
+            pending=counts.pending,
+            converted=converted[counts.level],
+            skipped=skipped[counts.level],
+            quarantined=quarantined[counts.level],
+            overdue=overdue[counts.level],
+            rolled=rolled[counts.level],
+        )
+        for counts in backlog.levels
+    )
+
+
+def conversion_report(
+    options: ConvertOptions,
+    backlog: LevelBacklog,
+    chosen: NDArray[np.bool_],
+    plan: Plan,
+    amendments: Amendments,
+    receipts: list[Receipt],
+    seconds: Seconds,
+    request: dict[str, Any],
+) -> ConversionReport:
+    """The report of a finished conversion."""
+    largest = max((receipt.largest_record_bytes for receipt in receipts), default=0)
+    some = len(plan) > 0
+    return ConversionReport(
+        source=str(options.source),
+        target=str(options.target),
+        now_ms=plan.now_ms,
+        precision_ms=plan.settings.precision_ms,
+        level_table=backlog.level_table.text(),
+        offsets_source=backlog.offsets_source,
+        levels=_level_reports(backlog, chosen, plan, amendments),
+        due_min_ms=int(plan.due_ms.min()) if some else None,
+        due_max_ms=int(plan.due_ms.max()) if some else None,
+        open_before_ms=open_before_ms(plan),
+        bytes_read=sum(receipt.bytes_read for receipt in receipts),
+        bytes_written=plan.log.end_offset + len(plan) * (20 + 52),
+        bad_records=bad_records(backlog, amendments),
+        broker_conf=broker_settings(plan.settings, largest),
+        warnings=tuple(backlog.warnings),
+        seconds=seconds,
+        request=request,
+        identity=plan.identity,
+    )

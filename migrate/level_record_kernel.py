@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a level record of the usual shape looks like, for kernels: where its parts lie, or "not
+usual".
+
+Every length is checked before it is used. The caller's buffer has eight bytes to spare behind it,
+because names are compared a word at a time.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from message_store import properties as names
+from message_store.crc_kernel import crc32
+from message_store.kernel_cache import inline_kernel
+from message_store.raw_memory import (
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_word,
+    load_word32,
+)
+from message_store.record_layout import (
+    BODY_RUN,
+    CRC_MASK,
+    HEAD_V4_V4,
+    MAGIC_V1,
+    PROPERTIES_RUN,
+    SYS_BORN_HOST_IPV6,
+    SYS_COMMIT,
+    SYS_STORE_HOST_IPV6,
+    SYS_TRANSACTION_MASK,
+    TOPIC_RUN_V1,
+)
+from message_store.text_kernels import equal_bytes
+from migrate.rewrite import QUEUE_ID_MAX
+
+REAL_TOPIC_MAX_BYTES = 127
+
+_SIZE, _MAGIC, _CRC = (HEAD_V4_V4.offset_of(name) for name in ("size_bytes", "magic", "body_crc"))
+_QUEUE_ID, _STORE_TIME = (HEAD_V4_V4.offset_of(name) for name in ("queue_id", "store_timestamp_ms"))
+_LOG_OFFSET, _SYS_FLAG = (HEAD_V4_V4.offset_of(name) for name in ("commit_log_offset", "sys_flag"))
+_HEAD_BYTES = HEAD_V4_V4.size
+_IPV6_EXTRA = 12
+_BODY_LENGTH = BODY_RUN.length.size
+_TOPIC_LENGTH = TOPIC_RUN_V1.length.size
+_PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
+
+_LEVEL_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8)
+_TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
+_HALF_TOPIC = np.frombuffer(names.HALF_TOPIC.encode(), np.uint8)
+_SYSTEM_TOPIC_BYTES = len(_LEVEL_TOPIC)
+
+
+def _word(name: str) -> np.uint64:
+    return np.uint64(int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little"))
+
+
+_TAGS, _DELAY = _word(names.TAGS), _word(names.DELAY)
+_REAL_QUEUE_NAME, _REAL_TOPIC, _REAL_TOPIC_END = (
+    _word(names.REAL_QUEUE_ID),
+    _word(names.REAL_TOPIC),
+    _word(names.REAL_TOPIC[2:]),
+)
+_CRC32, _TIMER_ROLL, _TIMER_DELETE, _INNER = (
+    _word(names.CRC32),
+    _word(names.TIMER_ROLL_TIMES),
+    _word(names.TIMER_DELETE_UNIQUE_KEY),
+    _word(names.INNER_MULTI_DISPATCH),
+)
+_TIMER_OUT_NAME = _word(names.TIMER_OUT_MS)
+_TIMER_DELETE_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
+
+# Where a look at a record leaves what it found: addresses of property values, then places counted
+# from its beginning.
+DELAY_START, DELAY_END, TOPIC_START, TOPIC_END, QID_START, QID_END, TAGS_START, TAGS_END = range(8)
+HEAD_END, STORE_TIME_AT, TOPIC_AT, PROPERTIES_AT = range(8, 12)
+REAL_QUEUE_ID = 12
+FOUND_SIZE = 13
+
+
+@inline_kernel
+def _note(found: Any, which: int, start: int, end: int) -> bool:
+    """Remember where a property's value lies; a second one of the same name, or an empty one, is
+    unusual.
+    """
+    if found[which] != 0 or start >= end:
+        return False
+    found[which] = start
+    found[which + 1] = end
+    return True
+
+
+@inline_kernel
+def _walk_properties(start: int, end: int, found: Any) -> bool:
+    """Find the properties that matter; False when one is there that must go or is given twice."""
+    for which in range(HEAD_END):
+        found[which] = 0
+    place = start
+    while place < end:
+        name_start = place
+        separator = 0
+        while place < end:
+            byte = load_u8(place)
+            if byte <= 2:
+                if byte == 2:
+                    break
+                if byte == 1 and separator == 0:
+                    separator = place
+            place += 1
+        length = separator - name_start
+        usual = True
+        if separator == 0:
+            pass
+        elif length == 4:
+            if load_word32(name_start) == _TAGS:
+                usual = _note(found, TAGS_START, separator + 1, place)
+        elif length == 5:
+            if load_word(name_start) & np.uint64(0xFFFFFFFFFF) == _DELAY:
+                usual = _note(found, DELAY_START, separator + 1, place)
+        elif length == 8:
+            word = load_word(name_start)
+            if word == _REAL_QUEUE_NAME:
+                usual = _note(found, QID_START, separator + 1, place)
+            usual = usual and word != _CRC32
+        elif length == 10:
+            if (
+                load_word(name_start) == _REAL_TOPIC
+                and load_word(name_start + 2) == _REAL_TOPIC_END
+            ):
+                usual = _note(found, TOPIC_START, separator + 1, place)
+        elif length >= 12:
+            word = load_word(name_start)
+            usual = word not in (_TIMER_OUT_NAME, _TIMER_ROLL, _INNER) and (
+                word != _TIMER_DELETE or length != _TIMER_DELETE_BYTES
+            )
+        if not usual:
+            return False
+        place += 1
+    return bool(found[DELAY_START] != 0 and found[TOPIC_START] != 0 and found[QID_START] != 0)
+
+
+@inline_kernel
+def _number(start: int, end: int, digits_max: int) -> int:
+    """A plain decimal number as Java prints it, or -1."""
+    length = end - start
+    if length > digits_max or (length > 1 and load_u8(start) == 0x30):
+        return -1
+    value = 0
+    for place in range(start, end):
+        digit = load_u8(place) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline_kernel
+def _is_plain_topic(start: int, length: int) -> bool:
+    """Whether nothing about a topic's name needs a second look."""
+    if length > REAL_TOPIC_MAX_BYTES or load_u8(start) == 0x2E:
+        return False
+    for place in range(start, start + length):
+        byte = load_u8(place)
+        if byte <= 0x20 or byte >= 0x7F or byte == 0x2F:
+            return False
+    if length == _SYSTEM_TOPIC_BYTES:
+        return not (
+            equal_bytes(start, _LEVEL_TOPIC.ctypes.data, length)
+            or equal_bytes(start, _TIMER_TOPIC.ctypes.data, length)
+        )
+    return not (length == len(_HALF_TOPIC) and equal_bytes(start, _HALF_TOPIC.ctypes.data, length))
+
+
+@inline_kernel
+def _head_is_usual(record: int, size: int, level: int, source_offset: int) -> bool:
+    """Whether the head is that of the record which the queue entry promises."""
+    if load_i32(record + _SIZE) != size or load_i32(record + _MAGIC) != MAGIC_V1:
+        return False
+    if load_i32(record + _QUEUE_ID) != level - 1 or load_i64(record + _LOG_OFFSET) != source_offset:
+        return False
+    transaction = load_i32(record + _SYS_FLAG) & SYS_TRANSACTION_MASK
+    return bool(transaction == 0 or transaction == SYS_COMMIT)
+
+
+@inline_kernel
+def _find_runs(record: int, size: int, found: Any) -> bool:
+    """Find body, topic and properties, every length checked; False unless they add up to a level
+    record.
+    """
+    sys_flag = load_i32(record + _SYS_FLAG)
+    born_extra = _IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    head_bytes = _HEAD_BYTES + born_extra + (_IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0)
+    room = size - (
+        head_bytes + _BODY_LENGTH + _TOPIC_LENGTH + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
+    )
+    if room < 0:
+        return False
+    body_length = load_i32(record + head_bytes)
+    if body_length < 0 or body_length > room:
+        return False
+    body = record + head_bytes + _BODY_LENGTH
+    topic = body + body_length + _TOPIC_LENGTH
+    if load_i8(topic - _TOPIC_LENGTH) != _SYSTEM_TOPIC_BYTES:
+        return False
+    properties = topic + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
+    if load_i16(properties - _PROPERTIES_LENGTH) != record + size - properties:
+        return False
+    found[HEAD_END] = head_bytes
+    found[STORE_TIME_AT] = _STORE_TIME + born_extra
+    found[TOPIC_AT] = topic - record
+    found[PROPERTIES_AT] = properties - record
+    if not equal_bytes(topic, _LEVEL_TOPIC.ctypes.data, _SYSTEM_TOPIC_BYTES):
+        return False
+    crc = crc32(body, body_length) & np.uint64(CRC_MASK)
+    return bool(crc == np.uint64(load_i32(record + _CRC)))
+
+
+@inline_kernel
+def find_level_record(record: int, size: int, level: int, source_offset: int, found: Any) -> bool:
+    """Fill ``found`` for the record at an address; False when anything about it is not as usual.
+
+    ``size`` is at least that of the smallest record and within the buffer. The limits of the target
+    are the caller's to check.
+    """
+    if not _head_is_usual(record, size, level, source_offset):
+        return False
+    if not _find_runs(record, size, found):
+        return False
+    if not _walk_properties(record + found[PROPERTIES_AT], record + size, found):
+        return False
+    if _number(found[DELAY_START], found[DELAY_END], 5) != level:
+        return False
+    found[REAL_QUEUE_ID] = _number(found[QID_START], found[QID_END], 5)
+    if found[REAL_QUEUE_ID] < 0 or found[REAL_QUEUE_ID] > QUEUE_ID_MAX:
+        return False
+    return _is_plain_topic(found[TOPIC_START], found[TOPIC_END] - found[TOPIC_START])

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where every record of a target log lies, and how the log falls into parts: from sizes alone.
+
+A record is appended to a file only where eight bytes stay free behind it; otherwise the file ends
+in a blank and the record begins the next one (docs/FORMAT.md, commit log). A part is a run of
+records within one file.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.layout import Field, Layout
+from message_store.record_layout import END_OF_FILE_MIN_BYTES
+
+PART = Layout(
+    "part of a conversion",
+    (
+        Field("first", "i64", "index of its first message"),
+        Field("end", "i64", "index behind its last message"),
+        Field("log_offset", "i64", "where its first record begins in the target log"),
+        Field("log_end", "i64", "behind its last record"),
+        Field(
+            "blank_bytes",
+            "i64",
+            "length of the blank behind it; 0 when the file goes on or ends the log",
+        ),
+    ),
+)
+
+
+@attrs.frozen(eq=False)
+class LogPlan:
+    """``offsets``: where each record begins, int64; ``parts``: an array of PART's dtype;
+    ``end_offset``: the log's.
+    """
+
+    offsets: NDArray[np.int64]
+    parts: NDArray[Any]
+    end_offset: int
+
+
+def plan_log(sizes: NDArray[np.int64], *, file_bytes: int, part_bytes: int) -> LogPlan:
+    """Lay records of these sizes out one behind the other, and cut the row into parts of about
+    ``part_bytes``.
+
+    Every size fits a file. A pure function: the same sizes give the same places and the same parts.
+
+    >>> plan = plan_log(np.array([400, 400, 400], np.int64), file_bytes=1000, part_bytes=10_000)
+    >>> plan.offsets.tolist(), [tuple(part) for part in plan.parts.tolist()]
+    ([0, 400, 1000], [(0, 2, 0, 800, 200), (2, 3, 1000, 1400, 0)])
+    """
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    offsets = np.empty_like(starts)
+    rows: list[tuple[int, int, int, int, int]] = []
+    first, file_start = 0, 0
+    while first < len(sizes):
+        packed_start = int(starts[first])
+        room = file_bytes - END_OF_FILE_MIN_BYTES
+        behind = int(np.searchsorted(ends, packed_start + room, side="right"))
+        shift = file_start - packed_start
+        np.add(starts[first:behind], shift, out=offsets[first:behind])
+        log_end = int(ends[behind - 1]) + shift
+        blank = file_start + file_bytes - log_end if behind < len(sizes) else 0
+        rows += _cut(offsets, first, behind, log_end, blank, part_bytes)
+        first, file_start = behind, file_start + file_bytes
+    parts = np.array(rows, PART.dtype) if rows else np.empty(0, PART.dtype)
+    return LogPlan(offsets, parts, int(parts["log_end"][-1]) if rows else 0)
+
+
+def _cut(
+    offsets: NDArray[np.int64], first: int, end: int, log_end: int, blank: int, part_bytes: int
+) -> list[tuple[int, int, int, int, int]]:
+    """The parts of one file, the last of them with the file's blank."""
+    base = int(offsets[first])
+    marks = np.arange(base + part_bytes, log_end, part_bytes)
+    cuts = np.unique(np.searchsorted(offsets[first:end], marks, side="left")) + first
+    bounds = [first, *(int(cut) for cut in cuts if first < cut < end), end]
+    rows = []
+    for begin, stop in pairwise(bounds):
+        is_last = stop == end
+        part_end = log_end if is_last else int(offsets[stop])
+        rows.append((begin, stop, int(offsets[begin]), part_end, blank if is_last else 0))
+    return rows

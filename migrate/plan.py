@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a conversion: from queue entries alone, where every record, unit and slot of the
+target goes.
+
+Everything after it is a pure function of the plan and the source: parts never overlap, and a part
+that is written twice is written the same. Sizes are known in advance because a usual record grows
+by a fixed number of bytes; those that do not are found while writing, go into ``Amendments``, and
+the plan is made again with them.
+"""
+
+import hashlib
+import json
+from typing import Any
+
+import attrs
+import numpy as np
+from legacy_levels.level_backlog import LevelBacklog
+from numpy.typing import NDArray
+
+from message_store.errors import PlanError
+from migrate.chain_kernel import link_chains
+from migrate.log_plan import LogPlan, plan_log
+from migrate.rewrite import growth_bytes
+from migrate.settings import TargetSettings
+from timer_wheel.placing import place
+from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, slot_index
+
+Int64Array = NDArray[np.int64]
+
+OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
+"""TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
+
+BACKLOG_MAX_MESSAGES = 2**31 - 1
+
+
+@attrs.frozen
+class Amendments:
+    """What writing has taught: records that cannot be converted (with the reason), and records of
+    an odd size.
+
+    Keys are indexes into the backlog.
+    """
+
+    bad: dict[int, str] = attrs.field(factory=dict)
+    sizes: dict[int, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class SlotTable:
+    """The used slots: time, and the index of the first and last message, and how many; one element
+    a slot.
+    """
+
+    slot_time_ms: Int64Array
+    first_index: Int64Array
+    last_index: Int64Array
+    counts: Int64Array
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """One element a message, in store order, unless said otherwise.
+
+    ``chosen`` are indexes into the backlog; ``distances`` lead to the message before in the same
+    slot (0: none).
+    """
+
+    identity: str
+    now_ms: int
+    write_time_ms: int
+    settings: TargetSettings
+    chosen: Int64Array
+    source_offsets: Int64Array
+    source_sizes: NDArray[np.int32]
+    levels: NDArray[np.int16]
+    due_ms: Int64Array
+    outs_ms: Int64Array
+    target_sizes: Int64Array
+    slot_times_ms: Int64Array
+    flags: NDArray[np.int32]
+    distances: NDArray[np.int32]
+    slots: SlotTable
+    log: LogPlan
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+
+def make_plan(
+    backlog: LevelBacklog,
+    chosen: NDArray[np.bool_],
+    *,
+    now_ms: int,
+    settings: TargetSettings,
+    part_bytes: int,
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> Plan:
+    """Plan the conversion of the backlog's ``chosen`` entries (a mask), less the amendments' bad
+    ones.
+
+    ``request`` is everything else that makes this run this run and not another; it goes into the
+    plan's identity. Raises PlanError when a size can fit nowhere.
+    """
+    kept = chosen.copy()
+    kept[list(amendments.bad)] = False
+    picked = np.flatnonzero(kept)
+    if len(picked) > BACKLOG_MAX_MESSAGES:
+        raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
+    levels = backlog.level[picked].astype(np.int16)
+    due_ms = backlog.due_ms[picked]
+    placing = place(
+        due_ms,
+        now_ms=now_ms,
+        precision_ms=settings.precision_ms,
+        window_slots=settings.roll_window_slots,
+    )
+    sizes = backlog.size_bytes[picked].astype(np.int64) + _growth(levels)
+    if amendments.sizes:
+        odd = np.array(sorted(amendments.sizes), np.int64)
+        at = np.searchsorted(picked, odd)
+        there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
+        sizes[at[there]] = [amendments.sizes[int(index)] for index in odd[there]]
+    distances, slots = _chains(placing.slot_time_ms, settings.precision_ms)
+    source_offsets = backlog.commit_log_offset[picked]
+    source_sizes = backlog.size_bytes[picked].astype(np.int32)
+    identity = _identity(request, source_offsets, source_sizes, levels, due_ms, sizes)
+    return Plan(
+        identity=identity,
+        now_ms=now_ms,
+        write_time_ms=floor_ms(now_ms, settings.precision_ms),
+        settings=settings,
+        chosen=picked,
+        source_offsets=source_offsets,
+        source_sizes=source_sizes,
+        levels=levels,
+        due_ms=due_ms,
+        outs_ms=placing.out_ms,
+        target_sizes=sizes,
+        slot_times_ms=placing.slot_time_ms,
+        flags=placing.flags,
+        distances=distances,
+        slots=slots,
+        log=plan_log(sizes, file_bytes=settings.commit_log_file_bytes, part_bytes=part_bytes),
+    )
+
+
+def implausible_due(backlog: LevelBacklog, precision_ms: int) -> NDArray[np.bool_]:
+    """Entries whose due time cannot be one: their out time would not have its 13 digits."""
+    too_early: NDArray[np.bool_] = backlog.due_ms < OUT_MS_MIN + precision_ms
+    return too_early | (backlog.due_ms >= OUT_MS_END)
+
+
+def _growth(levels: NDArray[np.int16]) -> Int64Array:
+    highest = int(levels.max()) if len(levels) else 0
+    table = np.array([growth_bytes(level, OUT_MS_MIN) for level in range(highest + 1)], np.int64)
+    return table[levels]
+
+
+def _chains(slot_times_ms: Int64Array, precision_ms: int) -> tuple[NDArray[np.int32], SlotTable]:
+    indexes = slot_index(slot_times_ms, precision_ms).astype(np.int32)
+    distances = np.empty(len(indexes), np.int32)
+    first = np.full(WHEEL_SLOTS, -1, np.int32)
+    last = np.full(WHEEL_SLOTS, -1, np.int32)
+    counts = np.zeros(WHEEL_SLOTS, np.int32)
+    link_chains(indexes, distances, first, last, counts)
+    used = np.flatnonzero(counts)
+    firsts = first[used].astype(np.int64)
+    table = SlotTable(
+        slot_time_ms=slot_times_ms[firsts],
+        first_index=firsts,
+        last_index=last[used].astype(np.int64),
+        counts=counts[used].astype(np.int64),
+    )
+    return distances, table
+
+
+def _identity(request: dict[str, Any], *arrays: NDArray[Any]) -> str:
+    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode())
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that could not be converted: their raw bytes and the reasons, kept beside the target for
+its owner only.
+"""
+
+import json
+from pathlib import Path
+
+import attrs
+from legacy_levels.level_backlog import LevelBacklog
+
+from message_store.errors import FormatError
+from message_store.segment_files import SegmentReader
+from message_store.small_files import PRIVATE_MODE, replace_file
+from message_store.store_root import StoreRoot
+from migrate.report import BadRecord
+
+QUARANTINE_NAME = "quarantine"
+RAW_MAX_BYTES = 64 << 20
+"""A damaged length must not make us copy the whole log."""
+
+
+def quarantine_directory(target: StoreRoot) -> Path:
+    """Where a target keeps what could not be converted."""
+    return target.own / QUARANTINE_NAME
+
+
+def keep_bad_records(
+    source: StoreRoot, target: StoreRoot, records: tuple[BadRecord, ...], backlog: LevelBacklog
+) -> None:
+    """Write one raw file a record, named by level and queue offset, and ``reasons.jsonl``; mode
+    0600.
+
+    A raw file holds what lies at the entry's place, as long as the entry says, cut where the log
+    ends. Raises TargetError.
+    """
+    if not records:
+        return
+    sizes = dict(zip(backlog.commit_log_offset.tolist(), backlog.size_bytes.tolist(), strict=True))
+    directory = quarantine_directory(target)
+    lines = []
+    with SegmentReader(source.commit_log) as log:
+        for record in records:
+            raw = _raw(log, record.commit_log_offset, sizes[record.commit_log_offset])
+            name = f"level-{record.level:02d}-{record.queue_offset}.record"
+            replace_file(directory / name, raw, mode=PRIVATE_MODE)
+            lines.append(json.dumps({**attrs.asdict(record), "file": name, "bytes": len(raw)}))
+    text = "\n".join([*lines, ""])
+    replace_file(directory / "reasons.jsonl", text.encode(), mode=PRIVATE_MODE)
+
+
+def _raw(log: SegmentReader, offset: int, size: int) -> bytes:
+    wanted = max(0, min(size, RAW_MAX_BYTES))
+    try:
+        return log.read_at(offset, wanted)
+    except FormatError:
+        buffer = bytearray(wanted)
+        return bytes(buffer[: log.read_into(offset, memoryview(buffer))])

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion answers with: counts that add up, per level and in all, and what an operator
+must know next.
+"""
+
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class BadRecord:
+    """A pending entry that cannot be converted, where it is, and why."""
+
+    level: int
+    queue_offset: int
+    commit_log_offset: int
+    reason: str
+
+
+@attrs.frozen
+class LevelReport:
+    """One level's books: ``queued = pending + already_delivered + expired`` and
+    ``pending = converted + skipped + quarantined``.
+    """
+
+    level: int
+    delay_ms: int
+    from_offset: int
+    to_offset: int
+    queued: int
+    already_delivered: int
+    expired: int
+    pending: int
+    converted: int
+    skipped: int
+    quarantined: int
+    overdue: int
+    rolled: int
+
+
+@attrs.frozen
+class Seconds:
+    """How long each stage took."""
+
+    spark_start: float
+    plan: float
+    write: float
+    seal: float
+    total: float
+
+
+_SUMS = (
+    "queued",
+    "already_delivered",
+    "expired",
+    "pending",
+    "converted",
+    "skipped",
+    "quarantined",
+    "overdue",
+    "rolled",
+)
+
+
+@attrs.frozen
+class ConversionReport:
+    """The result of a conversion; ``open_before_ms`` is when its wheel, or its log, begins to
+    expire.
+    """
+
+    source: str
+    target: str
+    now_ms: int
+    precision_ms: int
+    level_table: str
+    offsets_source: str
+    levels: tuple[LevelReport, ...]
+    due_min_ms: int | None
+    due_max_ms: int | None
+    open_before_ms: int | None
+    bytes_read: int
+    bytes_written: int
+    bad_records: tuple[BadRecord, ...]
+    broker_conf: dict[str, str]
+    warnings: tuple[str, ...]
+    seconds: Seconds
+    request: dict[str, Any]
+    identity: str
+
+    def total(self, name: str) -> int:
+        """A count summed over the levels."""
+        return sum(getattr(level, name) for level in self.levels)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that ``convert --json`` prints; keys are a promise."""
+        sums = {name: self.total(name) for name in _SUMS}
+        return {**sums, **attrs.asdict(self, recurse=True)}

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealing a written target: slots, checkpoint, counts and configuration, everything on the disk,
+then published.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from message_store.small_files import replace_file
+from message_store.store_root import StoreRoot
+from migrate.plan import Plan
+from migrate.staged_output import Staging, publish, sync_tree, write_sparse
+from migrate.target_config import TopicDemand, config_files
+from migrate.write import Receipt
+from timer_wheel.timer_checkpoint import (
+    TIMER_CHECKPOINT_NAME,
+    TimerCheckpoint,
+    encode_timer_checkpoint,
+)
+from timer_wheel.timer_log import log_end_position, unit_position
+from timer_wheel.timer_metrics import (
+    TIMER_METRICS_NAME,
+    TimerMetrics,
+    TopicCount,
+    encode_timer_metrics,
+)
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES, encode_slots
+from timer_wheel.wheel_math import SLOTS_TOTAL
+
+
+def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
+    """Messages and highest queue of every real topic, over all parts, in order of name."""
+    counts: dict[str, TopicDemand] = {}
+    for receipt in receipts:
+        for text, count, max_queue_id in receipt.topics:
+            name = text.encode("latin-1").decode("utf-8", "replace")
+            before = counts.get(name, TopicDemand(0, 0))
+            counts[name] = TopicDemand(before.count + count, max(before.max_queue_id, max_queue_id))
+    return {name: counts[name] for name in sorted(counts) if counts[name].count}
+
+
+def seal(
+    plan: Plan, staging: Staging, source: StoreRoot, demands: Mapping[str, TopicDemand]
+) -> None:
+    """Write what depends on all parts, wait for the disk, and move everything to its place.
+
+    Order: slots and small files, fsync of every file and name, then the renames, the wheel last.
+    Raises TargetError.
+    """
+    store, timer_log_bytes = staging.store, plan.settings.timer_log_file_bytes
+    slots = encode_slots(
+        plan.slots.slot_time_ms,
+        unit_position(plan.slots.first_index, timer_log_bytes),
+        unit_position(plan.slots.last_index, timer_log_bytes),
+        plan.slots.counts,
+        precision_ms=plan.settings.precision_ms,
+    )
+    files = config_files(source, demands)
+    files[TIMER_CHECKPOINT_NAME] = encode_timer_checkpoint(_checkpoint(plan))
+    files[TIMER_METRICS_NAME] = encode_timer_metrics(_metrics(plan, demands)).encode()
+    for name, content in files.items():
+        replace_file(store.config_file(name), content)
+    write_sparse(store.timer_wheel, WHEEL_FILE_BYTES, slots)
+    sync_tree(store.path)
+    publish(staging)
+
+
+def _checkpoint(plan: Plan) -> TimerCheckpoint:
+    """Read from half a wheel below now, so that a broker whose clock is behind loses nothing."""
+    half_wheel_ms = SLOTS_TOTAL // 2 * plan.settings.precision_ms
+    return TimerCheckpoint(
+        last_read_time_ms=plan.write_time_ms - half_wheel_ms,
+        flush_position=log_end_position(len(plan), plan.settings.timer_log_file_bytes),
+        last_queue_offset=len(plan),
+        master_queue_offset=len(plan),
+        timestamp_ms=plan.now_ms,
+        counter=1,
+    )
+
+
+def _metrics(plan: Plan, demands: Mapping[str, TopicDemand]) -> TimerMetrics:
+    """The true counts: a broker that finds none counts below zero."""
+    topics = {name: TopicCount(demand.count, plan.now_ms) for name, demand in demands.items()}
+    return TimerMetrics(topics, counter=1, timestamp_ms=plan.now_ms)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion is asked to do: options of the run, and the settings of the broker that will
+open the target.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from message_store.delay_levels import DelayLevels
+from message_store.errors import BadFieldError, SourceError
+from message_store.java_numbers import parse_long
+from message_store.small_files import read_small_file
+from message_store.store_root import (
+    COMMIT_LOG_FILE_BYTES,
+    QUEUE_FILE_BYTES,
+    TIMER_LOG_FILE_BYTES,
+)
+from migrate.rewrite import RECORD_MARGIN_BYTES
+from timer_wheel.wheel_math import effective_roll_window, snap_precision
+
+DEFAULT_ROLL_WINDOW_SLOTS = 172_800
+DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
+DEFAULT_RETENTION_HOURS = 72
+_QUEUE_UNIT_BYTES = 20
+
+
+def read_broker_conf(path: Path) -> dict[str, str]:
+    """A broker's configuration file: ``key=value`` lines, ``#`` and ``!`` comments.
+
+    Raises SourceError when it is not there.
+    """
+    text = read_small_file(path)
+    if text is None:
+        raise SourceError(f"{path}: no such file; expected a broker's configuration")
+    entries = {}
+    for line in text.decode("utf-8", "replace").splitlines():
+        key, separator, value = line.strip().partition("=")
+        if separator and not key.startswith(("#", "!")):
+            entries[key.strip()] = value.strip()
+    return entries
+
+
+def _number(conf: Mapping[str, str], key: str, default: int) -> int:
+    if key not in conf:
+        return default
+    try:
+        value = parse_long(conf[key])
+    except BadFieldError as error:
+        raise SourceError(
+            f"{key} of the broker configuration is not a number: {conf[key]!r}"
+        ) from error
+    if value <= 0:
+        raise SourceError(f"{key} of the broker configuration is not positive: {value}")
+    return value
+
+
+@attrs.frozen
+class TargetSettings:
+    """What the target's files depend on; the broker that opens them must have the same settings."""
+
+    precision_ms: int = 1000
+    roll_window_slots: int = DEFAULT_ROLL_WINDOW_SLOTS
+    commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
+    queue_file_bytes: int = QUEUE_FILE_BYTES
+    timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
+    max_message_bytes: int | None = None
+    retention_hours: int = DEFAULT_RETENTION_HOURS
+
+    @classmethod
+    def from_conf(
+        cls, conf: Mapping[str, str], precision_ms: int | None = None
+    ) -> "TargetSettings":
+        """The settings that a broker reads from its configuration, its defaults where it says
+        nothing.
+
+        ``precision_ms`` given beside the configuration must agree with it. Raises SourceError
+        otherwise.
+        """
+        stated = "timerPrecisionMs" in conf
+        precision = snap_precision(_number(conf, "timerPrecisionMs", precision_ms or 1000))
+        if precision_ms is not None and stated and precision != precision_ms:
+            raise SourceError(
+                f"--precision-ms {precision_ms} and timerPrecisionMs={precision} of the target's"
+                " configuration disagree: a broker with another precision would lose every message"
+            )
+        queue_bytes = _number(conf, "mappedFileSizeConsumeQueue", QUEUE_FILE_BYTES)
+        return cls(
+            precision_ms=precision,
+            roll_window_slots=effective_roll_window(
+                _number(conf, "timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS)
+            ),
+            commit_log_file_bytes=_number(conf, "mappedFileSizeCommitLog", COMMIT_LOG_FILE_BYTES),
+            queue_file_bytes=-(-queue_bytes // _QUEUE_UNIT_BYTES) * _QUEUE_UNIT_BYTES,
+            timer_log_file_bytes=_number(conf, "mappedFileSizeTimerLog", TIMER_LOG_FILE_BYTES),
+            max_message_bytes=_number(conf, "maxMessageSize", 0)
+            if "maxMessageSize" in conf
+            else None,
+            retention_hours=_number(conf, "fileReservedTime", DEFAULT_RETENTION_HOURS),
+        )
+
+    @property
+    def record_max_bytes(self) -> int:
+        """The largest record that the wheel reads; unlimited by a stated setting, one will be
+        advised.
+        """
+        if self.max_message_bytes is None:
+            return 2**31 - 1
+        return self.max_message_bytes + RECORD_MARGIN_BYTES
+
+
+@attrs.frozen(kw_only=True)
+class ConvertOptions:
+    """One conversion: from where, to where, as of when, and what to do with what is odd.
+
+    ``now_ms`` None means the clock's time at the first try; a continued run keeps it.
+    ``level_table`` None means what the store itself shows. Empty ``only_levels`` and
+    ``only_topics`` mean all.
+    """
+
+    source: Path = attrs.field(converter=Path)
+    target: Path = attrs.field(converter=Path)
+    now_ms: int | None = None
+    settings: TargetSettings = TargetSettings()
+    level_table: DelayLevels | None = None
+    on_bad_record: str = attrs.field(
+        default="fail", validator=attrs.validators.in_(("fail", "quarantine"))
+    )
+    after_crash: bool = False
+    offsets: str = attrs.field(
+        default="auto", validator=attrs.validators.in_(("auto", "main", "bak", "none"))
+    )
+    only_levels: tuple[int, ...] = attrs.field(default=(), converter=tuple)
+    only_topics: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    levels_only: bool = False
+    part_bytes: int = 64 << 20
+    task_count: int | None = None

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan as executors see it: a small JSON file, and arrays that are read by slice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.errors import PlanError
+from message_store.small_files import read_small_file
+from message_store.store_root import StoreRoot
+from migrate.plan import Amendments, Plan
+from migrate.settings import TargetSettings
+from migrate.staged_output import Staging, load_array, save_array, write_note
+
+_ARRAYS = (
+    "source_offsets",
+    "source_sizes",
+    "levels",
+    "outs_ms",
+    "slot_times_ms",
+    "flags",
+    "distances",
+)
+
+
+@attrs.frozen(eq=False)
+class StoredPlan:
+    """A plan in its staging place; arrays are mapped, one element a message, so take slices."""
+
+    staging: Staging
+    identity: str
+    source: Path
+    now_ms: int
+    write_time_ms: int
+    count: int
+    settings: TargetSettings
+    arrays: dict[str, NDArray[Any]]
+    target_offsets: NDArray[np.int64]
+    parts: NDArray[Any]
+
+    def slice_of(self, name: str, first: int, end: int) -> NDArray[Any]:
+        """A copy of a part of one array, contiguous and writable, as kernels want it."""
+        return np.array(self.arrays[name][first:end])
+
+
+def store_plan(
+    plan: Plan,
+    staging: Staging,
+    *,
+    source: Path,
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> None:
+    """Write the plan for the executors; ``plan.json`` comes last. Raises TargetError."""
+    for name in _ARRAYS:
+        save_array(staging.plan_array(name), getattr(plan, name))
+    save_array(staging.plan_array("target_offsets"), plan.log.offsets)
+    save_array(staging.plan_array("parts"), plan.log.parts)
+    facts = {
+        "identity": plan.identity,
+        "source": str(source.absolute()),
+        "request": request,
+        "amendments": attrs.asdict(amendments),
+        "now_ms": plan.now_ms,
+        "write_time_ms": plan.write_time_ms,
+        "count": len(plan),
+        "settings": attrs.asdict(plan.settings),
+    }
+    write_note(staging.plan_file, json.dumps(facts, indent=1).encode())
+
+
+def read_plan_facts(staging: Staging) -> dict[str, Any] | None:
+    """What ``plan.json`` says, or None when no plan was finished."""
+    content = read_small_file(staging.plan_file)
+    if content is None:
+        return None
+    try:
+        facts: dict[str, Any] = json.loads(content)
+        facts["identity"], facts["now_ms"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(
+            f"{staging.plan_file}: not a plan; remove {staging.path} and convert anew"
+        ) from error
+    return facts
+
+
+def load_plan(target: Path) -> StoredPlan:
+    """The plan of an unfinished conversion. Raises PlanError or TargetError when there is none."""
+    staging = Staging(StoreRoot(target))
+    facts = read_plan_facts(staging)
+    if facts is None:
+        raise PlanError(f"{staging.plan_file}: no plan")
+    return StoredPlan(
+        staging=staging,
+        identity=facts["identity"],
+        source=Path(facts["source"]),
+        now_ms=facts["now_ms"],
+        write_time_ms=facts["write_time_ms"],
+        count=facts["count"],
+        settings=TargetSettings(**facts["settings"]),
+        arrays={name: load_array(staging.plan_array(name)) for name in _ARRAYS},
+        target_offsets=load_array(staging.plan_array("target_offsets")),
+        parts=load_array(staging.plan_array("parts")),
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small files that make a fresh target a store that a broker can serve from.
+
+Routes for the real topics with enough queues, the groups that wait for them, offsets from which
+those groups miss nothing, and the settings that the store depends on.
+"""
+
+from collections.abc import Mapping
+
+import attrs
+
+from message_store import properties as names
+from message_store.store_config import (
+    CONSUMER_OFFSETS,
+    GROUPS,
+    TOPICS,
+    GroupConfig,
+    TopicConfig,
+    encode_consumer_offsets,
+    encode_groups,
+    encode_topics,
+    read_consumer_offsets,
+    read_groups,
+    read_topics,
+)
+from message_store.store_root import StoreRoot
+from migrate.rewrite import RECORD_MARGIN_BYTES
+from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
+
+
+@attrs.frozen
+class TopicDemand:
+    """What the converted messages need of a real topic."""
+
+    count: int
+    max_queue_id: int
+
+
+def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
+    """The JSON files of a target, by name.
+
+    A topic keeps what the source says of it, with more queues where messages ask for them. Groups
+    that had read one of these topics start at 0, because a group without an offset may start at the
+    end and miss what was delivered before it came.
+    """
+    known_topics, known_groups = read_topics(source.path), read_groups(source.path)
+    topics = []
+    for name, demand in sorted(demands.items()):
+        queues = demand.max_queue_id + 1
+        topic = known_topics.get(name, TopicConfig(name, read_queues=queues, write_queues=queues))
+        topics.append(
+            attrs.evolve(
+                topic,
+                read_queues=max(topic.read_queues, queues),
+                write_queues=max(topic.write_queues, queues),
+            )
+        )
+    readers = {
+        (topic, group) for topic, group in read_consumer_offsets(source.path) if topic in demands
+    }
+    readers |= {
+        (name, name.removeprefix(names.RETRY_PREFIX))
+        for name in demands
+        if name.startswith(names.RETRY_PREFIX)
+    }
+    queues_of = {topic.name: topic.read_queues for topic in topics}
+    offsets = {
+        (topic, group): dict.fromkeys(range(queues_of[topic]), 0) for topic, group in readers
+    }
+    groups = [
+        known_groups.get(name, GroupConfig(name))
+        for name in sorted(set(known_groups) | {group for _topic, group in readers})
+    ]
+    return {
+        TOPICS: encode_topics(topics),
+        GROUPS: encode_groups(groups),
+        CONSUMER_OFFSETS: encode_consumer_offsets(offsets),
+    }
+
+
+def advised_max_message_bytes(settings: TargetSettings, largest_record_bytes: int) -> int:
+    """The ``maxMessageSize`` with which the wheel reads the largest record that was written."""
+    default = settings.max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES
+    return max(default, largest_record_bytes - RECORD_MARGIN_BYTES)
+
+
+def broker_settings(settings: TargetSettings, largest_record_bytes: int) -> dict[str, str]:
+    """The settings that the broker of this target must have; files of other sizes it would refuse
+    to load.
+    """
+    wanted = {
+        "timerWheelEnable": "true",
+        "timerRocksDBEnable": "false",
+        "timerWheelSnapshotFlush": "false",
+        "timerPrecisionMs": str(settings.precision_ms),
+        "timerRollWindowSlot": str(settings.roll_window_slots),
+        "mappedFileSizeCommitLog": str(settings.commit_log_file_bytes),
+        "mappedFileSizeConsumeQueue": str(settings.queue_file_bytes),
+        "mappedFileSizeTimerLog": str(settings.timer_log_file_bytes),
+        "fileReservedTime": str(settings.retention_hours),
+    }
+    advised = advised_max_message_bytes(settings, largest_record_bytes)
+    if advised != DEFAULT_MAX_MESSAGE_BYTES:
+        wanted["maxMessageSize"] = str(advised)
+    return wanted
+
+
+def broker_conf(wanted: Mapping[str, str]) -> bytes:
+    """The fragment for the broker's configuration file."""
+    lines = [
+        "# What this store depends on: add these to the configuration of the broker that opens it.",
+        *(f"{key}={value}" for key, value in wanted.items()),
+        "",
+    ]
+    return "\n".join(lines).encode()

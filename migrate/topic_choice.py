@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pending messages are for the topics asked for: one look at every record, in bulk."""
+
+from typing import Any
+
+import numpy as np
+from legacy_levels.level_backlog import LevelBacklog
+from numpy.typing import NDArray
+
+from message_store.kernel_cache import kernel
+from message_store.raw_memory import address_of
+from message_store.record_layout import SMALLEST_RECORD_BYTES
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from migrate.level_record_kernel import FOUND_SIZE, TOPIC_END, TOPIC_START, find_level_record
+from migrate.rewrite import real_topic_of
+from migrate.source_reader import NOT_THERE, Chunk, read_chunks
+from migrate.topic_table import TABLE_FULL, TopicTable, find_or_add
+
+_UNKNOWN = -1
+
+
+@kernel(
+    "int64(int64, int64, int64[::1], int32[::1], int16[::1], int64[::1],"
+    " int64[::1], int64[:, ::1], uint8[::1], int64[::1], int32[::1], int64)"
+)
+def number_topics(
+    buffer: int, buffer_bytes: int, places: Any, sizes: Any, levels: Any, offsets: Any,
+    topic_index: Any, topic_rows: Any, topic_text: Any, topic_used: Any, numbers: Any, start: int,
+) -> int:  # fmt: skip
+    """Fill ``numbers`` with each record's number in the topic table, -1 for records of an unusual
+    shape.
+
+    Returns how many records it came through: fewer than all when the table was full.
+    """
+    found = np.zeros(FOUND_SIZE, np.int64)
+    for i in range(start, len(places)):
+        numbers[i] = _UNKNOWN
+        size = int(sizes[i])
+        if places[i] < 0 or size < SMALLEST_RECORD_BYTES or size > buffer_bytes - places[i]:
+            continue
+        record = buffer + int(places[i])
+        if not find_level_record(record, size, int(levels[i]), offsets[i], found):
+            continue
+        number = find_or_add(
+            found[TOPIC_START],
+            found[TOPIC_END] - found[TOPIC_START],
+            topic_index,
+            topic_rows,
+            topic_text,
+            topic_used,
+        )
+        if number == TABLE_FULL:
+            return i
+        numbers[i] = number
+    return len(places)
+
+
+def choose_topics(
+    source: StoreRoot, backlog: LevelBacklog, topics: tuple[str, ...]
+) -> NDArray[np.bool_]:
+    """A mask of the backlog: records for one of these topics, and records that cannot be read.
+
+    What cannot be read stays chosen, so that it is reported as bad and not passed over.
+    """
+    wanted = {topic.encode() for topic in topics}
+    chosen = np.zeros(len(backlog.level), np.bool_)
+    table = TopicTable()
+    sizes = backlog.size_bytes.astype(np.int32)
+    levels = backlog.level.astype(np.int16)
+    with SegmentReader(source.commit_log) as log:
+        for chunk in read_chunks(log, backlog.commit_log_offset, sizes):
+            span = slice(chunk.first, chunk.end)
+            numbers = _numbers(
+                chunk, sizes[span], levels[span], backlog.commit_log_offset[span], table
+            )
+            is_wanted = np.array([entry.topic in wanted for entry in table.counts()], np.bool_)
+            known = numbers != _UNKNOWN
+            chosen[span][known] = is_wanted[numbers[known]]
+            for at in np.flatnonzero(~known).tolist():
+                topic = _scalar_topic(chunk, at, int(sizes[chunk.first + at]))
+                chosen[chunk.first + at] = topic is None or topic in wanted
+    return chosen
+
+
+def _numbers(
+    chunk: Chunk, sizes: Any, levels: Any, offsets: Any, table: TopicTable
+) -> NDArray[np.int32]:
+    numbers = np.empty(chunk.end - chunk.first, np.int32)
+    done = 0
+    while True:
+        done = number_topics(
+            address_of(chunk.buffer), chunk.buffer_bytes, chunk.places, sizes, levels, offsets,
+            table.index, table.rows, table.text, table.used, numbers, done,
+        )  # fmt: skip
+        if done == len(numbers):
+            return numbers
+        table.grow()
+
+
+def _scalar_topic(chunk: Chunk, at: int, size: int) -> bytes | None:
+    place = int(chunk.places[at])
+    if place == NOT_THERE:
+        return None
+    return real_topic_of(chunk.buffer[place : place + size].tobytes())

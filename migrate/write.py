@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing one part on an executor: records, queue units and timer log units, and a receipt that
+says what was done.
+
+A part's bytes depend on the plan and the source alone. A task is a run of parts; whoever retries
+it, or continues a stopped conversion, skips the parts that have a receipt of the same plan.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.consume_queue import QUEUE_UNIT
+from message_store.raw_memory import address_of
+from message_store.record_layout import BLANK_RECORD, END_OF_FILE_MIN_BYTES, MAGIC_BLANK
+from message_store.segment_files import SegmentReader
+from message_store.small_files import read_small_file
+from message_store.store_root import StoreRoot
+from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
+from migrate.rewrite_kernel import USUAL, rewrite_records
+from migrate.source_reader import NOT_THERE, Chunk, read_chunks
+from migrate.staged_output import RowWriter, write_note
+from migrate.stored_plan import StoredPlan, load_plan
+from migrate.topic_table import TopicTable
+from timer_wheel.timer_log import (
+    NO_POSITION,
+    TIMER_UNIT,
+    blank_bytes,
+    unit_position,
+    units_per_file,
+)
+
+
+@attrs.frozen
+class Receipt:
+    """What the writer of a part found: counts for the books, and what does not fit the plan.
+
+    ``bad`` and ``odd_sizes`` map indexes of the plan to a reason and to a size. ``topics`` is one
+    row a real topic: name (UTF-8 read as Latin-1), messages, highest queue id. The CRCs are of what
+    was written to log, queue and timer log.
+    """
+
+    identity: str
+    part: int
+    count: int
+    bytes_read: int
+    log_crc: int
+    units_crc: int
+    largest_record_bytes: int
+    topics: list[tuple[str, int, int]]
+    bad: dict[int, str]
+    odd_sizes: dict[int, int]
+
+    def to_json(self) -> bytes:
+        """The receipt's file."""
+        return json.dumps(attrs.asdict(self)).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> "Receipt | None":
+        """The receipt in a file, or None where there is none that can be read."""
+        content = read_small_file(path)
+        try:
+            facts = json.loads(content or b"")
+            for name in ("bad", "odd_sizes"):
+                facts[name] = {int(index): value for index, value in facts[name].items()}
+            facts["topics"] = [tuple(row) for row in facts["topics"]]
+            return cls(**facts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def write_parts(target: Path, parts: range) -> Iterator[int]:
+    """Write these parts unless they have a receipt; yields the number of each as it is done."""
+    plan = load_plan(target)
+    for number in parts:
+        path = plan.staging.receipt(number)
+        known = Receipt.read(path)
+        if known is None or known.identity != plan.identity:
+            write_note(path, PartWriter(plan, number).write().to_json())
+        yield number
+
+
+class PartWriter:
+    """The work on one part."""
+
+    def __init__(self, plan: StoredPlan, number: int) -> None:
+        part = plan.parts[number]
+        self.plan = plan
+        self.number = number
+        self.first, self.end = int(part["first"]), int(part["end"])
+        self.log_end, self.blank = int(part["log_end"]), int(part["blank_bytes"])
+        self.offsets = plan.slice_of("source_offsets", self.first, self.end)
+        self.sizes = plan.slice_of("source_sizes", self.first, self.end)
+        self.levels = plan.slice_of("levels", self.first, self.end)
+        self.outs_ms = plan.slice_of("outs_ms", self.first, self.end)
+        self.target_offsets: NDArray[np.int64] = np.array(
+            plan.target_offsets[self.first : self.end]
+        )
+        self.target_sizes = np.diff(self.target_offsets, append=self.log_end)
+        count = self.end - self.first
+        self.status = np.zeros(count, np.uint8)
+        self.tags_hashes = np.zeros(count, np.int32)
+        self.topic_hashes = np.zeros(count, np.int32)
+        self.topics = TopicTable()
+        self.bad: dict[int, str] = {}
+        self.odd_sizes: dict[int, int] = {}
+        self.limits = RewriteLimits(
+            record_max_bytes=plan.settings.record_max_bytes,
+            commit_log_file_bytes=plan.settings.commit_log_file_bytes,
+        )
+        self.bytes_read = 0
+
+    def write(self) -> Receipt:
+        """Write the part's records, then its units. Raises SourceError or TargetError."""
+        log_crc = self._write_records()
+        units_crc = self._write_units()
+        return Receipt(
+            identity=self.plan.identity,
+            part=self.number,
+            count=self.end - self.first,
+            bytes_read=self.bytes_read,
+            log_crc=log_crc,
+            units_crc=units_crc,
+            largest_record_bytes=int(self.target_sizes.max()),
+            topics=[
+                (entry.topic.decode("latin-1"), entry.count, entry.max_queue_id)
+                for entry in self.topics.counts()
+            ],
+            bad=self.bad,
+            odd_sizes=self.odd_sizes,
+        )
+
+    def _write_records(self) -> int:
+        settings, store = self.plan.settings, self.plan.staging.store
+        source = StoreRoot(self.plan.source)
+        crc = 0
+        with (
+            SegmentReader(source.commit_log) as log,
+            RowWriter(store.commit_log, settings.commit_log_file_bytes) as writer,
+        ):
+            for chunk in read_chunks(log, self.offsets, self.sizes):
+                block = self._rewrite(chunk)
+                crc = zlib.crc32(block.data, crc)
+                writer.write_at(int(self.target_offsets[chunk.first]), block.data)
+                self.bytes_read += chunk.buffer_bytes
+            if self.blank:
+                blank = BLANK_RECORD.encode(size_bytes=self.blank, magic=MAGIC_BLANK)
+                writer.write_at(self.log_end, blank)
+        return crc
+
+    def _rewrite(self, chunk: Chunk) -> NDArray[np.uint8]:
+        """The target's bytes for one chunk; records that do not fit the plan leave zeros and are
+        noted.
+        """
+        span = slice(chunk.first, chunk.end)
+        origin = int(self.target_offsets[chunk.first])
+        block_end = (
+            self.log_end if chunk.end == len(self.offsets) else int(self.target_offsets[chunk.end])
+        )
+        block = np.empty(block_end - origin, np.uint8)
+        limit = min(
+            self.limits.record_max_bytes, self.limits.commit_log_file_bytes - END_OF_FILE_MIN_BYTES
+        )
+        done = 0
+        while True:
+            done = rewrite_records(
+                address_of(chunk.buffer), chunk.buffer_bytes, chunk.places, self.sizes[span],
+                self.levels[span], self.offsets[span], self.outs_ms[span],
+                address_of(block), origin, self.target_offsets[span], self.target_sizes[span],
+                self.first + chunk.first, self.plan.now_ms, limit,
+                self.topics.index, self.topics.rows, self.topics.text, self.topics.used,
+                self.status[span], self.tags_hashes[span], self.topic_hashes[span], done,
+            )  # fmt: skip
+            if done == chunk.end - chunk.first:
+                break
+            self.topics.grow()
+        for at in np.flatnonzero(self.status[span] != USUAL).tolist():
+            self._rewrite_unusual(chunk, at, block, origin)
+        return block
+
+    def _rewrite_unusual(
+        self, chunk: Chunk, at: int, block: NDArray[np.uint8], origin: int
+    ) -> None:
+        """Let the scalar code decide about a record that the kernel left out."""
+        index = chunk.first + at
+        begin = int(self.target_offsets[index]) - origin
+        planned = int(self.target_sizes[index])
+        block[begin : begin + planned] = 0
+        placement = Placement(
+            level=int(self.levels[index]),
+            source_offset=int(self.offsets[index]),
+            source_size_bytes=int(self.sizes[index]),
+            out_ms=int(self.outs_ms[index]),
+            target_offset=int(self.target_offsets[index]),
+            target_queue_offset=self.first + index,
+            now_ms=self.plan.now_ms,
+        )
+        place = int(chunk.places[at])
+        try:
+            if place == NOT_THERE:
+                raise BadRecordError("the log ends before the record does, or has no such place")
+            record = chunk.buffer[place : place + placement.source_size_bytes].tobytes()
+            rewritten = rewrite_record(record, placement, self.limits)
+        except BadRecordError as error:
+            self.bad[self.first + index] = str(error)
+            return
+        if len(rewritten.record) != planned:
+            self.odd_sizes[self.first + index] = len(rewritten.record)
+            return
+        block[begin : begin + planned] = np.frombuffer(rewritten.record, np.uint8)
+        self.tags_hashes[index] = rewritten.tags_hash
+        self.topic_hashes[index] = rewritten.topic_hash
+        self.topics.add(rewritten.real_topic, rewritten.real_queue_id)
+
+    def _write_units(self) -> int:
+        queue = np.empty(self.end - self.first, QUEUE_UNIT.dtype)
+        queue["commit_log_offset"] = self.target_offsets
+        queue["size_bytes"] = self.target_sizes
+        queue["tags_code"] = self.tags_hashes
+        settings, store = self.plan.settings, self.plan.staging.store
+        with RowWriter(store.timer_queue(), settings.queue_file_bytes) as writer:
+            writer.write_at(self.first * QUEUE_UNIT.size, _bytes_of(queue))
+        units = self._timer_units()
+        with RowWriter(store.timer_log, settings.timer_log_file_bytes) as writer:
+            for begin, stop, is_full in self._timer_files():
+                position = unit_position(begin, settings.timer_log_file_bytes)
+                writer.write_at(position, _bytes_of(units[begin - self.first : stop - self.first]))
+                if is_full:
+                    blank = blank_bytes(settings.timer_log_file_bytes)
+                    writer.write_at(position + (stop - begin) * TIMER_UNIT.size, blank)
+        return zlib.crc32(_bytes_of(units), zlib.crc32(_bytes_of(queue)))
+
+    def _timer_files(self) -> Iterator[tuple[int, int, bool]]:
+        """The part's units file by file: first, end, and whether a blank follows because more units
+        do.
+        """
+        in_file = units_per_file(self.plan.settings.timer_log_file_bytes)
+        begin = self.first
+        while begin < self.end:
+            file_end = (begin // in_file + 1) * in_file
+            stop = min(self.end, file_end)
+            yield begin, stop, stop == file_end and stop < self.plan.count
+            begin = stop
+
+    def _timer_units(self) -> NDArray[Any]:
+        plan, span = self.plan, (self.first, self.end)
+        distances = plan.slice_of("distances", *span)
+        before = np.arange(self.first, self.end, dtype=np.int64) - distances
+        positions = unit_position(before, plan.settings.timer_log_file_bytes)
+        units = np.zeros(self.end - self.first, TIMER_UNIT.dtype)
+        units["size_bytes"] = TIMER_UNIT.size
+        units["previous_position"] = np.where(distances == 0, NO_POSITION, positions)
+        units["magic"] = plan.slice_of("flags", *span)
+        units["write_time_ms"] = plan.write_time_ms
+        units["delay_ms"] = plan.slice_of("slot_times_ms", *span) - plan.write_time_ms
+        units["commit_log_offset"] = self.target_offsets
+        units["record_size_bytes"] = self.target_sizes
+        units["topic_hash"] = self.topic_hashes
+        return units
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).data

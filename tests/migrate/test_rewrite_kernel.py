@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel equals the scalar rewrite: "usual" means the same bytes, anything else is left to the
+scalar code.
+"""
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from message_store.java_numbers import string_hash
+from message_store.message import Host, StoredMessage
+from message_store.message_codec import body_crc, encode_message
+from message_store.raw_memory import address_of
+from message_store.record_layout import SYS_BORN_HOST_IPV6, SYS_STORE_HOST_IPV6
+from migrate.rewrite import (
+    BadRecordError,
+    Placement,
+    RewriteLimits,
+    Rewritten,
+    growth_bytes,
+    rewrite_record,
+)
+from migrate.rewrite_kernel import USUAL, rewrite_records
+from migrate.topic_table import TopicTable
+
+NOW_MS = 1_795_268_475_441
+OUT_MS = 1_795_268_999_000
+TARGET_OFFSET = 7_000_000_000
+LIMITS = RewriteLimits(record_max_bytes=4 << 20, commit_log_file_bytes=1 << 30)
+V4, V6 = Host.of("10.1.2.3", 4567), Host.of("2001:db8::1", 10911)
+
+
+def level_record(text: bytes, *, level: int = 5, **changes: Any) -> StoredMessage:
+    """A record as a broker stores it in a level, with these properties."""
+    body = changes.pop("body", b"hello")
+    born, stored = changes.pop("born_host", V4), changes.pop("store_host", V4)
+    bits = SYS_BORN_HOST_IPV6 * born.is_ipv6 | SYS_STORE_HOST_IPV6 * stored.is_ipv6
+    facts: dict[str, Any] = {
+        "topic": "SCHEDULE_TOPIC_XXXX",
+        "body": body,
+        "body_crc": body_crc(body),
+        "properties_text": text,
+        "queue_id": level - 1,
+        "queue_offset": 7,
+        "commit_log_offset": 1234,
+        "born_timestamp_ms": 1_700_000_000_000,
+        "born_host": born,
+        "store_timestamp_ms": 1_700_000_000_123,
+        "store_host": stored,
+        "sys_flag": changes.pop("sys_flag", 0) | bits,
+        "prepared_transaction_offset": 99,
+    }
+    return StoredMessage(**{**facts, **changes})
+
+
+def properties(level: int = 5, *more: str, closed: bool = True) -> bytes:
+    """REAL_TOPIC, REAL_QID and DELAY among others, ending as wanted."""
+    entries = ["UNIQ_KEY\1A1", "REAL_TOPIC\1TopicA", f"DELAY\1{level}", *more, "REAL_QID\x012"]
+    return ("\2".join(entries) + "\2" * closed).encode()
+
+
+@attrs.frozen
+class KernelAnswer:
+    """What the kernel made of one record."""
+
+    is_usual: bool
+    record: bytes
+    tags_hash: int
+    topic_hash: int
+    topics: TopicTable
+
+
+def placement(record: bytes, level: int) -> Placement:
+    """The placement that the tests share."""
+    return Placement(
+        level=level,
+        source_offset=1234,
+        source_size_bytes=len(record),
+        out_ms=OUT_MS,
+        target_offset=TARGET_OFFSET,
+        target_queue_offset=42,
+        now_ms=NOW_MS,
+    )
+
+
+def by_kernel(record: bytes, level: int, *, lead: int = 3) -> KernelAnswer:
+    """Run the kernel on one record that lies somewhere in a buffer."""
+    buffer = np.frombuffer(b"\xaa" * lead + record + b"\xaa" * 16, np.uint8).copy()
+    size = len(record) + growth_bytes(level, OUT_MS)
+    out = np.full(max(size, 1) + 32, 0x55, np.uint8)
+    status, topics = np.zeros(1, np.uint8), TopicTable()
+    tags, hashes = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    done = rewrite_records(
+        address_of(buffer), lead + len(record), np.array([lead]),
+        np.array([len(record)], np.int32), np.array([level], np.int16), np.array([1234]),
+        np.array([OUT_MS]), address_of(out), TARGET_OFFSET, np.array([TARGET_OFFSET]),
+        np.array([size]), 42, NOW_MS, LIMITS.record_max_bytes,
+        topics.index, topics.rows, topics.text, topics.used, status, tags, hashes, 0,
+    )  # fmt: skip
+    assert done == 1
+    assert (out[max(size, 0) :] == 0x55).all(), "written beyond the record"
+    return KernelAnswer(
+        bool(status[0] == USUAL), out[:size].tobytes(), int(tags[0]), int(hashes[0]), topics
+    )
+
+
+def by_scalar(record: bytes, level: int) -> Rewritten | None:
+    """What the plain code makes of it, None for a bad record."""
+    try:
+        return rewrite_record(record, placement(record, level), LIMITS)
+    except BadRecordError:
+        return None
+
+
+def assert_agreement(record: bytes, level: int) -> KernelAnswer:
+    """A usual record is the scalar code's record; the kernel never accepts what the scalar code
+    refuses.
+    """
+    fast, slow = by_kernel(record, level), by_scalar(record, level)
+    if fast.is_usual:
+        assert slow is not None
+        assert fast.record == slow.record
+        assert fast.tags_hash == slow.tags_hash
+        assert fast.topic_hash == slow.topic_hash
+        [counted] = fast.topics.counts()
+        assert (counted.topic, counted.count) == (slow.real_topic, 1)
+        assert counted.max_queue_id == slow.real_queue_id
+    return fast
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["5.2+ ending", "4.9 ending"])
+@pytest.mark.parametrize("level", [1, 9, 10, 18, 100])
+def test_usual_records_of_every_level_and_ending_are_rewritten_by_the_kernel(
+    level: int, closed: bool
+) -> None:
+    record = encode_message(level_record(properties(level, closed=closed), level=level))
+    assert assert_agreement(record, level).is_usual
+
+
+@pytest.mark.parametrize("born", [V4, V6])
+@pytest.mark.parametrize("stored", [V4, V6])
+def test_every_kind_of_host_is_usual(born: Host, stored: Host) -> None:
+    record = encode_message(level_record(properties(), born_host=born, store_host=stored))
+    assert assert_agreement(record, 5).is_usual
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("TAGS\1TagA",),
+        ("TAGS\1取消",),
+        ("TAGS\1\N{GRINNING FACE}",),
+        ("城市\1Zürich", "KEYS\1a b c"),
+        ("TIMER_DELIVER_MS\x011700000000000", "TIMER_DELAY_SEC\x0112", "TIMER_DELAY_MS\x015"),
+        ("TIMER_ENQUEUE_MS\x011", "TIMER_DEQUEUE_MS\x012"),
+        ("no separator at all", "x\1"),
+        ("RECONSUME_TIME\x013", "WAIT\1true"),
+    ],
+)
+def test_ordinary_properties_are_usual(more: tuple[str, ...]) -> None:
+    assert assert_agreement(encode_message(level_record(properties(5, *more))), 5).is_usual
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("TIMER_OUT_MS\x011700000000000",),
+        ("TIMER_ROLL_TIMES\x012",),
+        ("TIMER_ROLL_LABEL\1R",),
+        ("TIMER_DEL_UNIQKEY\1A1",),
+        ("__CRC32#\x010123456789",),
+        ("INNER_MULTI_DISPATCH\1%LMQ%a", "INNER_MULTI_QUEUE_OFFSET\x011"),
+        ("DELAY\x015",),
+        ("TAGS\1a", "TAGS\1b"),
+        ("REAL_TOPIC\1TopicB",),
+    ],
+)
+def test_properties_that_must_go_are_left_to_the_scalar_code_which_drops_them(
+    more: tuple[str, ...],
+) -> None:
+    record = encode_message(level_record(properties(5, *more)))
+    assert not assert_agreement(record, 5).is_usual
+    slow = by_scalar(record, 5)
+    assert slow is not None
+    for name in ("DELAY", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY", "__CRC32#", "INNER_MULTI"):
+        assert name.encode() not in slow.record
+    assert slow.record.count(b"TIMER_OUT_MS") == 1
+    assert str(OUT_MS).encode() in slow.record
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "reason"),
+    [
+        (properties(6), {}, "DELAY is '6'"),
+        (b"REAL_TOPIC\1T\2REAL_QID\x010", {}, "no DELAY"),
+        (b"REAL_QID\x010\2DELAY\x015", {}, "no REAL_TOPIC"),
+        (b"REAL_TOPIC\1T\2DELAY\x015", {}, "no REAL_QID"),
+        (b"REAL_TOPIC\1T\2DELAY\x015\2REAL_QID\x01-1", {}, "REAL_QID '-1'"),
+        (b"REAL_TOPIC\1T\2DELAY\x015\2REAL_QID\x0199999", {}, "REAL_QID '99999'"),
+        (b"REAL_TOPIC\1a/b\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC 'a/b'"),
+        (b"REAL_TOPIC\1..\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC '..'"),
+        (b"REAL_TOPIC\1RMQ_SYS_TRANS_HALF_TOPIC\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
+        (b"REAL_TOPIC\1SCHEDULE_TOPIC_XXXX\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
+        (b"REAL_TOPIC\1rmq_sys_wheel_timer\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
+        (properties(), {"body_crc": 1}, "the body is damaged"),
+        (properties(), {"queue_id": 5}, "the record is of queue 5"),
+        (properties(), {"commit_log_offset": 1235}, "it lies at 1235"),
+        (properties(), {"topic": "SCHEDULE_TOPIC_XXXY"}, "a record of topic"),
+        (properties(), {"sys_flag": 4}, "prepared or rolled back"),
+        (properties(), {"sys_flag": 12}, "prepared or rolled back"),
+        (properties(5, "k\1" + "v" * 32_600), {}, "would outgrow"),
+    ],
+)
+def test_a_bad_record_is_never_usual_and_has_a_reason(
+    text: bytes, changes: dict[str, Any], reason: str
+) -> None:
+    record = encode_message(level_record(text, **changes))
+    assert not assert_agreement(record, 5).is_usual
+    with pytest.raises(BadRecordError, match=reason.replace("(", r"\(")):
+        rewrite_record(record, placement(record, 5), LIMITS)
+
+
+@given(place=st.integers(0, 200), value=st.integers(0, 255))
+def test_any_changed_byte_is_either_agreed_on_or_left_out(place: int, value: int) -> None:
+    record = bytearray(encode_message(level_record(properties(5, "TAGS\1T"))))
+    record[place % len(record)] = value
+    assert_agreement(bytes(record), 5)
+
+
+@given(cut=st.integers(0, 220))
+def test_a_cut_record_is_never_usual(cut: int) -> None:
+    whole = encode_message(level_record(properties(5, "TAGS\1T")))
+    fast = by_kernel(whole[: cut % len(whole)], 5)
+    assert not fast.is_usual
+
+
+_NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "DELAY", "REAL_QID", "城市", "WAIT"])
+_VALUES = st.text(
+    st.characters(blacklist_characters="\1\2", blacklist_categories=["Cs"]), max_size=12
+)
+
+
+@settings(max_examples=300)
+@given(
+    entries=st.lists(st.tuples(_NAMES, _VALUES), max_size=6),
+    level=st.integers(1, 40),
+    body=st.binary(max_size=80),
+    closed=st.booleans(),
+    hosts=st.tuples(st.sampled_from([V4, V6]), st.sampled_from([V4, V6])),
+)
+def test_the_kernel_never_disagrees_with_the_scalar_code(
+    entries: list[tuple[str, str]],
+    level: int,
+    body: bytes,
+    closed: bool,
+    hosts: tuple[Host, Host],
+) -> None:
+    text = properties(level, *(f"{name}\1{value}" for name, value in entries), closed=closed)
+    message = level_record(text, level=level, body=body, born_host=hosts[0], store_host=hosts[1])
+    assert_agreement(encode_message(message), level)
+
+
+@given(st.binary(max_size=400))
+def test_arbitrary_bytes_are_never_usual(data: bytes) -> None:
+    assert not by_kernel(data, 5).is_usual
+    assert by_scalar(data, 5) is None
+
+
+def test_only_what_may_differ_differs() -> None:
+    message = level_record(properties(5, "TAGS\1T"), sys_flag=8, flag=3, reconsume_times=2)
+    [counted] = assert_agreement(encode_message(message), 5).topics.counts()
+    rewritten = by_scalar(encode_message(message), 5)
+    assert rewritten is not None
+    expected = attrs.evolve(
+        message,
+        topic="rmq_sys_wheel_timer",
+        queue_id=0,
+        queue_offset=42,
+        commit_log_offset=TARGET_OFFSET,
+        store_timestamp_ms=NOW_MS,
+        prepared_transaction_offset=0,
+        properties_text=message.properties_text.replace(
+            b"DELAY\x015", b"TIMER_OUT_MS\x01%d" % OUT_MS
+        ),
+    )
+    assert rewritten.record == encode_message(expected)
+    assert rewritten.topic_hash == string_hash("TopicA")
+    assert counted.max_queue_id == 2
+
+
+def test_a_topic_table_that_is_too_small_grows_and_keeps_its_counts() -> None:
+    table = TopicTable(topics=2)
+    for number in range(50):
+        for _ in range(number + 1):
+            table.add(b"topic-%d" % number, number)
+    counts = {entry.topic: (entry.count, entry.max_queue_id) for entry in table.counts()}
+    assert counts == {b"topic-%d" % n: (n + 1, n) for n in range(50)}
