@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of fixed size in a row, each named by the offset of its first byte: logs and queues, read
-in place.
+"""Files of fixed size in a row, each named by the offset of its first byte: logs and queues.
 
 Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short
 read and an error with an offset, where a mapping would kill the process with SIGBUS. Limitations:
-reading only; the parts of a converted store are written by ``migrate.staged_output``.
+the writer is for rows that are new; the parts of a converted store are written by
+``migrate.staged_output``.
 """
 
 import bisect
@@ -15,9 +15,9 @@ from types import TracebackType
 import attrs
 
 from message_store.errors import SourceError, TargetError, TruncatedRecordError
-from message_store.small_files import sync_directory
 
 NAME_DIGITS = 20
+_OPEN_FILES = 16
 
 
 def segment_name(start_offset: int) -> str:
@@ -174,7 +174,8 @@ class SegmentReader:
 class SegmentWriter:
     """A row of new segment files, each made at its full length and sparse when it is first written.
 
-    Use as a context manager, or call :meth:`close`. Errors of the disk are TargetError.
+    Nothing is synced: what is written this way can be made again. Use as a context manager, or call
+    :meth:`close`.
     """
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
@@ -183,7 +184,10 @@ class SegmentWriter:
         self._descriptors: dict[int, int] = {}
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Put these bytes at ``offset`` of the row, across files where need be."""
+        """Put these bytes at ``offset`` of the row, across files where need be.
+
+        Raises TargetError when the disk refuses.
+        """
         data = data.cast("B")
         while data.nbytes:
             start = offset - offset % self.file_bytes
@@ -198,20 +202,12 @@ class SegmentWriter:
             offset += count
             data = data[count:]
 
-    def sync(self) -> None:
-        """Come back when everything written is on the disk, the files' names too."""
-        try:
-            for descriptor in self._descriptors.values():
-                os.fsync(descriptor)
-            if self._descriptors:
-                sync_directory(self.directory)
-        except OSError as error:
-            raise TargetError(f"{self.directory}: cannot be synced: {error.strerror}") from error
-
     def _descriptor(self, start: int) -> int:
         if start not in self._descriptors:
+            if len(self._descriptors) == _OPEN_FILES:
+                os.close(self._descriptors.pop(min(self._descriptors)))
             self.directory.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptors[start] = os.open(self.directory / segment_name(start), flags, 0o644)
             os.ftruncate(self._descriptors[start], self.file_bytes)
         return self._descriptors[start]
