@@ -46,7 +46,7 @@ def _own_directory(base: Path) -> Path | None:
 
 @cache
 def cache_directory() -> Path | None:
-    """Where compiled kernels are kept, or None when no place of the user's own can be written to."""
+    """Where compiled kernels are kept, or None when no place of the user's own is writable."""
     candidates = []
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         candidates.append(Path(chosen))

@@ -121,7 +121,7 @@ class StoreRoot:
             )
         if (self.consume_queues / "CURRENT").exists() or "consumequeue_rocksdb" in names:
             raise UnsupportedStoreError(
-                f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), which are not supported"
+                f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), not supported"
             )
         if "commitlog" not in names:
             raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")

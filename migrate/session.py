@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,17 +66,37 @@ def spark_session(
     require_java()
     # `spark.pyspark.python` does nothing for RDD tasks: only this variable reaches their workers.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName("delaywheel").master(master)
     for key, value in {**_settings(master), **(conf or {})}.items():
         builder = builder.config(key, value)
-    try:
-        session = builder.getOrCreate()
-    except Exception as error:
-        raise MigrationError(f"Spark does not start on {master}: {error}") from error
+    with tempfile.TemporaryFile() as chatter:
+        try:
+            with _standard_error_into(chatter.fileno()):
+                session = builder.getOrCreate()
+        except Exception as error:
+            chatter.seek(0)
+            said = chatter.read()[-2_000:].decode("utf-8", "replace").strip()
+            raise MigrationError(f"Spark does not start on {master}: {error}\n{said}") from error
     try:
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def _standard_error_into(descriptor: int) -> Iterator[None]:
+    """Start the JVM with its standard error in a file: it greets with a page of warnings, and
+    anything it says later would tear the progress lines. What fails comes back as an exception.
+    """
+    kept = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _python_path() -> str:
