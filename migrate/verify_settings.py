@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of the conversion that a target names: all that verification believes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from message_store.errors import BadFieldError, SourceError
+from message_store.small_files import read_small_file
+from message_store.store_root import (
+    COMMIT_LOG_FILE_BYTES,
+    QUEUE_FILE_BYTES,
+    TIMER_LOG_FILE_BYTES,
+    StoreRoot,
+)
+from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
+
+CONVERSION_NAME = "conversion.json"
+
+
+@attrs.frozen(order=True)
+class QuarantinedEntry:
+    """An entry of a level queue that the conversion set aside, and why."""
+
+    level: int
+    queue_offset: int
+    commit_log_offset: int
+    reason: str = attrs.field(default="", eq=False, order=False)
+
+
+@attrs.frozen(kw_only=True)
+class ConversionSettings:
+    """How the conversion was asked to run."""
+
+    now_ms: int
+    precision_ms: int = DEFAULT_PRECISION_MS
+    roll_window_slots: int = DEFAULT_ROLL_WINDOW_SLOTS
+    level_table: str | None = None
+    offsets: str = "auto"
+    after_crash: bool = False
+    only_levels: tuple[int, ...] = ()
+    only_topics: tuple[str, ...] = ()
+    quarantined: tuple[QuarantinedEntry, ...] = ()
+    commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
+    queue_file_bytes: int = QUEUE_FILE_BYTES
+    timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
+
+    @property
+    def write_time_ms(self) -> int:
+        """The beginning of the slot that now lies in: when every unit says that it was placed."""
+        return floor_ms(self.now_ms, self.precision_ms)
+
+
+_NUMBERS = (
+    "now_ms",
+    "precision_ms",
+    "roll_window_slots",
+    "commit_log_file_bytes",
+    "queue_file_bytes",
+    "timer_log_file_bytes",
+)
+
+
+def read_settings(root: StoreRoot) -> ConversionSettings:
+    """The settings of the conversion that made ``root``.
+
+    Raises SourceError when there are none (no target of a finished conversion), and FormatError
+    when they cannot be read.
+    """
+    path = root.own / CONVERSION_NAME
+    content = read_small_file(path)
+    if content is None:
+        raise SourceError(f"{path}: not there; expected the target of a finished conversion")
+    try:
+        table = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadFieldError("not JSON", path=path) from error
+    if not isinstance(table, dict):
+        raise BadFieldError("not a table", path=path)
+    return _decode_settings(table, path)
+
+
+def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
+    given: dict[str, Any] = {
+        name: _positive(table[name], name, path) for name in _NUMBERS if name in table
+    }
+    if "now_ms" not in given:
+        raise BadFieldError("now_ms is missing", path=path)
+    level_table = table.get("level_table")
+    return ConversionSettings(
+        **given,
+        level_table=level_table if isinstance(level_table, str) else None,
+        offsets=str(table.get("offsets") or "auto"),
+        after_crash=bool(table.get("after_crash")),
+        only_levels=tuple(int(level) for level in table.get("only_levels") or ()),
+        only_topics=tuple(str(topic) for topic in table.get("only_topics") or ()),
+        quarantined=tuple(_entry(row, path) for row in table.get("quarantined") or ()),
+    )
+
+
+def _positive(value: object, name: str, path: Path) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**62:
+        raise BadFieldError(f"{name} is not a positive number", path=path, found=repr(value)[:64])
+    return value
+
+
+def _entry(row: object, path: Path) -> QuarantinedEntry:
+    try:
+        table = dict(row)  # type: ignore[call-overload]
+        return QuarantinedEntry(
+            int(table["level"]),
+            int(table["queue_offset"]),
+            int(table["commit_log_offset"]),
+            str(table.get("reason", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFieldError("not a quarantined entry", path=path, found=repr(row)[:64]) from error

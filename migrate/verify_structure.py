@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a target, read as a broker reads them: which messages the wheel would deliver, and
+what is wrong with log, queue, timer log and slots.
+
+Everything is derived from the files. What the wheel does not lead to is not reached, whatever the
+log holds: its message is missing. What is reached twice would be delivered twice.
+"""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.consume_queue import QUEUE_UNIT, QueueEntries, read_queue
+from message_store.errors import FormatError
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from migrate.verify_chains import END, NOWHERE, Walk, walk_chains
+from migrate.verify_entries import TARGET_ENTRY
+from migrate.verify_log import log_problems, row_problems
+from migrate.verify_report import Problem
+from migrate.verify_settings import ConversionSettings
+from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
+from timer_wheel.timer_log import (
+    NO_POSITION,
+    TimerUnits,
+    blank_bytes,
+    read_units,
+    unit_position,
+    units_per_file,
+)
+from timer_wheel.wheel_file import SLOT, read_wheel
+from timer_wheel.wheel_math import WHEEL_SLOTS, effective_read_time_ms, slot_index
+
+QUEUE = "timer queue"
+TIMER_LOG = "timer log"
+WHEEL = "timer wheel"
+CHECKPOINT = "timercheck"
+
+
+@attrs.frozen(eq=False)
+class ReachedMessages:
+    """What a broker would deliver: TARGET_ENTRY rows in the order of the log."""
+
+    entries: NDArray[np.void]
+    problems: tuple[Problem, ...]
+
+
+def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessages:
+    """Read queue, timer log and wheel, and walk every slot.
+
+    Damage is a problem, and what cannot be reached because of it is not among the entries; only a
+    disk that refuses raises (SourceError).
+    """
+    problems: list[Problem] = []
+    queue = _read_queue(root, settings, problems)
+    with SegmentReader(root.commit_log, settings.commit_log_file_bytes) as log:
+        problems += row_problems("commit log", log)
+        problems += log_problems(log, queue)
+    with SegmentReader(root.timer_log, settings.timer_log_file_bytes) as reader:
+        problems += row_problems(TIMER_LOG, reader)
+        units = read_units(reader)
+        problems += _unit_problems(units, queue, settings)
+        problems += _blank_problems(reader, units, settings.timer_log_file_bytes)
+    checkpoint = read_timer_checkpoint(root)
+    slots = _read_slots(root, settings, checkpoint, problems)
+    walk = _walk(slots, units)
+    problems += _walk_problems(walk, slots, units, settings.precision_ms)
+    problems += _checkpoint_problems(checkpoint, slots, units, len(queue), settings)
+    entries = _entries(walk, slots, units, queue, settings.precision_ms)
+    return ReachedMessages(entries, tuple(problems))
+
+
+def _read_queue(
+    root: StoreRoot, settings: ConversionSettings, problems: list[Problem]
+) -> QueueEntries:
+    directory = root.timer_queue()
+    with SegmentReader(directory, settings.queue_file_bytes) as reader:
+        problems += row_problems(QUEUE, reader)
+    try:
+        queue = read_queue(directory, file_bytes=settings.queue_file_bytes)
+    except FormatError as error:
+        problems.append(Problem(QUEUE, str(error)))
+        return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
+    if queue.is_damaged:
+        problems.append(Problem(QUEUE, "entries without a size stand before others"))
+    if queue.first_queue_offset:
+        problems.append(Problem(QUEUE, f"it begins at {queue.first_queue_offset} and not at 0"))
+    return queue
+
+
+def _unit_problems(
+    units: TimerUnits, queue: QueueEntries, settings: ConversionSettings
+) -> Iterator[Problem]:
+    if len(units) != len(queue):
+        yield Problem(
+            TIMER_LOG,
+            f"{len(units)} units for {len(queue)} queue entries",
+            abs(len(units) - len(queue)),
+        )
+    both = min(len(units), len(queue))
+    rows, entries = units.units[:both], queue.units[:both]
+    tests = {
+        "not the record of the queue entry of the same number": (
+            rows["commit_log_offset"] != entries["commit_log_offset"]
+        ),
+        "another record size than the queue entry": (
+            rows["record_size_bytes"] != entries["size_bytes"]
+        ),
+        f"not written at {settings.write_time_ms}": (
+            rows["write_time_ms"] != settings.write_time_ms
+        ),
+        "the reserved field is not 0": rows["reserved"] != 0,
+    }
+    yield from _each(TIMER_LOG, "unit", tests, np.arange(both))
+
+
+def _each(
+    where: str, thing: str, tests: dict[str, NDArray[np.bool_]], names: NDArray[np.int64]
+) -> Iterator[Problem]:
+    """A problem for each test that any row fails, with the first such row named."""
+    for what, failed in tests.items():
+        if failed.any():
+            yield Problem(where, f"{thing} {names[failed.argmax()]}: {what}", int(failed.sum()))
+
+
+def _blank_problems(reader: SegmentReader, units: TimerUnits, file_bytes: int) -> Iterator[Problem]:
+    """Files are filled in order, and each but the last ends with its blank."""
+    numbers = np.arange(len(units), dtype=np.int64)
+    astray = units.positions != unit_position(numbers, file_bytes)
+    yield from _each(TIMER_LOG, "unit", {"not where the one before it ends": astray}, numbers)
+    blank = blank_bytes(file_bytes)
+    for segment in reader.segments[:-1]:
+        end = segment.start_offset + units_per_file(file_bytes) * units.units.itemsize
+        found = bytearray(len(blank))
+        if reader.read_into(end, memoryview(found)) != len(blank) or found != blank:
+            yield Problem(TIMER_LOG, f"{segment.path.name}: no blank at {end}")
+
+
+@attrs.frozen(eq=False)
+class _Slots:
+    """The slots that a starting broker's hand will still reach, in the order of their time."""
+
+    times_ms: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+def _read_slots(
+    root: StoreRoot,
+    settings: ConversionSettings,
+    checkpoint: TimerCheckpoint,
+    problems: list[Problem],
+) -> _Slots:
+    try:
+        slots = read_wheel(root).slots
+    except FormatError as error:
+        problems.append(Problem(WHEEL, str(error)))
+        slots = np.zeros(WHEEL_SLOTS, SLOT.dtype)
+    used = np.flatnonzero(slots.view(np.uint8).reshape(-1, SLOT.size).any(axis=1))
+    found = slots[used]
+    times_ms = found["time_units"].astype(np.int64) * settings.precision_ms
+    read_ms = effective_read_time_ms(
+        checkpoint.last_read_time_ms, settings.now_ms, settings.precision_ms
+    )
+    misplaced = slot_index(times_ms, settings.precision_ms) != used
+    passed = times_ms < read_ms
+    tests = {
+        "its time belongs into another slot": misplaced,
+        f"the hand begins at {read_ms} and never reads it": passed,
+        "its magic is not 0": found["magic"] != 0,
+    }
+    problems += _each(WHEEL, "slot", tests, used)
+    live = np.flatnonzero(~misplaced & ~passed)
+    live = live[np.argsort(times_ms[live], kind="stable")]
+    return _Slots(
+        times_ms[live],
+        found["first_position"][live].astype(np.int64),
+        found["last_position"][live].astype(np.int64),
+        found["unit_count"][live].astype(np.int64),
+    )
+
+
+def _walk(slots: _Slots, units: TimerUnits) -> Walk:
+    last = units.index_at(slots.last)
+    positions = units.units["previous_position"].astype(np.int64)
+    previous = units.index_at(positions)
+    previous = np.where(previous < 0, NOWHERE, previous)
+    previous[positions == NO_POSITION] = END
+    return walk_chains(np.where(last < 0, NOWHERE, last), previous)
+
+
+def _walk_problems(
+    walk: Walk, slots: _Slots, units: TimerUnits, precision_ms: int
+) -> Iterator[Problem]:
+    positions = np.append(units.positions, NO_POSITION)
+    reached_first = positions[np.where(walk.steps > 0, walk.first, -1)]
+    tests = {
+        "its chain leads to no unit, or not backwards": walk.broken,
+        "its first unit is not where its chain ends": reached_first != slots.first,
+        "its count is not the length of its chain": walk.steps != slots.counts,
+    }
+    yield from _each(WHEEL, "the slot of", tests, slots.times_ms)
+    elsewhere = units.slot_time_ms[walk.units] != slots.times_ms[walk.slots]
+    tests = {"it is chained to a slot of another time": elsewhere}
+    yield from _each(TIMER_LOG, "unit", tests, walk.units)
+    visits = np.bincount(walk.units, minlength=len(units))
+    tests = {"no slot leads to it": visits == 0, "reached more than once": visits > 1}
+    yield from _each(TIMER_LOG, "unit", tests, np.arange(len(units)))
+
+
+def _checkpoint_problems(
+    checkpoint: TimerCheckpoint,
+    slots: _Slots,
+    units: TimerUnits,
+    queue_length: int,
+    settings: ConversionSettings,
+) -> Iterator[Problem]:
+    expected = {
+        "flush_position": units.end_position,
+        "last_queue_offset": queue_length,
+        "master_queue_offset": queue_length,
+        "state_version": 0,
+        "timestamp_ms": settings.now_ms,
+    }
+    for name, right in expected.items():
+        found = getattr(checkpoint, name)
+        if found != right:
+            yield Problem(CHECKPOINT, f"{name} is {found} and should be {right}")
+    read_ms = checkpoint.last_read_time_ms
+    first_ms = int(slots.times_ms.min(initial=settings.write_time_ms))
+    if not 0 < read_ms <= first_ms or read_ms % settings.precision_ms:
+        yield Problem(CHECKPOINT, f"last_read_time_ms is {read_ms}, the first slot is {first_ms}")
+
+
+def _entries(
+    walk: Walk, slots: _Slots, units: TimerUnits, queue: QueueEntries, precision_ms: int
+) -> NDArray[np.void]:
+    """A row for each unit as often as it is reached, in the order of the log."""
+    reached, slot_of = _in_log_order(walk, units)
+    entries = np.zeros(len(reached), TARGET_ENTRY.dtype)
+    rows = units.units[reached] if len(reached) else units.units[:0]
+    entries["commit_log_offset"] = rows["commit_log_offset"]
+    entries["size_bytes"] = rows["record_size_bytes"]
+    entries["flags"] = rows["magic"]
+    entries["topic_hash"] = rows["topic_hash"]
+    entries["slot_time_ms"] = slots.times_ms[slot_of]
+    numbers = _queue_numbers(rows["commit_log_offset"], reached, queue)
+    entries["queue_offset"] = numbers
+    if len(queue):
+        entries["tags_code"] = np.where(numbers >= 0, queue.units["tags_code"][numbers], 0)
+    return entries
+
+
+def _in_log_order(walk: Walk, units: TimerUnits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    offsets = units.units["commit_log_offset"].astype(np.int64)
+    reached = np.zeros(len(units), bool)
+    reached[walk.units] = True
+    if len(walk.units) == len(units) and reached.all() and (np.diff(offsets) > 0).all():
+        slot_of = np.empty(len(units), np.int64)
+        slot_of[walk.units] = walk.slots
+        return np.arange(len(units)), slot_of
+    order = np.argsort(offsets[walk.units], kind="stable")
+    return walk.units[order], walk.slots[order]
+
+
+def _queue_numbers(
+    offsets: NDArray[np.void], reached: NDArray[np.int64], queue: QueueEntries
+) -> NDArray[np.int64]:
+    """The number of the queue entry of each record; -1 where none leads to it."""
+    if not len(queue):
+        return np.full(len(offsets), -1, np.int64)
+    known = queue.units["commit_log_offset"]
+    same = known[np.minimum(reached, len(queue) - 1)] == offsets
+    if same.all():
+        return np.minimum(reached, len(queue) - 1)
+    order = np.argsort(known, kind="stable")
+    places = np.minimum(np.searchsorted(known[order], offsets), len(queue) - 1)
+    return np.where(known[order[places]] == offsets, order[places], -1)
