@@ -60,7 +60,9 @@ BUCKET_COUNT, BUCKET_SUM_A, BUCKET_SUM_B = range(BUCKET_COLUMNS)
 
 _BUCKET_SHIFT = 64 - 12
 _QUEUE_ID_PLACE = HEAD_V4_V4.offset_of("queue_id")
-_QUEUE_OFFSET_PLACE = HEAD_V4_V4.offset_of("queue_offset")
+QUEUE_OFFSET_PLACE = HEAD_V4_V4.offset_of("queue_offset")
+"""Where a record says its queue offset, whatever its hosts."""
+
 _LOG_OFFSET_PLACE = HEAD_V4_V4.offset_of("commit_log_offset")
 _SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
 _INT_MAX = 2**31 - 1
@@ -69,7 +71,6 @@ _LAST_UNREADABLE = int(LAST_UNREADABLE)
 _NONE = int(Complaint.NONE)
 _TOPIC = int(Complaint.TOPIC)
 _QUEUE_ID = int(Complaint.QUEUE_ID)
-_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
 _LOG_OFFSET = int(Complaint.COMMIT_LOG_OFFSET)
 _REAL_TOPIC = int(Complaint.REAL_TOPIC)
 _REAL_QUEUE_ID = int(Complaint.REAL_QUEUE_ID)
@@ -100,16 +101,12 @@ def _is_topic(topic: Any, facts: Any) -> bool:
 
 
 @inline_kernel
-def bookkeeping(
-    record: int, topic: Any, queue_id: int, queue_offset: int, log_offset: int, facts: Any
-) -> int:
+def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: Any) -> int:
     """What both sides ask: the record agrees with its place, and can be delivered."""
     if not _is_topic(topic, facts):
         return _TOPIC
     if load_i32(record + _QUEUE_ID_PLACE) != queue_id:
         return _QUEUE_ID
-    if load_i64(record + _QUEUE_OFFSET_PLACE) != queue_offset:
-        return _QUEUE_OFFSET
     if load_i64(record + _LOG_OFFSET_PLACE) != log_offset:
         return _LOG_OFFSET
     if facts[REAL_TOPIC_BYTES] == 0:

@@ -9,7 +9,14 @@ from message_store import properties as names
 from message_store.kernel_cache import kernel
 from message_store.raw_memory import load_i32, load_i64
 from migrate.verify_complaints import Complaint
-from migrate.verify_entries import SOURCE_ENTRY, bookkeeping, is_held, is_readable, keep_digest
+from migrate.verify_entries import (
+    QUEUE_OFFSET_PLACE,
+    SOURCE_ENTRY,
+    bookkeeping,
+    is_held,
+    is_readable,
+    keep_digest,
+)
 from migrate.verify_record_kernel import DELAY, TOPIC_KEY, read_record
 
 _ENTRY_BYTES = SOURCE_ENTRY.size
@@ -20,6 +27,7 @@ _OUT = SOURCE_ENTRY.offset_of("out_ms")
 _TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8).copy()
 
 _NONE = int(Complaint.NONE)
+_WRONG_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
 _LEFT_OUT = int(Complaint.LEFT_OUT)
 _DELAY = int(Complaint.DELAY)
 
@@ -58,11 +66,13 @@ def digest_source(
         complaint = read_record(record, size, seed, hashes, facts)
         if is_readable(complaint):
             queue_id = load_i32(entry + _QUEUE_ID)
-            queue_offset = load_i64(entry + _QUEUE_OFFSET)
             if complaint == _NONE:
-                complaint = bookkeeping(record, _TOPIC, queue_id, queue_offset, log_offset, facts)
+                complaint = bookkeeping(record, _TOPIC, queue_id, log_offset, facts)
             if complaint == _NONE and facts[DELAY] != queue_id + 1:
                 complaint = _DELAY
+            said = load_i64(record + QUEUE_OFFSET_PLACE)
+            if complaint == _NONE and said != load_i64(entry + _QUEUE_OFFSET):
+                complaint = _WRONG_QUEUE_OFFSET
             if len(topics) and hashes[TOPIC_KEY] not in topics:
                 complaint = _LEFT_OUT
             keep_digest(digests, number - first, hashes, load_i64(entry + _OUT), _NONE)

@@ -16,7 +16,14 @@ from message_store.raw_memory import load_i32, load_i64, load_u8
 from message_store.record_layout import CRC_MASK, HEAD_V4_V4, HEAD_V6_V4, SYS_BORN_HOST_IPV6
 from message_store.text_kernels import NOT_UTF8, java_hash_utf8
 from migrate.verify_complaints import Complaint
-from migrate.verify_entries import TARGET_ENTRY, bookkeeping, is_held, is_readable, keep_digest
+from migrate.verify_entries import (
+    QUEUE_OFFSET_PLACE,
+    TARGET_ENTRY,
+    bookkeeping,
+    is_held,
+    is_readable,
+    keep_digest,
+)
 from migrate.verify_record_kernel import (
     FORBIDDEN_COUNT,
     HEAD_GROWTH,
@@ -65,6 +72,7 @@ _RECORD_CRC_NAME_BYTES = len(names.CRC32)
 _RECORD_CRC_DIGITS = 10
 
 _NONE = int(Complaint.NONE)
+_WRONG_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
 _STORE_TIME = int(Complaint.STORE_TIME)
 _PREPARED = int(Complaint.PREPARED_OFFSET)
 _OUT_TIME = int(Complaint.OUT_TIME)
@@ -112,10 +120,11 @@ def _is_record_crc(record: int, size: int, facts: Any) -> bool:
 
 @inline_kernel
 def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any) -> int:
-    queue_offset = load_i64(entry + _QUEUE_OFFSET)
-    complaint = bookkeeping(record, _TOPIC, 0, queue_offset, load_i64(entry), facts)
+    complaint = bookkeeping(record, _TOPIC, 0, load_i64(entry), facts)
     if complaint != _NONE:
         return complaint
+    if load_i64(record + QUEUE_OFFSET_PLACE) != load_i64(entry + _QUEUE_OFFSET):
+        return _WRONG_QUEUE_OFFSET
     growth = facts[HEAD_GROWTH]
     born_growth = (
         _STORE_TIME_GROWTH if load_i32(record + _SYS_FLAG_PLACE) & SYS_BORN_HOST_IPV6 else 0

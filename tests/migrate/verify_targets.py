@@ -180,8 +180,8 @@ def convert(waiting: Sequence[Placed], precision_ms: int = 1000) -> list[Convert
             slot_ms, flags = now + (WINDOW_SLOTS - 5) * precision_ms, 3
         converted.append(Converted(timer_record(one.record, out_ms), out_ms, slot_ms, flags))
     overdue = sorted((one for one in converted if one.out_ms < now), key=lambda one: one.out_ms)
-    for place, one in enumerate(reversed(overdue), start=1):
-        one.slot_ms = now - place * precision_ms
+    for place, late in enumerate(reversed(overdue), start=1):
+        late.slot_ms = now - place * precision_ms
     return converted
 
 
@@ -215,7 +215,7 @@ def write_target(root: Path, messages: Sequence[Converted], precision_ms: int = 
     write_segments(root / "consumequeue" / TIMER_TOPIC / "0", queue, QUEUE_FILE_BYTES)
     end = _write_wheel(root, messages, pieces, precision_ms)
     _write_config(root / "config", messages, end, precision_ms)
-    settings = {
+    settings: dict[str, Any] = {
         "now_ms": NOW_MS,
         "precision_ms": precision_ms,
         "level_table": None,
