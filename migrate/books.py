@@ -4,9 +4,9 @@
 from typing import Any
 
 import numpy as np
-from legacy_levels.level_backlog import LevelBacklog
 from numpy.typing import NDArray
 
+from legacy_levels.level_backlog import LevelBacklog
 from migrate.plan import Amendments, Plan
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
 from migrate.settings import ConvertOptions
@@ -21,17 +21,19 @@ _WHEEL_MARGIN_SLOTS = 60
 _HOUR_MS = 3_600_000
 
 
+def bad_record(backlog: LevelBacklog, at: int, reason: str) -> BadRecord:
+    """What is wrong with one entry of the backlog, and where it is."""
+    return BadRecord(
+        level=int(backlog.level[at]),
+        queue_offset=int(backlog.queue_offset[at]),
+        commit_log_offset=int(backlog.commit_log_offset[at]),
+        reason=reason,
+    )
+
+
 def bad_records(backlog: LevelBacklog, amendments: Amendments) -> tuple[BadRecord, ...]:
     """What cannot be converted, in the order of the source log."""
-    return tuple(
-        BadRecord(
-            level=int(backlog.level[at]),
-            queue_offset=int(backlog.queue_offset[at]),
-            commit_log_offset=int(backlog.commit_log_offset[at]),
-            reason=reason,
-        )
-        for at, reason in sorted(amendments.bad.items())
-    )
+    return tuple(bad_record(backlog, at, reason) for at, reason in sorted(amendments.bad.items()))
 
 
 def open_before_ms(plan: Plan) -> int | None:
@@ -59,7 +61,7 @@ def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
 def _level_reports(
     backlog: LevelBacklog, chosen: NDArray[np.bool_], plan: Plan, amendments: Amendments
 ) -> tuple[LevelReport, ...]:
-    levels = tuple(counts.level for counts in backlog.levels)
+    levels = tuple(counts.level for counts in backlog.counts)
     converted = _per_level(plan.levels, levels)
     skipped = _per_level(backlog.level[~chosen], levels)
     bad = np.array(sorted(amendments.bad), np.int64)
@@ -70,8 +72,8 @@ def _level_reports(
         LevelReport(
             level=counts.level,
             delay_ms=counts.delay_ms,
-            from_offset=counts.from_offset,
-            to_offset=counts.to_offset,
+            from_offset=counts.from_queue_offset,
+            to_offset=counts.to_queue_offset,
             queued=counts.queued,
             already_delivered=counts.already_delivered,
             expired=counts.expired,
@@ -82,8 +84,31 @@ def _level_reports(
             overdue=overdue[counts.level],
             rolled=rolled[counts.level],
         )
-        for counts in backlog.levels
+        for counts in backlog.counts
     )
+
+
+def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
+    """What was odd about the source and how it was taken, as sentences."""
+    said = list(backlog.offsets.problems)
+    if said:
+        for choice, table in backlog.offsets.by_choice().items():
+            left = sum(
+                counts.queue_max
+                - min(max(table.get(counts.level, 0), counts.queue_min), counts.queue_max)
+                for counts in backlog.counts
+            )
+            said.append(f"--offsets {choice} would find {left:,} messages queued")
+        said.append(f"taken, as a broker would: {backlog.offsets.source}")
+    repaired = sum(counts.repaired for counts in backlog.counts)
+    if repaired:
+        said.append(f"{repaired:,} due times were no times and were made anew: store time + delay")
+    unindexed = sum(counts.not_in_queue for counts in backlog.counts)
+    if unindexed:
+        said.append(f"{unindexed:,} messages were in the log but not yet in their level's queue")
+    said += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
+    said += [f"the log is damaged at {place}" for place in backlog.damaged_places]
+    return tuple(said)
 
 
 def conversion_report(
@@ -105,7 +130,7 @@ def conversion_report(
         now_ms=plan.now_ms,
         precision_ms=plan.settings.precision_ms,
         level_table=backlog.level_table.text(),
-        offsets_source=backlog.offsets_source,
+        offsets_source=str(backlog.offsets.source),
         levels=_level_reports(backlog, chosen, plan, amendments),
         due_min_ms=int(plan.due_ms.min()) if some else None,
         due_max_ms=int(plan.due_ms.max()) if some else None,
@@ -114,7 +139,7 @@ def conversion_report(
         bytes_written=plan.log.end_offset + len(plan) * (20 + 52),
         bad_records=bad_records(backlog, amendments),
         broker_conf=broker_settings(plan.settings, largest),
-        warnings=tuple(backlog.warnings),
+        warnings=_warnings(backlog),
         seconds=seconds,
         request=request,
         identity=plan.identity,

@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 import numpy as np
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
+from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.clock import SystemClock, stopwatch_s
 from message_store.delay_levels import DelayLevels
 from message_store.errors import BadRecordsError, PlanError, TargetError, UncleanStoreError
@@ -32,10 +32,12 @@ from migrate.settings import ConvertOptions
 from migrate.source_wheel import require_empty_wheel
 from migrate.staged_output import (
     Staging,
-    clear,
+    clear_staging,
     create_row,
+    forbid_start,
     free_bytes,
     is_published,
+    names_in_the_way,
     remove_unfinished,
     target_errors,
 )
@@ -121,11 +123,10 @@ class _Conversion:
             raise TargetError(f"{self.target.path}: must not lie in the source, or around it")
         with target_errors(self.target.path):
             self.target.path.mkdir(parents=True, exist_ok=True)
-            there = {entry.name for entry in self.target.path.iterdir()} - {"lost+found"}
         if (self.target.own / MARKER_NAME).exists():
             raise TargetError(f"{self.target.path}: already holds a finished conversion")
-        if there - {self.target.own.name} and not self.staging.path.exists():
-            raise TargetError(f"{self.target.path}: is not empty: {', '.join(sorted(there)[:5])}")
+        if names := names_in_the_way(self.staging):
+            raise TargetError(f"{self.target.path}: is not empty: {', '.join(names[:5])}")
 
     def _check_source(self) -> None:
         if not self.source.was_stopped_cleanly and not self.options.after_crash:
@@ -139,7 +140,7 @@ class _Conversion:
     def _read_backlog(self) -> LevelBacklog:
         self.progress("plan", 0, 1)
         return read_backlog(
-            self.source,
+            self.source.path,
             offsets_choice=self.options.offsets,
             level_table=self.options.level_table,
             after_crash=self.options.after_crash,
@@ -195,6 +196,7 @@ class _Conversion:
             "only_topics": list(options.only_topics),
             "levels_only": options.levels_only,
             "part_bytes": options.part_bytes,
+            "source": str(self.source.path.absolute()),
             "source_log": logs,
         }
 
@@ -226,13 +228,16 @@ class _Conversion:
     def _begin(self, plan: Plan, amendments: Amendments) -> None:
         """Make room: check the disk, create the sparse files, store the plan, which comes last."""
         settings, store = plan.settings, self.staging.store
+        clear_staging(self.staging)
         needed = _bytes_needed(plan)
         if needed > free_bytes(self.target.path):
             raise TargetError(
                 f"{self.target.path}: {needed:,} bytes are needed, "
                 f"{free_bytes(self.target.path):,} are free"
             )
-        clear(self.staging.path)
+        with target_errors(self.staging.path):
+            self.staging.path.mkdir(parents=True)
+        forbid_start(self.target)
         log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
         queue_units = settings.queue_file_bytes // 20
         timer_units = units_per_file(settings.timer_log_file_bytes)
@@ -301,21 +306,21 @@ class _Conversion:
         amendments: Amendments,
         receipts: list[Receipt],
     ) -> None:
-        if is_published(self.target):
+        if is_published(self.staging):
             return  # stopped between the last rename and the report
         self.progress("seal", 0, 1)
         wanted = broker_settings(
             plan.settings, max((receipt.largest_record_bytes for receipt in receipts), default=0)
         )
         replace_file(self.target.own / CONF_NAME, broker_conf(wanted))
-        keep_bad_records(self.source, self.target, bad_records(backlog, amendments), backlog)
+        keep_bad_records(self.source, self.target, backlog, amendments.bad)
         seal(plan, self.staging, self.source, topic_demands(receipts))
         self.progress("seal", 1, 1)
 
     def _finish(self, report: ConversionReport) -> None:
         content = json.dumps(report.as_json(), indent=1, ensure_ascii=False)
         replace_file(self.target.own / MARKER_NAME, content.encode("utf-8", "surrogateescape"))
-        clear(self.staging.path)
+        clear_staging(self.staging)
 
 
 def _bytes_needed(plan: Plan) -> int:
