@@ -227,6 +227,33 @@ def _has_first_unit(reader: SegmentReader, segment: Segment) -> bool:
     return bool(is_filled(unit).all())
 
 
+def read_last_unit(directory: Path, *, file_bytes: int | None = None) -> UnitArray:
+    """The last entry of a queue, as an array of one, or of none for an empty queue.
+
+    Found by bisection, as a queue is filled from the front: a few reads however long it is. Of a
+    damaged queue it may be an earlier one.
+    """
+    unit = np.zeros(1, QUEUE_UNIT.dtype)
+    with SegmentReader(directory, file_bytes) as reader:
+
+        def is_there(segment: Segment, index: int) -> bool:
+            place = segment.start_offset + index * QUEUE_UNIT.size
+            count = reader.read_into(place, unit.view(np.uint8).data)
+            return count == QUEUE_UNIT.size and bool(is_filled(unit).all())
+
+        for segment in reversed(reader.segments):
+            low, high = 0, segment.length_bytes // QUEUE_UNIT.size
+            while low < high:
+                middle = (low + high) // 2
+                if is_there(segment, middle):
+                    low = middle + 1
+                else:
+                    high = middle
+            if low and is_there(segment, low - 1):
+                return unit
+    return unit[:0]
+
+
 # --- extension units ------------------------------------------------------------------------------
 
 

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that recognise delivered copies: a digest of every field that survives delivery.
+
+A broker that delivers a delayed message appends a copy of it to its real topic. Body, flags, born
+time and host, store host, reconsume times and properties stay; brokers of 5.x write the properties
+in another order and leave out what their map does not hold (empty values, the earlier of two equal
+names), so they are taken as a set of pairs. Left out are those that a put makes anew.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from message_store import properties as names
+from message_store.kernel_cache import inline_kernel, kernel
+from message_store.log_kernels import (
+    AT_FLAG,
+    AT_LOG_OFFSET,
+    AT_MAGIC,
+    AT_PREPARED,
+    AT_QUEUE_ID,
+    AT_QUEUE_OFFSET,
+    AT_SIZE,
+    AT_STORE_IP,
+    AT_STORE_TIME,
+    AT_SYS_FLAG,
+    BODY_AT,
+    BODY_BYTES,
+    IPV6_EXTRA,
+    PARTS,
+    PROPERTIES_AT,
+    PROPERTIES_BYTES,
+    RECORD,
+    TOPIC_AT,
+    TOPIC_BYTES,
+    find_parts,
+    record_at,
+    store_time_at,
+)
+from message_store.raw_memory import load_i32, load_i64, load_u8
+from message_store.record_layout import (
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_MAX_BYTES,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_COMMIT,
+    SYS_STORE_HOST_IPV6,
+    SYS_TRANSACTION_MASK,
+)
+from message_store.text_kernels import equal_bytes, hash_bytes, mix64
+
+LEVEL_RECORD, DELIVERED_COPY = 1, 2
+"""What a noted record is: one waiting in a level, or one delivered out of a level."""
+
+KIND, OFFSET, SIZE, QUEUE_ID, QUEUE_OFFSET, STORE_MS, DIGEST_1, DIGEST_2 = range(8)
+NOTE_COLUMNS = 8
+NOTES, STOPPED_AT, WHY, NEWEST_MS = range(4)
+
+SCRATCH_SLOTS = 1 << 14
+"""Room for the names of one record's properties: more than twice as many as it can have."""
+assert SCRATCH_SLOTS > 2 * (PROPERTIES_MAX_BYTES // 4)
+
+_SEED_1 = np.uint64(0x243F6A8885A308D3)
+_SEED_2 = np.uint64(0x13198A2E03707344)
+_LEVEL_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8)
+_DELAY = np.frombuffer(names.DELAY.encode(), np.uint8)
+_REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
+_REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
+_MADE_ANEW = (names.CRC32, names.INNER_MULTI_DISPATCH, names.INNER_MULTI_QUEUE_OFFSET)
+_ANEW_1, _ANEW_2, _ANEW_3 = (np.frombuffer(name.encode(), np.uint8) for name in _MADE_ANEW)
+_PAIR_ENDS, _NAME_ENDS = names.PROPERTY_SEPARATOR[0], names.NAME_VALUE_SEPARATOR[0]
+_DIGITS_MAX = 10
+
+
+@inline_kernel
+def _is(name: int, length: int, wanted: Any) -> bool:
+    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
+
+
+@inline_kernel
+def _end_of_pair(place: int, end: int, spot: Any) -> int:
+    """Where the pair at ``place`` ends; ``spot[0]`` becomes where its name ends, 0 for no name."""
+    spot[0] = 0
+    while place < end:
+        byte = load_u8(place)
+        if byte == _PAIR_ENDS:
+            break
+        if byte == _NAME_ENDS and spot[0] == 0:
+            spot[0] = place
+        place += 1
+    return place
+
+
+@inline_kernel
+def _is_kept(name: int, name_end: int, pair_end: int) -> bool:
+    """Whether a broker's map holds a pair: it has a name and a value."""
+    return name_end > name and pair_end > name_end + 1
+
+
+@inline_kernel
+def _number(start: int, end: int) -> int:
+    """A decimal number without a sign, or -1."""
+    if end <= start or end - start > _DIGITS_MAX:
+        return -1
+    value = 0
+    for place in range(start, end):
+        digit = load_u8(place) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline_kernel
+def _is_delivered(record: int, parts: Any, spot: Any) -> bool:
+    """Whether a record lies where its own REAL_TOPIC and REAL_QID wanted it, with its DELAY."""
+    place = record + parts[PROPERTIES_AT]
+    end = place + parts[PROPERTIES_BYTES]
+    has_delay, in_topic, in_queue = False, False, False
+    while place < end:
+        pair_end = _end_of_pair(place, end, spot)
+        name_end = spot[0]
+        if _is_kept(place, name_end, pair_end):
+            length = name_end - place
+            value, value_bytes = name_end + 1, pair_end - name_end - 1
+            if _is(place, length, _DELAY):
+                has_delay = True
+            elif _is(place, length, _REAL_TOPIC):
+                topic = record + parts[TOPIC_AT]
+                same_length = value_bytes == parts[TOPIC_BYTES]
+                in_topic = same_length and equal_bytes(topic, value, value_bytes)
+            elif _is(place, length, _REAL_QUEUE_ID):
+                in_queue = _number(value, pair_end) == load_i32(record + AT_QUEUE_ID)
+        place = pair_end + 1
+    return has_delay and in_topic and in_queue
+
+
+@inline_kernel
+def _add_pairs(record: int, parts: Any, scratch: Any, spot: Any, sums: Any) -> None:
+    """Add up the hashes of the pairs in the record's map, whatever their order.
+
+    ``scratch`` has rows of slots: a name's hash (zeros before and after), the two hashes of its
+    pair, and the slots in use.
+    """
+    place = record + parts[PROPERTIES_AT]
+    end = place + parts[PROPERTIES_BYTES]
+    sums[0], sums[1] = np.uint64(0), np.uint64(0)
+    used = 0
+    while place < end:
+        pair_end = _end_of_pair(place, end, spot)
+        length = spot[0] - place
+        is_kept = _is_kept(place, spot[0], pair_end)
+        if is_kept and not (
+            _is(place, length, _ANEW_1)
+            or _is(place, length, _ANEW_2)
+            or _is(place, length, _ANEW_3)
+        ):
+            name = hash_bytes(place, length, _SEED_1) | np.uint64(1)
+            slot = np.int64(name >> np.uint64(1)) % SCRATCH_SLOTS
+            while scratch[0, slot] != np.uint64(0) and scratch[0, slot] != name:
+                slot = (slot + 1) % SCRATCH_SLOTS
+            if scratch[0, slot] == name:  # the last of equal names wins
+                sums[0] -= scratch[1, slot]
+                sums[1] -= scratch[2, slot]
+            else:
+                scratch[0, slot] = name
+                scratch[3, used] = np.uint64(slot)
+                used += 1
+            scratch[1, slot] = hash_bytes(place, pair_end - place, _SEED_1)
+            scratch[2, slot] = hash_bytes(place, pair_end - place, _SEED_2)
+            sums[0] += scratch[1, slot]
+            sums[1] += scratch[2, slot]
+        place = pair_end + 1
+    for number in range(used):
+        scratch[0, np.int64(scratch[3, number])] = np.uint64(0)
+
+
+@inline_kernel
+def _digest(record: int, parts: Any, pairs: np.uint64, seed: np.uint64) -> np.uint64:
+    """One 64-bit digest of what survives delivery, given the sum over its pairs."""
+    sys_flag = load_i32(record + AT_SYS_FLAG)
+    born_extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    store_extra = IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    store_host = record + AT_STORE_IP + born_extra
+    store_host_bytes = AT_PREPARED - AT_STORE_IP + store_extra  # reconsume times stand behind it
+    value = mix64(pairs ^ seed) + np.uint64(load_i32(record + AT_FLAG))
+    # System flag, born time and born host stand in a row before the store time.
+    value = mix64(value) ^ hash_bytes(
+        record + AT_SYS_FLAG, AT_STORE_TIME + born_extra - AT_SYS_FLAG, seed
+    )
+    value = mix64(value) ^ hash_bytes(store_host, store_host_bytes, seed)
+    return mix64(value) ^ hash_bytes(record + parts[BODY_AT], parts[BODY_BYTES], seed)
+
+
+@inline_kernel
+def _note_digests(record: int, parts: Any, scratch: Any, spot: Any, sums: Any, note: Any) -> None:
+    _add_pairs(record, parts, scratch, spot, sums)
+    note[DIGEST_1] = np.int64(_digest(record, parts, sums[0], _SEED_1))
+    note[DIGEST_2] = np.int64(_digest(record, parts, sums[1], _SEED_2))
+
+
+@inline_kernel
+def _kind_of(record: int, parts: Any, spot: Any) -> int:
+    transaction = load_i32(record + AT_SYS_FLAG) & SYS_TRANSACTION_MASK
+    if transaction != 0 and transaction != SYS_COMMIT:
+        return 0
+    if _is(record + parts[TOPIC_AT], parts[TOPIC_BYTES], _LEVEL_TOPIC):
+        return LEVEL_RECORD
+    return DELIVERED_COPY if _is_delivered(record, parts, spot) else 0
+
+
+@kernel("void(int64, int64, int64, int64, int64[:,::1], uint64[:,::1], int64[::1])")
+def note_window(
+    buffer: int, length: int, base: int, file_room: int, notes: Any, scratch: Any, found: Any
+) -> None:
+    """Walk the whole records of a buffer; note those waiting in levels and those delivered.
+
+    ``notes`` has a row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are
+    only made of delivered copies. ``found`` gets how many notes, where the walk stopped, why
+    (``log_kernels``), and the newest store time, 0 for none.
+    """
+    parts = np.zeros(PARTS, np.int64)
+    spot = np.zeros(1, np.int64)
+    sums = np.zeros(2, np.uint64)
+    place, count, newest = 0, 0, 0
+    while True:
+        record = buffer + place
+        why = record_at(record, length - place, file_room - place, base + place, parts)
+        if why != RECORD:
+            break
+        newest = max(newest, store_time_at(record))
+        kind = _kind_of(record, parts, spot)
+        if kind:
+            note = notes[count]
+            note[KIND] = kind
+            note[OFFSET] = base + place
+            note[SIZE] = load_i32(record + AT_SIZE)
+            note[QUEUE_ID] = load_i32(record + AT_QUEUE_ID)
+            note[QUEUE_OFFSET] = load_i64(record + AT_QUEUE_OFFSET)
+            note[STORE_MS] = store_time_at(record)
+            if kind == DELIVERED_COPY:
+                _note_digests(record, parts, scratch, spot, sums, note)
+            count += 1
+        place += load_i32(record + AT_SIZE)
+    found[NOTES], found[STOPPED_AT], found[WHY], found[NEWEST_MS] = count, place, why, newest
+
+
+@kernel("void(int64, int64, int64, int64[::1], int64[::1], int64[:,::1], uint64[:,::1])")
+def digest_records(
+    buffer: int,
+    length: int,
+    base: int,
+    offsets: Any,
+    sizes: Any,
+    notes: Any,
+    scratch: Any,
+) -> None:
+    """The digests of records at known offsets, where a buffer holds the log from ``base`` on.
+
+    ``notes[i, KIND]`` becomes LEVEL_RECORD where such a record is, and 0 where none of that size
+    lies wholly in the buffer.
+    """
+    parts = np.zeros(PARTS, np.int64)
+    spot = np.zeros(1, np.int64)
+    sums = np.zeros(2, np.uint64)
+    for row in range(len(offsets)):
+        notes[row, KIND] = 0
+        place = offsets[row] - base
+        size = sizes[row]
+        if place < 0 or size < SMALLEST_RECORD_BYTES or size > length or place > length - size:
+            continue
+        record = buffer + place
+        magic = load_i32(record + AT_MAGIC)
+        is_record = magic in (MAGIC_V1, MAGIC_V2)
+        is_record = is_record and load_i32(record + AT_SIZE) == size
+        is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
+        if is_record and find_parts(record, size, parts):
+            notes[row, KIND] = LEVEL_RECORD
+            notes[row, STORE_MS] = store_time_at(record)
+            _note_digests(record, parts, scratch, spot, sums, notes[row])
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
+def pair_up(
+    message_groups: Any, earliest_ms: Any, copy_groups: Any, copied_ms: Any, found: Any
+) -> None:
+    """Give each message the first unused copy of its group that is not older than its time.
+
+    Messages and copies are each sorted by group, then by time.
+    """
+    copy = 0
+    for message in range(len(message_groups)):
+        group = message_groups[message]
+        while copy < len(copy_groups) and (
+            copy_groups[copy] < group
+            or (copy_groups[copy] == group and copied_ms[copy] < earliest_ms[message])
+        ):
+            copy += 1
+        found[message] = copy < len(copy_groups) and copy_groups[copy] == group
+        if found[message]:
+            copy += 1

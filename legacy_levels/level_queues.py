@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The consume queues of the delay levels: what stands in each from its delivery offset on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from legacy_levels.delay_offsets import DelayOffsets
+from message_store.consume_queue import (
+    BoolArray,
+    Int64Array,
+    QueueEntries,
+    is_filled,
+    read_queue,
+    resolve_tags_codes,
+)
+from message_store.properties import LEVEL_TOPIC
+from message_store.segment_files import Segment
+from message_store.store_root import StoreRoot
+
+HISTORY_ENTRIES = 1_024
+"""So many delivered entries before the offset are kept as evidence of the level's delay."""
+
+
+@attrs.frozen(eq=False)
+class LevelQueue:
+    """One level's queue from its corrected offset to its end.
+
+    ``stored_offset`` is what delayOffset.json says, None when it does not name the level;
+    ``entries`` are those not yet delivered by that, ``due_ms`` when each is due as the queue says
+    it (``due_is_unknown`` where an extension address leads nowhere). ``history`` are entries before
+    them.
+    """
+
+    level: int
+    queue_min: int
+    queue_max: int
+    stored_offset: int | None
+    entries: QueueEntries
+    history: QueueEntries
+    due_ms: Int64Array
+    due_is_unknown: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def from_queue_offset(self) -> int:
+        """The stored offset, moved into the queue as a broker corrects it."""
+        return self.entries.first_queue_offset
+
+    @property
+    def to_queue_offset(self) -> int:
+        """The queue's end."""
+        return self.queue_max
+
+    @property
+    def queue_offset(self) -> Int64Array:
+        """The queue offset of each entry."""
+        return np.arange(self.from_queue_offset, self.to_queue_offset, dtype=np.int64)
+
+    @property
+    def misfits(self) -> tuple[Segment, ...]:
+        """Files of a wrong length."""
+        return self.entries.misfits
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether units in the middle hold nothing, or some lie behind the end."""
+        return self.entries.is_damaged
+
+    def is_expired(self, log_min: int) -> BoolArray:
+        """Entries that a broker skips: their record is gone with the oldest log files, or they only
+        fill the queue before its first message.
+        """
+        units = self.entries.units
+        is_gone = is_filled(units) & (units["commit_log_offset"] < log_min)
+        return np.asarray(is_gone | self.entries.is_pre_blank)
+
+
+def open_level_queues(
+    root: Path, offsets: DelayOffsets, *, queue_file_bytes: int | None = None
+) -> tuple[LevelQueue, ...]:
+    """The level queues that have a directory, in order of level.
+
+    Raises FormatError where a queue cannot be told (a file in the row is missing).
+    """
+    return tuple(
+        open_level_queue(root, level, offsets.offsets.get(level), queue_file_bytes=queue_file_bytes)
+        for level in levels_with_queue(root)
+    )
+
+
+def levels_with_queue(root: Path) -> list[int]:
+    """The levels that have a queue directory."""
+    topic = StoreRoot(root).consume_queues / LEVEL_TOPIC
+    if not topic.is_dir():
+        return []
+    names = [path.name for path in topic.iterdir() if path.is_dir() and not path.is_symlink()]
+    return sorted(
+        int(name) + 1 for name in names if name.isascii() and name.isdigit() and len(name) < 10
+    )
+
+
+def open_level_queue(
+    root: Path, level: int, stored_offset: int | None, *, queue_file_bytes: int | None = None
+) -> LevelQueue:
+    """One level's queue; an empty one when it has no directory. Raises FormatError as above."""
+    store = StoreRoot(root)
+    wanted = max(stored_offset or 0, 0)
+    read = read_queue(
+        store.level_queue(level),
+        file_bytes=queue_file_bytes,
+        from_queue_offset=max(wanted - HISTORY_ENTRIES, 0),
+    )
+    offset = min(max(wanted, read.queue_min), read.queue_max)
+    entries = read.slice(offset, read.queue_max)
+    ext_directory = store.consume_queue_ext(LEVEL_TOPIC, level - 1)
+    due_ms, due_is_unknown = resolve_tags_codes(entries, ext_directory)
+    return LevelQueue(
+        level=level,
+        queue_min=read.queue_min,
+        queue_max=read.queue_max,
+        stored_offset=stored_offset,
+        entries=entries,
+        history=read.slice(read.first_queue_offset, offset),
+        due_ms=due_ms,
+        due_is_unknown=due_is_unknown,
+    )
+
+
+def queued_from(queues: tuple[LevelQueue, ...], offsets: Mapping[int, int]) -> int:
+    """How many entries another table of offsets would have delivered, again or for the first time.
+
+    That is what a choice between damaged offset files is about.
+    """
+    return sum(
+        queue.queue_max - min(max(offsets.get(queue.level, 0), queue.queue_min), queue.queue_max)
+        for queue in queues
+    )

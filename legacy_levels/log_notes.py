@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a stretch of the log that notes what concerns the levels, and nothing else."""
+
+import attrs
+import numpy as np
+
+from legacy_levels.delivery_kernels import (
+    DELIVERED_COPY,
+    DIGEST_1,
+    DIGEST_2,
+    KIND,
+    LEVEL_RECORD,
+    NEWEST_MS,
+    NOTE_COLUMNS,
+    NOTES,
+    OFFSET,
+    QUEUE_ID,
+    SCRATCH_SLOTS,
+    SIZE,
+    STOPPED_AT,
+    STORE_MS,
+    WHY,
+    digest_records,
+    note_window,
+)
+from message_store.commit_log import NO_TIME, Int64Array, LogWalk
+from message_store.consume_queue import BoolArray
+from message_store.java_numbers import LONG_MAX
+from message_store.raw_memory import address_of
+from message_store.record_layout import SMALLEST_RECORD_BYTES
+from message_store.segment_files import SegmentReader
+
+NoteArray = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+_WINDOW_BYTES = 4 << 20
+_GAP_BYTES = 64 << 10
+
+
+@attrs.frozen(eq=False)
+class LogNotes:
+    """What one pass found: rows of ``delivery_kernels`` columns in log order.
+
+    ``log_end`` is where the last whole record ends, ``damaged_places`` where the pass had to look
+    for the next one.
+    """
+
+    rows: NoteArray
+    log_end: int
+    newest_store_ms: int = NO_TIME
+    bytes_scanned: int = 0
+    damaged_places: tuple[int, ...] = ()
+
+    def of_kind(self, kind: int) -> "LogNotes":
+        """The notes of level records, or of delivered copies."""
+        return attrs.evolve(self, rows=self.rows[self.rows[:, KIND] == kind])
+
+    @property
+    def level_records(self) -> "LogNotes":
+        """Records that wait in a level."""
+        return self.of_kind(LEVEL_RECORD)
+
+    @property
+    def delivered_copies(self) -> "LogNotes":
+        """Records that a broker delivered out of a level."""
+        return self.of_kind(DELIVERED_COPY)
+
+    @property
+    def commit_log_offset(self) -> Int64Array:
+        """Where each record begins."""
+        return self.rows[:, OFFSET]
+
+    @property
+    def size_bytes(self) -> Int64Array:
+        """How long each record is."""
+        return self.rows[:, SIZE]
+
+    @property
+    def queue_id(self) -> Int64Array:
+        """The queue of each record."""
+        return self.rows[:, QUEUE_ID]
+
+    @property
+    def store_timestamp_ms(self) -> Int64Array:
+        """When each record was stored."""
+        return self.rows[:, STORE_MS]
+
+    @property
+    def digests(self) -> NoteArray:
+        """Two 64-bit digests of each delivered copy."""
+        return self.rows[:, DIGEST_1 : DIGEST_2 + 1]
+
+
+def take_notes(
+    reader: SegmentReader, from_offset: int, *, known_end: int = 0, stop_at: int = LONG_MAX
+) -> LogNotes:
+    """Note the level records and delivered copies of the log from one record's start to another's.
+
+    Below ``known_end`` damage is stepped over (``commit_log.LogWalk``).
+    """
+    walk = LogWalk(reader, known_end=known_end)
+    scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
+    notes = np.zeros((0, NOTE_COLUMNS), np.int64)
+    found = np.zeros(4, np.int64)
+    kept: list[NoteArray] = []
+    newest_ms = NO_TIME
+
+    def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+        nonlocal newest_ms, notes
+        capacity = length // SMALLEST_RECORD_BYTES + 1
+        if len(notes) < capacity:
+            notes = np.zeros((capacity, NOTE_COLUMNS), np.int64)
+        note_window(address, length, base, room, notes, scratch, found)
+        kept.append(notes[: found[NOTES]].copy())
+        if found[STOPPED_AT]:
+            newest_ms = max(newest_ms, int(found[NEWEST_MS]))
+        return int(found[STOPPED_AT]), int(found[WHY])
+
+    log_end = walk.run(from_offset, visit, stop_at=stop_at)
+    rows = np.concatenate(kept) if kept else notes
+    return LogNotes(rows, log_end, newest_ms, walk.bytes_scanned, tuple(walk.damaged_places))
+
+
+def digest_level_records(
+    reader: SegmentReader, offsets: Int64Array, size_bytes: Int64Array
+) -> tuple[NoteArray, BoolArray]:
+    """The two digests of the records at these places (in order), and which of them are records."""
+    notes = np.zeros((len(offsets), NOTE_COLUMNS), np.int64)
+    scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
+    window = np.zeros(_WINDOW_BYTES, np.uint8)
+    done = 0
+    while done < len(offsets):
+        base, size = int(offsets[done]), int(size_bytes[done])
+        if size > len(window) and reader.segment_at(base + size - 1) == reader.segment_at(base):
+            window = np.zeros(size, np.uint8)
+        stop = _end_of_run(offsets, size_bytes, done, len(window))
+        wanted = int(offsets[stop - 1]) + max(int(size_bytes[stop - 1]), 0) - base
+        count = reader.read_into(base, window[: max(wanted, 0)].data)
+        if count < wanted:  # the file ends before: the rest of the run is in the next one
+            stop = done + max(1, int(np.searchsorted(offsets[done:stop], base + count, "left")))
+        chosen = slice(done, stop)
+        digest_records(
+            address_of(window),
+            count,
+            base,
+            offsets[chosen],
+            size_bytes[chosen],
+            notes[chosen],
+            scratch,
+        )
+        done = stop
+    return notes[:, DIGEST_1 : DIGEST_2 + 1], notes[:, KIND] == LEVEL_RECORD
+
+
+def _end_of_run(offsets: Int64Array, size_bytes: Int64Array, first: int, window_bytes: int) -> int:
+    """How far the records go that lie near each other and fit a window, the first one at least."""
+    base = int(offsets[first])
+    last = int(np.searchsorted(offsets, base + window_bytes, "left"))
+    ends = offsets[first:last] + size_bytes[first:last]
+    beyond = np.flatnonzero(ends - base > window_bytes)
+    last = first + int(beyond[0]) if len(beyond) else last
+    gaps = np.flatnonzero(np.diff(offsets[first:last]) > _GAP_BYTES)
+    last = first + int(gaps[0]) + 1 if len(gaps) else last
+    return max(last, first + 1)
