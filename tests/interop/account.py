@@ -56,15 +56,20 @@ class Account:
 def account(
     sent: Sequence[Sent], received: Iterable[Received], level_delays_ms: Mapping[int, int]
 ) -> Account:
-    """Compare what the producer got confirmed with what came out of the real topics.
+    """Compare what the producer got confirmed with the records of the real topics.
 
-    A send that failed may have been stored all the same, so it may come once or not at all. The
-    same record twice is the client's doing and counts once; retries (%RETRY% topics) are not for
-    here.
+    Give each record once (`once`). A send that failed may have been stored all the same, so it may
+    come once or not at all, and a transaction that was not committed must not come. Retries are
+    not for here.
     """
-    records = {each.place: each for each in received}.values()
+    records = [each for each in received if not each.is_retry]
     by_key = {each.unique_key: each for each in sent}
-    wanted = {each.unique_key for each in sent if each.accepted}
+    wanted = {
+        each.unique_key
+        for each in sent
+        if each.accepted and each.message.transaction in (None, "commit")
+    }
+    doubtful = {each.unique_key for each in sent if not each.accepted}
     found = Counter(each.unique_key for each in records)
     early, different = [], []
     for record in records:
@@ -79,10 +84,15 @@ def account(
         received=len(records),
         missing=tuple(sorted(wanted - found.keys())),
         repeated=tuple(sorted(str(key) for key, times in found.items() if times > 1)),
-        unexpected=tuple(sorted(str(key) for key in found.keys() - by_key.keys())),
+        unexpected=tuple(sorted(str(key) for key in found.keys() - wanted - doubtful)),
         early=tuple(early),
         different=tuple(different),
     )
+
+
+def once(received: Iterable[Received]) -> list[Received]:
+    """Leave out what a client handed over again: one record of a queue counts once."""
+    return list({each.place: each for each in received}.values())
 
 
 def differences(sent: Sent, received: Received) -> list[str]:
@@ -121,9 +131,9 @@ def lateness(
         if each.accepted
     }
     late = sorted(
-        record.stored_ms - due[record.unique_key]
+        record.stored_ms - due[record.unique_key or ""]
         for record in received
-        if record.unique_key in due and due[record.unique_key] >= due_after_ms
+        if not record.is_retry and due.get(record.unique_key or "", -1) >= due_after_ms
     )
     if not late:
         return None

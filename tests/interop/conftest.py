@@ -16,8 +16,10 @@ from tests.interop.broker import Broker
 from tests.interop.jars import jars, missing_tools
 
 MakeBroker = Callable[..., Broker]
+Tell = Callable[[str], None]
 
 _brokers: list[Broker] = []
+_told: list[str] = []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -63,6 +65,20 @@ def make_broker(scratch: Path) -> Iterator[MakeBroker]:
     for broker in _brokers:
         broker.kill()
     _brokers.clear()
+
+
+@pytest.fixture(scope="session")
+def tell() -> Tell:
+    """Print a measured line at the end of the run; it is for reading, nothing depends on it."""
+    return _told.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests measured."""
+    if _told:
+        terminalreporter.section("measured with real brokers")
+        for line in _told:
+            terminalreporter.line(line)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -72,9 +72,14 @@ class Received:
     returned: bool = False
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def is_retry(self) -> bool:
+        """Whether a consumer had returned it; clients show such records under their old topic."""
+        return self.reconsume_times > 0
+
+    @property
+    def place(self) -> tuple[str, bool, int, int]:
         """Where the record stands: the same place twice is a re-delivery by the client."""
-        return (self.topic, self.queue_id, self.queue_offset)
+        return (self.topic, self.is_retry, self.queue_id, self.queue_offset)
 
 
 class Judge:
@@ -119,12 +124,12 @@ class Judge:
         lines = self._call("recall", work, deadline_s)
         return {chosen[line["n"]].unique_key for line in lines if line["recalled"]}
 
-    def read(
-        self, queues: Iterable[tuple[str, int]], *, deadline_s: float = 180
-    ) -> list[dict[str, Any]]:
+    def read(self, queues: Iterable[tuple[str, int]], *, deadline_s: float = 180) -> list[Received]:
         """Read whole (topic, queue id) queues past any consumer, also from a slave."""
         work = ({"topic": topic, "queueId": queue_id} for topic, queue_id in queues)
-        return self._call("read", work, deadline_s, broker=self.broker.address, input_as="queues")
+        broker = self.broker.address
+        lines = self._call("read", work, deadline_s, broker=broker, input_as="queues")
+        return [_received(line) for line in lines]
 
     def consume(
         self,
@@ -280,5 +285,5 @@ def _received(line: Mapping[str, Any]) -> Received:
         received_ms=line["receiveTime"],
         reconsume_times=line["reconsumeTimes"],
         properties=line["properties"],
-        returned=line["returned"],
+        returned=line.get("returned", False),
     )

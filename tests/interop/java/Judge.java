@@ -167,8 +167,8 @@ public final class Judge {
     private static JSONObject sendOne(TransactionMQProducer producer, JSONObject spec) {
         JSONObject line = new JSONObject(true);
         line.put("n", spec.get("n"));
+        Message message = messageOf(spec);
         try {
-            Message message = messageOf(spec);
             line.put("sendTime", System.currentTimeMillis());
             SendResult result = spec.containsKey("transaction")
                 ? producer.sendMessageInTransaction(message, spec.getString("transaction"))
@@ -183,7 +183,9 @@ public final class Judge {
                 line.put("recallHandle", handle);
             }
         } catch (Exception refused) {
+            // It may be stored all the same: its key tells.
             line.put("status", "FAILED");
+            line.put("uniqKey", message.getProperty("UNIQ_KEY"));
             line.put("error", refused.toString());
         }
         return line;
@@ -317,8 +319,9 @@ public final class Judge {
                     line.put("returned", back);
                     out.write(line);
                     synchronized (places) {
-                        places.add(message.getTopic() + " " + message.getQueueId()
-                            + " " + message.getQueueOffset());
+                        // A retry comes under its old topic, but stands in another queue.
+                        places.add(message.getTopic() + " " + (message.getReconsumeTimes() > 0)
+                            + " " + message.getQueueId() + " " + message.getQueueOffset());
                     }
                 }
                 return back ? ConsumeConcurrentlyStatus.RECONSUME_LATER

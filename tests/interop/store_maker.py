@@ -18,11 +18,12 @@ import attrs
 
 from tests.interop.account import user_properties
 from tests.interop.broker import Broker
-from tests.interop.judge import Judge, Sent, copy_store, queues_of
+from tests.interop.judge import Judge, Received, Sent, copy_store, queues_of
 from tests.interop.workload import TOPIC_TABLE, TOPICS, Outgoing, varied
 
 GROUP: Final = "fixture_group"
-RETRY_TOPIC: Final = f"%RETRY%{GROUP}"
+RETRY_PREFIX: Final = "%RETRY%"
+RETRY_TOPIC: Final = RETRY_PREFIX + GROUP
 LEVEL_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 
@@ -30,6 +31,8 @@ _HALF_A_DAY_MS: Final = 12 * 3_600_000
 _SLAVE: Final = {"brokerRole": "SLAVE", "brokerId": 1, "slaveReadEnable": "true"}
 
 Line = dict[str, Any]
+# A message and one of its retries share the unique key, not the topic.
+Key = tuple[str, str]
 
 
 @attrs.frozen
@@ -47,7 +50,7 @@ class StorePlan:
     killed: bool = False
     timers: bool = False
     settings: Mapping[str, object] = attrs.field(factory=dict)
-    linger_s: float = 40.0
+    linger_s: float = 30.0
 
 
 @attrs.frozen
@@ -80,7 +83,8 @@ def make_store(plan: StorePlan, scratch: Path) -> RealStore:
         stopped_ms = time.time_ns() // 1_000_000
     finally:
         broker.kill()
-    records = read_still(plan, root, scratch)
+    topics = (*TOPICS, RETRY_TOPIC, LEVEL_TOPIC, WHEEL_TOPIC)
+    records = read_still(plan.version, plan.settings, root, scratch, topics)
     lines = truth(sent, records, recalled)
     about = _about(plan, broker, sent, records, lines)
     about |= {"stoppedMs": stopped_ms, "consumerSaw": len({each.place for each in seen})}
@@ -94,30 +98,35 @@ def workload(plan: StorePlan) -> list[Outgoing]:
     return [_delayed(each, dice, plan, now_ms) for each in varied(plan.seed, plan.messages)]
 
 
-def read_still(plan: StorePlan, root: Path, scratch: Path) -> list[Line]:
-    """Read every record of every queue from a slave on a copy; the store itself is not opened."""
+def read_still(
+    version: str,
+    settings: Mapping[str, object],
+    root: Path,
+    scratch: Path,
+    topics: Iterable[str],
+) -> list[Received]:
+    """Read every record of some topics from a slave on a copy; the store itself is not opened."""
     copy = copy_store(root, scratch / "copy")
     (scratch / "slave").mkdir()
-    slave = Broker(plan.version, copy, scratch / "slave", settings={**plan.settings, **_SLAVE})
+    slave = Broker(version, copy, scratch / "slave", settings={**settings, **_SLAVE})
+    wanted = set(topics)
     try:
         slave.start()
-        topics = {*TOPICS, RETRY_TOPIC, LEVEL_TOPIC, WHEEL_TOPIC}
-        queues = [each for each in queues_of(copy) if each[0] in topics]
-        return Judge(slave, scratch / "judge").read(queues)
+        queues = [each for each in queues_of(copy) if each[0] in wanted]
+        return Judge(slave, scratch / "slave-judge").read(queues)
     finally:
         slave.kill()
 
 
-def truth(sent: Iterable[Sent], records: Iterable[Line], recalled: set[str]) -> list[Line]:
+def truth(sent: Iterable[Sent], records: Iterable[Received], recalled: set[str]) -> list[Line]:
     """Write one line per message that was sent, and one per message a consumer returned."""
-    waiting: defaultdict[tuple[str, str], list[Line]] = defaultdict(list)
-    stored: dict[tuple[str, str], Line] = {}
+    waiting: defaultdict[Key, list[Received]] = defaultdict(list)
+    stored: dict[Key, Received] = {}
     for record in records:
-        properties = record["properties"]
-        if record["topic"] not in (LEVEL_TOPIC, WHEEL_TOPIC):
-            stored[record["uniqKey"], record["topic"]] = record
-        elif "TIMER_DEL_UNIQKEY" not in properties:
-            waiting[record["uniqKey"], properties["REAL_TOPIC"]].append(record)
+        if record.topic not in (LEVEL_TOPIC, WHEEL_TOPIC):
+            stored[_key(record)] = record
+        elif "TIMER_DEL_UNIQKEY" not in record.properties:
+            waiting[_key(record)].append(record)
     lines = [
         _sent_line(each, waiting, stored, recalled)
         for each in sent
@@ -125,6 +134,13 @@ def truth(sent: Iterable[Sent], records: Iterable[Line], recalled: set[str]) -> 
     ]
     returned = {key for key in (*waiting, *stored) if key[1] == RETRY_TOPIC}
     return lines + [_retry_line(key, waiting, stored) for key in sorted(returned)]
+
+
+def _key(record: Received) -> Key:
+    """Name a record by its message and the topic it is for, wherever it waits."""
+    waits = record.topic in (LEVEL_TOPIC, WHEEL_TOPIC)
+    topic = record.properties["REAL_TOPIC"] if waits else record.topic
+    return (str(record.unique_key), topic)
 
 
 def _delayed(message: Outgoing, dice: random.Random, plan: StorePlan, now_ms: int) -> Outgoing:
@@ -161,13 +177,13 @@ def _to_recall(plan: StorePlan, sent: Iterable[Sent]) -> list[Sent]:
 
 def _sent_line(
     sent: Sent,
-    waiting: Mapping[tuple[str, str], list[Line]],
-    stored: Mapping[tuple[str, str], Line],
+    waiting: Mapping[Key, list[Received]],
+    stored: Mapping[Key, Received],
     recalled: set[str],
 ) -> Line:
     message = sent.message
     key = (sent.unique_key, message.topic)
-    delayed = sorted(waiting.get(key, ()), key=lambda each: int(each["queueOffset"]))
+    delayed = sorted(waiting.get(key, ()), key=lambda each: each.queue_offset)
     there = stored.get(key)
     first = delayed[0] if delayed else there
     state = (
@@ -187,9 +203,9 @@ def _sent_line(
         "tag": message.tags,
         "keys": " ".join(message.keys) or None,
         **_body_of(sent),
-        "bornTimestamp": first and first["bornTimestamp"],
+        "bornTimestamp": first and first.born_ms,
         "sendTime": sent.sent_ms,
-        "storeTimestamp": first and first["storeTimestamp"],
+        "storeTimestamp": first and first.stored_ms,
         "userProperties": dict(message.properties),
         "state": state,
         **({"tx": message.transaction} if message.transaction else {}),
@@ -204,26 +220,26 @@ def _sent_line(
 
 
 def _retry_line(
-    key: tuple[str, str],
-    waiting: Mapping[tuple[str, str], list[Line]],
-    stored: Mapping[tuple[str, str], Line],
+    key: Key,
+    waiting: Mapping[Key, list[Received]],
+    stored: Mapping[Key, Received],
 ) -> Line:
     delayed, there = waiting.get(key, []), stored.get(key)
     first = delayed[0] if delayed else there
     assert first is not None
-    properties = first["properties"]
+    properties = first.properties
     return {
         "kind": "retry",
         "uniqKey": key[0],
         "topic": key[1],
         "realQueueId": int(properties.get("REAL_QID", 0)),
         "originalTopic": properties["RETRY_TOPIC"],
-        "tag": first["tags"],
-        "keys": first["keys"],
-        "bodySha1": first["bodySha1"],
-        "bodyLength": first["bodyLength"],
-        "bornTimestamp": first["bornTimestamp"],
-        "storeTimestamp": first["storeTimestamp"],
+        "tag": first.tags,
+        "keys": first.keys,
+        "bodySha1": first.body_sha1,
+        "bodyLength": first.body_length,
+        "bornTimestamp": first.born_ms,
+        "storeTimestamp": first.stored_ms,
         "userProperties": user_properties(properties),
         "state": "pending" if there is None else "delivered",
         **({"delayLevel": int(properties["DELAY"])} if "DELAY" in properties else {}),
@@ -236,21 +252,21 @@ def _body_of(sent: Sent) -> Line:
     return {"bodySha1": sent.message.body_sha1, "bodyLength": len(sent.message.body)}
 
 
-def _delay_of(delayed: Sequence[Line]) -> Line:
+def _delay_of(delayed: Sequence[Received]) -> Line:
     """Describe the waiting record: of a rolled message the last one is the live one."""
     if not delayed:
         return {}
-    line: Line = {"delayQueueOffset": delayed[0]["queueOffset"]}
-    timer = delayed[-1]["properties"].get("TIMER_OUT_MS")
+    line: Line = {"delayQueueOffset": delayed[0].queue_offset}
+    timer = delayed[-1].properties.get("TIMER_OUT_MS")
     return line if timer is None else {**line, "timerOutMs": int(timer), "rolls": len(delayed) - 1}
 
 
-def _delivery_of(there: Line | None) -> Line:
+def _delivery_of(there: Received | None) -> Line:
     if there is None:
         return {}
     return {
-        "deliveredStoreTimestamp": there["storeTimestamp"],
-        "deliveredQueueOffset": there["queueOffset"],
+        "deliveredStoreTimestamp": there.stored_ms,
+        "deliveredQueueOffset": there.queue_offset,
     }
 
 
@@ -258,7 +274,7 @@ def _about(
     plan: StorePlan,
     broker: Broker,
     sent: Sequence[Sent],
-    records: Sequence[Line],
+    records: Sequence[Received],
     lines: Sequence[Line],
 ) -> dict[str, Any]:
     counts: defaultdict[str, int] = defaultdict(int)
@@ -268,9 +284,7 @@ def _about(
         if "delayLevel" in line and line["state"] in ("delivered", "pending"):
             levels[line["delayLevel"]][line["state"]] += 1
     failures = [each.error or each.status for each in sent if not each.accepted]
-    known = {
-        (each["uniqKey"], each["properties"].get("REAL_TOPIC", each["topic"])) for each in records
-    }
+    known = {_key(record) for record in records}
     return {
         "name": plan.name,
         "version": plan.version,
@@ -280,7 +294,7 @@ def _about(
         "consumerGroup": GROUP,
         "howStopped": "SIGKILL while delivering (abort present)" if plan.killed
         else "SIGTERM, clean",
-        "lastStoreTimestampMs": max(record["storeTimestamp"] for record in records),
+        "lastStoreTimestampMs": max(record.stored_ms for record in records),
         "counts": dict(sorted(counts.items())),
         "lines": len(lines),
         "byLevel": {level: dict(states) for level, states in sorted(levels.items())},
