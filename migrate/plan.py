@@ -18,6 +18,7 @@ from legacy_levels.level_backlog import LevelBacklog
 from numpy.typing import NDArray
 
 from message_store.errors import PlanError
+from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from migrate.chain_kernel import link_chains
 from migrate.log_plan import LogPlan, plan_log
 from migrate.rewrite import growth_bytes
@@ -31,6 +32,10 @@ OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
 """TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
 
 BACKLOG_MAX_MESSAGES = 2**31 - 1
+
+PLANNED_RECORD_MAX_BYTES = 64 << 20
+"""What claims to be longer is damage, or the writer's business: it gets no room before it is read.
+"""
 
 
 @attrs.frozen
@@ -100,7 +105,7 @@ def make_plan(
     ones.
 
     ``request`` is everything else that makes this run this run and not another; it goes into the
-    plan's identity. Raises PlanError when a size can fit nowhere.
+    plan's identity. Raises PlanError when there are too many.
     """
     kept = chosen.copy()
     kept[list(amendments.bad)] = False
@@ -116,6 +121,8 @@ def make_plan(
         window_slots=settings.roll_window_slots,
     )
     sizes = backlog.size_bytes[picked].astype(np.int64) + _growth(levels)
+    longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
+    sizes[(sizes < 0) | (sizes > longest)] = 0
     if amendments.sizes:
         odd = np.array(sorted(amendments.sizes), np.int64)
         at = np.searchsorted(picked, odd)

@@ -4,6 +4,7 @@ its owner only.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -13,7 +14,7 @@ from message_store.errors import FormatError
 from message_store.segment_files import SegmentReader
 from message_store.small_files import PRIVATE_MODE, replace_file
 from message_store.store_root import StoreRoot
-from migrate.report import BadRecord
+from migrate.books import bad_record
 
 QUARANTINE_NAME = "quarantine"
 RAW_MAX_BYTES = 64 << 20
@@ -26,22 +27,22 @@ def quarantine_directory(target: StoreRoot) -> Path:
 
 
 def keep_bad_records(
-    source: StoreRoot, target: StoreRoot, records: tuple[BadRecord, ...], backlog: LevelBacklog
+    source: StoreRoot, target: StoreRoot, backlog: LevelBacklog, bad: Mapping[int, str]
 ) -> None:
     """Write one raw file a record, named by level and queue offset, and ``reasons.jsonl``; mode
     0600.
 
     A raw file holds what lies at the entry's place, as long as the entry says, cut where the log
-    ends. Raises TargetError.
+    ends. ``bad`` maps indexes into the backlog to reasons. Raises TargetError.
     """
-    if not records:
+    if not bad:
         return
-    sizes = dict(zip(backlog.commit_log_offset.tolist(), backlog.size_bytes.tolist(), strict=True))
     directory = quarantine_directory(target)
     lines = []
     with SegmentReader(source.commit_log) as log:
-        for record in records:
-            raw = _raw(log, record.commit_log_offset, sizes[record.commit_log_offset])
+        for at in sorted(bad):
+            record = bad_record(backlog, at, bad[at])
+            raw = _raw(log, record.commit_log_offset, int(backlog.size_bytes[at]))
             name = f"level-{record.level:02d}-{record.queue_offset}.record"
             replace_file(directory / name, raw, mode=PRIVATE_MODE)
             lines.append(json.dumps({**attrs.asdict(record), "file": name, "bytes": len(raw)}))

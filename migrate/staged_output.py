@@ -2,10 +2,10 @@
 """The one writer of a target's large files: made sparse in a staging place, filled in any order,
 published last.
 
-While a conversion runs, everything lies under ``TARGET/delaywheel/staging``. Publishing renames the
-finished parts to where a broker looks for them; the wheel file comes last, over a stub of the wrong
-length on which a broker refuses to start, so that a half-published target cannot be booted by
-mistake.
+While a conversion runs, everything lies under ``TARGET/delaywheel/staging``, and where the wheel
+belongs stands a stub of the wrong length, on which a broker refuses to start: an unfinished target
+cannot be booted by mistake. Publishing renames the finished parts to where a broker looks for
+them; the wheel file comes last, over the stub.
 """
 
 import os
@@ -19,11 +19,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import TargetError
+from message_store.errors import PlanError, TargetError
 from message_store.layout import Buffer
 from message_store.segment_files import segment_name
-from message_store.small_files import sync_directory
+from message_store.small_files import read_small_file, replace_file, sync_directory
 from message_store.store_root import StoreRoot
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
 UNFINISHED_WHEEL = b"delaywheel: this conversion is not finished; run the same command again\n"
 _PUBLISHED_FIRST = ("config", "consumequeue", "timerlog", "commitlog")
@@ -79,10 +80,15 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """The array, mapped: take copies of slices. Raises TargetError when it is not there."""
-    with target_errors(path):
-        mapped: NDArray[Any] = np.load(path, mmap_mode="r")
-        return mapped
+    """The array, mapped: take copies of slices. Raises TargetError when it is not there, PlanError
+    when it is torn.
+    """
+    try:
+        with target_errors(path):
+            mapped: NDArray[Any] = np.load(path, mmap_mode="r")
+            return mapped
+    except (ValueError, EOFError) as error:
+        raise PlanError(f"{path}: a torn array of the plan; remove it and convert anew") from error
 
 
 def write_note(path: Path, content: bytes) -> None:
@@ -172,6 +178,14 @@ def sync_tree(directory: Path) -> None:
             sync_directory(Path(parent))
 
 
+def forbid_start(target: StoreRoot) -> None:
+    """Put the stub where the wheel belongs: no broker starts here until ``publish`` is done.
+
+    Raises TargetError.
+    """
+    replace_file(target.timer_wheel, UNFINISHED_WHEEL)
+
+
 def publish(staging: Staging) -> None:
     """Move the finished store to where a broker looks for it; the wheel, which makes it bootable,
     last.
@@ -182,18 +196,44 @@ def publish(staging: Staging) -> None:
     with target_errors(target.path):
         if not store.timer_wheel.exists():
             return  # an earlier call came to its end
-        if not target.timer_wheel.exists():
-            target.timer_wheel.write_bytes(UNFINISHED_WHEEL)
-            sync_directory(target.path)
+        forbid_start(target)
         for name in _PUBLISHED_FIRST:
             if (store.path / name).exists():
-                clear(
-                    target.path / name
-                )  # from a call that was stopped; the wheel's stub still stands
+                clear(target.path / name)  # from a call that was stopped; the stub still stands
                 os.replace(store.path / name, target.path / name)
         sync_directory(target.path)
         os.replace(store.timer_wheel, target.timer_wheel)
         sync_directory(target.path)
+
+
+def is_published(staging: Staging) -> bool:
+    """Whether the wheel, which comes last, is in its place."""
+    path = staging.target.timer_wheel
+    return (
+        path.is_file()
+        and path.stat().st_size == WHEEL_FILE_BYTES
+        and not staging.store.timer_wheel.exists()
+    )
+
+
+def names_in_the_way(staging: Staging) -> list[str]:
+    """What a target directory holds that is not ours: it must be empty but for an unfinished
+    conversion.
+
+    Raises TargetError when it cannot be listed.
+    """
+    target = staging.target
+    with target_errors(target.path):
+        names = {entry.name for entry in target.path.iterdir()}
+    ours = {target.own.name, "lost+found"}
+    if _is_stub(target.timer_wheel):
+        ours.add(target.timer_wheel.name)
+    return [] if staging.path.exists() else sorted(names - ours)
+
+
+def _is_stub(path: Path) -> bool:
+    is_short = path.is_file() and path.stat().st_size == len(UNFINISHED_WHEEL)
+    return is_short and read_small_file(path) == UNFINISHED_WHEEL
 
 
 def clear(directory: Path) -> None:
@@ -218,17 +258,27 @@ def free_bytes(directory: Path) -> int:
         return facts.f_bavail * facts.f_frsize
 
 
-def is_published(target: StoreRoot) -> bool:
-    """Whether the wheel, which comes last, is in its place."""
-    path = target.timer_wheel
-    return path.is_file() and path.stat().st_size != len(UNFINISHED_WHEEL)
+def clear_staging(staging: Staging) -> None:
+    """Remove everything unfinished, the plan first: what has no plan is not continued.
+
+    Raises TargetError.
+    """
+    with target_errors(staging.path):
+        staging.plan_file.unlink(missing_ok=True)
+    clear(staging.path)
 
 
 def remove_unfinished(staging: Staging) -> None:
     """Leave nothing of a conversion that is given up; a directory that held nothing else stays,
     empty.
+
+    Raises TargetError.
     """
-    clear(staging.path)
-    with target_errors(staging.target.own):
-        if staging.target.own.is_dir() and not any(staging.target.own.iterdir()):
-            staging.target.own.rmdir()
+    target = staging.target
+    with target_errors(target.path):
+        staging.plan_file.unlink(missing_ok=True)
+        if _is_stub(target.timer_wheel):
+            target.timer_wheel.unlink()
+        clear(staging.path)
+        if target.own.is_dir() and not any(target.own.iterdir()):
+            target.own.rmdir()
