@@ -7,6 +7,7 @@ directory.
 """
 
 import os
+import stat
 from pathlib import Path
 
 from message_store.errors import SourceError, TargetError
@@ -29,13 +30,18 @@ def read_small_file(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            if os.fstat(descriptor).st_size > SMALL_FILE_MAX_BYTES:
-                raise SourceError(f"{path}: too large for what it should be")
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise SourceError(f"{path}: cannot be read: no ordinary file")
+        if facts.st_size > SMALL_FILE_MAX_BYTES:
+            raise SourceError(f"{path}: too large for what it should be")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
-        except OSError as error:
-            raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:

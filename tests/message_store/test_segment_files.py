@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of files: names, gaps, misfits, reading across files, writing sparse ones."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from message_store.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.segment_files import SegmentReader, SegmentWriter, list_segments, segment_name
+
+
+def row(directory: Path, *contents: bytes, file_bytes: int = 10, start: int = 0) -> Path:
+    directory.mkdir(exist_ok=True)
+    for number, content in enumerate(contents):
+        (directory / segment_name(start + number * file_bytes)).write_bytes(content)
+    return directory
+
+
+def test_files_are_named_by_twenty_digits_and_listed_in_order(tmp_path: Path) -> None:
+    row(tmp_path, b"a" * 10, b"b" * 10)
+    (tmp_path / "00000000000000000030.bak").write_bytes(b"x")
+    (tmp_path / "lock").write_bytes(b"x")
+    (tmp_path / ("٣" * 20)).write_bytes(b"x")
+    (tmp_path / segment_name(20)).mkdir()
+    (tmp_path / segment_name(30)).symlink_to(tmp_path / "lock")
+    found = list_segments(tmp_path)
+    assert [(each.start_offset, each.length_bytes) for each in found] == [(0, 10), (10, 10)]
+    assert found[0].modified_ns == (tmp_path / segment_name(0)).stat().st_mtime_ns
+
+
+def test_a_missing_directory_is_an_empty_row(tmp_path: Path) -> None:
+    with SegmentReader(tmp_path / "none") as reader:
+        assert (reader.segments, reader.min_offset, reader.end_offset) == ((), 0, 0)
+        assert reader.segment_at(0) is None
+        assert reader.read_into(0, memoryview(bytearray(4))) == 0
+
+
+def test_reading_goes_on_in_the_next_file(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789", b"abcdefghij", start=100)
+    with SegmentReader(tmp_path) as reader:
+        assert (reader.min_offset, reader.end_offset, reader.file_bytes) == (100, 120, 10)
+        assert reader.read_at(108, 4) == b"89ab"
+        assert reader.read_into(108, memoryview(bytearray(4))) == 2
+
+
+def test_what_is_not_there_is_an_error_with_its_offset(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789")
+    with (
+        SegmentReader(tmp_path) as reader,
+        pytest.raises(TruncatedRecordError, match=r"files end at offset 8 .*5, found 2"),
+    ):
+        reader.read_at(8, 5)
+
+
+def test_a_gap_is_where_no_file_is(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789")
+    row(tmp_path, b"x" * 10, start=30)
+    with SegmentReader(tmp_path, 10) as reader:
+        assert reader.segment_at(15) is None
+        assert reader.segment_at(-1) is None
+        assert reader.segment_at(40) is None
+        assert reader.read_at(35, 2) == b"xx"
+
+
+def test_files_of_another_length_are_named_and_still_read(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789", b"abc", b"ABCDEFGHIJ")
+    with SegmentReader(tmp_path) as reader:
+        assert [each.start_offset for each in reader.misfits] == [10]
+        assert reader.read_at(10, 3) == b"abc"
+
+
+def test_a_file_that_shrinks_under_us_is_a_short_read(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789")
+    with SegmentReader(tmp_path) as reader:
+        assert reader.read_at(0, 1) == b"0"
+        os.truncate(tmp_path / segment_name(0), 4)
+        assert reader.read_into(0, memoryview(bytearray(10))) == 4
+
+
+def test_a_file_that_vanishes_is_an_error_that_names_it(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789")
+    with SegmentReader(tmp_path) as reader:
+        (tmp_path / segment_name(0)).unlink()
+        with pytest.raises(SourceError, match=f"{segment_name(0)}: cannot be read at 3"):
+            reader.read_at(3, 1)
+
+
+def test_a_reader_is_closed_twice_without_harm(tmp_path: Path) -> None:
+    reader = SegmentReader(row(tmp_path, b"0123456789"))
+    reader.read_at(0, 1)
+    reader.close()
+    reader.close()
+
+
+def test_a_writer_makes_full_files_that_are_sparse(tmp_path: Path) -> None:
+    with SegmentWriter(tmp_path / "row", 1 << 20) as writer:
+        writer.write_at((1 << 20) - 2, memoryview(b"abcd"))
+        writer.write_at(10, memoryview(b"ten"))
+    files = sorted((tmp_path / "row").iterdir())
+    assert [file.name for file in files] == [segment_name(0), segment_name(1 << 20)]
+    assert {file.stat().st_size for file in files} == {1 << 20}
+    assert all(file.stat().st_blocks * 512 < 1 << 18 for file in files)
+    with SegmentReader(tmp_path / "row") as reader:
+        assert reader.read_at((1 << 20) - 3, 6) == b"\0abcd\0"
+        assert reader.read_at(9, 5) == b"\0ten\0"
+
+
+def test_a_writer_goes_through_any_number_of_files_with_few_open(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 4
+    with SegmentWriter(tmp_path / "row", 8) as writer:
+        writer.write_at(0, memoryview(content))
+        writer.write_at(3, memoryview(b"!"))
+        assert len(writer._descriptors) <= 16
+        writer.close()
+    with SegmentReader(tmp_path / "row") as reader:
+        assert reader.read_at(0, len(content)) == content[:3] + b"!" + content[4:]
+
+
+def test_a_writer_without_permission_says_where(tmp_path: Path) -> None:
+    (tmp_path / "row").write_text("a file where a directory should be")
+    with (
+        pytest.raises(TargetError, match=r"row.*cannot be written at 0"),
+        SegmentWriter(tmp_path / "row", 8) as writer,
+    ):
+        writer.write_at(0, memoryview(b"x"))
