@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consume queues of the delay levels: what stands in each from its delivery offset on."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
 import numpy as np
 
-from legacy_levels.delay_offsets import DelayOffsets
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from message_store.consume_queue import (
     BoolArray,
     Int64Array,
@@ -16,6 +15,7 @@ from message_store.consume_queue import (
     read_queue,
     resolve_tags_codes,
 )
+from message_store.java_numbers import LONG_MAX
 from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import Segment
 from message_store.store_root import StoreRoot
@@ -131,12 +131,21 @@ def open_level_queue(
     )
 
 
-def queued_from(queues: tuple[LevelQueue, ...], offsets: Mapping[int, int]) -> int:
-    """How many entries another table of offsets would have delivered, again or for the first time.
-
-    That is what a choice between damaged offset files is about.
+def queued_by_choice(
+    root: Path, offsets: DelayOffsets, *, queue_file_bytes: int | None = None
+) -> dict[OffsetsChoice, int]:
+    """How many messages a broker would deliver, some of them again, from each table that the two
+    offset files can give, and from none.
     """
-    return sum(
-        queue.queue_max - min(max(offsets.get(queue.level, 0), queue.queue_min), queue.queue_max)
-        for queue in queues
-    )
+    ends = {}
+    for level in levels_with_queue(root):
+        directory = StoreRoot(root).level_queue(level)
+        end = read_queue(directory, file_bytes=queue_file_bytes, from_queue_offset=LONG_MAX)
+        ends[level] = end.queue_min, end.queue_max
+    return {
+        choice: sum(
+            last - min(max(table.get(level, 0), first), last)
+            for level, (first, last) in ends.items()
+        )
+        for choice, table in offsets.by_choice().items()
+    }
