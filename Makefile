@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop faults lint format bench clean java broker
+.PHONY: help demo test interop faults lint format docs bench clean java broker
 SHELL := /bin/bash
 
 BIN := .venv/bin
@@ -32,6 +32,9 @@ lint: $(INSTALLED)  ## check style and format (ruff) and types (mypy --strict)
 format: $(INSTALLED)  ## put imports in order and lay the code out
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
+
+docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md
+	$(BIN)/python -m docs.generate_format
 
 bench: $(INSTALLED) java  ## run every benchmark; takes long and wants a quiet machine
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the generated parts of docs/FORMAT.md: the tables of all layouts, and annotated bytes.
+
+Run by ``make docs``; a test compares. Between ``<!-- generated: NAME -->`` and ``<!-- end -->``
+nothing is written by hand.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from message_store.consume_queue import EXT_UNIT, QUEUE_UNIT
+from message_store.layout import Layout
+from message_store.message import Host, StoredMessage
+from message_store.message_codec import body_crc, encode_message
+from message_store.properties import LEVEL_TOPIC
+from message_store.record_layout import (
+    BLANK_RECORD,
+    BODY_RUN,
+    HEAD_V4_V4,
+    HEAD_V4_V6,
+    HEAD_V6_V4,
+    HEAD_V6_V6,
+    PROPERTIES_RUN,
+    TOPIC_RUN_V1,
+    TOPIC_RUN_V2,
+    runs,
+)
+from message_store.store_checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5
+from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT
+from timer_wheel.timer_log import TIMER_BLANK, TIMER_UNIT
+from timer_wheel.wheel_file import SLOT
+
+FORMAT_PAGE = Path(__file__).parent / "FORMAT.md"
+_MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+EXAMPLE = StoredMessage(
+    topic=LEVEL_TOPIC,
+    body=b"hello",
+    body_crc=body_crc(b"hello"),
+    properties_text=b"REAL_TOPIC\x01TopicA\x02UNIQ_KEY\x010A0102030001\x02DELAY\x015\x02"
+    b"TAGS\x01TagA\x02REAL_QID\x010",
+    queue_id=4,
+    queue_offset=7,
+    commit_log_offset=1234,
+    born_timestamp_ms=1_700_000_000_000,
+    born_host=Host.of("10.1.2.3", 4567),
+    store_timestamp_ms=1_700_000_000_123,
+    store_host=Host.of("127.0.0.1", 10911),
+)
+"""A message of level 5 as a 4.9 broker stored it; RocketMQ's own decoder has read these bytes."""
+
+
+def _tables(*layouts: Layout) -> Callable[[], str]:
+    return lambda: "\n\n".join(layout.markdown() for layout in layouts)
+
+
+def _host_variants() -> str:
+    rows = [
+        "| sys_flag | head | size | store_timestamp_ms at | body length at |",
+        "|---|---|---|---|---|",
+    ]
+    for flag, head in ((0, HEAD_V4_V4), (0x10, HEAD_V6_V4), (0x20, HEAD_V4_V6), (0x30, HEAD_V6_V6)):
+        at = head.offset_of("store_timestamp_ms")
+        rows.append(f"| {flag:#04x} | {head.name} | {head.size} | {at} | {head.size} |")
+    return "\n".join(rows)
+
+
+def _run_lengths() -> str:
+    rows = ["| run | length field | holds |", "|---|---|---|"]
+    for label, run in (
+        ("body", BODY_RUN),
+        ("topic, V1", TOPIC_RUN_V1),
+        ("topic, V2", TOPIC_RUN_V2),
+        ("properties", PROPERTIES_RUN),
+    ):
+        [field] = run.length.fields
+        rows.append(f"| {label} | {field.kind} | {field.meaning} |")
+    return "\n".join(rows)
+
+
+def _annotated(layout: Layout, data: bytes, at: int = 0) -> Iterator[str]:
+    """A line for each field: where it is, its bytes, its name and value."""
+    values = layout.decode_at(data, at)
+    ends = [layout.offset_of(field.name) for field in layout.fields[1:]] + [layout.size]
+    for field, end in zip(layout.fields, ends, strict=True):
+        start = layout.offset_of(field.name)
+        value: object = values[field.name]
+        shown = ".".join(map(str, value)) if isinstance(value, bytes) else str(value)
+        yield f"{at + start:5d}  {data[at + start : at + end].hex():18s}  {field.name} = {shown}"
+
+
+def _annotated_record() -> str:
+    data = encode_message(EXAMPLE)
+    lines = list(_annotated(HEAD_V4_V4, data))
+    place = HEAD_V4_V4.size
+    for run in runs(EXAMPLE.magic):
+        length = run.length.decode_at(data, place)["length"]
+        field = data[place : place + run.length.size].hex()
+        lines.append(f"{place:5d}  {field:18s}  {run.name} length = {length}")
+        place += run.length.size
+        raw = data[place : place + length]
+        text = raw.decode()
+        shown = text.replace("\x01", "␁").replace("\x02", "␂")
+        start = raw.hex() if length <= 8 else raw[:8].hex() + "…"
+        lines.append(f"{place:5d}  {start:18s}  {run.name} = {shown}")
+        place += length
+    return "```text\n" + "\n".join(lines) + "\n```"
+
+
+def _annotated_bytes(layout: Layout, text: str) -> Callable[[], str]:
+    data = bytes.fromhex(text)
+    return lambda: "```text\n" + "\n".join(_annotated(layout, data)) + "\n```"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "record head": _tables(HEAD_V4_V4),
+    "host variants": _host_variants,
+    "run lengths": _run_lengths,
+    "record example": _annotated_record,
+    "log blank": _tables(BLANK_RECORD),
+    "log blank example": _annotated_bytes(BLANK_RECORD, "00000074cbd43194"),
+    "checkpoint": _tables(CHECKPOINT_5_5),
+    "checkpoint sizes": lambda: "\n".join(
+        f"- {layout.name}: the first {len(layout.fields)} fields, {layout.size} bytes"
+        for layout in (CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5)
+    ),
+    "queue": _tables(QUEUE_UNIT, EXT_UNIT),
+    "queue example": _annotated_bytes(QUEUE_UNIT, "00000000000004d2000000b70000018bcfe652db"),
+    "wheel": _tables(SLOT),
+    "wheel example": _annotated_bytes(
+        SLOT, "000000006553ff10000000000000000000000000000000340000000200000000"
+    ),
+    "timer log": _tables(TIMER_UNIT, TIMER_BLANK),
+    "timer log example": _annotated_bytes(
+        TIMER_UNIT,
+        "000000340000000000000000000000010000018bcfe56be80036ea9800000000000016f9000000cb95a7c512"
+        "0000000000000000",
+    ),
+    "timer checkpoint": _tables(TIMER_CHECKPOINT),
+}
+"""What stands between the marks of each name."""
+
+
+def format_markdown(page: str) -> str:
+    """The page with every generated part renewed. Raises KeyError for a mark that has no part."""
+    return _MARKED.sub(lambda mark: f"{mark[1]}{PARTS[mark[2]]()}\n{mark[3]}", page)
+
+
+if __name__ == "__main__":
+    FORMAT_PAGE.write_text(format_markdown(FORMAT_PAGE.read_text("utf-8")), "utf-8")
