@@ -119,8 +119,8 @@ def level_delays_ms(table: str) -> dict[int, int]:
 
 
 def _body(dice: random.Random, length: int) -> bytes:
-    """Half random, half repeated: it shrinks when compressed, but not to nothing."""
-    noise = dice.randbytes(max(1, length // 2))
+    """A random start, then repeated words: it shrinks when compressed, but not to nothing."""
+    noise = dice.randbytes(max(1, length // 6))
     return (noise + b"the same words again, " * (length // 22 + 1))[:length]
 
 

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores that real brokers left, stopped or killed, are read by us without one difference.
+
+What is right comes from the producer and from RocketMQ's own client (store_maker); what is judged
+is this project's reading of the same files: levels, wheel, queues and records.
+"""
+
+import hashlib
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from message_store.consume_queue import read_queue
+from message_store.message import StoredMessage
+from message_store.message_codec import decode_message_at
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from migrate.pending import pending_messages
+from migrate.report import BadRecord
+from tests.interop.account import user_properties
+from tests.interop.conftest import MakeBroker
+from tests.interop.judge import queues_of
+from tests.interop.store_maker import RETRY_TOPIC, Line, RealStore, StorePlan, make_store
+from tests.interop.workload import TOPICS, level_delays_ms
+
+DELAYS: Final = level_delays_ms("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
+PRECISION_MS: Final = 1000
+WHEEL: Final = {
+    "timerRollWindowSlot": 30,
+    "recallMessageEnable": "true",
+    "mappedFileSizeTimerLog": 10_400,
+}
+
+# Topic, queue id, unique key, tags, keys, user properties, digest of the body, time of birth.
+Row = tuple[str, int, str | None, str | None, str | None, tuple[tuple[str, str], ...], str, int]
+
+
+def plan(version: str, *, killed: bool) -> StorePlan:
+    timers = not version.startswith("4.")
+    return StorePlan(
+        name=version,
+        version=version,
+        seed=11,
+        messages=800,
+        killed=killed,
+        timers=timers,
+        settings=WHEEL if timers else {},
+        linger_s=25,
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            plan(version, killed=killed),
+            id=f"{version}-{'killed' if killed else 'stopped'}",
+            marks=[pytest.mark.interop(version), pytest.mark.matrix],
+        )
+        for version in ("4.9.7", "5.3.3", "5.5.0")
+        for killed in (False, True)
+    ],
+)
+def store(request: pytest.FixtureRequest, scratch: Path, make_broker: MakeBroker) -> RealStore:
+    chosen: StorePlan = request.param
+    folder = scratch / f"{chosen.version}-{chosen.killed}"
+    folder.mkdir()
+    return make_store(chosen, folder)
+
+
+def test_the_store_holds_what_this_test_is_about(store: RealStore) -> None:
+    counts = store.about["counts"]
+    kinds = ["sent:pending", "sent:delivered", "sent:normal", "sent:half", "sent:rolledback"]
+    if not store.about["version"].startswith("4."):
+        kinds.append("sent:recalled")
+        assert max(line.get("rolls", 0) for line in store.lines) >= 1
+    assert [kind for kind in kinds if not counts.get(kind)] == []
+    assert store.about["extraInStoreNotInExpected"] == 0
+    assert (store.root / "abort").exists() == ("KILL" in store.about["howStopped"])
+
+
+def test_what_waits_is_what_was_sent_and_not_delivered(store: RealStore) -> None:
+    truth = [line for line in store.lines if line["state"] == "pending"]
+    found = list(pending_messages(store.root, now_ms=store.about["stoppedMs"]))
+    pending = [each for each in found if not isinstance(each, BadRecord)]
+    assert len(found) == len(pending)
+    records = records_at(store.root, [each.commit_log_offset for each in pending])
+    rows = Counter(
+        (row_of(record), each.due_ms) for record, each in zip(records, pending, strict=True)
+    )
+    assert differences(rows, Counter((true_row(line), due_ms(line)) for line in truth)) == []
+
+
+def test_what_stands_in_the_topics_is_what_was_delivered(store: RealStore) -> None:
+    truth = [line for line in store.lines if line["state"] in ("delivered", "normal")]
+    rows: Counter[tuple[Row, int]] = Counter()
+    for topic, queue_id in queues_of(store.root):
+        if topic in (*TOPICS, RETRY_TOPIC):
+            entries = read_queue(StoreRoot(store.root).consume_queue(topic, queue_id))
+            records = records_at(store.root, entries.commit_log_offset.tolist())
+            rows.update((row_of(record), record.store_timestamp_ms) for record in records)
+    wanted = Counter((true_row(line), line["deliveredStoreTimestamp"]) for line in truth)
+    assert differences(rows, wanted) == []
+
+
+def records_at(root: Path, offsets: Iterable[int]) -> list[StoredMessage]:
+    with SegmentReader(root / "commitlog") as log:
+        sizes = ((each, int.from_bytes(log.read_at(each, 4), "big")) for each in offsets)
+        return [decode_message_at(log.read_at(offset, size)) for offset, size in sizes]
+
+
+def row_of(record: StoredMessage) -> Row:
+    body = zlib.decompress(record.body) if record.is_compressed else record.body
+    waits = record.topic != record.real_topic and "REAL_QID" in record.properties
+    return (
+        record.real_topic,
+        int(record.properties["REAL_QID"]) if waits else record.queue_id,
+        record.unique_key,
+        record.tags,
+        record.properties.get("KEYS"),
+        tuple(sorted(user_properties(record.properties).items())),
+        hashlib.sha1(body).hexdigest(),
+        record.born_timestamp_ms,
+    )
+
+
+def true_row(line: Line) -> Row:
+    return (
+        line["topic"],
+        line["realQueueId"],
+        line["uniqKey"],
+        line["tag"],
+        line["keys"],
+        tuple(sorted(line["userProperties"].items())),
+        line["bodySha1"],
+        line["bornTimestamp"],
+    )
+
+
+def due_ms(line: Line) -> int:
+    """When a broker delivers: a level's due time, or the end of the slot."""
+    if "timerOutMs" in line:
+        return int(line["timerOutMs"]) + PRECISION_MS
+    return int(line["storeTimestamp"]) + DELAYS[line["delayLevel"]]
+
+
+def differences(found: Counter[tuple[Row, int]], wanted: Counter[tuple[Row, int]]) -> list[str]:
+    """Name a few of what is missing and of what is too much."""
+    missing = [f"missing {row}" for row in (wanted - found).elements()]
+    return missing[:5] + [f"unexpected {row}" for row in (found - wanted).elements()][:5]
