@@ -16,8 +16,7 @@ FLOORS = {
     "timer_wheel": 1,
     "migrate": 2,
     "compare": 2,
-    "cli_output": 3,
-    "cli": 4,
+    "cli": 3,
 }
 
 
@@ -38,15 +37,20 @@ class Source:
 
     @property
     def part(self) -> str:
-        """The top-level name it belongs to: ``message_store``, ``cli``, ``tests``."""
-        return self.path.split("/")[0].removesuffix(".py")
+        """The part of the house it belongs to."""
+        return part_of(self.path.split("/")[0].removesuffix(".py"))
+
+
+def part_of(name: str) -> str:
+    """The part that a module belongs to: its folder; the files of the command line are one."""
+    top = name.split(".")[0]
+    return "cli" if top.startswith("cli_") else top
 
 
 def product_sources() -> list[Source]:
     """Every file of the five parts and the command line, as it lies on disk."""
     paths = [path for part in FLOORS for path in (ROOT / part).rglob("*.py")]
-    paths += [ROOT / f"{part}.py" for part in FLOORS if (ROOT / f"{part}.py").exists()]
-    return [Source.read(path) for path in sorted(paths)]
+    return [Source.read(path) for path in sorted([*paths, *ROOT.glob("*.py")])]
 
 
 def other_sources() -> list[Source]:
@@ -55,9 +59,23 @@ def other_sources() -> list[Source]:
     return [Source.read(p) for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
+def _for_types_only(tree: ast.Module) -> set[ast.AST]:
+    """What stands below ``if TYPE_CHECKING:`` and so never runs."""
+    guards = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {below for guard in guards for child in guard.body for below in ast.walk(child)}
+
+
+def imported_modules(source: Source, *, at_run_time: bool = False) -> Iterator[tuple[int, str]]:
     """Line and dotted name of every import, wherever in the file it stands."""
-    for node in ast.walk(source.tree):
+    tree = source.tree
+    unseen = _for_types_only(tree) if at_run_time else set()
+    for node in ast.walk(tree):
+        if node in unseen:
+            continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -70,17 +88,17 @@ def steps_up(source: Source) -> list[str]:
     return [
         f"{source.path}:{line}: {source.part} imports {name}"
         for line, name in imported_modules(source)
-        if (other := name.split(".")[0]) in FLOORS
+        if (other := part_of(name)) in FLOORS
         and other != source.part
         and FLOORS[other] >= FLOORS[source.part]
     ]
 
 
 def imports_of(source: Source, *libraries: str) -> list[str]:
-    """Imports of the named libraries."""
+    """Imports of the named libraries; one for types alone loads nothing and does not count."""
     return [
         f"{source.path}:{line}: imports {name}"
-        for line, name in imported_modules(source)
+        for line, name in imported_modules(source, at_run_time=True)
         if name.split(".")[0] in libraries
     ]
 

@@ -5,6 +5,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib import import_module
 
@@ -27,7 +28,7 @@ from tests.source_laws import (
 PRODUCT = product_sources()
 EVERYTHING = [*PRODUCT, *other_sources()]
 
-COMMAND_LINE = {"cli.py", "cli_output.py"}
+COMMAND_LINE = {source.path for source in PRODUCT if source.part == "cli"}
 CLOCK = {"message_store/clock.py"}
 LAYOUTS = {"message_store/layout.py", "message_store/java_numbers.py"}
 ENVIRONMENT_READERS = {"cli.py", "message_store/kernel_cache.py", "migrate/session.py"}
@@ -134,6 +135,7 @@ def test_the_environment_is_read_in_named_places_only() -> None:
         (lambda s: steps_up(s), "from timer_wheel.wheel_store import WheelStore"),
         (lambda s: steps_up(s), "def later():\n    import migrate"),
         (lambda s: imports_of(s, "pyspark"), "from pyspark.sql import SparkSession"),
+        (lambda s: steps_up(s), "from cli_output import Output"),
         (lambda s: imports_of(s, "struct"), "import struct as s"),
         (lambda s: uses_of(s, CLOCK_READS), "import time as t\nt.time_ns()"),
         (lambda s: uses_of(s, CLOCK_READS), "from time import sleep\nsleep(1)"),
@@ -187,6 +189,17 @@ def test_every_verb_speaks_json(verbs: dict[str, click.Command]) -> None:
         if "--json" not in [flag for parameter in verb.params for flag in parameter.opts]
     ]
     assert silent == []
+
+
+# --- the package --------------------------------------------------------------------------------
+
+
+def test_every_part_is_packaged() -> None:
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = facts["tool"]["setuptools"]
+    parts = {source.part for source in PRODUCT} - {"cli"}
+    assert parts <= set(listed["packages"]["find"]["include"])
+    assert set(listed["py-modules"]) == {path.removesuffix(".py") for path in COMMAND_LINE}
 
 
 # --- the look of a file -------------------------------------------------------------------------
