@@ -317,9 +317,15 @@ class _Conversion:
         seal(plan, self.staging, self.source, topic_demands(receipts))
         self.progress("seal", 1, 1)
 
+    def _asked(self, report: ConversionReport) -> dict[str, Any]:
+        """How this conversion was asked to run: all that an independent verification needs."""
+        asked = {**self.request, **self.request["settings"]}
+        quarantined = [attrs.asdict(record) for record in report.bad_records]
+        return {**asked, "quarantined": quarantined}
+
     def _finish(self, report: ConversionReport) -> None:
-        content = json.dumps(report.as_json(), indent=1, ensure_ascii=False)
-        replace_file(self.target.own / MARKER_NAME, content.encode("utf-8", "surrogateescape"))
+        marker = {**report.as_json(), "conversion": self._asked(report)}
+        replace_file(self.target.own / MARKER_NAME, json.dumps(marker, indent=1).encode())
         clear_staging(self.staging)
 
 

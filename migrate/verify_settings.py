@@ -79,7 +79,8 @@ def read_settings(root: StoreRoot) -> ConversionSettings:
         raise BadFieldError("not JSON", path=path) from error
     if not isinstance(table, dict):
         raise BadFieldError("not a table", path=path)
-    return _decode_settings(table, path)
+    asked = table.get("conversion")
+    return _decode_settings(asked if isinstance(asked, dict) else table, path)
 
 
 def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
