@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people type, made into values: times, levels, settings; and the flags that verbs share.
+
+Anything that cannot be understood is a usage error, which names the flag and what it takes.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from message_store.clock import SystemClock
+from message_store.delay_levels import DelayLevels
+from message_store.errors import BadFieldError, DelayStoreError
+
+if TYPE_CHECKING:
+    from migrate.settings import ConvertOptions, TargetSettings
+
+LEVEL_TABLE_KEY = "messageDelayLevel"
+DEFAULT_MASTER = "local[*,4]"
+PRECISIONS = ("100", "200", "500", "1000")
+
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+
+
+class Time(click.ParamType[int]):
+    """ISO 8601 (UTC unless it says otherwise) or epoch milliseconds; becomes epoch milliseconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The time in milliseconds."""
+        if isinstance(value, int):
+            return value
+        if value.isascii() and value.isdigit():
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither ISO 8601 nor epoch milliseconds", param, ctx)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+
+
+class LevelRange(click.ParamType[tuple[int, ...]]):
+    """Levels such as ``1-18`` or ``3,5,7-9``; becomes a tuple of numbers."""
+
+    name = "levels"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The levels in order, each once."""
+        levels: set[int] = set()
+        for part in value.split(","):
+            first, _, last = part.partition("-")
+            try:
+                bounds = int(first), int(last or first)
+            except ValueError:
+                self.fail(f"{value!r} is not like 1-18 or 3,5,7-9", param, ctx)
+            if not 1 <= bounds[0] <= bounds[1] <= DelayLevels.parse().max_level:
+                self.fail(f"{part!r} is not within RocketMQ's levels 1 to 18", param, ctx)
+            levels |= set(range(bounds[0], bounds[1] + 1))
+        return tuple(sorted(levels))
+
+
+class LevelTable(click.ParamType[DelayLevels]):
+    """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
+
+    name = "level table"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> DelayLevels:
+        """The table."""
+        try:
+            return DelayLevels.parse(value)
+        except BadFieldError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Setting(click.ParamType[tuple[str, str]]):
+    """``KEY=VALUE``."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Key and value."""
+        key, separator, text = value.partition("=")
+        if not separator or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key, text
+
+
+# --- what several verbs take ----------------------------------------------------------------------
+
+STORE = click.Path(path_type=Path)
+
+
+def now_option(meaning: str) -> Decorator:
+    """``--now``; the verb gets epoch milliseconds, those of the clock unless given."""
+    return click.option(
+        "--now",
+        "now_ms",
+        type=Time(),
+        default=lambda: SystemClock().now_ms(),
+        show_default="the clock",
+        help=f"{meaning} ISO 8601 or epoch milliseconds.",
+    )
+
+
+def offsets_option() -> Decorator:
+    """``--offsets``: which delayOffset.json to believe."""
+    return click.option(
+        "--offsets",
+        type=click.Choice(["auto", "main", "bak", "none"]),
+        default="auto",
+        show_default=True,
+        help="Which delayOffset.json to believe: auto as a broker would, or main, bak, none.",
+    )
+
+
+def spark_options(function: Function) -> Function:
+    """``--master`` and ``--conf``."""
+    conf = click.option(
+        "--conf",
+        type=Setting(),
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A setting for Spark; can be given several times.",
+    )
+    master = click.option(
+        "--master", default=DEFAULT_MASTER, show_default=True, help="Where Spark runs."
+    )
+    return master(conf(function))
+
+
+def conversion_options(function: Function) -> Function:
+    """Everything that says what ``convert`` shall do, for ``conversion_request``."""
+    for option in reversed(_CONVERSION_OPTIONS):
+        function = option(function)
+    return function
+
+
+_CONVERSION_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--now",
+        "now_ms",
+        type=Time(),
+        help="As of when, ISO 8601 or epoch milliseconds; without it the clock's time, or that of"
+        " the run that is continued.",
+    ),
+    click.option(
+        "--precision-ms",
+        type=click.Choice(PRECISIONS),
+        help="The new broker's timerPrecisionMs; 1000 when neither this nor --target-conf says.",
+    ),
+    click.option(
+        "--level-table",
+        type=LevelTable(),
+        help='The source broker\'s messageDelayLevel, such as "1s 5s 10s".',
+    ),
+    click.option(
+        "--broker-conf",
+        type=STORE,
+        help="The source broker's configuration file, for its messageDelayLevel.",
+    ),
+    click.option(
+        "--target-conf",
+        type=STORE,
+        help="The new broker's configuration file, for sizes, precision and roll window.",
+    ),
+    click.option(
+        "--on-bad-record",
+        type=click.Choice(["fail", "quarantine"]),
+        default="fail",
+        show_default=True,
+        help="With messages that cannot be converted: write nothing, or convert the others and"
+        " keep these aside.",
+    ),
+    click.option(
+        "--after-crash",
+        is_flag=True,
+        help="Accept a store that was not stopped cleanly; what the log shows as delivered is left"
+        " out.",
+    ),
+    offsets_option(),
+    click.option(
+        "--only-level",
+        "only_levels",
+        type=click.IntRange(min=1),
+        multiple=True,
+        help="Only this level; can be given several times.",
+    ),
+    click.option(
+        "--only-topic",
+        "only_topics",
+        multiple=True,
+        help="Only messages for this topic; can be given several times.",
+    ),
+    click.option(
+        "--levels-only", is_flag=True, help="Leave behind what waits in the source's own wheel."
+    ),
+)
+
+
+def conversion_request(
+    *,
+    level_table: DelayLevels | None,
+    broker_conf: Path | None,
+    target_conf: Path | None,
+    precision_ms: str | None,
+    **given: Any,
+) -> "ConvertOptions":
+    """What the flags of ``convert`` ask for."""
+    from migrate.settings import ConvertOptions
+
+    return ConvertOptions(
+        level_table=_level_table(level_table, broker_conf),
+        settings=_target_settings(target_conf, precision_ms),
+        **given,
+    )
+
+
+def _level_table(given: DelayLevels | None, broker_conf: Path | None) -> DelayLevels | None:
+    """The source's level table, as typed or from its broker's configuration; None for neither."""
+    if given is not None or broker_conf is None:
+        return given
+    from migrate.settings import read_broker_conf
+
+    try:
+        text = read_broker_conf(broker_conf).get(LEVEL_TABLE_KEY)
+        return None if text is None else DelayLevels.parse(text)
+    except DelayStoreError as error:
+        raise click.BadParameter(f"{broker_conf}: {error}", param_hint="--broker-conf") from error
+
+
+def _target_settings(target_conf: Path | None, precision_ms: str | None) -> "TargetSettings":
+    """The settings of the broker that will open the target."""
+    from migrate.settings import TargetSettings, read_broker_conf
+
+    try:
+        conf = read_broker_conf(target_conf) if target_conf else {}
+        return TargetSettings.from_conf(conf, int(precision_ms) if precision_ms else None)
+    except DelayStoreError as error:
+        raise click.BadParameter(str(error), param_hint="--target-conf") from error

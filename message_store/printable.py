@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values made for people: times with their distance from now, text from a store made safe to show.
+
+A topic or a key is chosen by whoever sends the message. Printed as it is, it could move the cursor,
+colour a terminal, or turn the direction of what follows.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters, bidirectional marks and lone surrogates escaped.
+
+    >>> printable("a\x1b[31mb\u202ec")
+    'a\\x1b[31mb\\u202ec'
+    """
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def iso_time(time_ms: int) -> str:
+    """A time in UTC, with milliseconds only where it has some.
+
+    >>> iso_time(1_767_323_045_000), iso_time(1_767_323_045_120)
+    ('2026-01-02T03:04:05Z', '2026-01-02T03:04:05.120Z')
+    """
+    try:
+        moment = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return f"{time_ms} ms since 1970"
+    has_part = time_ms % 1000 != 0
+    text = moment.isoformat(timespec="milliseconds" if has_part else "seconds")
+    return text.removesuffix("+00:00") + "Z"
+
+
+def span(duration_ms: int) -> str:
+    """A duration in its two largest units.
+
+    >>> span(250_000), span(93_600_000), span(400)
+    ('4m 10s', '1d 2h', '0s')
+    """
+    parts = []
+    left = abs(duration_ms)
+    for unit, unit_ms in _UNITS_MS:
+        count, left = divmod(left, unit_ms)
+        parts.append((count, unit))
+    first = next((place for place, (count, _unit) in enumerate(parts) if count), 3)
+    return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
+
+
+def when(time_ms: int, now_ms: int) -> str:
+    """A time to the second, and how far that is from now.
+
+    >>> when(1_767_323_045_900, 1_767_323_045_900 - 250_000)
+    '2026-01-02T03:04:05Z (in 4m 10s)'
+    """
+    second = iso_time(time_ms // 1000 * 1000)
+    distance_ms = time_ms - now_ms
+    if abs(distance_ms) < 1000:
+        return f"{second} (now)"
+    how_far = f"in {span(distance_ms)}" if distance_ms > 0 else f"{span(distance_ms)} ago"
+    return f"{second} ({how_far})"

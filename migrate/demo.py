@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main job on the small real store that ships with the project: unpack, convert, verify.
+
+The conversion's now is the moment at which the store's broker was stopped, so that the result is
+the same on every day. Such a target is for looking: a broker started on it would find its wheel
+long expired.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from pyspark.sql import SparkSession
+
+from message_store.errors import SourceError
+from message_store.small_files import read_small_file
+from migrate.convert import convert
+from migrate.report import ConversionReport
+from migrate.settings import ConvertOptions
+from migrate.staged_output import target_errors
+from migrate.verify import verify
+from migrate.verify_report import VerifyReport
+from migrate.write_job import Progress
+
+_SHIPPED = Path(__file__).resolve().parent
+ARCHIVE = _SHIPPED / "sample_store.tar.xz"
+ABOUT = _SHIPPED / "sample_store.about.json"
+
+
+@attrs.frozen
+class DemoResult:
+    """What the demo did, and where the two stores lie."""
+
+    broker: str
+    stopped_ms: int
+    source: str
+    target: str
+    report: ConversionReport
+    verification: VerifyReport
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that ``demo --json`` prints."""
+        plain = attrs.asdict(self, recurse=False)
+        parts = {"report": self.report.as_json(), "verification": self.verification.as_json()}
+        return {**plain, **parts}
+
+
+def unpack_sample(directory: Path) -> Path:
+    """Put the sample store into ``directory``/source, its holes as holes; returns that place.
+
+    Raises TargetError when the disk refuses.
+    """
+    source = directory / "source"
+    with target_errors(source):
+        source.mkdir(parents=True)
+        shutil.unpack_archive(ARCHIVE.resolve(), source, "xztar", filter="data")
+    return source
+
+
+def run_demo(
+    directory: Path | None,
+    *,
+    spark: SparkSession | None,
+    progress: Progress,
+    spark_start_s: float = 0.0,
+) -> DemoResult:
+    """Convert and verify the sample below ``directory``, which has no ``source`` or ``target`` yet.
+
+    Without a directory a new one is made where temporary files go, and stays there to be looked at.
+    Raises what ``convert`` and ``verify`` raise.
+    """
+    about = _about()
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="delaywheel-demo-"))
+    progress("unpack", 0, 1)
+    source, target = unpack_sample(directory), directory / "target"
+    progress("unpack", 1, 1)
+    stopped_ms = int(about["stoppedMs"])
+    options = ConvertOptions(source=source, target=target, now_ms=stopped_ms)
+    report = convert(options, spark=spark, spark_start_s=spark_start_s, progress=progress)
+    verification = verify(source, target, spark=spark, progress=progress)
+    return DemoResult(
+        broker=str(about["version"]),
+        stopped_ms=stopped_ms,
+        source=str(source),
+        target=str(target),
+        report=report,
+        verification=verification,
+    )
+
+
+def _about() -> dict[str, Any]:
+    content = read_small_file(ABOUT.resolve())
+    if content is None:
+        raise SourceError(f"{ABOUT}: not there; this installation is not whole")
+    about: dict[str, Any] = json.loads(content)
+    return about

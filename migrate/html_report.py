@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a conversion as one HTML file that needs nothing beside it.
+
+Everything is escaped by Jinja, and control characters are shown as what they are. The template
+lies beside this module.
+"""
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from message_store.delay_levels import format_delay
+from message_store.printable import iso_time, printable, span
+from message_store.small_files import replace_file
+from message_store.store_root import StoreRoot
+from migrate.forecast import Forecast, draw_forecast, read_forecast
+from migrate.report import ConversionReport
+
+TEMPLATE = "conversion_report.html.jinja"
+LISTED_RECORDS = 1000
+COLUMNS = (
+    "queued", "already_delivered", "expired", "pending", "converted", "skipped", "quarantined",
+    "overdue", "rolled",
+)  # fmt: skip
+
+
+def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
+    """The page."""
+    environment = Environment(
+        loader=PackageLoader("migrate", package_path="."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
+    )
+    environment.filters.update(iso=iso_time, span=span, delay=format_delay)
+    return environment.get_template(TEMPLATE).render(
+        report=report,
+        columns=COLUMNS,
+        listed=report.bad_records[:LISTED_RECORDS],
+        forecast=forecast,
+        # Drawn from numbers only: no text of a store is in the picture.
+        picture=Markup(draw_forecast(forecast)) if len(forecast.due_ms) else "",
+    )
+
+
+def write_html_report(report: ConversionReport, path: Path) -> None:
+    """Write the page of a finished conversion to ``path``. Raises TargetError."""
+    forecast = read_forecast(StoreRoot(report.target), report.precision_ms)
+    replace_file(path, render_html_report(report, forecast).encode())

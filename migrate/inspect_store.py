@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a directory is: which broker's, clean or crashed, what waits in its levels and its wheel.
+
+Only reads, without Spark, also what a crash or a disk has damaged. A number that cannot be told is
+None with a sentence in ``problems``, and never 0.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from legacy_levels.level_backlog import LevelBacklog, read_backlog
+from legacy_levels.level_queues import (
+    LevelQueue,
+    levels_with_queue,
+    open_level_queue,
+    queued_by_choice,
+)
+from message_store.commit_log import NO_TIME
+from message_store.delay_levels import DelayLevels
+from message_store.errors import FormatError, PlanError, SourceError
+from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
+from message_store.store_root import StoreRoot
+from migrate.level_delays import tell_delays
+from migrate.staged_output import UNFINISHED_WHEEL, Staging
+from migrate.store_files import FilesOf, FormatGuess, count_files, guess_format, row_problems
+from timer_wheel.wheel_reader import WheelState, read_wheel_store
+
+_LISTED_PLACES = 10
+_COUNT_SENTENCES = {
+    "already_delivered": "{:,} messages behind the offsets were already delivered: left out here,"
+    " repeated by a broker",
+    "expired": "{:,} messages behind the offsets are gone from the log: a broker skips them",
+    "not_in_queue": "{:,} pending messages are in the log and not yet in their queue",
+    "repaired": "{:,} pending messages have no due time in their queue: level and store time say",
+}
+
+
+@attrs.frozen
+class LevelState:
+    """One level: its queue, how far it was delivered, and what waits.
+
+    ``offset`` is what delayOffset.json says, None when it says nothing of the level or cannot be
+    read. ``pending`` and what follows from it is None when that cannot be told; ``delay_ms`` when
+    neither the table nor the store tells it.
+    """
+
+    level: int
+    delay_ms: int | None
+    offset: int | None
+    queue_min: int | None
+    queue_max: int | None
+    pending: int | None
+    overdue: int | None
+    next_due_ms: int | None
+    already_delivered: int | None
+    expired: int | None
+
+
+@attrs.frozen
+class WheelSummary:
+    """What waits in the wheel; every number is None for a wheel that cannot be read.
+
+    ``rolled`` of the pending messages will be placed again before they are due: the first due time
+    and the overdue are those of the others, and ``last_due_ms`` is None then.
+    """
+
+    precision_ms: int | None = None
+    units: int | None = None
+    slots_used: int | None = None
+    pending: int | None = None
+    overdue: int | None = None
+    rolled: int | None = None
+    cancelled: int | None = None
+    expired: int | None = None
+    next_due_ms: int | None = None
+    last_due_ms: int | None = None
+
+
+@attrs.frozen
+class TopicQueues:
+    """A topic that the store knows."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+
+
+@attrs.frozen
+class StoreInspection:
+    """A store at a glance. ``offsets_source`` is the delayOffset.json in force, None when a broker
+    would not start on what is there; ``problems`` are sentences.
+    """
+
+    path: str
+    now_ms: int
+    format: str
+    evidence: tuple[str, ...]
+    clean: bool
+    offsets_source: str | None
+    pending: int | None
+    overdue: int | None
+    levels: tuple[LevelState, ...]
+    wheel: WheelSummary | None
+    topics: tuple[TopicQueues, ...]
+    files: tuple[FilesOf, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the first of all is due."""
+        dues = [level.next_due_ms for level in self.levels]
+        dues.append(self.wheel.next_due_ms if self.wheel else None)
+        return min((due for due in dues if due is not None), default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that ``inspect --json`` prints; keys are a promise."""
+        return attrs.asdict(self)
+
+
+def inspect_store(
+    path: Path, *, now_ms: int, offsets: OffsetsChoice | str = OffsetsChoice.AUTO
+) -> StoreInspection:
+    """Look at the store under ``path`` as of ``now_ms``, with the offsets of ``offsets``.
+
+    Raises SourceError for a directory that is no store, is of a kind that we do not read, or is in
+    use by a broker.
+    """
+    store = StoreRoot(path)
+    store.require_readable()
+    with store.shared_lock():
+        return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()
+
+
+class _Inspection:
+    """Collects facts and problems, part by part."""
+
+    def __init__(self, store: StoreRoot, now_ms: int, choice: OffsetsChoice) -> None:
+        self.store = store
+        self.now_ms = now_ms
+        self.choice = choice
+        self.problems: list[str] = []
+
+    def result(self) -> StoreInspection:
+        files = count_files(self.store)
+        self._note_state()
+        offsets = self._offsets()
+        guess = self._guess()
+        levels = self._levels(offsets)
+        wheel = self._wheel()
+        self.problems += row_problems(self.store)
+        for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
+            self.problems += read_config(self.store.path, name).problems
+        parts: list[LevelState | WheelSummary] = [*levels, *([wheel] if wheel else [])]
+        return StoreInspection(
+            path=str(self.store.path),
+            now_ms=self.now_ms,
+            format=guess.format,
+            evidence=guess.evidence,
+            clean=self.store.was_stopped_cleanly,
+            offsets_source=offsets.source.value if offsets else None,
+            pending=_sum_if_known([part.pending for part in parts]),
+            overdue=_sum_if_known([part.overdue for part in parts]),
+            levels=levels,
+            wheel=wheel,
+            topics=tuple(
+                TopicQueues(topic.name, topic.read_queues, topic.write_queues)
+                for _name, topic in sorted(read_topics(self.store.path).items())
+            ),
+            files=files,
+            problems=tuple(self.problems),
+        )
+
+    def _note_state(self) -> None:
+        if not self.store.was_stopped_cleanly:
+            self.problems.append(
+                f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
+                " started on this store repeats what the log shows as already delivered"
+            )
+        if Staging(self.store).path.exists():
+            self.problems.append(
+                f"{self.store.path}: holds an unfinished conversion; run the same command again"
+            )
+
+    def _guess(self) -> FormatGuess:
+        everything = read_delay_offsets(self.store.path, OffsetsChoice.NONE)
+        return guess_format(self.store, (everything.main, everything.backup))
+
+    # --- levels -----------------------------------------------------------------------------------
+
+    def _offsets(self) -> DelayOffsets | None:
+        """The offsets in force; None, with what each choice would replay, when there are none."""
+        try:
+            offsets = read_delay_offsets(self.store.path, self.choice)
+        except SourceError as error:
+            self.problems.append(str(error))
+            return None
+        if levels_with_queue(self.store.path):
+            self.problems += offsets.problems
+        return offsets
+
+    def _levels(self, offsets: DelayOffsets | None) -> tuple[LevelState, ...]:
+        numbers = levels_with_queue(self.store.path)
+        queues = {level: self._queue(level, offsets) for level in numbers}
+        readable = tuple(queue for queue in queues.values() if queue is not None)
+        delays = tell_delays(self.store.path, readable)
+        self.problems += delays.notes
+        is_whole = len(readable) == len(queues)
+        if is_whole and (offsets is None or offsets.problems):
+            self.problems += _replays(self.store.path)
+        backlog = self._backlog(delays.table) if offsets is not None and is_whole else None
+        states = []
+        for level in sorted({*numbers, *_levels_of(backlog)}):
+            stored = offsets.offsets.get(level) if offsets else None
+            delay_ms = delays.delay_ms(level)
+            states.append(
+                _level_state(level, delay_ms, stored, queues.get(level), backlog, self.now_ms)
+            )
+        return tuple(states)
+
+    def _queue(self, level: int, offsets: DelayOffsets | None) -> LevelQueue | None:
+        stored = offsets.offsets.get(level) if offsets else None
+        try:
+            queue = open_level_queue(self.store.path, level, stored)
+        except FormatError as error:
+            self.problems.append(f"level {level} cannot be read: {error}")
+            return None
+        if queue.is_damaged:
+            self.problems.append(
+                f"{self.store.level_queue(level)}: entries in the middle of the queue hold nothing"
+            )
+        if stored is not None and not queue.queue_min <= stored <= queue.queue_max:
+            self.problems.append(
+                f"level {level}: offset {stored} lies outside its queue ({queue.queue_min} to"
+                f" {queue.queue_max}); a broker goes on at {queue.from_queue_offset}"
+            )
+        return queue
+
+    def _backlog(self, table: DelayLevels) -> LevelBacklog | None:
+        try:
+            backlog = read_backlog(
+                self.store.path,
+                offsets_choice=self.choice,
+                level_table=table,
+                after_crash=not self.store.was_stopped_cleanly,
+            )
+        except (FormatError, SourceError, PlanError) as error:
+            self.problems.append(f"what is pending cannot be told: {error}")
+            return None
+        self.problems += _backlog_problems(backlog)
+        return backlog
+
+    # --- wheel ------------------------------------------------------------------------------------
+
+    def _wheel(self) -> WheelSummary | None:
+        store = self.store
+        places = (store.timer_wheel, store.timer_log, store.timer_queue())
+        if not any(place.exists() for place in places):
+            return None
+        if _is_unfinished(store):
+            self.problems.append(
+                f"{store.timer_wheel}: an unfinished conversion; no broker starts on it"
+            )
+            return WheelSummary()
+        try:
+            state = read_wheel_store(store, now_ms=self.now_ms)
+        except (FormatError, SourceError) as error:
+            self.problems.append(f"the wheel cannot be read: {error}")
+            return WheelSummary()
+        self.problems += _wheel_problems(state)
+        return _summary(state, self.now_ms)
+
+
+def _is_unfinished(store: StoreRoot) -> bool:
+    wheel = store.timer_wheel
+    return wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL)
+
+
+def _sum_if_known(numbers: list[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _replays(root: Path) -> Iterator[str]:
+    counts = queued_by_choice(root, read_delay_offsets(root, OffsetsChoice.NONE))
+    if any(counts.values()):
+        told = [f"--offsets {choice} delivers {count:,}" for choice, count in counts.items()]
+        yield f"of the messages in the level queues, {', '.join(told)}"
+
+
+def _levels_of(backlog: LevelBacklog | None) -> list[int]:
+    return [] if backlog is None else [counts.level for counts in backlog.counts]
+
+
+def _known_times(backlog: LevelBacklog, level: int) -> NDArray[np.int64]:
+    """When the level's messages are due, those left out of which nothing tells it."""
+    is_known = (backlog.level == level) & (backlog.due_ms != NO_TIME)
+    due_ms: NDArray[np.int64] = backlog.due_ms[is_known]
+    return due_ms
+
+
+def _level_state(
+    level: int,
+    delay_ms: int | None,
+    stored: int | None,
+    queue: LevelQueue | None,
+    backlog: LevelBacklog | None,
+    now_ms: int,
+) -> LevelState:
+    counts, due_ms = None, None
+    if backlog is not None:
+        counts = next((each for each in backlog.counts if each.level == level), None)
+        due_ms = _known_times(backlog, level)
+    return LevelState(
+        level=level,
+        delay_ms=delay_ms,
+        offset=stored,
+        queue_min=None if queue is None else queue.queue_min,
+        queue_max=None if queue is None else queue.queue_max,
+        pending=None if counts is None else counts.pending,
+        overdue=None if due_ms is None else int(np.count_nonzero(due_ms <= now_ms)),
+        next_due_ms=int(due_ms.min()) if due_ms is not None and len(due_ms) else None,
+        already_delivered=None if counts is None else counts.already_delivered,
+        expired=None if counts is None else counts.expired,
+    )
+
+
+def _summary(state: WheelState, now_ms: int) -> WheelSummary:
+    """A slot is delivered when it is over: its messages are due one precision after its time."""
+    is_final = ~state.pending.is_roll
+    due_ms = state.pending.slot_time_ms[is_final] + state.precision_ms
+    return WheelSummary(
+        precision_ms=state.precision_ms,
+        units=state.unit_count,
+        slots_used=state.slots_used,
+        pending=len(state.pending),
+        overdue=int(np.count_nonzero(due_ms <= now_ms)),
+        rolled=int(np.count_nonzero(~is_final)),
+        cancelled=len(state.cancelled),
+        expired=state.expired_count,
+        next_due_ms=int(due_ms.min()) if len(due_ms) else None,
+        last_due_ms=int(due_ms.max()) if len(due_ms) and is_final.all() else None,
+    )
+
+
+def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
+    for place in backlog.damaged_places[:_LISTED_PLACES]:
+        yield f"commitlog: no record begins at {place}, where one should"
+    if (more := len(backlog.damaged_places) - _LISTED_PLACES) > 0:
+        yield f"commitlog: and {more:,} more such places"
+    for name, sentence in _COUNT_SENTENCES.items():
+        if count := backlog.total(name):
+            yield sentence.format(count)
+
+
+def _wheel_problems(state: WheelState) -> Iterator[str]:
+    if state.expired_count:
+        yield (
+            f"{state.expired_count:,} units of the wheel lead to records that retention has"
+            " deleted: those messages are lost"
+        )
+    if state.blocking_queue_offsets:
+        first = state.blocking_queue_offsets[0]
+        yield f"the wheel stops at offset {first} of its queue: that record has no due time"
+    if len(state.shared_positions):
+        yield f"{len(state.shared_positions):,} units of the wheel would be delivered twice"

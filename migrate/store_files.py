@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files of a store tell from outside: how large, of which version, which misfit."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+
+from legacy_levels.delay_offsets import OffsetsFile
+from message_store.errors import SourceError
+from message_store.segment_files import Segment, SegmentReader, list_segments
+from message_store.small_files import read_small_file
+from message_store.store_config import TOPICS, read_config
+from message_store.store_root import StoreRoot
+from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
+from timer_wheel.timer_metrics import TIMER_METRICS_NAME
+
+ROCKETMQ_4 = "rocketmq-4"
+ROCKETMQ_5 = "rocketmq-5"
+UNKNOWN_FORMAT = "unknown"
+_BLOCK_BYTES = 512
+"""The unit of ``st_blocks``, whatever the file system's own."""
+
+
+@attrs.frozen
+class FilesOf:
+    """One entry of the store directory: files in it, their length, and what the disk gives them."""
+
+    name: str
+    files: int
+    size_bytes: int
+    disk_bytes: int
+
+
+@attrs.frozen
+class FormatGuess:
+    """Which version's files these look like, and what says so."""
+
+    format: str
+    evidence: tuple[str, ...]
+
+
+def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGuess:
+    """The version of the broker that last wrote to a store, as its files show it."""
+    marks = {
+        "there is a timer wheel": store.timer_wheel.exists(),
+        "there is a timer log": bool(list_segments(store.timer_log)),
+        "there is config/timercheck": store.config_file(TIMER_CHECKPOINT_NAME).exists(),
+        "there is config/timermetrics": store.config_file(TIMER_METRICS_NAME).exists(),
+        "delayOffset.json counts its versions": any(
+            file.data_version is not None for file in offsets
+        ),
+        "topics.json knows attributes": _topics_have_attributes(store),
+        "abort holds a process id": bool(store.abort.is_file() and read_small_file(store.abort)),
+    }
+    found = tuple(sentence for sentence, is_true in marks.items() if is_true)
+    if found:
+        return FormatGuess(ROCKETMQ_5, found)
+    if any(file.offsets is not None for file in offsets):
+        return FormatGuess(ROCKETMQ_4, ("delayOffset.json is written as 4.x writes it",))
+    if read_config(store.path, TOPICS).value:
+        return FormatGuess(ROCKETMQ_4, ("topics.json is written as 4.x writes it",))
+    return FormatGuess(UNKNOWN_FORMAT, ("there are no configuration files to tell by",))
+
+
+def _topics_have_attributes(store: StoreRoot) -> bool:
+    table = read_config(store.path, TOPICS).value.get("topicConfigTable")
+    entries = table.values() if isinstance(table, dict) else ()
+    return any(isinstance(entry, dict) and "attributes" in entry for entry in entries)
+
+
+def count_files(store: StoreRoot) -> tuple[FilesOf, ...]:
+    """Every entry of the store directory with what lies below it; links are not followed.
+
+    Raises SourceError where the disk refuses.
+    """
+    try:
+        return tuple(
+            _files_of(path) for path in sorted(store.path.iterdir()) if not path.is_symlink()
+        )
+    except OSError as error:
+        raise SourceError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _files_of(path: Path) -> FilesOf:
+    facts = [found.stat(follow_symlinks=False) for found in _files_below(path)]
+    return FilesOf(
+        name=path.name,
+        files=len(facts),
+        size_bytes=sum(fact.st_size for fact in facts),
+        disk_bytes=sum(fact.st_blocks * _BLOCK_BYTES for fact in facts),
+    )
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+    for parent, _directories, names in os.walk(path):
+        yield from (Path(parent, name) for name in sorted(names))
+
+
+def row_problems(store: StoreRoot) -> Iterator[str]:
+    """Files of a wrong length or with one missing before them, in every row of the store."""
+    yield from _problems_of(store.commit_log)
+    yield from _problems_of(store.timer_log)
+    if not store.consume_queues.is_dir():
+        return
+    queues = [
+        queue
+        for topic in sorted(store.consume_queues.iterdir())
+        if topic.is_dir() and not topic.is_symlink()
+        for queue in sorted(topic.iterdir())
+        if queue.is_dir() and not queue.is_symlink()
+    ]
+    lengths = Counter(segment.length_bytes for queue in queues for segment in list_segments(queue))
+    usual = lengths.most_common(1)[0][0] if lengths else None
+    for queue in queues:
+        yield from _problems_of(queue, usual)
+
+
+def _problems_of(directory: Path, file_bytes: int | None = None) -> Iterator[str]:
+    with SegmentReader(directory, file_bytes) as reader:
+        for segment in reader.misfits:
+            yield (
+                f"{segment.path}: {segment.length_bytes:,} bytes long, not {reader.file_bytes:,}:"
+                " a broker would not start on it"
+            )
+        for before, after in pairwise(reader.segments):
+            if _ends(before, reader.file_bytes) < after.start_offset:
+                names = f"{before.path.name} and {after.path.name}"
+                yield f"{directory}: a file is missing between {names}"
+
+
+def _ends(segment: Segment, file_bytes: int) -> int:
+    return segment.start_offset + max(segment.length_bytes, file_bytes)
