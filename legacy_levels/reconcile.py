@@ -180,6 +180,7 @@ def _first_stored_since(
     starts = [begin for begin, _stored in first_store_times(log) if begin > oldest_offset]
     low, high = oldest_offset, log.end_offset
     places = np.array([low, *starts], np.int64)
+    is_first_round = True
     while True:
         times = read_head_times(log, places)
         places, times = places[times != NO_TIME], times[times != NO_TIME]
@@ -190,8 +191,9 @@ def _first_stored_since(
         low = int(places[before - 1]) if before else low
         high = int(places[before]) if before < len(places) else high
         between = marks[np.searchsorted(marks, low, "right") : np.searchsorted(marks, high, "left")]
-        if not len(between) or (places[0] != oldest_offset and bounds == (low, high)):
+        if not len(between) or not (is_first_round or bounds != (low, high)):
             return low, False
+        is_first_round = False
         chosen = np.linspace(0, len(between) - 1, min(_MARKS_A_ROUND, len(between)))
         places = between[chosen.astype(np.int64)]
 
