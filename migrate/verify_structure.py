@@ -159,7 +159,7 @@ def _read_slots(
     except FormatError as error:
         problems.append(Problem(WHEEL, str(error)))
         slots = np.zeros(WHEEL_SLOTS, SLOT.dtype)
-    used = np.flatnonzero(slots.view(np.uint8).reshape(-1, SLOT.size).any(axis=1))
+    used = np.flatnonzero(slots.view(f"S{SLOT.size}") != b"")
     found = slots[used]
     times_ms = found["time_units"].astype(np.int64) * settings.precision_ms
     read_ms = effective_read_time_ms(
