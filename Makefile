@@ -37,7 +37,8 @@ docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md
 	$(BIN)/python -m docs.generate_format
 
 bench: $(INSTALLED) java  ## run every benchmark; takes long and wants a quiet machine
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@for script in $$(grep -l __main__ benchmarks/*.py); do \
+	  echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
 
 clean:  ## remove the environment and everything built or cached
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many records a core writes and reads, in bulk and one by one, and what their CRC costs."""
+
+import argparse
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import RESULTS, facts, facts_text, keep, prewarm, spread, table
+from message_store.batch_codec import decode_batch, place_batch, write_batch
+from message_store.byte_column import ByteColumn
+from message_store.clock import stopwatch_s
+from message_store.crc_kernel import crc32, crc32_by_tables
+from message_store.message_batch import StoredBatch
+from message_store.message_codec import decode_message_at, encode_message
+from message_store.property_column import Piece, hex_key_column, join_property_columns
+from message_store.raw_memory import address_of
+
+_SCALAR_SAMPLE = 20_000
+_HOST = bytes([127, 0, 0, 1])
+
+
+def columns(count: int, body_bytes: int) -> tuple[list[Piece], ByteColumn]:
+    """Properties and bodies of records as a wheel holds them."""
+    rng = np.random.default_rng(1)
+    block = rng.integers(0, 256, 1 << 20, np.uint8)
+    starts = rng.integers(0, block.size - body_bytes, count)
+    numbers = np.arange(count)
+    pieces: list[Piece] = [
+        ("REAL_TOPIC", ByteColumn.choose(["OrderTimeout", "PayNotify"], numbers % 2)),
+        ("UNIQ_KEY", hex_key_column(b"7F00000100002A9F18B4AAC2", numbers, 8)),
+        ("KEYS", hex_key_column(b"order-", numbers, 10)),
+        ("TAGS", ByteColumn.choose(["create", "pay", "remind"], numbers % 3)),
+        ("REAL_QID", numbers % 4),
+        ("TIMER_OUT_MS", 1_793_000_000_000 + numbers),
+    ]
+    return pieces, ByteColumn(block, starts, np.full(count, body_bytes))
+
+
+def batch_of(pieces: list[Piece], body: ByteColumn) -> StoredBatch:
+    """The records, their properties joined from columns."""
+    count = len(body)
+    return StoredBatch(
+        body=body,
+        topic=ByteColumn.repeat("rmq_sys_wheel_timer", count),
+        properties_text=join_property_columns(pieces),
+        born_ip=ByteColumn.repeat(_HOST, count),
+        store_ip=ByteColumn.repeat(_HOST, count),
+        queue_id=np.zeros(count),
+        queue_offset=np.arange(count),
+        commit_log_offset=np.zeros(count),
+        born_timestamp_ms=np.full(count, 1_793_000_000_000),
+        store_timestamp_ms=np.full(count, 1_793_000_000_000),
+    )
+
+
+def one_round(count: int, body_bytes: int) -> dict[str, float]:
+    """Nanoseconds a record of each step; the target's pages are fresh."""
+    pieces, body = columns(count, body_bytes)
+    marks = [stopwatch_s()]
+    batch = batch_of(pieces, body)
+    marks.append(stopwatch_s())
+    placement = place_batch(batch)
+    target = np.empty(placement.end, np.uint8)
+    write_batch(batch, placement, target)
+    marks.append(stopwatch_s())
+    write_batch(batch, placement, target)
+    marks.append(stopwatch_s())
+    read = decode_batch(target)
+    marks.append(stopwatch_s())
+    read.property("TAGS")
+    marks.append(stopwatch_s())
+    names = ("columns", "encode, fresh pages", "encode, warm pages", "decode", "find a property")
+    took = [(after - before) / count * 1e9 for before, after in pairwise(marks)]
+    sample = min(count, _SCALAR_SAMPLE)
+    messages = [read.message(row) for row in range(sample)]
+    started = stopwatch_s()
+    records = [encode_message(message) for message in messages]
+    middle = stopwatch_s()
+    for record in records:
+        decode_message_at(record)
+    ended = stopwatch_s()
+    one_by_one = {
+        "encode, one by one": (middle - started) / sample * 1e9,
+        "decode, one by one": (ended - middle) / sample * 1e9,
+    }
+    return dict(zip(names, took, strict=True)) | one_by_one
+
+
+def crc_rates(megabytes: int = 64) -> dict[str, float]:
+    """GB/s over one buffer of 256 KiB."""
+    data = np.random.default_rng(2).integers(0, 256, 256 << 10, np.uint8)
+    plain = data.tobytes()
+    ways: dict[str, Callable[[], int]] = {
+        "kernel, as chosen here": lambda: crc32(address_of(data), data.size),
+        "kernel, by tables": lambda: crc32_by_tables(address_of(data), data.size),
+        "zlib": lambda: zlib.crc32(plain),
+    }
+    rates = {}
+    for name, compute in ways.items():
+        times = megabytes * 4
+        started = stopwatch_s()
+        for _ in range(times):
+            compute()
+        rates[name] = times * data.size / (stopwatch_s() - started) / 1e9
+    return rates
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    known = facts(options.results.parent)
+    measured: dict[str, Any] = {"facts": known, "messages": options.messages, "rounds": {}}
+    rows = []
+    for body_bytes in (256, 1024):
+        prewarm(3 << 30)
+        one_round(options.messages, body_bytes)  # a round to throw away
+        rounds = [one_round(options.messages, body_bytes) for _ in range(options.rounds)]
+        measured["rounds"][body_bytes] = rounds
+        for name in rounds[0]:
+            took = [each[name] for each in rounds]
+            rate = [1_000 / ns for ns in took]
+            rows.append((f"{body_bytes} B", name, spread(took, 0), spread(rate)))
+    measured["crc_gb_per_s"] = crc_rates()
+    rates = [(name, f"{rate:.1f}") for name, rate in measured["crc_gb_per_s"].items()]
+    text = f"""# Codec: one core
+
+{facts_text(known)}
+
+{options.messages:,} records a round, {options.rounds} rounds; median (least–most).
+
+{table(("body", "step", "ns a record", "million/s"), rows)}
+
+{table(("CRC-32", "GB/s"), rates)}"""
+    keep("codec", text, measured, options.results)
+
+
+if __name__ == "__main__":
+    main()

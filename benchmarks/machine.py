@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark shares: the machine's facts, warm guest memory, medians, result files."""
+
+import json
+import mmap
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_LIBRARIES = ("numpy", "numba", "pyarrow", "pyspark")
+_PAGE = 4096
+
+
+def facts(directory: Path) -> dict[str, str]:
+    """The machine and its software, and the file system that ``directory`` lies on."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory_bytes('MemTotal') / 2**30:.0f} GiB",
+        "kernel": platform.release(),
+        "file system": _file_system(directory),
+        "load before": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+    }
+
+
+def _file_system(directory: Path) -> str:
+    command = ["stat", "--file-system", "--format=%T", str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def memory_bytes(name: str) -> int:
+    """A line of /proc/meminfo, in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def prewarm(wanted_bytes: int = 5 << 30) -> None:
+    """Touch memory and give it back: on a virtual machine a page that the host must still provide
+    costs three to five times as much as one that was used before.
+    """
+    size = min(wanted_bytes, memory_bytes("MemFree") * 9 // 10) // _PAGE * _PAGE
+    with mmap.mmap(-1, max(_PAGE, size)) as block:
+        for place in range(0, len(block), _PAGE):
+            block[place] = 1
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below one, by /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            parent = _status(int(entry.name)).get("PPid")
+            if parent:
+                children.setdefault(int(parent), []).append(int(entry.name))
+    found, waiting = [], [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _status(process: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def private_bytes(process: int) -> int:
+    """Memory that a process shares with no file (RssAnon); 0 for one that is gone."""
+    return int(_status(process).get("RssAnon", "0 kB").split()[0]) * 1024
+
+
+def is_python(process: int) -> bool:
+    """Whether a process runs Python, by its name."""
+    return _status(process).get("Name", "").startswith(("python", "pyspark"))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, and in brackets the least and the most.
+
+    >>> spread([1.0, 3.0, 2.0])
+    '2.00 (1.00–3.00)'
+    """
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def keep(name: str, text: str, measured: Mapping[str, Any], directory: Path) -> None:
+    """Write ``name.md`` and ``name.json`` and show the text."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{name}.md").write_text(text + "\n", "utf-8")
+    (directory / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    print(text)
+
+
+def facts_text(known: Mapping[str, str]) -> str:
+    """The facts as one paragraph."""
+    return ", ".join(f"{name} {value}" for name, value in known.items()) + "."

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks run, on next to nothing, and say what they measured; how fast is nobody's test."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import codec, convert, machine
+
+
+@pytest.fixture(autouse=True)
+def _cold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (codec, convert):
+        monkeypatch.setattr(module, "prewarm", lambda *_wanted: None)
+
+
+def run(module: object, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
+    module.main()  # type: ignore[attr-defined]
+
+
+def test_the_codec_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(codec, monkeypatch, "--messages", "500", "--rounds", "2", "--results", str(tmp_path))
+    measured = json.loads((tmp_path / "codec.json").read_text())
+    assert set(measured["rounds"]) == {"256", "1024"}
+    assert all(ns > 0 for each in measured["rounds"]["256"] for ns in each.values())
+    assert measured["crc_gb_per_s"]["zlib"] > 0
+    assert capsys.readouterr().out == (tmp_path / "codec.md").read_text()
+
+
+@pytest.mark.spark
+def test_a_conversion_is_measured_next_to_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "_WARM_UP_MESSAGES", 200)
+    place, results = tmp_path / "work", tmp_path / "results"
+    place.mkdir()
+    flags = ["--messages", "1000", "--rounds", "1", "--directory", str(place)]
+    run(convert, monkeypatch, *flags, "--results", str(results))
+    [found] = json.loads((results / "convert.json").read_text())["runs"]
+    assert found["convert"][0]["converted"] == 1_000
+    assert found["copy"][0]["total"] > 0
+    assert "ratio" in (results / "convert.md").read_text()
+    assert list(place.iterdir()) == []
+
+
+def test_the_log_to_copy_is_the_log_without_its_empty_tail(tmp_path: Path) -> None:
+    facts = convert.make_source(tmp_path, 100)
+    [copied] = (tmp_path / "to_copy").iterdir()
+    original = tmp_path / "source" / "commitlog" / copied.name
+    assert copied.stat().st_size == facts["commit_log_bytes"]
+    with original.open("rb") as file:
+        assert file.read(copied.stat().st_size) == copied.read_bytes()
+        assert not any(file.read(1 << 16))
+
+
+def test_a_child_is_found_and_its_private_memory_seen() -> None:
+    program = "block = bytearray(b'x') * (64 << 20); print(flush=True); input()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.pid in machine.descendants(os.getpid())
+        assert machine.is_python(child.pid)
+        assert machine.private_bytes(child.pid) > 64 << 20
+        child.communicate("\n")
+    assert machine.private_bytes(child.pid) == 0
+
+
+def test_warming_touches_memory_and_gives_it_back() -> None:
+    before = machine.private_bytes(os.getpid())
+    machine.prewarm(1 << 20)
+    assert machine.private_bytes(os.getpid()) - before < 64 << 20
+
+
+def test_facts_and_tables_are_readable(tmp_path: Path) -> None:
+    known = machine.facts(tmp_path)
+    assert int(known["cores"]) >= 1
+    assert machine.facts_text({"cores": "2", "cpu": "x"}) == "cores 2, cpu x."
+    assert machine.table(("a", "b"), [(1, 2)]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
