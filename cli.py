@@ -6,6 +6,7 @@ imported inside the verbs, so that ``delaywheel --help`` answers at once.
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,14 +51,17 @@ STOPPED_BY_POLICY = 5
 INTERRUPTED = 130
 """Stopped by Ctrl-C; the same command continues."""
 
+PATIENCE_S = 1.5
+"""Nobody waits longer than this without being told for what."""
+
 # By name, because importing some of these classes would start to load Spark. The first of an
 # error's own classes, from the most special to the most general, that is in the table decides.
 EXIT_CODES = {
     "BadRecordsError": STOPPED_BY_POLICY,
     "WheelNotEmptyError": STOPPED_BY_POLICY,
     "VerificationError": FINDINGS,
-    "ContinuationError": TARGET_UNWRITABLE,
-    "PlanError": USAGE,
+    "OptionsError": USAGE,
+    "PlanError": TARGET_UNWRITABLE,
     "UnsupportedDelayError": USAGE,
     "JavaMissingError": TARGET_UNWRITABLE,
     "TargetError": TARGET_UNWRITABLE,
@@ -123,13 +127,18 @@ def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
     return decorate
 
 
-def _announce_compilation(progress: "StageProgress") -> None:
-    """Before the first import of compiled code: the one time that takes long must not be silent."""
-    from message_store.kernel_cache import cache_directory
-
-    directory = cache_directory()
-    if directory is None or not any(directory.rglob("*.nbi")):
-        progress.say("first run: compiling kernels, this takes some seconds")
+@contextmanager
+def _loading(output: "Output") -> Iterator[None]:
+    """Around the imports of compiled code: when that takes long, say why."""
+    with output.progress() as progress:
+        words = "loading compiled kernels; the first run compiles them, which takes some seconds"
+        patience = threading.Timer(PATIENCE_S, progress.say, [words])
+        patience.daemon = True
+        patience.start()
+        try:
+            yield
+        finally:
+            patience.cancel()
 
 
 @contextmanager
@@ -160,10 +169,10 @@ def main() -> None:
 @now_option("As of when messages are overdue:")
 def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     """Say what a directory is: version, clean or crashed, what waits in its levels and wheel."""
-    with output.progress() as progress:
-        _announce_compilation(progress)
+    with _loading(output):
         from migrate.inspect_store import inspect_store
-
+    with output.progress() as progress:
+        progress("reading", 0, 0)
         found = inspect_store(store, now_ms=now_ms, offsets=offsets)
     output.inspection(found)
 
@@ -184,10 +193,9 @@ def convert(
 
     TARGET does not exist or is empty. A run that was stopped is continued by the same command.
     """
-    with output.progress() as progress:
-        _announce_compilation(progress)
+    with _loading(output):
         from migrate import convert as conversion
-
+    with output.progress() as progress:
         options = conversion_request(**given)
         StoreRoot(options.source).require_readable()  # before the seconds that Spark takes
         with _spark(progress, master, conf) as (spark, start_s):
@@ -210,10 +218,9 @@ def verify(output: "Output", source: Path, target: Path, master: str, conf: Sett
 
     Ends with exit code 1 unless nothing is missing, unexpected or different.
     """
-    with output.progress() as progress:
-        _announce_compilation(progress)
+    with _loading(output):
         from migrate import verify as verification
-
+    with output.progress() as progress:
         for store in (source, target):
             StoreRoot(store).require_readable()  # before the seconds that Spark takes
         with _spark(progress, master, conf) as (spark, _start_s):
@@ -238,10 +245,8 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     One JSON object a line; on a terminal, unless --json is given, one message a line for people.
     Messages that cannot be read are named on stderr, and end the command with exit code 1.
     """
-    with output.progress() as progress:
-        _announce_compilation(progress)
+    with _loading(output):
         from migrate.pending import PendingFilter, pending_messages
-
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     unreadable = output.pending(found, now_ms)
     click.get_current_context().exit(FINDINGS if unreadable else DONE)
@@ -252,19 +257,15 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
 @spark_options
 def demo(output: "Output", directory: Path | None, master: str, conf: Settings) -> None:
     """Convert the small real store that ships with delaywheel, and verify the result."""
-    with output.progress() as progress:
-        _announce_compilation(progress)
+    with _loading(output):
         from migrate.demo import run_demo
-
-        with _spark(progress, master, conf) as (spark, start_s):
-            result = run_demo(directory, spark=spark, spark_start_s=start_s, progress=progress)
+    with output.progress() as progress, _spark(progress, master, conf) as (spark, start_s):
+        result = run_demo(directory, spark=spark, spark_start_s=start_s, progress=progress)
     output.demo(result)
     click.get_current_context().exit(DONE if result.verification.is_clean else FINDINGS)
 
 
-@verb(
-    "delaywheel generate /tmp/levels --messages 1000000 --body-bytes 300 --now 2026-01-02T03:04:05Z"
-)
+@verb("delaywheel generate /tmp/levels --messages 1000000 --now 2026-01-02T03:04:05Z")
 @click.argument("store", type=STORE)
 @click.option("--messages", type=click.IntRange(min=0), required=True, help="How many messages.")
 @click.option("--body-bytes", type=click.IntRange(min=0), default=200, show_default=True)
@@ -281,10 +282,9 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
 @now_option("When the broker was stopped, as it were:")
 def generate(output: "Output", store: Path, now_ms: int, **recipe: Any) -> None:
     """Make a level store in which messages wait, as a stopped broker would have left it."""
-    with output.progress() as progress:
-        _announce_compilation(progress)
+    with _loading(output):
         from legacy_levels.generate import generate_level_store
-
+    with output.progress() as progress:
         progress("generate", 0, 0)
         made = generate_level_store(store, now_ms=now_ms, **recipe)
     output.generated(str(store), made, now_ms)

@@ -20,6 +20,7 @@ from rich.progress import (
 from message_store.clock import stopwatch_s
 
 LINE_EVERY_S = 2.0
+SAME_LINE_EVERY_S = 20.0
 
 
 class StageProgress(AbstractContextManager["StageProgress"]):
@@ -33,6 +34,7 @@ class StageProgress(AbstractContextManager["StageProgress"]):
         self._is_terminal = sys.stderr.isatty()
         self._stage = ""
         self._started_s = self._last_line_s = 0.0
+        self._last_done = 0
         self._is_over = False
         self._task: TaskID | None = None
         self._bars = Progress(
@@ -64,15 +66,15 @@ class StageProgress(AbstractContextManager["StageProgress"]):
         if self._is_terminal:
             self._bars.console.print(sentence, markup=False, highlight=False)
         else:
-            print(sentence, file=sys.stderr, flush=True)
+            self._line(sentence)
 
     def _begin(self, stage: str, total: int) -> None:
-        self._stage, self._is_over = stage, False
+        self._stage, self._is_over, self._last_done = stage, False, 0
         self._started_s = self._last_line_s = stopwatch_s()
         if self._is_terminal:
             self._task = self._bars.add_task(stage, total=total if total > 1 else None)
         else:
-            print(f"{stage} ...", file=sys.stderr, flush=True)
+            self._line(f"{stage} ...")
 
     def _show_bar(self, done: int, total: int) -> None:
         if self._task is not None:
@@ -81,14 +83,21 @@ class StageProgress(AbstractContextManager["StageProgress"]):
 
     def _show_line(self, done: int, total: int) -> None:
         now_s = stopwatch_s()
-        if total and done >= total and not self._is_over:
+        spent = f"{now_s - self._started_s:.1f} s"
+        if self._is_over:
+            return
+        if total and done >= total:
             self._is_over = True
-            spent = now_s - self._started_s
-            print(f"{self._stage}: done in {spent:.1f} s", file=sys.stderr, flush=True)
-        elif not self._is_over and total > 1 and now_s - self._last_line_s >= LINE_EVERY_S:
-            self._last_line_s = now_s
-            share = f"{self._stage}: {done:,} of {total:,} ({done * 100 // total} %)"
-            print(share, file=sys.stderr, flush=True)
+            self._line(f"{self._stage}: done in {spent}")
+            return
+        interval_s = LINE_EVERY_S if done != self._last_done else SAME_LINE_EVERY_S
+        if now_s - self._last_line_s >= interval_s:
+            self._last_line_s, self._last_done = now_s, done
+            share = f" ({done * 100 // total} %)" if total else ""
+            self._line(f"{self._stage}: {done:,} of {total:,}{share} after {spent}")
+
+    def _line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> "StageProgress":
         self._bars.start()

@@ -96,6 +96,10 @@ class PlanError(MigrationError):
     """The plan and the world disagree: another source, another now, another set of options."""
 
 
+class OptionsError(PlanError):
+    """What was asked for does not fit the store or the clock: the level table, the now."""
+
+
 class BadRecordsError(MigrationError):
     """Records that cannot be converted, under the policy that nothing may be left behind.
 

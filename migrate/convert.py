@@ -19,7 +19,13 @@ from pyspark.sql import SparkSession
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.clock import SystemClock, stopwatch_s
 from message_store.delay_levels import DelayLevels
-from message_store.errors import BadRecordsError, PlanError, TargetError, UncleanStoreError
+from message_store.errors import (
+    BadRecordsError,
+    OptionsError,
+    PlanError,
+    TargetError,
+    UncleanStoreError,
+)
 from message_store.segment_files import list_segments
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
@@ -161,7 +167,9 @@ class _Conversion:
         if now_ms is None:
             now_ms = facts["now_ms"] if facts else self.clock_ms
         elif now_ms > self.clock_ms:
-            raise PlanError("--now is later than this machine's clock: a broker would skip slots")
+            raise OptionsError(
+                "--now is later than this machine's clock: a broker would skip slots"
+            )
         self.now_ms: int = now_ms
         self.request = self._request(backlog.level_table)
         bad = np.flatnonzero(chosen & implausible_due(backlog, self.options.settings.precision_ms))
