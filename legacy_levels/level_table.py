@@ -12,14 +12,14 @@ import numpy as np
 
 from legacy_levels.level_queues import LevelQueue
 from message_store.commit_log import NO_TIME, read_store_times
-from message_store.consume_queue import QueueEntries, is_filled, resolve_tags_codes
+from message_store.consume_queue import QueueEntries, UnitArray, is_filled, resolve_tags_codes
 from message_store.delay_levels import DelayLevels, format_delay
-from message_store.errors import PlanError
+from message_store.errors import OptionsError
 from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 
-SAMPLES_A_QUEUE = 256
+SAMPLES_A_QUEUE = 200
 PLAUSIBLE_DUE_MS = 10**12
 """A tags code above this (September 2001) can be a due time; tag hashes and 0 lie far below."""
 
@@ -35,13 +35,12 @@ def infer_levels(
 
 
 def _usual_delay(root: Path, log: SegmentReader, queue: LevelQueue) -> int | None:
-    units = np.concatenate([queue.history.units, queue.entries.units])
+    halves = [_some(queue.history.units), _some(queue.entries.units)]
+    units = np.concatenate(halves)
     is_usable = is_filled(units) & (units["commit_log_offset"] >= log.min_offset)
-    usable = np.flatnonzero(is_usable)
-    if not len(usable):
+    sample = QueueEntries(units[is_usable], 0, 0)
+    if not len(sample):
         return None
-    places = np.linspace(0, len(usable) - 1, min(SAMPLES_A_QUEUE, len(usable)))
-    sample = QueueEntries(units[usable[places.astype(np.int64)]], 0, 0)
     ext_directory = StoreRoot(root).consume_queue_ext(LEVEL_TOPIC, queue.level - 1)
     due_ms, is_unknown = resolve_tags_codes(sample, ext_directory)
     stored_ms = read_store_times(log, sample.commit_log_offset, sample.size_bytes)
@@ -50,12 +49,18 @@ def _usual_delay(root: Path, log: SegmentReader, queue: LevelQueue) -> int | Non
     return int(delays_ms[counts.argmax()]) if len(delays_ms) else None
 
 
+def _some(units: UnitArray) -> UnitArray:
+    """Evenly chosen units, at most ``SAMPLES_A_QUEUE``."""
+    places = np.linspace(0, len(units) - 1, min(SAMPLES_A_QUEUE, len(units)))
+    return units[places.astype(np.int64)]
+
+
 def reconcile_level_table(
     given: DelayLevels | None, inferred: Mapping[int, int | None]
 ) -> DelayLevels:
     """The level table to work with: the one given, else RocketMQ's default.
 
-    A level without evidence takes what that table says. Raises PlanError, showing both, when the
+    A level without evidence takes what that table says. Raises OptionsError, showing both, when the
     store tells of another delay, and when it has queues of levels that the table does not reach.
     """
     table = given or DelayLevels.parse()
@@ -79,7 +84,7 @@ def reconcile_level_table(
     if beyond:
         named = ", ".join(str(level) for level in beyond)
         lines.append(f"  it has no level {named}, which the store has queues for")
-    raise PlanError("\n".join(lines))
+    raise OptionsError("\n".join(lines))
 
 
 def _describe(delays_ms: Mapping[int, int]) -> str:
