@@ -54,8 +54,8 @@ def product_sources() -> list[Source]:
 
 
 def other_sources() -> list[Source]:
-    """Tests, benchmarks and examples."""
-    folders = ["tests", "benchmarks", "examples"]
+    """Tests, benchmarks, examples, and what writes the pages."""
+    folders = ["tests", "benchmarks", "examples", "docs"]
     return [Source.read(p) for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say is true: examples run, tables are generated, links lead somewhere.
+"""What the pages say is true: examples run, verbs are there, links lead somewhere.
 
 A ``console`` block is run line by line and must show what is printed (``...`` stands for anything);
 a ``python`` block is run as it is; the ``delaywheel`` commands of a ``sh`` block must be commands
@@ -8,7 +8,6 @@ that exist.
 
 import doctest
 import os
-import pkgutil
 import re
 import shlex
 import subprocess
@@ -19,9 +18,8 @@ from pathlib import Path
 import click
 import pytest
 
-from message_store.layout import Layout
 from tests.page_blocks import Block, blocks_of, commands_in
-from tests.source_laws import FLOORS, ROOT
+from tests.source_laws import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -121,28 +119,6 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
-
-
-# --- docs/FORMAT.md -----------------------------------------------------------------------------
-
-
-def layouts() -> dict[str, Layout]:
-    """Every layout of the product, by name."""
-    packages = [name for name in FLOORS if (ROOT / name).is_dir()]
-    names = [
-        f"{package}.{module.name}"
-        for package in packages
-        for module in pkgutil.iter_modules([str(ROOT / package)])
-    ]
-    values = [value for name in names for value in vars(import_module(name)).values()]
-    return {value.name: value for value in values if isinstance(value, Layout)}
-
-
-def test_format_md_shows_every_layout_as_it_is() -> None:
-    page = (ROOT / "docs" / "FORMAT.md").read_text(encoding="utf-8")
-    assert [name for name, layout in layouts().items() if layout.markdown() not in page] == []
-    shown = re.findall(r"^\*\*(.+)\*\*, \d+ bytes, big-endian, signed$", page, re.MULTILINE)
-    assert set(shown) == set(layouts())
 
 
 # --- what belongs to one machine ----------------------------------------------------------------
