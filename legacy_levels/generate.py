@@ -8,6 +8,7 @@ done in chunks, so memory does not grow with the number of messages.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
@@ -113,32 +114,53 @@ def generate_level_store(
         dialect=DIALECTS[dialect],
         body_block=rng.integers(0, 256, _BODY_BLOCK_BYTES + 2 * body_bytes, np.uint8),
     )
-    log = SegmentWriter(recipe.root.commit_log, commit_log_file_bytes)
-    queues = {
-        level: SegmentWriter(recipe.root.level_queue(level), queue_file_bytes)
-        for level in delays_ms
-    }
-    counts = dict.fromkeys(delays_ms, 0)
-    end, last_stored_ms, due = 0, 0, []
-    buffer = np.empty(0, np.uint8)
-    try:
-        for chunk_levels, ages_ms in _arrivals(rng, messages, delays_ms):
-            batch, due_ms = _batch_of(recipe, rng, chunk_levels, ages_ms, counts)
-            placement = place_batch(batch, end, commit_log_file_bytes)
-            needed = placement.end - end
-            if needed > buffer.size:
-                buffer = np.empty(needed + needed // 4, np.uint8)
-            write_batch(batch, placement, buffer)
-            log.write_at(end, buffer[:needed].data)
-            _write_units(queues, counts, chunk_levels, placement, due_ms)
-            end = placement.end
-            last_stored_ms = int(batch.store_timestamp_ms[-1])
-            due += [int(due_ms.min()), int(due_ms.max())]
-    finally:
-        for writer in (log, *queues.values()):
-            writer.close()
+    with ExitStack() as files:
+        log = files.enter_context(SegmentWriter(recipe.root.commit_log, commit_log_file_bytes))
+        queues = {
+            level: files.enter_context(
+                SegmentWriter(recipe.root.level_queue(level), queue_file_bytes)
+            )
+            for level in delays_ms
+        }
+        made, last_stored_ms = _write_messages(
+            recipe, rng, _arrivals(rng, messages, delays_ms), log, queues
+        )
     _write_small_files(recipe, last_stored_ms)
-    return GeneratedStore(messages, end, counts, min(due, default=None), max(due, default=None))
+    return made
+
+
+def _write_messages(
+    recipe: _Recipe,
+    rng: Generator,
+    arrivals: Iterator[tuple[NDArray[np.uint8], Int64s]],
+    log: SegmentWriter,
+    queues: dict[int, SegmentWriter],
+) -> tuple[GeneratedStore, int]:
+    """Append each chunk to the log and the queues; also says when the last one was stored."""
+    counts = dict.fromkeys(queues, 0)
+    end, last_stored_ms = 0, 0
+    due: list[int] = []
+    buffer = np.empty(0, np.uint8)
+    for levels, ages_ms in arrivals:
+        batch, due_ms = _batch_of(recipe, rng, levels, ages_ms, counts)
+        placement = place_batch(batch, end, log.file_bytes)
+        needed = placement.end - end
+        if needed > buffer.size:
+            buffer = np.empty(needed + needed // 4, np.uint8)
+        write_batch(batch, placement, buffer)
+        log.write_at(end, buffer[:needed].data)
+        _write_units(queues, counts, levels, placement, due_ms)
+        end = placement.end
+        last_stored_ms = int(batch.store_timestamp_ms[-1])
+        due = [min([int(due_ms.min()), *due[:1]]), max([int(due_ms.max()), *due[1:]])]
+    made = GeneratedStore(
+        messages=sum(counts.values()),
+        commit_log_bytes=end,
+        messages_by_level=counts,
+        due_min_ms=due[0] if due else None,
+        due_max_ms=due[1] if due else None,
+    )
+    return made, last_stored_ms
 
 
 def _require_empty(path: Path) -> None:
