@@ -37,7 +37,7 @@ def test_each_chain_is_given_oldest_first() -> None:
 def test_a_link_that_leads_nowhere_or_forward_ends_the_chain(
     previous: list[int], chain: list[int]
 ) -> None:
-    assert walked([2], previous)[0] == [chain]
+    assert walked([2], previous) == ([chain], [-1])
 
 
 @pytest.mark.parametrize("head", [-1, -5, 3, 10**15])

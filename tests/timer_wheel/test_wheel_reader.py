@@ -4,6 +4,7 @@
 import os
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -197,6 +198,13 @@ def test_the_wheel_file_reaches_what_the_last_files_do_not(builder: WheelStoreBu
     assert len(pending_keys(five_files(builder).stop())) == 18
 
 
+def test_a_slot_out_of_its_place_is_never_found(builder: WheelStoreBuilder) -> None:
+    slots = five_files(builder).remembered()
+    first = slots.pop(min(slots))
+    slots[first.index + 100] = attrs.evolve(first, index=first.index + 100)
+    assert pending_keys(builder.stop(slots=slots)) == [f"K{number}" for number in range(1, 18)]
+
+
 def test_a_stale_wheel_is_brought_up_to_the_log(builder: WheelStoreBuilder) -> None:
     builder.put_and_place(NOW_MS + 1000)
     stale = builder.remembered()
@@ -371,8 +379,14 @@ def test_an_entry_without_a_due_time_is_named_for_stopping_a_broker(
 
 @pytest.mark.parametrize(
     "entry",
-    [QueueUnit(0, 2**31 - 1, 0), QueueUnit(10**12, 200, 0), QueueUnit(3, 200, 0)],
-    ids=["pre-blank", "behind the log", "no record"],
+    [
+        QueueUnit(0, 2**31 - 1, 0),
+        QueueUnit(10**12, 200, 0),
+        QueueUnit(3, 200, 0),
+        QueueUnit(0, 200, 0),
+        QueueUnit(0, 100, 0),
+    ],
+    ids=["pre-blank", "behind the log", "no record", "longer", "shorter"],
 )
 def test_an_entry_without_a_record_is_passed_over(
     builder: WheelStoreBuilder, entry: QueueUnit
@@ -452,17 +466,29 @@ def test_marker_and_target_meet_in_the_slot_where_both_end(
 
 
 @pytest.mark.parametrize(
-    ("out_s", "is_target_placed", "is_deleted"),
-    [(60, True, True), (60, False, True), (-5, True, False), (-5, False, False)],
+    ("out_s", "placed", "is_deleted"),
+    [
+        (60, (True, True), True),
+        (60, (True, False), True),
+        (60, (False, True), True),
+        (60, (False, False), True),
+        # Overdue: what is on the wheel is read slot by slot, what waits in the queue never placed.
+        (-5, (True, True), True),
+        (-5, (True, False), False),
+        (-5, (False, True), False),
+        (-5, (False, False), False),
+    ],
 )
-def test_a_marker_still_in_the_queue_works_unless_it_comes_too_late(
-    builder: WheelStoreBuilder, out_s: int, is_target_placed: bool, is_deleted: bool
+def test_what_waits_in_the_queue_is_recalled_unless_it_is_overdue(
+    builder: WheelStoreBuilder, out_s: int, placed: tuple[bool, bool], is_deleted: bool
 ) -> None:
     out_ms = NOW_MS + out_s * 1000
-    number = builder.put(out_ms, key="A")
-    if is_target_placed:
-        builder.place(number, out_ms, write_time_ms=NOW_MS - 10_000)
-    builder.put(out_ms, key="A", deletes="A")
+    target, marker = (None, 1, placed[0]), ("A", 5, placed[1])
+    # What is placed was put first: a broker places in the order of the queue.
+    for deletes, flags, is_placed in sorted((target, marker), key=lambda timer: not timer[2]):
+        number = builder.put(out_ms, key="A", deletes=deletes)
+        if is_placed:
+            builder.place(number, out_ms, flags=flags, write_time_ms=NOW_MS - 10_000)
     root = builder.stop(last_read_ms=NOW_MS - 10_000, last_queue_offset=0)
     assert pending_keys(root) == ([] if is_deleted else ["A"])
 
