@@ -23,6 +23,8 @@ from timer_wheel.wheel_math import out_ms
 _TOO_LARGE_BYTES = 4 << 20
 _LONG_PROPERTIES_BYTES = 32_767 - 300
 """Records near a limit may be set aside though nothing is wrong with them."""
+_OUT_DIGITS = 13
+"""A due time with more or fewer digits is none, and reason enough."""
 
 
 @attrs.frozen(eq=False)
@@ -96,16 +98,16 @@ def quarantine_problems(
     found = jobs.run("quarantine", [side], buckets=everything)["source"].found
     sound = found.numbers[found.complaints == Complaint.NONE]
     with SegmentReader(root.commit_log) as reader:
-        sound = [number for number in sound if not _is_near_a_limit(reader, aside, int(number))]
+        sound = [number for number in sound if not _is_at_a_limit(reader, aside, int(number))]
     if sound:
         level, queue_offset = aside.level[sound[0]], aside.queue_offset[sound[0]]
         what = f"level {level}, queue offset {queue_offset}: nothing is wrong with it"
         yield Problem("quarantine", what, len(sound))
 
 
-def _is_near_a_limit(reader: SegmentReader, aside: PendingMessages, number: int) -> bool:
+def _is_at_a_limit(reader: SegmentReader, aside: PendingMessages, number: int) -> bool:
     size_bytes = int(aside.size_bytes[number])
-    if size_bytes > _TOO_LARGE_BYTES:
+    if size_bytes > _TOO_LARGE_BYTES or len(str(aside.due_ms[number])) != _OUT_DIGITS:
         return True
     try:
         data = reader.read_at(int(aside.commit_log_offset[number]), size_bytes)

@@ -18,6 +18,8 @@ from message_store.store_root import (
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
 
 CONVERSION_NAME = "conversion.json"
+_SETTINGS_KEY = "conversion"
+"""Under this key the report keeps what the conversion was asked for; the rest are its results."""
 
 
 @attrs.frozen(order=True)
@@ -77,10 +79,15 @@ def read_settings(root: StoreRoot) -> ConversionSettings:
         table = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadFieldError("not JSON", path=path) from error
-    if not isinstance(table, dict):
-        raise BadFieldError("not a table", path=path)
-    asked = table.get("conversion")
-    return _decode_settings(asked if isinstance(asked, dict) else table, path)
+    asked = table.get(_SETTINGS_KEY) if isinstance(table, dict) else None
+    if not isinstance(asked, dict):
+        raise BadFieldError(f"no table {_SETTINGS_KEY!r} in it", path=path)
+    try:
+        return _decode_settings(asked, path)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, BadFieldError):
+            raise
+        raise BadFieldError(f"{_SETTINGS_KEY!r} is damaged: {error}", path=path) from error
 
 
 def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:

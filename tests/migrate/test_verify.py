@@ -592,11 +592,14 @@ def test_topics_and_levels_that_were_not_asked_for_are_left_out(tmp_path: Path) 
     [
         (None, SourceError, "expected the target of a finished conversion"),
         ("", FormatError, "not JSON"),
-        ("[]", FormatError, "not a table"),
-        ("{}", FormatError, "now_ms is missing"),
-        ('{"now_ms": "1"}', FormatError, "now_ms is not a positive number"),
-        ('{"now_ms": 1, "precision_ms": 0}', FormatError, "precision_ms is not"),
-        ('{"now_ms": 1, "quarantined": [7]}', FormatError, "not a quarantined entry"),
+        ("[]", FormatError, "no table 'conversion'"),
+        ('{"conversion": 5}', FormatError, "no table 'conversion'"),
+        ('{"conversion": {}}', FormatError, "now_ms is missing"),
+        ('{"conversion": {"now_ms": "1"}}', FormatError, "now_ms is not a positive number"),
+        ('{"conversion": {"now_ms": 1, "precision_ms": 0}}', FormatError, "precision_ms is not"),
+        ('{"conversion": {"now_ms": 1, "quarantined": [7]}}', FormatError, "not a quarantined"),
+        ('{"conversion": {"now_ms": 1, "quarantined": 7}}', FormatError, "is damaged"),
+        ('{"conversion": {"now_ms": 1, "only_levels": ["x"]}}', FormatError, "is damaged"),
     ],
 )
 def test_a_store_that_no_conversion_made_is_refused(

@@ -230,12 +230,13 @@ def write_target(root: Path, messages: Sequence[Converted], precision_ms: int = 
         "roll_window_slots": WINDOW_SLOTS,
     }
     (root / "delaywheel").mkdir()
-    (root / "delaywheel" / "conversion.json").write_text(json.dumps(settings))
+    (root / "delaywheel" / "conversion.json").write_text(json.dumps({"conversion": settings}))
 
 
 def change_settings(root: Path, **changes: Any) -> None:
     path = root / "delaywheel" / "conversion.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    settings = json.loads(path.read_text())["conversion"] | changes
+    path.write_text(json.dumps({"conversion": settings}))
 
 
 def _write_wheel(
