@@ -7,6 +7,7 @@ anew, and what was already delivered is left out (``reconcile``).
 """
 
 from pathlib import Path
+from typing import TypeAlias
 
 import attrs
 import numpy as np
@@ -26,11 +27,14 @@ from legacy_levels.reconcile import (
 from message_store.commit_log import NO_TIME, Int64Array, read_store_times
 from message_store.consume_queue import BoolArray
 from message_store.delay_levels import DelayLevels
-from message_store.errors import PlanError, UncleanStoreError
+from message_store.errors import OptionsError, UncleanStoreError
 from message_store.segment_files import SegmentReader
 from message_store.small_files import read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
+
+Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 
 _LATE_SLACK_MS = 86_400_000
 """A due time may lie this far beyond newest store time + delay: clocks have gone back by less."""
@@ -50,12 +54,12 @@ class LevelCounts:
     queue_min: int
     queue_max: int
     from_queue_offset: int
-    queued: int
-    already_delivered: int
-    expired: int
-    pending: int
-    not_in_queue: int
-    repaired: int
+    queued: int = 0
+    already_delivered: int = 0
+    expired: int = 0
+    pending: int = 0
+    not_in_queue: int = 0
+    repaired: int = 0
 
     @property
     def to_queue_offset(self) -> int:
@@ -73,8 +77,8 @@ class LevelBacklog:
     """
 
     commit_log_offset: Int64Array
-    size_bytes: "np.ndarray[tuple[int], np.dtype[np.int32]]"
-    level: "np.ndarray[tuple[int], np.dtype[np.int16]]"
+    size_bytes: Int32Array
+    level: Int16Array
     queue_offset: Int64Array
     due_ms: Int64Array
     counts: tuple[LevelCounts, ...]
@@ -107,8 +111,8 @@ def read_backlog(
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
-    unless ``after_crash``, PlanError when ``level_table`` (or the default) is not the store's, and
-    FormatError when a queue cannot be told.
+    unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's,
+    and FormatError when a queue cannot be told.
     """
     store = StoreRoot(root)
     store.require_readable()
@@ -143,8 +147,8 @@ def read_backlog(
         pending = entries.pick(~entries.is_expired & ~delivered)
         return LevelBacklog(
             commit_log_offset=pending.commit_log_offset,
-            size_bytes=pending.size_bytes.astype(np.int32),
-            level=pending.level.astype(np.int16),
+            size_bytes=pending.size_bytes,
+            level=pending.level,
             queue_offset=pending.queue_offset,
             due_ms=pending.due_ms,
             counts=_count(queues, entries, delivered, table),
@@ -175,8 +179,8 @@ class _Entries:
     """
 
     commit_log_offset: Int64Array
-    size_bytes: Int64Array
-    level: Int64Array
+    size_bytes: Int32Array
+    level: Int16Array
     queue_offset: Int64Array
     due_ms: Int64Array
     is_known: BoolArray
@@ -184,6 +188,8 @@ class _Entries:
     in_queue: BoolArray
 
     def pick(self, which: BoolArray | Int64Array) -> "_Entries":
+        if which.dtype == np.bool_ and which.all():
+            return self
         columns = [getattr(self, field.name)[which] for field in attrs.fields(_Entries)]
         return _Entries(*columns)
 
@@ -216,8 +222,8 @@ def _of_queue(queue: LevelQueue, table: DelayLevels, newest_ms: int, log_min: in
     is_plausible = (queue.due_ms > PLAUSIBLE_DUE_MS) & (queue.due_ms <= latest_ms)
     return _Entries(
         commit_log_offset=queue.entries.commit_log_offset,
-        size_bytes=queue.entries.size_bytes,
-        level=np.full(len(queue), queue.level, np.int64),
+        size_bytes=queue.entries.size_bytes.astype(np.int32),
+        level=np.full(len(queue), queue.level, np.int16),
         queue_offset=queue.queue_offset,
         due_ms=queue.due_ms,
         is_known=is_plausible & ~queue.due_is_unknown,
@@ -232,7 +238,9 @@ def _of_tail(missing: LogNotes, table: DelayLevels, queue_ends: dict[int, int]) 
     for queue_id in np.unique(missing.queue_id).tolist():
         level = queue_id + 1
         if level > table.max_level:
-            raise PlanError(f"the log holds messages of level {level}: {table.text()!r} has none")
+            raise OptionsError(
+                f"the log holds messages of level {level}: {table.text()!r} has none"
+            )
         own = attrs.evolve(missing, rows=missing.rows[missing.queue_id == queue_id])
         parts.append(_of_notes(own, level, table.delay_ms(level), queue_ends.get(level, 0)))
     return parts
@@ -242,8 +250,8 @@ def _of_notes(notes: LogNotes, level: int, delay_ms: int, first_queue_offset: in
     count = len(notes.rows)
     return _Entries(
         commit_log_offset=notes.commit_log_offset,
-        size_bytes=notes.size_bytes,
-        level=np.full(count, level, np.int64),
+        size_bytes=notes.size_bytes.astype(np.int32),
+        level=np.full(count, level, np.int16),
         queue_offset=np.arange(first_queue_offset, first_queue_offset + count, dtype=np.int64),
         due_ms=notes.store_timestamp_ms + delay_ms,
         is_known=np.ones(count, np.bool_),
@@ -262,7 +270,9 @@ def _repair_due_times(
     message whose record cannot be read is due at NO_TIME.
     """
     rows = np.flatnonzero(~entries.is_known & ~entries.is_expired)
-    stored_ms = read_store_times(log, entries.commit_log_offset[rows], entries.size_bytes[rows])
+    stored_ms = read_store_times(
+        log, entries.commit_log_offset[rows], entries.size_bytes[rows].astype(np.int64)
+    )
     delays_ms = np.array([0, *table.delays_ms], np.int64)[entries.level[rows]]
     due_ms = entries.due_ms.copy()
     due_ms[rows] = np.where(stored_ms == NO_TIME, NO_TIME, stored_ms + delays_ms)
@@ -293,11 +303,24 @@ def _count(
     queues: tuple[LevelQueue, ...], entries: _Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
     by_level = {queue.level: queue for queue in queues}
+    highest = int(entries.level.max(initial=0))
+    is_pending = ~entries.is_expired & ~delivered
+    is_repaired = is_pending & ~entries.is_known & (entries.due_ms > 0)
+    number_of = {
+        name: np.bincount(entries.level[mask], minlength=highest + 1).tolist()
+        for name, mask in (
+            ("queued", np.ones(len(entries.level), np.bool_)),
+            ("already_delivered", delivered),
+            ("expired", entries.is_expired),
+            ("pending", is_pending),
+            ("not_in_queue", ~entries.in_queue),
+            ("repaired", is_repaired),
+        )
+    }
+    in_use = [level for level, count in enumerate(number_of["queued"]) if count]
     counts = []
-    for level in sorted({*by_level, *np.unique(entries.level).tolist()}):
+    for level in sorted({*by_level, *in_use}):
         queue = by_level.get(level)
-        own = entries.level == level
-        is_pending = own & ~entries.is_expired & ~delivered
         counts.append(
             LevelCounts(
                 level=level,
@@ -306,12 +329,7 @@ def _count(
                 queue_min=0 if queue is None else queue.queue_min,
                 queue_max=0 if queue is None else queue.queue_max,
                 from_queue_offset=0 if queue is None else queue.from_queue_offset,
-                queued=int(own.sum()),
-                already_delivered=int((own & delivered).sum()),
-                expired=int((own & entries.is_expired).sum()),
-                pending=int(is_pending.sum()),
-                not_in_queue=int((own & ~entries.in_queue).sum()),
-                repaired=int((is_pending & ~entries.is_known & (entries.due_ms > 0)).sum()),
+                **{name: found[level] for name, found in number_of.items() if level <= highest},
             )
         )
     return tuple(counts)

@@ -109,12 +109,16 @@ def open_level_queue(
 ) -> LevelQueue:
     """One level's queue; an empty one when it has no directory. Raises FormatError as above."""
     store = StoreRoot(root)
+    directory = store.level_queue(level)
     wanted = max(stored_offset or 0, 0)
-    read = read_queue(
-        store.level_queue(level),
-        file_bytes=queue_file_bytes,
-        from_queue_offset=max(wanted - HISTORY_ENTRIES, 0),
-    )
+
+    def read_before(offset: int) -> QueueEntries:
+        first = max(offset - HISTORY_ENTRIES, 0)
+        return read_queue(directory, file_bytes=queue_file_bytes, from_queue_offset=first)
+
+    read = read_before(wanted)
+    if wanted > read.queue_max:  # an offset beyond the queue is its end
+        read = read_before(read.queue_max)
     offset = min(max(wanted, read.queue_min), read.queue_max)
     entries = read.slice(offset, read.queue_max)
     ext_directory = store.consume_queue_ext(LEVEL_TOPIC, level - 1)

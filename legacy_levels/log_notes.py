@@ -23,7 +23,7 @@ from legacy_levels.delivery_kernels import (
     digest_records,
     note_window,
 )
-from message_store.commit_log import NO_TIME, Int64Array, LogWalk
+from message_store.commit_log import NO_TIME, Int32Array, Int64Array, LogWalk
 from message_store.consume_queue import BoolArray
 from message_store.java_numbers import LONG_MAX
 from message_store.raw_memory import address_of
@@ -121,19 +121,20 @@ def take_notes(
 
 
 def digest_level_records(
-    reader: SegmentReader, offsets: Int64Array, size_bytes: Int64Array
+    reader: SegmentReader, offsets: Int64Array, size_bytes: Int32Array | Int64Array
 ) -> tuple[NoteArray, BoolArray]:
     """The two digests of the records at these places (in order), and which of them are records."""
+    sizes = size_bytes.astype(np.int64)
     notes = np.zeros((len(offsets), NOTE_COLUMNS), np.int64)
     scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
     window = np.zeros(_WINDOW_BYTES, np.uint8)
     done = 0
     while done < len(offsets):
-        base, size = int(offsets[done]), int(size_bytes[done])
+        base, size = int(offsets[done]), int(sizes[done])
         if size > len(window) and reader.segment_at(base + size - 1) == reader.segment_at(base):
             window = np.zeros(size, np.uint8)
-        stop = _end_of_run(offsets, size_bytes, done, len(window))
-        wanted = int(offsets[stop - 1]) + max(int(size_bytes[stop - 1]), 0) - base
+        stop = _end_of_run(offsets, sizes, done, len(window))
+        wanted = int(offsets[stop - 1]) + max(int(sizes[stop - 1]), 0) - base
         count = reader.read_into(base, window[: max(wanted, 0)].data)
         if count < wanted:  # the file ends before: the rest of the run is in the next one
             stop = done + max(1, int(np.searchsorted(offsets[done:stop], base + count, "left")))
@@ -143,7 +144,7 @@ def digest_level_records(
             count,
             base,
             offsets[chosen],
-            size_bytes[chosen],
+            sizes[chosen],
             notes[chosen],
             scratch,
         )

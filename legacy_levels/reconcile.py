@@ -23,9 +23,9 @@ from legacy_levels.level_queues import LevelQueue
 from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
 from message_store.commit_log import (
     NO_TIME,
+    Int32Array,
     Int64Array,
     first_store_times,
-    read_head_times,
     read_store_times,
 )
 from message_store.consume_queue import BoolArray, is_filled, read_last_unit
@@ -33,6 +33,7 @@ from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 
 _MARKS_A_ROUND = 512
+_NEWEST_ENTRIES = 1_024
 _CLOCK_SLACK_MS = 1_000
 
 
@@ -76,7 +77,8 @@ def indexed_ends(queues: tuple[LevelQueue, ...], log: SegmentReader) -> dict[int
     """For each level one past the last log byte that its own queue covers; 0 for an empty one."""
     found = {}
     for queue in queues:
-        units = np.concatenate([queue.history.units, queue.entries.units])
+        newest = [part.units[-_NEWEST_ENTRIES:] for part in (queue.history, queue.entries)]
+        units = np.concatenate(newest)
         real = units[is_filled(units)]
         ends = real["commit_log_offset"].astype(np.int64) + real["size_bytes"]
         inside = ends[(ends > 0) & (ends <= log.end_offset)]
@@ -129,7 +131,7 @@ class Waiting:
     """
 
     commit_log_offset: Int64Array
-    size_bytes: Int64Array
+    size_bytes: Int32Array
     earliest_ms: Int64Array
 
     def __len__(self) -> int:
@@ -182,7 +184,7 @@ def _first_stored_since(
     places = np.array([low, *starts], np.int64)
     is_first_round = True
     while True:
-        times = read_head_times(log, places)
+        times = read_store_times(log, places)
         places, times = places[times != NO_TIME], times[times != NO_TIME]
         if np.any(np.diff(times) < -_CLOCK_SLACK_MS):
             return oldest_offset, True

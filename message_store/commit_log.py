@@ -31,8 +31,10 @@ from message_store.record_layout import (
 )
 from message_store.segment_files import Segment, SegmentReader
 
+Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Int64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
+ByteArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ByteRows: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 NO_TIME = -1
@@ -40,7 +42,7 @@ NO_TIME = -1
 
 _FIRST_WINDOW_BYTES = 256 << 10
 _WINDOW_BYTES = 4 << 20
-_ANY_SIZE = 0
+_HEADS_AT_ONCE = 1 << 14
 _GAP_BYTES = 64 << 10
 # The part of a head that tells what a record is and when it was stored, with either born host.
 _HEAD_BYTES = HEAD_V6_V4.offset_of("store_ip")
@@ -146,7 +148,7 @@ def start_of_last_used_file(reader: SegmentReader) -> int:
     """Where the newest file that holds a record begins; the log's start when none does."""
     for segment in reversed(reader.segments):
         start = np.array([segment.start_offset], np.int64)
-        if read_head_times(reader, start)[0] != NO_TIME:
+        if read_store_times(reader, start)[0] != NO_TIME:
             return segment.start_offset
     return reader.min_offset
 
@@ -175,51 +177,60 @@ def find_log_end(reader: SegmentReader, *, from_offset: int | None = None) -> Lo
 def first_store_times(reader: SegmentReader) -> list[tuple[int, int]]:
     """Each log file's start and the store time of its first record, where it has one."""
     starts = np.array([segment.start_offset for segment in reader.segments], np.int64)
-    times = read_head_times(reader, starts)
+    times = read_store_times(reader, starts)
     return [(int(s), int(t)) for s, t in zip(starts, times, strict=True) if t != NO_TIME]
 
 
 # --- heads by offset ------------------------------------------------------------------------------
 
 
-def read_head_times(reader: SegmentReader, offsets: Int64Array) -> Int64Array:
-    """As :func:`read_store_times`, for records of any size."""
-    return read_store_times(reader, offsets, np.full(len(offsets), _ANY_SIZE, np.int64))
-
-
 def read_store_times(
-    reader: SegmentReader, offsets: Int64Array, size_bytes: Int64Array
+    reader: SegmentReader,
+    offsets: Int64Array,
+    size_bytes: Int32Array | Int64Array | None = None,
 ) -> Int64Array:
     """The store time of the record at each offset; NO_TIME where none of that size begins.
 
     Only heads are looked at. Offsets may come in any order and lie anywhere; those near each other
-    are read together.
+    are read together. Without ``size_bytes`` a record of any size is one.
     """
-    times = np.full(len(offsets), NO_TIME, np.int64)
     order = np.argsort(offsets, kind="stable")
     ranked = offsets[order]
+    times = np.full(len(offsets), NO_TIME, np.int64)
     window = np.zeros(_WINDOW_BYTES, np.uint8)
-    for first, last in _near_each_other(ranked):
-        done = first
-        while done < last:
-            base = int(ranked[done])
-            wanted = min(int(ranked[last - 1]) - base + _HEAD_BYTES, _WINDOW_BYTES)
-            count = reader.read_into(base, window[:wanted].data)
-            if count < _HEAD_BYTES:  # no head fits behind this place either
-                done = _first_in_later_file(reader, ranked, done, last)
-                continue
-            stop = int(np.searchsorted(ranked[:last], base + count - _HEAD_BYTES, "right"))
-            chosen = order[done:stop]
-            rows = window[(ranked[done:stop] - base)[:, None] + np.arange(_HEAD_BYTES)]
-            times[chosen] = _store_times(rows, ranked[done:stop], size_bytes[chosen])
-            done = stop
+    heads = np.zeros((_HEADS_AT_ONCE, _HEAD_BYTES), np.uint8)
+    for start in range(0, len(ranked), _HEADS_AT_ONCE):
+        part = ranked[start : start + _HEADS_AT_ONCE]
+        rows = heads[: len(part)]
+        rows[:] = 0
+        for first, last in _near_each_other(part):
+            _read_heads(reader, part[first:last], rows[first:last], window)
+        chosen = order[start : start + _HEADS_AT_ONCE]
+        sizes = None if size_bytes is None else size_bytes[chosen]
+        times[chosen] = _store_times(rows, part, sizes)
     return times
 
 
-def _first_in_later_file(reader: SegmentReader, ranked: Int64Array, done: int, last: int) -> int:
-    base = int(ranked[done])
-    later = [one.start_offset for one in reader.segments if one.start_offset > base]
-    return int(np.searchsorted(ranked[:last], later[0])) if later else last
+def _read_heads(
+    reader: SegmentReader, offsets: Int64Array, rows: ByteRows, window: ByteArray
+) -> None:
+    """Fill a row from each of these sorted offsets near each other; one without room stays 0."""
+    if len(offsets) == 1:
+        if reader.read_into(int(offsets[0]), rows[0].data) < _HEAD_BYTES:
+            rows[0] = 0
+        return
+    done = 0
+    while done < len(offsets):
+        base = int(offsets[done])
+        wanted = min(int(offsets[-1]) - base + _HEAD_BYTES, _WINDOW_BYTES)
+        count = reader.read_into(base, window[:wanted].data)
+        if count < _HEAD_BYTES:  # no head fits behind this place either
+            later = [one.start_offset for one in reader.segments if one.start_offset > base]
+            done = int(np.searchsorted(offsets, later[0])) if later else len(offsets)
+            continue
+        stop = int(np.searchsorted(offsets, base + count - _HEAD_BYTES, "right"))
+        rows[done:stop] = window[(offsets[done:stop] - base)[:, None] + np.arange(_HEAD_BYTES)]
+        done = stop
 
 
 def _near_each_other(offsets: Int64Array) -> Iterator[tuple[int, int]]:
@@ -229,12 +240,14 @@ def _near_each_other(offsets: Int64Array) -> Iterator[tuple[int, int]]:
         yield from zip([0, *breaks], [*breaks, len(offsets)], strict=True)
 
 
-def _store_times(rows: ByteRows, offsets: Int64Array, size_bytes: Int64Array) -> Int64Array:
+def _store_times(
+    rows: ByteRows, offsets: Int64Array, size_bytes: Int32Array | Int64Array | None
+) -> Int64Array:
     magic = _column(rows, HEAD_V4_V4, "magic")
     is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
-    found_size = _column(rows, HEAD_V4_V4, "size_bytes")
-    is_record &= (found_size == size_bytes) | (size_bytes == _ANY_SIZE)
     is_record &= _column(rows, HEAD_V4_V4, "commit_log_offset") == offsets
+    if size_bytes is not None:
+        is_record &= _column(rows, HEAD_V4_V4, "size_bytes") == size_bytes
     is_ipv6 = _column(rows, HEAD_V4_V4, "sys_flag") & SYS_BORN_HOST_IPV6 != 0
     times = np.where(
         is_ipv6,

@@ -81,6 +81,12 @@ def test_a_level_is_pending_from_its_offset_on(
     assert (counts.queue_min, counts.queue_max, counts.to_queue_offset) == (0, 10, 10)
 
 
+def test_an_offset_far_beyond_its_queue_leaves_nothing_after_a_crash_either(tmp_path: Path) -> None:
+    items = [at(number, level) for number in range(10) for level in (3, 4)]
+    store = build(tmp_path, items, offsets={3: 10**6, 4: 10}, abort=True, checkpoint=False)
+    assert len(read(store)) == 0
+
+
 def test_levels_come_together_in_log_order_with_their_due_times(tmp_path: Path) -> None:
     items = [at(number, level) for number, level in enumerate([3, 1, 18, 1, 3, 7])]
     store = build(tmp_path, [*items, OrdinaryMessage()], offsets={1: 1})
