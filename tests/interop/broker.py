@@ -15,7 +15,7 @@ from typing import Final, Self
 from tests.interop import processes
 from tests.interop.jars import jars
 
-READY_S: Final = 90.0
+READY_S: Final = 180.0
 STOP_S: Final = 90.0
 
 # A target's own settings, as the conversion leaves them.
@@ -148,12 +148,11 @@ class Broker:
     def log_tail(self, lines: int = 40) -> str:
         """Return the end of what the broker said: its output and its own log."""
         logs = [self.scratch / "broker.out", *sorted(self.scratch.rglob("broker.log"))]
-        parts = []
-        for log in logs:
-            if log.is_file() and log.stat().st_size:
-                text = log.read_text(encoding="utf-8", errors="replace")
-                tail = "\n".join(text.splitlines()[-lines:])
-                parts.append(f"--- {self.version} {log.name}\n{tail}")
+        parts = [
+            f"--- {self.version} {log.name}\n{processes.tail(log, lines)}"
+            for log in logs
+            if log.is_file()
+        ]
         return "\n".join(parts)
 
     def settings(self) -> dict[str, object]:

@@ -75,6 +75,13 @@ def wait(process: "subprocess.Popen[bytes]", patience_s: float) -> int:
     return code
 
 
+def tail(log: Path, lines: int = 40) -> str:
+    """Return the end of a log, without the dozens of lines in which Logback describes itself."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    said = [line for line in text.splitlines() if "|-INFO" not in line]
+    return "\n".join(said[-lines:])
+
+
 def _forget(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):

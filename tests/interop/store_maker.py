@@ -257,8 +257,11 @@ def _delay_of(delayed: Sequence[Received]) -> Line:
     if not delayed:
         return {}
     line: Line = {"delayQueueOffset": delayed[0].queue_offset}
-    timer = delayed[-1].properties.get("TIMER_OUT_MS")
-    return line if timer is None else {**line, "timerOutMs": int(timer), "rolls": len(delayed) - 1}
+    # A retry of a timer message waits in a level and still carries the timer's properties.
+    if delayed[-1].topic == LEVEL_TOPIC:
+        return line
+    out_ms = int(delayed[-1].properties["TIMER_OUT_MS"])
+    return {**line, "timerOutMs": out_ms, "rolls": len(delayed) - 1}
 
 
 def _delivery_of(there: Received | None) -> Line:

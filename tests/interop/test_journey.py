@@ -62,9 +62,8 @@ def test_delivered_by_the_old_and_by_the_new_broker_is_what_was_sent(
         broker, Judge(broker, here / "old-judge"), messages, [GROUP],
         linger_s=linger_s, return_one_in=5, killed=killed,
     )  # fmt: skip
-    report = convert(
-        backlog.root, here / "target", SMALL_FILES, *(["--after-crash"] if killed else [])
-    )
+    options = ["--level-table", table, *(["--after-crash"] if killed else [])]
+    report = convert(backlog.root, here / "target", SMALL_FILES, *options)
     new = make_broker(NEWEST, here / "target")
     opened = open_target(new, Judge(new, here / "new-judge"), [GROUP], report["converted"])
     # What the old broker had delivered stands in its topics, received or not.

@@ -60,7 +60,7 @@ def journey(make_broker: MakeBroker, scratch: Path) -> Journey:
     messages = with_levels(varied(seed=7, count=MESSAGES), range(2, 11), seed=8, ordinary_every=20)
     backlog = fill(old, Judge(old, scratch / "old-judge"), messages, GROUPS)
     target = scratch / "target"
-    report = convert(backlog.root, target, SMALL_FILES)
+    report = convert(backlog.root, target, SMALL_FILES, "--level-table", TABLE)
     stores = {version: copy_store(target, scratch / f"target-{version}") for version in NEW}
     brokers = {
         version: make_broker(version, stores[version], settings=NO_AUTOMATIC_CREATION)

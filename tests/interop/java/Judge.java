@@ -22,6 +22,7 @@ import java.util.TreeMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -102,6 +103,13 @@ public final class Judge {
         return value == null ? otherwise : Long.parseLong(value);
     }
 
+    /** The default of 3 s for an answer is too little on a machine that is busy with brokers. */
+    private void prepare(ClientConfig client) {
+        client.setNamesrvAddr(text("namesrv"));
+        client.setVipChannelEnabled(false);
+        client.setMqClientApiTimeout(30_000);
+    }
+
     /** No judge outlives its deadline or the process that started it. */
     private void endWithTheHarness() {
         long deadlineMs = number("deadlineMs", 120_000);
@@ -138,8 +146,7 @@ public final class Judge {
         List<String> lines = Files.readAllLines(Paths.get(text("workload")), StandardCharsets.UTF_8);
         int threads = (int) number("threads", 4);
         TransactionMQProducer producer = new TransactionMQProducer("judge_producer");
-        producer.setNamesrvAddr(text("namesrv"));
-        producer.setVipChannelEnabled(false);
+        prepare(producer);
         producer.setSendMsgTimeout(10_000);
         // A retried send may be stored twice: what failed is reported, not repeated.
         producer.setRetryTimesWhenSendFailed(0);
@@ -257,8 +264,7 @@ public final class Judge {
     /** Recalls every {n, topic, recallHandle} of "workload"; 5.3.2 and newer. */
     private void recall() throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("judge_recall");
-        producer.setNamesrvAddr(text("namesrv"));
-        producer.setVipChannelEnabled(false);
+        prepare(producer);
         producer.start();
         Method recall =
             DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class);
@@ -294,8 +300,7 @@ public final class Judge {
         long returnOneIn = number("returnOneIn", 0);
         Set<String> places = new HashSet<>();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(text("group"));
-        consumer.setNamesrvAddr(text("namesrv"));
-        consumer.setVipChannelEnabled(false);
+        prepare(consumer);
         consumer.setPollNameServerInterval(1_000);
         consumer.setHeartbeatBrokerInterval(2_000);
         consumer.setConsumeThreadMin(2);
