@@ -53,9 +53,8 @@ def open_before_ms(plan: Plan) -> int | None:
 
 
 def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
-    numbers, counts = np.unique(values, return_counts=True)
-    found = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
-    return {level: found.get(level, 0) for level in levels}
+    counts = np.bincount(values, minlength=max(levels, default=0) + 1)
+    return {level: int(counts[level]) for level in levels}
 
 
 def _level_reports(

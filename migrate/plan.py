@@ -131,7 +131,8 @@ def make_plan(
     distances, slots = _chains(placing.slot_time_ms, settings.precision_ms)
     source_offsets = backlog.commit_log_offset[picked]
     source_sizes = backlog.size_bytes[picked].astype(np.int32)
-    identity = _identity(request, source_offsets, source_sizes, levels, due_ms, sizes)
+    known = {**request, "amendments": attrs.asdict(amendments)}
+    identity = _identity(known, source_offsets, source_sizes, levels, due_ms)
     return Plan(
         identity=identity,
         now_ms=now_ms,
