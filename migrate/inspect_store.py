@@ -353,6 +353,9 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
         yield f"commitlog: no record begins at {place}, where one should"
     if (more := len(backlog.damaged_places) - _LISTED_PLACES) > 0:
         yield f"commitlog: and {more:,} more such places"
+    ends = backlog.commit_log_offset + backlog.size_bytes
+    if beyond := int(np.count_nonzero(ends > backlog.log_end)):
+        yield f"{beyond:,} pending messages lie beyond the end of the log: they cannot be read"
     for name, sentence in _COUNT_SENTENCES.items():
         if count := backlog.total(name):
             yield sentence.format(count)

@@ -3,7 +3,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,13 +115,20 @@ def row_problems(store: StoreRoot) -> Iterator[str]:
         for queue in sorted(topic.iterdir())
         if queue.is_dir() and not queue.is_symlink()
     ]
-    lengths = Counter(segment.length_bytes for queue in queues for segment in list_segments(queue))
-    usual = lengths.most_common(1)[0][0] if lengths else None
+    usual_bytes = _usual_length(segment for queue in queues for segment in list_segments(queue))
     for queue in queues:
-        yield from _problems_of(queue, usual)
+        yield from _problems_of(queue, usual_bytes)
+
+
+def _usual_length(segments: Iterable[Segment]) -> int | None:
+    """The length that most files have; None when no length is the most frequent."""
+    ranked = Counter(segment.length_bytes for segment in segments).most_common(2)
+    is_clear = len(ranked) == 1 or (len(ranked) == 2 and ranked[0][1] > ranked[1][1])
+    return ranked[0][0] if is_clear else None
 
 
 def _problems_of(directory: Path, file_bytes: int | None = None) -> Iterator[str]:
+    file_bytes = file_bytes or _usual_length(list_segments(directory))
     with SegmentReader(directory, file_bytes) as reader:
         for segment in reader.misfits:
             yield (
