@@ -180,6 +180,15 @@ def test_the_blank_says_exactly_what_was_left_and_zeros_follow_it() -> None:
     assert data[112:224].tobytes() == blank.ljust(112, b"\0")
 
 
+def test_reading_passes_over_the_blanks_between_files() -> None:
+    messages = [message(queue_offset=n) for n in range(7)]
+    data, placement = encode_batch(StoredBatch.of(messages), 0, 300)
+    assert placement.end > 3 * 300
+    batch = decode_batch(data)
+    assert batch.queue_offset.tolist() == list(range(7))
+    assert batch.commit_log_offset.tolist() == placement.positions.tolist()
+
+
 def test_a_record_that_no_file_can_hold_is_refused() -> None:
     batch = StoredBatch.of([message(), message(b"x" * 500)])
     with pytest.raises(BadFieldError, match=r"larger than a log file .*at most 392, found 607"):
