@@ -7,37 +7,21 @@ anew, and what was already delivered is left out (``reconcile``).
 """
 
 from pathlib import Path
-from typing import TypeAlias
 
 import attrs
 import numpy as np
 
+from legacy_levels.backlog_entries import Entries, Int16Array, gather_entries, repair_due_times
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queues
-from legacy_levels.level_table import PLAUSIBLE_DUE_MS, infer_levels, reconcile_level_table
-from legacy_levels.log_notes import LogNotes, take_notes
-from legacy_levels.reconcile import (
-    Waiting,
-    find_delivered,
-    find_indexed_end,
-    indexed_ends,
-    not_in_their_queue,
-    start_of_tail,
-)
-from message_store.commit_log import NO_TIME, Int64Array, read_store_times
+from legacy_levels.level_table import infer_levels, reconcile_level_table
+from legacy_levels.reconcile import LogTail, Waiting, find_delivered, read_tail
+from message_store.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.consume_queue import BoolArray
 from message_store.delay_levels import DelayLevels
-from message_store.errors import OptionsError, UncleanStoreError
+from message_store.errors import UncleanStoreError
 from message_store.segment_files import SegmentReader
-from message_store.small_files import read_small_file
-from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
-
-Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
-Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
-
-_LATE_SLACK_MS = 86_400_000
-"""A due time may lie this far beyond newest store time + delay: clocks have gone back by less."""
 
 
 @attrs.frozen
@@ -121,29 +105,15 @@ def read_backlog(
     offsets = read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
-        inferred = infer_levels(root, log, queues)
         in_use = {queue.level for queue in queues if len(queue)}
-        table = reconcile_level_table(
-            level_table, {level: inferred[level] for level in inferred if level in in_use}
+        inferred = infer_levels(root, log, queues)
+        table = reconcile_level_table(level_table, {level: inferred[level] for level in in_use})
+        tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes)
+        entries = gather_entries(
+            queues, tail.missing, table, newest_ms=tail.newest_ms, log_min=log.min_offset
         )
-        indexed = find_indexed_end(root, log, queue_file_bytes=queue_file_bytes)
-        level_ends = indexed_ends(queues, log)
-        tail_start = start_of_tail(
-            log,
-            level_ends,
-            indexed,
-            damaged_levels={queue.level for queue in queues if queue.is_damaged},
-            is_clean=store.was_stopped_cleanly,
-            checkpoint_ms=_checkpoint_ms(store),
-        )
-        tail = take_notes(log, tail_start, known_end=indexed.log_offset)
-        newest_ms = max(tail.newest_store_ms, indexed.store_timestamp_ms)
-        missing = not_in_their_queue(tail, level_ends)
-        entries = _gather(queues, missing, table, newest_ms=newest_ms, log_min=log.min_offset)
-        entries, earliest_ms = _repair_due_times(log, entries, table)
-        delivered, bytes_scanned = _already_delivered(
-            log, entries, earliest_ms, newest_ms, tail, tail_start
-        )
+        entries, earliest_ms = repair_due_times(log, entries, table)
+        delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(~entries.is_expired & ~delivered)
         return LevelBacklog(
             commit_log_offset=pending.commit_log_offset,
@@ -155,152 +125,29 @@ def read_backlog(
             level_table=table,
             offsets=offsets,
             log_min=log.min_offset,
-            log_end=tail.log_end,
-            newest_store_ms=newest_ms,
+            log_end=tail.notes.log_end,
+            newest_store_ms=tail.newest_ms,
             bytes_scanned=bytes_scanned,
-            damaged_places=tail.damaged_places,
+            damaged_places=tail.notes.damaged_places,
             queue_misfits=tuple(misfit.path for queue in queues for misfit in queue.misfits),
         )
 
 
-def _checkpoint_ms(store: StoreRoot) -> int:
-    content = read_small_file(store.checkpoint)
-    return StoreCheckpoint.decode(content).recover_from_ms if content is not None else 0
-
-
-# --- entries as columns ---------------------------------------------------------------------------
-
-
-@attrs.frozen(eq=False)
-class _Entries:
-    """Everything from the offsets on in log order, one element a message.
-
-    ``is_known`` marks those whose due time is told by the queue, or by the record itself.
-    """
-
-    commit_log_offset: Int64Array
-    size_bytes: Int32Array
-    level: Int16Array
-    queue_offset: Int64Array
-    due_ms: Int64Array
-    is_known: BoolArray
-    is_expired: BoolArray
-    in_queue: BoolArray
-
-    def pick(self, which: BoolArray | Int64Array) -> "_Entries":
-        if which.dtype == np.bool_ and which.all():
-            return self
-        columns = [getattr(self, field.name)[which] for field in attrs.fields(_Entries)]
-        return _Entries(*columns)
-
-
-def _gather(
-    queues: tuple[LevelQueue, ...],
-    missing: LogNotes,
-    table: DelayLevels,
-    *,
-    newest_ms: int,
-    log_min: int,
-) -> _Entries:
-    parts = [_of_queue(queue, table, newest_ms, log_min) for queue in queues if len(queue)]
-    queue_ends = {queue.level: queue.queue_max for queue in queues}
-    parts += _of_tail(missing, table, queue_ends)
-    if not parts:
-        parts = [_of_notes(missing, 1, 0, 0)]
-    columns = zip(*(attrs.astuple(part, recurse=False) for part in parts), strict=True)
-    entries = _Entries(*map(np.concatenate, columns))
-    return entries.pick(np.argsort(entries.commit_log_offset, kind="stable"))
-
-
-def _of_queue(queue: LevelQueue, table: DelayLevels, newest_ms: int, log_min: int) -> _Entries:
-    """A queue's entries. A due time is believed when it is one by size: above any tag hash, and not
-    beyond what the newest record of the level could have.
-
-    Comparing each with its own store time would mean reading every record's head.
-    """
-    latest_ms = newest_ms + table.delay_ms(queue.level) + _LATE_SLACK_MS
-    is_plausible = (queue.due_ms > PLAUSIBLE_DUE_MS) & (queue.due_ms <= latest_ms)
-    return _Entries(
-        commit_log_offset=queue.entries.commit_log_offset,
-        size_bytes=queue.entries.size_bytes.astype(np.int32),
-        level=np.full(len(queue), queue.level, np.int16),
-        queue_offset=queue.queue_offset,
-        due_ms=queue.due_ms,
-        is_known=is_plausible & ~queue.due_is_unknown,
-        is_expired=queue.is_expired(log_min),
-        in_queue=np.ones(len(queue), np.bool_),
-    )
-
-
-def _of_tail(missing: LogNotes, table: DelayLevels, queue_ends: dict[int, int]) -> list[_Entries]:
-    """Records that their queue does not know, where a broker would put them: behind its end."""
-    parts = []
-    for queue_id in np.unique(missing.queue_id).tolist():
-        level = queue_id + 1
-        if level > table.max_level:
-            raise OptionsError(
-                f"the log holds messages of level {level}: {table.text()!r} has none"
-            )
-        own = attrs.evolve(missing, rows=missing.rows[missing.queue_id == queue_id])
-        parts.append(_of_notes(own, level, table.delay_ms(level), queue_ends.get(level, 0)))
-    return parts
-
-
-def _of_notes(notes: LogNotes, level: int, delay_ms: int, first_queue_offset: int) -> _Entries:
-    count = len(notes.rows)
-    return _Entries(
-        commit_log_offset=notes.commit_log_offset,
-        size_bytes=notes.size_bytes.astype(np.int32),
-        level=np.full(count, level, np.int16),
-        queue_offset=np.arange(first_queue_offset, first_queue_offset + count, dtype=np.int64),
-        due_ms=notes.store_timestamp_ms + delay_ms,
-        is_known=np.ones(count, np.bool_),
-        is_expired=np.zeros(count, np.bool_),
-        in_queue=np.zeros(count, np.bool_),
-    )
-
-
-def _repair_due_times(
-    log: SegmentReader, entries: _Entries, table: DelayLevels
-) -> tuple[_Entries, Int64Array]:
-    """Make the due times anew that no queue tells: store time + the level's delay.
-
-    Also returns when each message could have been delivered at the earliest: when due, and one
-    whose queue tells nonsense as soon as it was stored, because that is what a broker does. A
-    message whose record cannot be read is due at NO_TIME.
-    """
-    rows = np.flatnonzero(~entries.is_known & ~entries.is_expired)
-    stored_ms = read_store_times(
-        log, entries.commit_log_offset[rows], entries.size_bytes[rows].astype(np.int64)
-    )
-    delays_ms = np.array([0, *table.delays_ms], np.int64)[entries.level[rows]]
-    due_ms = entries.due_ms.copy()
-    due_ms[rows] = np.where(stored_ms == NO_TIME, NO_TIME, stored_ms + delays_ms)
-    earliest_ms = due_ms.copy()
-    earliest_ms[rows] = stored_ms
-    return attrs.evolve(entries, due_ms=due_ms), earliest_ms
-
-
 def _already_delivered(
-    log: SegmentReader,
-    entries: _Entries,
-    earliest_ms: Int64Array,
-    newest_ms: int,
-    tail: LogNotes,
-    tail_start: int,
+    log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
 ) -> tuple[BoolArray, int]:
-    may_be = ~entries.is_expired & (earliest_ms != NO_TIME) & (earliest_ms <= newest_ms)
+    may_be = ~entries.is_expired & (earliest_ms != NO_TIME) & (earliest_ms <= tail.newest_ms)
     rows = np.flatnonzero(may_be)
     waiting = Waiting(entries.commit_log_offset[rows], entries.size_bytes[rows], earliest_ms[rows])
     marks = entries.commit_log_offset[entries.in_queue & ~entries.is_expired]
-    found, bytes_scanned = find_delivered(log, waiting, marks, tail, tail_start)
+    found, bytes_scanned = find_delivered(log, waiting, marks, tail.notes, tail.start)
     delivered = np.zeros(len(entries.level), np.bool_)
     delivered[rows] = found
-    return delivered, bytes_scanned + tail.bytes_scanned
+    return delivered, bytes_scanned + tail.notes.bytes_scanned
 
 
 def _count(
-    queues: tuple[LevelQueue, ...], entries: _Entries, delivered: BoolArray, table: DelayLevels
+    queues: tuple[LevelQueue, ...], entries: Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
     by_level = {queue.level: queue for queue in queues}
     highest = int(entries.level.max(initial=0))

@@ -30,6 +30,8 @@ from message_store.commit_log import (
 )
 from message_store.consume_queue import BoolArray, is_filled, read_last_unit
 from message_store.segment_files import SegmentReader
+from message_store.small_files import read_small_file
+from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
 
 _MARKS_A_ROUND = 512
@@ -119,6 +121,49 @@ def not_in_their_queue(notes: LogNotes, level_ends: dict[int, int]) -> LogNotes:
     for level, end in level_ends.items():
         is_missing &= (records.queue_id != level - 1) | (records.commit_log_offset >= end)
     return attrs.evolve(records, rows=records.rows[is_missing])
+
+
+@attrs.frozen(eq=False)
+class LogTail:
+    """The newest part of the log, of which the level queues may not know everything.
+
+    ``missing`` are the level records that their queue does not know; ``newest_ms`` is when the
+    log's last record was stored.
+    """
+
+    start: int
+    notes: LogNotes
+    missing: LogNotes
+    newest_ms: int
+
+
+def read_tail(
+    store: StoreRoot,
+    log: SegmentReader,
+    queues: tuple[LevelQueue, ...],
+    *,
+    queue_file_bytes: int | None = None,
+) -> LogTail:
+    """Read the log from where the level queues may not know it."""
+    indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
+    level_ends = indexed_ends(queues, log)
+    content = read_small_file(store.checkpoint)
+    checkpoint = StoreCheckpoint() if content is None else StoreCheckpoint.decode(content)
+    start = start_of_tail(
+        log,
+        level_ends,
+        indexed,
+        damaged_levels={queue.level for queue in queues if queue.is_damaged},
+        is_clean=store.was_stopped_cleanly,
+        checkpoint_ms=checkpoint.recover_from_ms,
+    )
+    notes = take_notes(log, start, known_end=indexed.log_offset)
+    return LogTail(
+        start=start,
+        notes=notes,
+        missing=not_in_their_queue(notes, level_ends),
+        newest_ms=max(notes.newest_store_ms, indexed.store_timestamp_ms),
+    )
 
 
 # --- already delivered ----------------------------------------------------------------------------

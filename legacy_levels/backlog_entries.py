@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that the level queues and the log's tail hold from the offsets on, as columns."""
+
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from legacy_levels.level_queues import LevelQueue
+from legacy_levels.level_table import PLAUSIBLE_DUE_MS
+from legacy_levels.log_notes import LogNotes
+from message_store.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
+from message_store.consume_queue import BoolArray
+from message_store.delay_levels import DelayLevels
+from message_store.errors import OptionsError
+from message_store.segment_files import SegmentReader
+
+Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
+
+_LATE_SLACK_MS = 86_400_000
+"""A due time may lie this far beyond newest store time + delay: clocks have gone back by less."""
+
+
+@attrs.frozen(eq=False)
+class Entries:
+    """Everything from the offsets on in log order, one element a message.
+
+    ``is_known`` marks those whose due time is told by the queue, or by the record itself.
+    """
+
+    commit_log_offset: Int64Array
+    size_bytes: Int32Array
+    level: Int16Array
+    queue_offset: Int64Array
+    due_ms: Int64Array
+    is_known: BoolArray
+    is_expired: BoolArray
+    in_queue: BoolArray
+
+    def pick(self, which: BoolArray | Int64Array) -> "Entries":
+        """The chosen ones; these themselves when all are."""
+        if which.dtype == np.bool_ and which.all():
+            return self
+        columns = [getattr(self, field.name)[which] for field in attrs.fields(Entries)]
+        return Entries(*columns)
+
+
+def gather_entries(
+    queues: tuple[LevelQueue, ...],
+    missing: LogNotes,
+    table: DelayLevels,
+    *,
+    newest_ms: int,
+    log_min: int,
+) -> Entries:
+    """The queues' entries and the records that no queue knows, in log order.
+
+    Raises OptionsError for records of a level that the table does not have.
+    """
+    parts = [_of_queue(queue, table, newest_ms, log_min) for queue in queues if len(queue)]
+    queue_ends = {queue.level: queue.queue_max for queue in queues}
+    parts += _of_tail(missing, table, queue_ends)
+    if not parts:
+        parts = [_of_notes(missing, 1, 0, 0)]
+    columns = zip(*(attrs.astuple(part, recurse=False) for part in parts), strict=True)
+    entries = Entries(*map(np.concatenate, columns))
+    return entries.pick(np.argsort(entries.commit_log_offset, kind="stable"))
+
+
+def _of_queue(queue: LevelQueue, table: DelayLevels, newest_ms: int, log_min: int) -> Entries:
+    """A queue's entries. A due time is believed when it is one by size: above any tag hash, and not
+    beyond what the newest record of the level could have.
+
+    Comparing each with its own store time would mean reading every record's head.
+    """
+    latest_ms = newest_ms + table.delay_ms(queue.level) + _LATE_SLACK_MS
+    is_plausible = (queue.due_ms > PLAUSIBLE_DUE_MS) & (queue.due_ms <= latest_ms)
+    return Entries(
+        commit_log_offset=queue.entries.commit_log_offset,
+        size_bytes=queue.entries.size_bytes.astype(np.int32),
+        level=np.full(len(queue), queue.level, np.int16),
+        queue_offset=queue.queue_offset,
+        due_ms=queue.due_ms,
+        is_known=is_plausible & ~queue.due_is_unknown,
+        is_expired=queue.is_expired(log_min),
+        in_queue=np.ones(len(queue), np.bool_),
+    )
+
+
+def _of_tail(missing: LogNotes, table: DelayLevels, queue_ends: dict[int, int]) -> list[Entries]:
+    """Records that their queue does not know, where a broker would put them: behind its end."""
+    parts = []
+    for queue_id in np.unique(missing.queue_id).tolist():
+        level = queue_id + 1
+        if level > table.max_level:
+            raise OptionsError(
+                f"the log holds messages of level {level}: {table.text()!r} has none"
+            )
+        own = attrs.evolve(missing, rows=missing.rows[missing.queue_id == queue_id])
+        parts.append(_of_notes(own, level, table.delay_ms(level), queue_ends.get(level, 0)))
+    return parts
+
+
+def _of_notes(notes: LogNotes, level: int, delay_ms: int, first_queue_offset: int) -> Entries:
+    count = len(notes.rows)
+    return Entries(
+        commit_log_offset=notes.commit_log_offset,
+        size_bytes=notes.size_bytes.astype(np.int32),
+        level=np.full(count, level, np.int16),
+        queue_offset=np.arange(first_queue_offset, first_queue_offset + count, dtype=np.int64),
+        due_ms=notes.store_timestamp_ms + delay_ms,
+        is_known=np.ones(count, np.bool_),
+        is_expired=np.zeros(count, np.bool_),
+        in_queue=np.zeros(count, np.bool_),
+    )
+
+
+def repair_due_times(
+    log: SegmentReader, entries: Entries, table: DelayLevels
+) -> tuple[Entries, Int64Array]:
+    """Make the due times anew that no queue tells: store time + the level's delay.
+
+    Also returns when each message could have been delivered at the earliest: when due, and one
+    whose queue tells nonsense as soon as it was stored, because that is what a broker does. A
+    message whose record cannot be read is due at NO_TIME.
+    """
+    rows = np.flatnonzero(~entries.is_known & ~entries.is_expired)
+    stored_ms = read_store_times(
+        log, entries.commit_log_offset[rows], entries.size_bytes[rows].astype(np.int64)
+    )
+    delays_ms = np.array([0, *table.delays_ms], np.int64)[entries.level[rows]]
+    due_ms = entries.due_ms.copy()
+    due_ms[rows] = np.where(stored_ms == NO_TIME, NO_TIME, stored_ms + delays_ms)
+    earliest_ms = due_ms.copy()
+    earliest_ms[rows] = stored_ms
+    return attrs.evolve(entries, due_ms=due_ms), earliest_ms
