@@ -287,7 +287,7 @@ def _read_record(
     place += _BODY_LENGTH_BYTES
     if not 0 <= length <= end - place - _TOPIC_LENGTH_BYTES_V2:
         return False
-    if check_crc:
+    if check_crc and length > 0:
         crc = int(crc32(buffer + place, length)) & CRC_MASK
         if crc != _number(table, _BODY_CRC, row):
             return False

@@ -33,7 +33,7 @@ from message_store.record_layout import (
     TOPIC_RUN_V2,
 )
 from migrate.verify_complaints import Complaint
-from migrate.verify_hash import finish, step_a, step_b, take_bytes, take_bytes_once
+from migrate.verify_hash import find_byte, finish, step_a, step_b, take_bytes, take_bytes_once
 
 # --- what the kernel leaves behind: places in the two scratch arrays ------------------------------
 
@@ -173,17 +173,11 @@ def _take_properties(
     end = address + length
     start = address
     while start < end:
-        mark = 0
-        place = start
-        while place < end:
-            byte = load_u8(place)
-            if byte == _ENTRY_MARK:
-                break
-            if byte == _PAIR_MARK and mark == 0:
-                mark = place
-            place += 1
+        place = find_byte(start, end, _ENTRY_MARK)
+        # A mark is sought up to a word beyond the entry: whole words are fast.
+        mark = find_byte(start, min(place + 8, end), _PAIR_MARK)
         kind = _NO_NAME
-        if mark > start:
+        if start < mark < place:
             kind = _kind_of(start, mark - start)
             if kind != _NO_NAME and mark + 1 < place:
                 _note(kind, mark + 1, place - mark - 1, facts)
@@ -296,7 +290,8 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     identity = take_bytes_once(topic_state, facts[UNIQUE_KEY_AT], facts[UNIQUE_KEY_BYTES])
     born_ms = np.uint64(load_i64(record + _BORN_TIME_PLACE))
     hashes[IDENTITY] = finish(step_a(identity, born_ms))
-    if np.int64(crc32(body, body_bytes)) & CRC_MASK != load_i32(record + _CRC_PLACE):
+    crc = np.int64(crc32(body, body_bytes)) & CRC_MASK
+    if body_bytes > 0 and crc != load_i32(record + _CRC_PLACE):
         return _BODY_CRC
     return _NONE
 

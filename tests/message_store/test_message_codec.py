@@ -284,3 +284,10 @@ def test_a_message_takes_one_key_or_several() -> None:
     assert Message("t", b"", keys=["a", "b"]).keys == ("a", "b")
     with pytest.raises(ValueError, match="topic"):
         Message("", b"")
+
+
+def test_nobody_looks_at_the_checksum_of_an_empty_body() -> None:
+    empty = attrs.evolve(LEVEL_OPEN, body=b"", body_crc=7)
+    record = encode_message(empty)
+    assert decode_message_at(record) == empty
+    assert decode_batch(record).message(0) == empty
