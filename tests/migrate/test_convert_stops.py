@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversion that is stopped anywhere is no target yet; the same command continues it, to the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from message_store.errors import PlanError, TargetError
+from migrate.convert import convert
+from migrate.settings import ConvertOptions
+from tests.independent.level_messages import Item
+from tests.independent.level_store_builder import LevelMessage, build_level_store
+from tests.independent.raw_files import WHEEL_BYTES
+from tests.migrate.conversions import NOW_MS, broker_files, checked_target, options_for
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MARKER = "delaywheel/conversion.json"
+
+ITEMS: list[Item] = [
+    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 20)) for number in range(12)),
+    LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
+    LevelMessage(level=3, without=["REAL_TOPIC"]),
+    LevelMessage(level=18, topic="TopicB"),
+]
+
+
+class Stopped(BaseException):
+    """The process ends here, as far as the code under test can tell."""
+
+
+OPERATIONS = ("replace", "pwrite", "ftruncate", "unlink")
+"""All that changes what is there; directories come and go with the files in them."""
+
+
+@contextlib.contextmanager
+def stopping_before(number: int) -> Iterator[list[str]]:
+    """Every change of the disk from this one on (counted from 0) raises; gives those done."""
+    done: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPERATIONS:
+            patch.setattr(os, name, _counted(getattr(os, name), done, number))
+        yield done
+
+
+def _counted(operation: Callable[..., Any], done: list[str], number: int) -> Callable[..., Any]:
+    def step(*arguments: Any, **options: Any) -> Any:
+        if len(done) >= number:
+            raise Stopped
+        done.append(f"{operation.__name__}{arguments[:1]}")
+        return operation(*arguments, **options)
+
+    return step
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ConvertOptions:
+    build_level_store(tmp_path / "source", ITEMS)
+    return options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500)
+
+
+@pytest.fixture
+def right(tmp_path: Path, options: ConvertOptions) -> dict[str, str]:
+    """The files of a conversion that nothing stopped."""
+    target = tmp_path / "never-stopped"
+    convert(options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500, target=target))
+    return broker_files(target)
+
+
+def assert_cannot_be_booted(target: Path) -> None:
+    """A broker refuses a wheel file that has bytes, but not a wheel's; an empty one it fills."""
+    stub = target / "timerwheel"
+    published = {path.name for path in target.glob("[!.]*")} - {"delaywheel"}
+    if published:
+        assert stub.is_file(), published
+        assert stub.stat().st_size not in (0, WHEEL_BYTES)
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_stop_before_any_change_of_the_disk_loses_nothing(
+    options: ConvertOptions, right: dict[str, str], step: int
+) -> None:
+    for number in itertools.count(0, step):
+        shutil.rmtree(options.target, ignore_errors=True)
+        try:
+            with stopping_before(number) as done:
+                convert(options)
+        except Stopped:
+            pass
+        else:
+            break
+        last = f"stopped after {number} changes, the last of them {done[-1:]}"
+        is_marked = (options.target / MARKER).exists()
+        if is_marked:
+            with pytest.raises(TargetError, match="already holds a finished conversion"):
+                convert(options)
+        else:
+            if broker_files(options.target) != right:
+                assert_cannot_be_booted(options.target)
+            convert(options)
+        assert broker_files(options.target) == right, last
+        assert (options.target / MARKER).exists(), last
+    assert number > 80
+    checked_target(options)
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from migrate import write
+from migrate.convert import convert
+from tests.migrate.conversions import options_for
+
+def write_slowly(path, content, *, known=write.write_note):
+    known(path, content)
+    if path.name == "000002.json":
+        print("in the middle", flush=True)
+        time.sleep(600)
+
+write.write_note = write_slowly
+convert(options_for(Path(sys.argv[1]), on_bad_record="quarantine", part_bytes=1500))
+"""
+
+
+def test_a_killed_process_is_continued_by_the_next(
+    tmp_path: Path, options: ConvertOptions, right: dict[str, str]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "in the middle\n"
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    receipts = sorted((options.target / "delaywheel/staging/parts").glob("*.json"))
+    assert [path.name for path in receipts] == ["000000.json", "000001.json", "000002.json"]
+    assert_cannot_be_booted(options.target)
+    continued = convert(options)
+    assert broker_files(options.target) == right
+    assert continued.total("converted") == len(ITEMS) - 1
+
+
+def stop_in_the_middle(options: ConvertOptions, after_parts: int = 2) -> None:
+    """Leave a conversion with its plan and the receipts of some parts."""
+    receipts = options.target / "delaywheel/staging/parts"
+
+    def stop(stage: str, _done: int, _total: int) -> None:
+        if stage == "seal":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        convert(options, progress=stop)
+    for path in sorted(receipts.glob("*.json"))[after_parts:]:
+        path.unlink()
+
+
+def receipts_of(options: ConvertOptions) -> dict[str, int]:
+    parts = options.target / "delaywheel/staging/parts"
+    return {path.name: path.stat().st_mtime_ns for path in sorted(parts.glob("*.json"))}
+
+
+def test_what_is_written_is_not_written_again(
+    options: ConvertOptions, right: dict[str, str]
+) -> None:
+    stop_in_the_middle(options)
+    before = receipts_of(options)
+    stop_in_the_middle(options, after_parts=99)
+    after = receipts_of(options)
+    assert len(before) == 2 < len(after)
+    assert {name: after[name] for name in before} == before
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+def test_a_receipt_that_is_torn_or_of_another_plan_counts_for_nothing(
+    options: ConvertOptions, right: dict[str, str]
+) -> None:
+    stop_in_the_middle(options, after_parts=99)
+    staging = options.target / "delaywheel/staging"
+    torn, foreign, *_ = sorted((staging / "parts").glob("*.json"))
+    torn.write_bytes(torn.read_bytes()[:-9])
+    foreign.write_text(json.dumps({**json.loads(foreign.read_bytes()), "identity": "another"}))
+    first_log = staging / "store/commitlog" / f"{0:020d}"
+    with first_log.open("r+b") as file:
+        file.write(bytes(200))
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+def test_a_continued_run_keeps_its_now(tmp_path: Path, options: ConvertOptions) -> None:
+    stop_in_the_middle(options)
+    report = convert(
+        options_for(tmp_path, now_ms=None, on_bad_record="quarantine", part_bytes=1500)
+    )
+    assert report.now_ms == NOW_MS
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"now_ms": NOW_MS + 1000}, "now_ms"),
+        ({"part_bytes": 1400}, "part_bytes"),
+        ({"on_bad_record": "fail"}, "on_bad_record"),
+        ({"only_levels": [1]}, "only_levels"),
+        ({"levels_only": True}, "levels_only"),
+        ({"offsets": "none"}, "offsets"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_another_command_is_refused_and_mixes_nothing(
+    tmp_path: Path,
+    options: ConvertOptions,
+    right: dict[str, str],
+    changes: dict[str, Any],
+    named: str,
+) -> None:
+    stop_in_the_middle(options)
+    before = receipts_of(options)
+    facts = {"on_bad_record": "quarantine", "part_bytes": 1500, **changes}
+    with pytest.raises(PlanError, match=f"begun from something else .differs in: {named}"):
+        convert(options_for(tmp_path, **facts))
+    assert receipts_of(options) == before
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+def touch_the_log(source: Path) -> None:
+    [log] = (source / "commitlog").iterdir()
+    os.utime(log, ns=(1, 1))
+
+
+def deliver_one(source: Path) -> None:
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        path = source / "config" / name
+        path.write_bytes(b'{\n\t"offsetTable":{1:1\n\t}\n}')
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [(touch_the_log, "source_log"), (deliver_one, "the level queues")]
+)
+def test_a_source_that_has_changed_is_refused(
+    options: ConvertOptions, change: Callable[[Path], None], named: str
+) -> None:
+    stop_in_the_middle(options)
+    change(options.source)
+    with pytest.raises(PlanError, match=f"differs in: {named}"):
+        convert(options)
+
+
+def test_a_source_that_was_moved_is_refused(tmp_path: Path, options: ConvertOptions) -> None:
+    stop_in_the_middle(options)
+    moved = options.source.rename(tmp_path / "moved")
+    arguments = {"on_bad_record": "quarantine", "part_bytes": 1500}
+    with pytest.raises(PlanError, match="differs in: source"):
+        convert(options_for(tmp_path, source=moved, **arguments))
+
+
+def test_a_refused_target_can_be_begun_anew_as_the_sentence_says(
+    tmp_path: Path, options: ConvertOptions
+) -> None:
+    stop_in_the_middle(options)
+    other = options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500, now_ms=NOW_MS - 1)
+    with pytest.raises(PlanError) as caught:
+        convert(other)
+    staging = options.target / "delaywheel/staging"
+    assert f"or remove {staging} and begin anew" in str(caught.value)
+    shutil.rmtree(staging)
+    convert(other)
+    checked_target(other)
+
+
+def test_a_finished_target_is_refused(options: ConvertOptions) -> None:
+    convert(options)
+    before = broker_files(options.target)
+    with pytest.raises(TargetError, match="already holds a finished conversion"):
+        convert(options)
+    assert broker_files(options.target) == before
+
+
+def test_a_torn_plan_is_named_and_nothing_is_made_of_it(options: ConvertOptions) -> None:
+    stop_in_the_middle(options)
+    plan = options.target / "delaywheel/staging/plan.json"
+    plan.write_bytes(plan.read_bytes()[:40])
+    with pytest.raises(PlanError, match=r"not a plan; remove .* and convert anew"):
+        convert(options)
