@@ -21,8 +21,8 @@ test: $(INSTALLED) java  ## run the tests, but for the wide tables, the slow one
 interop: $(INSTALLED) java broker  ## run the tests against real RocketMQ brokers (needs a JDK and Maven)
 	$(PYTEST) -m interop
 
-faults: $(INSTALLED) java  ## run the tests that kill, tear and fill things up, the slow ones too
-	$(PYTEST) tests/faults
+faults: $(INSTALLED) java  ## run the slow tests: stores and runs that are killed, torn, filled up
+	$(PYTEST) -m "slow and not interop"
 
 lint: $(INSTALLED)  ## check style and format (ruff) and types (mypy --strict)
 	$(BIN)/ruff check .
