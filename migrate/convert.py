@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.clock import SystemClock, stopwatch_s
-from message_store.delay_levels import DelayLevels
 from message_store.errors import (
     BadRecordsError,
     OptionsError,
@@ -26,34 +25,30 @@ from message_store.errors import (
     TargetError,
     UncleanStoreError,
 )
-from message_store.segment_files import list_segments
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.books import bad_records, conversion_report
+from migrate.make_room import make_room
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
 from migrate.quarantine import keep_bad_records
 from migrate.report import ConversionReport, Seconds
+from migrate.run_request import known_amendments, mismatch, request_of
 from migrate.seal import seal, topic_demands
 from migrate.settings import ConvertOptions
 from migrate.source_wheel import require_empty_wheel
 from migrate.staged_output import (
     Staging,
     clear_staging,
-    create_row,
-    forbid_start,
-    free_bytes,
     is_published,
     names_in_the_way,
     remove_unfinished,
     target_errors,
 )
-from migrate.stored_plan import read_plan_facts, store_plan
+from migrate.stored_plan import read_plan_facts
 from migrate.target_config import broker_conf, broker_settings
 from migrate.topic_choice import choose_topics
 from migrate.write import Receipt
 from migrate.write_job import Progress, write_all
-from timer_wheel.timer_log import units_per_file
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
 MARKER_NAME = "conversion.json"
 CONF_NAME = "broker.conf"
@@ -171,42 +166,20 @@ class _Conversion:
                 "--now is later than this machine's clock: a broker would skip slots"
             )
         self.now_ms: int = now_ms
-        self.request = self._request(backlog.level_table)
+        self.request = request_of(self.options, now_ms, backlog.level_table)
         bad = np.flatnonzero(chosen & implausible_due(backlog, self.options.settings.precision_ms))
         amendments = Amendments(
             bad={int(at): f"due time {backlog.due_ms[at]} is no time" for at in bad}
         )
         if facts:
-            amendments = _known_amendments(facts, amendments)
+            amendments = known_amendments(facts, amendments)
         plan = self._make_plan(backlog, chosen, amendments)
         if facts and facts["identity"] != plan.identity:
-            raise PlanError(self._mismatch(facts))
+            raise PlanError(mismatch(self.staging, self.request, facts))
         if not facts:
-            self._begin(plan, amendments)
+            make_room(plan, self.staging, self.source.path, self.request, amendments)
         self.progress("plan", 1, 1)
         return plan, amendments
-
-    def _request(self, table: DelayLevels) -> dict[str, Any]:
-        """What makes this run this run; the number of tasks or cores is not part of it."""
-        options = self.options
-        logs = [
-            [segment.path.name, segment.length_bytes, segment.modified_ns]
-            for segment in list_segments(self.source.commit_log)
-        ]
-        return {
-            "now_ms": self.now_ms,
-            "settings": attrs.asdict(options.settings),
-            "level_table": table.text(),
-            "on_bad_record": options.on_bad_record,
-            "after_crash": options.after_crash,
-            "offsets": options.offsets,
-            "only_levels": list(options.only_levels),
-            "only_topics": list(options.only_topics),
-            "levels_only": options.levels_only,
-            "part_bytes": options.part_bytes,
-            "source": str(self.source.path.absolute()),
-            "source_log": logs,
-        }
 
     def _make_plan(
         self, backlog: LevelBacklog, chosen: NDArray[np.bool_], amendments: Amendments
@@ -217,53 +190,6 @@ class _Conversion:
             now_ms=self.now_ms,
             settings=self.options.settings,
             part_bytes=self.options.part_bytes,
-            request=self.request,
-            amendments=amendments,
-        )
-
-    def _mismatch(self, facts: dict[str, Any]) -> str:
-        changed = [
-            name
-            for name, value in self.request.items()
-            if facts.get("request", {}).get(name) != value
-        ]
-        what = ", ".join(changed) or "the level queues"
-        return (
-            f"{self.target.path}: was begun from something else (differs in: {what});"
-            f" repeat the first command, or remove {self.staging.path} and begin anew"
-        )
-
-    def _begin(self, plan: Plan, amendments: Amendments) -> None:
-        """Make room: check the disk, create the sparse files, store the plan, which comes last."""
-        settings, store = plan.settings, self.staging.store
-        clear_staging(self.staging)
-        needed = _bytes_needed(plan)
-        if needed > free_bytes(self.target.path):
-            raise TargetError(
-                f"{self.target.path}: {needed:,} bytes are needed, "
-                f"{free_bytes(self.target.path):,} are free"
-            )
-        with target_errors(self.staging.path):
-            self.staging.path.mkdir(parents=True)
-        forbid_start(self.target)
-        log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
-        queue_units = settings.queue_file_bytes // 20
-        timer_units = units_per_file(settings.timer_log_file_bytes)
-        create_row(store.commit_log, count=log_files, file_bytes=settings.commit_log_file_bytes)
-        create_row(
-            store.timer_queue(),
-            count=-(-len(plan) // queue_units),
-            file_bytes=settings.queue_file_bytes,
-        )
-        create_row(
-            store.timer_log,
-            count=-(-len(plan) // timer_units),
-            file_bytes=settings.timer_log_file_bytes,
-        )
-        store_plan(
-            plan,
-            self.staging,
-            source=self.source.path,
             request=self.request,
             amendments=amendments,
         )
@@ -292,7 +218,7 @@ class _Conversion:
                 return plan, amendments, receipts
             amendments = learned
             plan = self._make_plan(backlog, chosen, amendments)
-            self._begin(plan, amendments)
+            make_room(plan, self.staging, self.source.path, self.request, amendments)
 
     def _receipts(self, plan: Plan) -> list[Receipt]:
         """One receipt a part, of this plan, counting every message once."""
@@ -335,18 +261,3 @@ class _Conversion:
         marker = {**report.as_json(), "conversion": self._asked(report)}
         replace_file(self.target.own / MARKER_NAME, json.dumps(marker, indent=1).encode())
         clear_staging(self.staging)
-
-
-def _bytes_needed(plan: Plan) -> int:
-    """Log, queue, timer log and the touched pages of the wheel, as the disk counts them."""
-    units = len(plan) * (20 + 53)
-    return plan.log.end_offset + units + WHEEL_FILE_BYTES + (len(plan) * 48)
-
-
-def _known_amendments(facts: dict[str, Any], first: Amendments) -> Amendments:
-    """What the unfinished run had learned, so that continuing it makes the same plan."""
-    known = facts.get("amendments", {})
-    return Amendments(
-        bad={**first.bad, **{int(at): why for at, why in known.get("bad", {}).items()}},
-        sizes={int(at): size for at, size in known.get("sizes", {}).items()},
-    )

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import attrs
 
+from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError, SourceError
+from message_store.errors import BadFieldError, OptionsError, SourceError
 from message_store.java_numbers import parse_long
+from message_store.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
 from message_store.small_files import read_small_file
 from message_store.store_root import (
     COMMIT_LOG_FILE_BYTES,
@@ -18,12 +20,12 @@ from message_store.store_root import (
     TIMER_LOG_FILE_BYTES,
 )
 from migrate.rewrite import RECORD_MARGIN_BYTES
-from timer_wheel.wheel_math import effective_roll_window, snap_precision
+from timer_wheel.timer_log import units_per_file
+from timer_wheel.wheel_math import PRECISIONS_MS, effective_roll_window, snap_precision
 
 DEFAULT_ROLL_WINDOW_SLOTS = 172_800
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
-_QUEUE_UNIT_BYTES = 20
 
 
 def read_broker_conf(path: Path) -> dict[str, str]:
@@ -60,13 +62,25 @@ def _number(conf: Mapping[str, str], key: str, default: int) -> int:
 class TargetSettings:
     """What the target's files depend on; the broker that opens them must have the same settings."""
 
-    precision_ms: int = 1000
-    roll_window_slots: int = DEFAULT_ROLL_WINDOW_SLOTS
+    precision_ms: int = attrs.field(default=1000, validator=attrs.validators.in_(PRECISIONS_MS))
+    roll_window_slots: int = attrs.field(
+        default=DEFAULT_ROLL_WINDOW_SLOTS, converter=effective_roll_window
+    )
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
     queue_file_bytes: int = QUEUE_FILE_BYTES
     timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
     max_message_bytes: int | None = None
     retention_hours: int = DEFAULT_RETENTION_HOURS
+
+    def __attrs_post_init__(self) -> None:
+        """Raise OptionsError for files in which nothing would fit."""
+        smallest = SMALLEST_RECORD_BYTES + END_OF_FILE_MIN_BYTES
+        if self.commit_log_file_bytes < smallest:
+            raise OptionsError(f"a commit log file needs at least {smallest} bytes")
+        if self.queue_file_bytes <= 0 or self.queue_file_bytes % QUEUE_UNIT.size:
+            raise OptionsError(f"a queue file is a multiple of {QUEUE_UNIT.size} bytes")
+        if units_per_file(self.timer_log_file_bytes) < 1:
+            raise OptionsError("a timer log file needs room for a unit and a blank")
 
     @classmethod
     def from_conf(
@@ -88,11 +102,9 @@ class TargetSettings:
         queue_bytes = _number(conf, "mappedFileSizeConsumeQueue", QUEUE_FILE_BYTES)
         return cls(
             precision_ms=precision,
-            roll_window_slots=effective_roll_window(
-                _number(conf, "timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS)
-            ),
+            roll_window_slots=_number(conf, "timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS),
             commit_log_file_bytes=_number(conf, "mappedFileSizeCommitLog", COMMIT_LOG_FILE_BYTES),
-            queue_file_bytes=-(-queue_bytes // _QUEUE_UNIT_BYTES) * _QUEUE_UNIT_BYTES,
+            queue_file_bytes=-(-queue_bytes // QUEUE_UNIT.size) * QUEUE_UNIT.size,
             timer_log_file_bytes=_number(conf, "mappedFileSizeTimerLog", TIMER_LOG_FILE_BYTES),
             max_message_bytes=_number(conf, "maxMessageSize", 0)
             if "maxMessageSize" in conf

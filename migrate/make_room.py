@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beginning of a conversion's output: room on the disk, empty files of full length, plan."""
+
+from pathlib import Path
+from typing import Any
+
+from message_store.consume_queue import QUEUE_UNIT
+from message_store.errors import TargetError
+from migrate.plan import Amendments, Plan
+from migrate.staged_output import (
+    Staging,
+    clear_staging,
+    create_row,
+    forbid_start,
+    free_bytes,
+    target_errors,
+)
+from migrate.stored_plan import store_plan
+from timer_wheel.timer_log import TIMER_UNIT, units_per_file
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+
+_PLAN_BYTES_A_MESSAGE = 48
+"""What the plan's arrays take in the staging place while the conversion runs."""
+
+
+def make_room(
+    plan: Plan,
+    staging: Staging,
+    source: Path,
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> None:
+    """Check the disk, create the sparse files, store the plan, which comes last.
+
+    Raises TargetError.
+    """
+    settings, store = plan.settings, staging.store
+    clear_staging(staging)
+    needed = _bytes_needed(plan)
+    if needed > free_bytes(staging.target.path):
+        raise TargetError(
+            f"{staging.target.path}: {needed:,} bytes are needed, "
+            f"{free_bytes(staging.target.path):,} are free"
+        )
+    with target_errors(staging.path):
+        staging.path.mkdir(parents=True)
+    forbid_start(staging.target)
+    log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
+    queue_units = settings.queue_file_bytes // QUEUE_UNIT.size
+    timer_units = units_per_file(settings.timer_log_file_bytes)
+    create_row(store.commit_log, count=log_files, file_bytes=settings.commit_log_file_bytes)
+    create_row(
+        store.timer_queue(),
+        count=-(-len(plan) // queue_units),
+        file_bytes=settings.queue_file_bytes,
+    )
+    create_row(
+        store.timer_log,
+        count=-(-len(plan) // timer_units),
+        file_bytes=settings.timer_log_file_bytes,
+    )
+    store_plan(
+        plan,
+        staging,
+        source=source,
+        request=request,
+        amendments=amendments,
+    )
+
+
+def _bytes_needed(plan: Plan) -> int:
+    """Log, queue, timer log and the touched pages of the wheel, as the disk counts them."""
+    a_message = QUEUE_UNIT.size + TIMER_UNIT.size + 1 + _PLAN_BYTES_A_MESSAGE
+    return plan.log.end_offset + WHEEL_FILE_BYTES + len(plan) * a_message
