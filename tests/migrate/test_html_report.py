@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTML report: true numbers, everything escaped, nothing fetched from anywhere."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from message_store.errors import TargetError
+from message_store.store_root import StoreRoot
+from migrate.forecast import BUCKETS_MAX, Forecast, draw_forecast, read_forecast
+from migrate.html_report import render_html_report, write_html_report
+from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
+from tests.independent.tiny_target import MESSAGES, WRITE_TIME_MS, write_tiny_target
+
+EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
+LEVEL = LevelReport(
+    level=5,
+    delay_ms=60_000,
+    from_offset=7,
+    to_offset=1_241,
+    queued=1_234,
+    already_delivered=0,
+    expired=0,
+    pending=1_234,
+    converted=1_233,
+    skipped=0,
+    quarantined=1,
+    overdue=12,
+    rolled=0,
+)
+FORECAST = Forecast(
+    precision_ms=1000,
+    due_ms=np.array([1_700_000_000_000, 1_700_000_060_000, 1_700_007_200_000]),
+    messages=np.array([1, 30, 2]),
+)
+
+
+def a_report(**changes: object) -> ConversionReport:
+    report = ConversionReport(
+        source=EVIL,
+        target="/data/target",
+        now_ms=1_700_000_000_000,
+        precision_ms=1000,
+        level_table="1s 5s",
+        offsets_source="main",
+        levels=(LEVEL,),
+        due_min_ms=1_700_000_000_000,
+        due_max_ms=1_700_007_200_000,
+        open_before_ms=1_700_600_000_000,
+        bytes_read=12,
+        bytes_written=34,
+        bad_records=(BadRecord(5, 99, 4711, f"REAL_TOPIC {EVIL}"),),
+        broker_conf={"timerPrecisionMs": "1000"},
+        warnings=(EVIL,),
+        seconds=Seconds(1, 2, 3, 4, 10),
+        request={},
+        identity="",
+    )
+    return attrs.evolve(report, **changes)  # type: ignore[arg-type]
+
+
+def test_the_page_tells_the_numbers() -> None:
+    page = render_html_report(a_report(), FORECAST)
+    assert "1,233 of 1,234 pending messages converted" in page
+    assert "level 5 (1m)" in page
+    assert "2023-11-21T20:53:20Z" in page
+    assert "30 messages a second" in page
+    assert "timerPrecisionMs=1000\n" in page
+    assert "Restarting the old broker would deliver the converted messages again" in page
+    assert "<td>4711</td>" in page
+
+
+def test_nothing_of_a_store_becomes_markup_or_control() -> None:
+    page = render_html_report(a_report(), FORECAST)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") == 4
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", page)
+
+
+def test_nothing_is_fetched() -> None:
+    page = render_html_report(a_report(), FORECAST)
+    assert re.findall(r"(?:src|href)=[\"'](?!#)", page) == []
+    assert "@import" not in page
+
+
+def test_the_picture_is_the_same_each_time_and_well_formed() -> None:
+    picture = draw_forecast(FORECAST)
+    assert picture == draw_forecast(FORECAST)
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+def test_a_conversion_of_nothing_has_no_picture() -> None:
+    empty = Forecast(1000, np.empty(0, np.int64), np.empty(0, np.int64))
+    report = a_report(due_min_ms=None, due_max_ms=None, open_before_ms=None, bad_records=())
+    page = render_html_report(report, empty)
+    assert "Nothing waits." in page
+    assert "<svg" not in page
+
+
+@pytest.mark.parametrize("days", [0, 1, 40, 900])
+def test_bars_are_few_and_lose_nothing(days: int) -> None:
+    due_ms = np.linspace(1_700_000_000_000, 1_700_000_000_000 + days * 86_400_000, 5_000)
+    forecast = Forecast(1000, due_ms.astype(np.int64), np.full(5_000, 3))
+    starts, counts = forecast.buckets()
+    assert counts.sum() == 15_000
+    assert len(starts) <= max(BUCKETS_MAX, days) + 1
+    assert (starts % forecast.bucket_s == 0).all()
+
+
+def test_the_forecast_counts_the_slots_of_a_target(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path / "target")
+    forecast = read_forecast(StoreRoot(tmp_path / "target"), 1000)
+    assert forecast.messages.sum() == len(MESSAGES)
+    by_due = dict(zip(forecast.due_ms.tolist(), forecast.messages.tolist(), strict=True))
+    assert by_due[WRITE_TIME_MS + 61_000] == 3
+    assert forecast.peak_ms == WRITE_TIME_MS + 61_000
+    assert forecast.peak_per_second == 3
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path / "target")
+    (tmp_path / "file").write_text("")
+    report = a_report(target=str(tmp_path / "target"))
+    with pytest.raises(TargetError, match="cannot be written"):
+        write_html_report(report, tmp_path / "file" / "report.html")
