@@ -9,6 +9,7 @@ Each side's messages are digested where they lie, by tasks that return only sums
 equal messages, and where they differ the messages are looked up one by one.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -32,7 +33,7 @@ from migrate.verify_pending import PendingMessages, quarantine_problems, split_q
 from migrate.verify_report import Problem, VerifyReport
 from migrate.verify_settings import ConversionSettings, read_settings
 from migrate.verify_source import read_pending
-from migrate.verify_structure import read_reached
+from migrate.verify_structure import ReachedMessages, read_reached
 
 DEFAULT_SAMPLE = 200
 DEFAULT_LISTED = 100
@@ -73,10 +74,15 @@ def verify(
     source_root.require_readable()
     target_root.require_readable()
     settings = read_settings(target_root)
-    progress("read", 0, 2)
-    pending = read_pending(source_root, settings)
+    progress("read", 0, 1)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        reading = beside.submit(read_reached, target_root, settings)
+        pending = read_pending(source_root, settings)
+        reached = reading.result()
+    progress("read", 1, 1)
     return compare_stores(
         pending,
+        reached,
         source_root,
         target_root,
         settings,
@@ -88,6 +94,7 @@ def verify(
 
 def compare_stores(
     pending: PendingMessages,
+    reached: ReachedMessages,
     source_root: StoreRoot,
     target_root: StoreRoot,
     settings: ConversionSettings,
@@ -96,12 +103,9 @@ def compare_stores(
     options: VerifyOptions,
     progress: Progress,
 ) -> VerifyReport:
-    """As :func:`verify`, with what is pending already read."""
+    """As :func:`verify`, with what is pending and what the wheel leads to already read."""
     jobs = _jobs(spark, settings, options, progress)
-    progress("read", 1, 2)
     wanted, aside, strangers = split_quarantined(pending, settings.quarantined)
-    reached = read_reached(target_root, settings)
-    progress("read", 2, 2)
     ours = SideEntries(
         "source",
         source_root.commit_log,

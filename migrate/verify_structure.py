@@ -17,8 +17,8 @@ from message_store.errors import FormatError
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from migrate.verify_chains import END, NOWHERE, Walk, walk_chains
-from migrate.verify_entries import TARGET_ENTRY
 from migrate.verify_log import log_problems, row_problems
+from migrate.verify_reached import reached_entries
 from migrate.verify_report import Problem
 from migrate.verify_settings import ConversionSettings
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
@@ -68,7 +68,7 @@ def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessag
     walk = _walk(slots, units)
     problems += _walk_problems(walk, slots, units, settings.precision_ms)
     problems += _checkpoint_problems(checkpoint, slots, units, len(queue), settings)
-    entries = _entries(walk, slots, units, queue, settings.precision_ms)
+    entries = reached_entries(walk, slots.times_ms, units, queue)
     return ReachedMessages(entries, tuple(problems))
 
 
@@ -233,49 +233,3 @@ def _checkpoint_problems(
     first_ms = int(slots.times_ms.min(initial=settings.write_time_ms))
     if not 0 < read_ms <= first_ms or read_ms % settings.precision_ms:
         yield Problem(CHECKPOINT, f"last_read_time_ms is {read_ms}, the first slot is {first_ms}")
-
-
-def _entries(
-    walk: Walk, slots: _Slots, units: TimerUnits, queue: QueueEntries, precision_ms: int
-) -> NDArray[np.void]:
-    """A row for each unit as often as it is reached, in the order of the log."""
-    reached, slot_of = _in_log_order(walk, units)
-    entries = np.zeros(len(reached), TARGET_ENTRY.dtype)
-    rows = units.units[reached] if len(reached) else units.units[:0]
-    entries["commit_log_offset"] = rows["commit_log_offset"]
-    entries["size_bytes"] = rows["record_size_bytes"]
-    entries["flags"] = rows["magic"]
-    entries["topic_hash"] = rows["topic_hash"]
-    entries["slot_time_ms"] = slots.times_ms[slot_of]
-    numbers = _queue_numbers(rows["commit_log_offset"], reached, queue)
-    entries["queue_offset"] = numbers
-    if len(queue):
-        entries["tags_code"] = np.where(numbers >= 0, queue.units["tags_code"][numbers], 0)
-    return entries
-
-
-def _in_log_order(walk: Walk, units: TimerUnits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    offsets = units.units["commit_log_offset"].astype(np.int64)
-    reached = np.zeros(len(units), bool)
-    reached[walk.units] = True
-    if len(walk.units) == len(units) and reached.all() and (np.diff(offsets) > 0).all():
-        slot_of = np.empty(len(units), np.int64)
-        slot_of[walk.units] = walk.slots
-        return np.arange(len(units)), slot_of
-    order = np.argsort(offsets[walk.units], kind="stable")
-    return walk.units[order], walk.slots[order]
-
-
-def _queue_numbers(
-    offsets: NDArray[np.void], reached: NDArray[np.int64], queue: QueueEntries
-) -> NDArray[np.int64]:
-    """The number of the queue entry of each record; -1 where none leads to it."""
-    if not len(queue):
-        return np.full(len(offsets), -1, np.int64)
-    known = queue.units["commit_log_offset"]
-    same = known[np.minimum(reached, len(queue) - 1)] == offsets
-    if same.all():
-        return np.minimum(reached, len(queue) - 1)
-    order = np.argsort(known, kind="stable")
-    places = np.minimum(np.searchsorted(known[order], offsets), len(queue) - 1)
-    return np.where(known[order[places]] == offsets, order[places], -1)

@@ -17,6 +17,7 @@ from migrate.verify import VerifyOptions, compare_stores, no_progress
 from migrate.verify_pending import PendingMessages
 from migrate.verify_report import VerifyReport
 from migrate.verify_settings import read_settings
+from migrate.verify_structure import read_reached
 from tests.independent import config_text
 from tests.independent.level_store_builder import (
     T0,
@@ -133,11 +134,13 @@ class Stores:
     def verify(self, **changes: Any) -> VerifyReport:
         options = VerifyOptions(**changes)
         source, target = StoreRoot(self.source.root), StoreRoot(self.target)
+        settings = read_settings(target)
         return compare_stores(
             self.pending,
+            read_reached(target, settings),
             source,
             target,
-            read_settings(target),
+            settings,
             spark=None,
             options=options,
             progress=no_progress,
