@@ -4,10 +4,11 @@ cannot go stale.
 
 numba checks only the kernel's own source file before it trusts a cached one, so a constant derived
 from a layout in another module would keep its old value after that module changed. The cache
-directory is therefore named by a digest of every source of the project. Cache files are executable
-code: the directory belongs to the user alone.
+directory is therefore named by a digest of every source that the kernel's module imports, directly
+or not. Cache files are executable code: the directory belongs to the user alone.
 """
 
+import ast
 import hashlib
 import os
 import tempfile
@@ -23,13 +24,37 @@ _PACKAGES = ("message_store", "legacy_levels", "timer_wheel", "migrate", "compar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _sources_digest() -> str:
-    home = Path(__file__).resolve().parent.parent
+_HOME = Path(__file__).resolve().parent.parent
+
+
+@cache
+def _imported_sources(source: Path) -> frozenset[Path]:
+    """The project's own modules that a source file imports itself."""
+    names = set()
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    own = (name for name in names if name.partition(".")[0] in _PACKAGES)
+    paths = (_HOME.joinpath(*name.split(".")).with_suffix(".py") for name in own)
+    return frozenset(path for path in paths if path.is_file())
+
+
+@cache
+def _sources_digest(source: Path) -> str:
+    """A digest of a source file and of all that it imports, however far away."""
+    seen: set[Path] = set()
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in seen:
+            seen.add(path)
+            waiting += _imported_sources(path)
     digest = hashlib.sha256()
-    for package in _PACKAGES:
-        for source in sorted((home / package).glob("*.py")):
-            digest.update(source.name.encode())
-            digest.update(source.read_bytes())
+    for path in sorted(seen):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -53,12 +78,7 @@ def cache_directory() -> Path | None:
     home_cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     candidates.append(Path(home_cache) / "delaywheel" / "kernels")
     candidates.append(Path(tempfile.gettempdir()) / f"delaywheel-{os.getuid()}")
-    for candidate in candidates:
-        if _own_directory(candidate) and (
-            directory := _own_directory(candidate / _sources_digest())
-        ):
-            return directory
-    return None
+    return next(filter(None, map(_own_directory, candidates)), None)
 
 
 def kernel(*signatures: str) -> Callable[[F], F]:
@@ -70,10 +90,11 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     has checked every length.
     """
     directory = cache_directory()
-    if directory is not None:
-        numba.config.CACHE_DIR = str(directory)  # type: ignore[attr-defined]
 
     def decorate(function: F) -> F:
+        if directory is not None:
+            digest = _sources_digest(Path(function.__code__.co_filename).resolve())
+            numba.config.CACHE_DIR = str(directory / digest)  # type: ignore[attr-defined]
         compiled: Any = numba.njit(
             list(signatures),
             nogil=True,

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled kernels are kept for the user alone, and never outlive a change of what they depend on.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_KERNEL = """
+from message_store.kernel_cache import kernel
+from message_store.constants_of_test import VALUE
+
+@kernel("int64()")
+def answer():
+    return VALUE
+"""
+
+
+def run(code: str, *, home: Path, path: Path) -> str:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(home), "PYTHONPATH": str(path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def small_project(tmp_path: Path) -> Path:
+    """The kernel cache in a project of its own, whose sources a test may change."""
+    package = tmp_path / "project" / "message_store"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    source = Path(__file__).parents[2] / "message_store" / "kernel_cache.py"
+    (package / "kernel_cache.py").write_bytes(source.read_bytes())
+    (package / "kernels_of_test.py").write_text(_KERNEL)
+    (package / "constants_of_test.py").write_text("VALUE = 2\n")
+    return package.parent
+
+
+def test_a_kernel_follows_a_constant_of_another_module(small_project: Path, tmp_path: Path) -> None:
+    code = "from message_store.kernels_of_test import answer; print(answer())"
+    home = tmp_path / "cache"
+    assert run(code, home=home, path=small_project) == "2"
+    (small_project / "message_store" / "constants_of_test.py").write_text("VALUE = 101\n")
+    assert run(code, home=home, path=small_project) == "101"
+
+
+def test_the_cache_is_used_again_and_belongs_to_the_user(
+    small_project: Path, tmp_path: Path
+) -> None:
+    code = (
+        "from message_store.kernels_of_test import answer;"
+        "print(sum(answer.stats.cache_hits.values()))"
+    )
+    home = tmp_path / "cache"
+    assert run(code, home=home, path=small_project) == "0"
+    (small_project / "message_store" / "unrelated.py").write_text("x = 1\n")
+    assert run(code, home=home, path=small_project) == "1"
+    kernels = home / "delaywheel" / "kernels"
+    assert kernels.stat().st_mode & 0o077 == 0
+
+
+def test_a_place_that_others_can_write_to_is_not_used(small_project: Path, tmp_path: Path) -> None:
+    home = tmp_path / "cache"
+    shared = home / "delaywheel" / "kernels"
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    code = "from message_store.kernel_cache import cache_directory; print(cache_directory())"
+    assert run(code, home=home, path=small_project) != str(shared)
