@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 import numpy as np
-from legacy_levels.level_backlog import LevelBacklog
 from numpy.typing import NDArray
 
+from legacy_levels.level_backlog import LevelBacklog
 from message_store.errors import PlanError
 from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from migrate.chain_kernel import link_chains

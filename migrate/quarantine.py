@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
-from legacy_levels.level_backlog import LevelBacklog
 
+from legacy_levels.level_backlog import LevelBacklog
 from message_store.errors import FormatError
 from message_store.segment_files import SegmentReader
 from message_store.small_files import PRIVATE_MODE, replace_file

@@ -4,9 +4,9 @@
 from typing import Any
 
 import numpy as np
-from legacy_levels.level_backlog import LevelBacklog
 from numpy.typing import NDArray
 
+from legacy_levels.level_backlog import LevelBacklog
 from message_store.kernel_cache import kernel
 from message_store.raw_memory import address_of
 from message_store.record_layout import SMALLEST_RECORD_BYTES
