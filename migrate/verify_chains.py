@@ -27,7 +27,7 @@ def _walk(
         first[slot] = unit
         while unit >= 0:
             if done == len(units):
-                broken[slot] = 1
+                broken[slot:] = 1
                 return done
             units[done] = unit
             slots[done] = slot

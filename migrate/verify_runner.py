@@ -54,10 +54,13 @@ def _run_job(
 
     thread = InheritableThread(target=job, session=spark)
     thread.start()
+    told = 0
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
-            done(_finished_tasks(spark, group))
+            if (finished := _finished_tasks(spark, group)) > told:
+                told = finished
+                done(told)
     except BaseException:
         context.cancelJobGroup(group)
         raise

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the work is cut, run and put together again changes nothing of what verification finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from migrate import verify_compare, verify_jobs, verify_tasks
+from migrate.convert import convert
+from migrate.session import spark_session
+from migrate.settings import ConvertOptions, TargetSettings
+from migrate.verify import verify
+from migrate.verify_chains import END, NOWHERE, walk_chains
+from migrate.verify_digests import FoundRecords
+from migrate.verify_entries import DIGEST_IDENTITY
+from migrate.verify_matching import match_exactly, pair_by
+from migrate.verify_report import VerifyReport
+from migrate.verify_runner import run_tasks
+from tests.independent.level_store_builder import LevelMessage, build_level_store
+from tests.independent.raw_files import QUEUE_UNIT_BYTES
+from tests.migrate.verify_targets import (
+    LOG_FILE_BYTES,
+    MESSAGES,
+    NOW_MS,
+    TIMER_FILE_BYTES,
+    WINDOW_SLOTS,
+    Stores,
+    make_stores,
+    pending_of,
+    write_target,
+)
+from tests.migrate.verify_targets import (
+    convert as convert_by_hand,
+)
+
+SMALL = TargetSettings(
+    roll_window_slots=WINDOW_SLOTS,
+    commit_log_file_bytes=LOG_FILE_BYTES,
+    queue_file_bytes=20 * QUEUE_UNIT_BYTES,
+    timer_log_file_bytes=TIMER_FILE_BYTES,
+)
+
+
+def found(rows: list[tuple[int, int, int, int]]) -> FoundRecords:
+    digests = np.array(rows, np.uint64).reshape(-1, 4)
+    return FoundRecords(np.arange(len(rows)), digests, np.zeros(len(rows), np.uint8))
+
+
+few = st.integers(0, 2)
+sides = st.lists(st.tuples(few, few, few, few), max_size=12)
+
+
+@given(sides, sides)
+def test_matching_is_that_of_multisets(
+    ours: list[tuple[int, int, int, int]], theirs: list[tuple[int, int, int, int]]
+) -> None:
+    pairing = match_exactly(found(ours), found(theirs))
+    shared = Counter(row[:2] for row in ours) & Counter(row[:2] for row in theirs)
+    assert len(pairing.source) == len(pairing.target) == shared.total()
+    assert (pairing.source.digests[:, :2] == pairing.target.digests[:, :2]).all()
+    rest = Counter(row[:2] for row in ours) - shared
+    assert Counter(map(tuple, pairing.source_rest.digests[:, :2].tolist())) == rest
+
+
+@given(sides, sides)
+def test_pairs_agree_and_nothing_that_agrees_is_left_on_both_sides(
+    ours: list[tuple[int, int, int, int]], theirs: list[tuple[int, int, int, int]]
+) -> None:
+    pairing = pair_by(DIGEST_IDENTITY, found(ours), found(theirs))
+    paired, others = pairing.source.digests[:, 2], pairing.target.digests[:, 2]
+    assert (paired == others).all()
+    left = set(pairing.source_rest.digests[:, 2].tolist())
+    assert not left & set(pairing.target_rest.digests[:, 2].tolist())
+    assert len(pairing.source) + len(pairing.source_rest) == len(ours)
+
+
+@given(st.data())
+def test_any_chains_are_walked_to_an_end(data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, 8))
+    links = st.integers(NOWHERE, count - 1)
+    last = data.draw(st.lists(links, max_size=6))
+    previous = data.draw(st.lists(links, min_size=count, max_size=count))
+    walk = walk_chains(np.array(last, np.int64), np.array(previous, np.int64))
+    expected = []
+    for slot, unit in enumerate(last):
+        while unit >= 0:
+            expected.append((unit, slot))
+            unit = previous[unit] if previous[unit] < unit else NOWHERE
+        assert walk.broken[slot] == (unit != END)
+    assert list(zip(walk.units.tolist(), walk.slots.tolist(), strict=True)) == expected
+
+
+def test_chains_without_end_are_given_up() -> None:
+    """Every slot leads to the same long chain: more steps than there are units to deliver."""
+    units = 2000
+    walk = walk_chains(np.full(units, units - 1), np.arange(-1, units - 1))
+    assert walk.broken[-1]
+    assert len(walk.units) < units * units
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 50])
+def test_tasks_cover_every_entry_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
+) -> None:
+    monkeypatch.setattr(verify_jobs, "_TASK_MIN_ENTRIES", 1)
+    entries = np.zeros(33, [("size_bytes", ">i4")])
+    entries["size_bytes"] = np.arange(33) % 7
+    cuts = verify_jobs._cuts(entries, parallelism)
+    assert (cuts[0], cuts[-1]) == (0, 33)
+    assert cuts == sorted(set(cuts))
+    assert len(cuts) <= parallelism + 1
+
+
+def test_many_small_tasks_find_what_one_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build_level_store(tmp_path / "source", MESSAGES)
+    changed = [LevelMessage(level=16, body=b"other", unique_key="TWIN", tags="x")]
+    other = build_level_store(tmp_path / "other", changed)
+    write_target(tmp_path / "target", convert_by_hand([*built.placed[3:], *other.placed]))
+    stores = Stores(built, tmp_path / "target", pending_of(built.placed))
+    whole = stores.verify()
+    assert (whole.missing, whole.unexpected) == (3, 1)
+    monkeypatch.setattr(verify_jobs, "_TASK_MIN_ENTRIES", 1)
+    monkeypatch.setattr(verify_jobs, "_TASK_MAX_ENTRIES", 3)
+    monkeypatch.setattr(verify_compare, "_ROUND_RECORDS", 1)
+    monkeypatch.setattr(verify_tasks, "_TOPIC_TABLE_ROWS", 2)
+    assert stores.verify() == whole
+
+
+def test_tasks_run_here_in_order_and_say_how_far_they_are() -> None:
+    seen: list[int] = []
+    assert run_tasks(None, [3, 1, 2], lambda task: task * 10, seen.append) == [30, 10, 20]
+    assert seen == [1, 2, 3]
+
+
+@pytest.mark.spark
+def test_spark_finds_what_this_process_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = make_stores(tmp_path)
+    monkeypatch.setattr(verify_jobs, "_TASK_MIN_ENTRIES", 10)
+    monkeypatch.setattr(verify_jobs, "_INLINE_BYTES", 500)
+    seen: list[tuple[str, int, int]] = []
+    with spark_session("local[2,4]") as spark:
+        report = verify(
+            stores.source.root,
+            stores.target,
+            spark=spark,
+            progress=lambda stage, done, total: seen.append((stage, done, total)),
+        )
+        (stores.target / "timerwheel").unlink()
+        damaged = verify(stores.source.root, stores.target, spark=spark)
+    assert report == VerifyReport(len(MESSAGES), 0, 0, 0, sampled=len(MESSAGES))
+    assert ("digest", 4, 4) in seen
+    assert damaged.missing == len(MESSAGES)
+    assert not list(tmp_path.glob("delaywheel-verify-*"))
+
+
+# --- what the conversion writes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+@pytest.mark.parametrize("facts", [{}, {"dialect": "5.5"}, {"offsets": {16: 3, 17: 1}}])
+def test_a_conversion_is_accepted(tmp_path: Path, precision_ms: int, facts: dict[str, Any]) -> None:
+    built = build_level_store(tmp_path / "source", MESSAGES, **facts)
+    settings = attrs.evolve(SMALL, precision_ms=precision_ms)
+    options = ConvertOptions(
+        source=built.root, target=tmp_path / "target", now_ms=NOW_MS, settings=settings
+    )
+    count = convert(options).total("converted")
+    assert count == len(MESSAGES) - (4 if "offsets" in facts else 0)
+    report = verify(built.root, options.target, spark=None)
+    assert report == VerifyReport(count, 0, 0, 0, sampled=count)
+
+
+BAD = [
+    LevelMessage(level=16, body=b"bad crc", record_fields={"body_crc": 1}),
+    LevelMessage(level=16, body=b"bad magic", damage=lambda data: data[:4] + b"xxxx" + data[8:]),
+    LevelMessage(level=16, body=b"no topic", without=["REAL_TOPIC"]),
+    LevelMessage(level=16, body=b"no queue", without=["REAL_QID"]),
+    LevelMessage(level=16, body=b"no delay", without=["DELAY"]),
+    LevelMessage(level=16, body=b"elsewhere", unit_fields={"commit_log_offset": 2**40}),
+    LevelMessage(level=16, body=b"too long", unit_fields={"size_bytes": 2**31 - 1}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_what_a_conversion_sets_aside_verification_finds_bad_too(
+    tmp_path: Path, number: int
+) -> None:
+    built = build_level_store(tmp_path / "source", [BAD[number], *MESSAGES])
+    options = ConvertOptions(
+        source=built.root,
+        target=tmp_path / "target",
+        now_ms=NOW_MS,
+        settings=SMALL,
+        on_bad_record="quarantine",
+    )
+    assert convert(options).total("quarantined") == 1
+    count = len(MESSAGES)
+    report = verify(built.root, options.target, spark=None)
+    assert report == VerifyReport(count, 0, 0, 0, quarantined=1, sampled=count)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [({"only_levels": (17,)}, 3), ({"only_topics": ("TopicB",)}, 1)]
+)
+def test_a_conversion_of_a_part_is_verified_as_that_part(
+    tmp_path: Path, changes: dict[str, Any], expected: int
+) -> None:
+    built = build_level_store(tmp_path / "source", MESSAGES)
+    options = ConvertOptions(
+        source=built.root, target=tmp_path / "target", now_ms=NOW_MS, settings=SMALL, **changes
+    )
+    convert(options)
+    report = verify(built.root, options.target, spark=None)
+    assert (report.converted, report.is_clean) == (expected, True)
