@@ -189,7 +189,7 @@ BAD = [
     LevelMessage(level=16, body=b"no queue", without=["REAL_QID"]),
     LevelMessage(level=16, body=b"no delay", without=["DELAY"]),
     LevelMessage(level=16, body=b"elsewhere", unit_fields={"commit_log_offset": 2**40}),
-    LevelMessage(level=16, body=b"too long", unit_fields={"size_bytes": 2**31 - 1}),
+    LevelMessage(level=16, body=b"too long", unit_fields={"size_bytes": 2**30}),
 ]
 
 
