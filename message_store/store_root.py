@@ -126,6 +126,10 @@ class StoreRoot:
         if "commitlog" not in names:
             raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
         self.require_inside(self.commit_log, self.consume_queues, self.config, self.timer_log)
+        self._require_no_links(self.commit_log, self.timer_log)
+        for topic in (LEVEL_TOPIC, TIMER_TOPIC):
+            self._require_no_links(self.consume_queues / topic)
+            self._require_no_links(self.consume_queues.with_name("consumequeue_ext") / topic)
 
     def require_inside(self, *paths: Path) -> None:
         """Raise SourceError when one of these leads out of the store by a link."""
@@ -133,6 +137,19 @@ class StoreRoot:
         for path in paths:
             if not path.resolve().is_relative_to(root):
                 raise SourceError(f"{path}: leads outside the store, to {path.resolve()}")
+
+    def _require_no_links(self, *directories: Path) -> None:
+        """Raise SourceError for a link below these, which reading would pass over: the messages
+        behind it would be missed without a word.
+        """
+        for directory in directories:
+            for parent, inner, files in os.walk(directory):
+                for path in (Path(parent, name) for name in (*inner, *files)):
+                    if path.is_symlink():
+                        raise SourceError(
+                            f"{path}: a link in the place of a store's own file; put there what it"
+                            " leads to"
+                        )
 
     @contextmanager
     def shared_lock(self) -> Iterator[None]:
