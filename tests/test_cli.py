@@ -279,8 +279,11 @@ class TestConversion:
     def test_a_full_disk(
         self, source: Path, target_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("migrate.convert.free_bytes", lambda _path: 1_000)
-        result = convert(source, tmp_path / "target", target_conf)
+        real = os.statvfs(tmp_path)
+        facts = os.statvfs_result([real.f_bsize, 1_000, 100, 1, 1, *real[5:]])
+        with monkeypatch.context() as filling:
+            filling.setattr(os, "statvfs", lambda _path: facts)
+            result = convert(source, tmp_path / "target", target_conf)
         refused(result, cli.TARGET_UNWRITABLE, "bytes are needed, 1,000 are free")
 
     def test_an_unfinished_target_of_something_else_is_not_continued(

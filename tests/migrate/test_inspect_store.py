@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
-from migrate.inspect_store import StoreInspection, inspect_store
+from migrate.inspect_store import inspect_store
 from migrate.staged_output import UNFINISHED_WHEEL
+from migrate.store_inspection import StoreInspection
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, OrdinaryMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import (

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as lines and tables for people: numbers with separators, times with their distance.
+
+Lines are not yet escaped, tables are: ``Output`` escapes each line that it prints.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from message_store.delay_levels import format_delay
+from message_store.delay_store import Pending
+from message_store.printable import iso_time, printable, when
+
+if TYPE_CHECKING:
+    from migrate.report import BadRecord, ConversionReport
+    from migrate.store_inspection import LevelState, WheelSummary
+    from migrate.verify_report import Difference
+
+LISTED_RECORDS = 20
+UNKNOWN = "?"
+
+
+def count(number: int | None) -> str:
+    """A number with thousands separators; ? for one that is not known."""
+    return UNKNOWN if number is None else f"{number:,}"
+
+
+def size(length: int) -> str:
+    """A length in the largest unit that fits."""
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if length >= unit_bytes:
+            return f"{length / unit_bytes:,.1f} {unit}"
+    return f"{length:,} bytes"
+
+
+def level_name(level: int, delay_ms: int | None) -> str:
+    """A level with its meaning."""
+    return f"level {level} ({UNKNOWN if delay_ms is None else format_delay(delay_ms)})"
+
+
+def new_table(names: Sequence[str]) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(names):
+        table.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+    return table
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of texts, escaped."""
+    table.add_row(*(Text(printable(cell)) for cell in cells))
+
+
+def some(names: Sequence[str], limit: int) -> str:
+    """The first names, and how many more there are."""
+    more = f", and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def bad_record_line(record: "BadRecord") -> str:
+    """A message that cannot be read or converted: where, and why."""
+    place = f"queue offset {record.queue_offset}" if record.queue_offset >= 0 else "on the wheel"
+    level = f"level {record.level}, " if record.level else ""
+    return f"{level}{place}, log offset {record.commit_log_offset}: {printable(record.reason)}"
+
+
+def due_span(due_min_ms: int | None, due_max_ms: int | None, now_ms: int) -> str:
+    """From when to when messages are due, to follow a comma."""
+    if due_min_ms is None:
+        return ""
+    until = "" if due_max_ms is None else f" to {when(due_max_ms, now_ms)}"
+    return f", due from {when(due_min_ms, now_ms)}{until}"
+
+
+def level_table(levels: "Sequence[LevelState]", now_ms: int) -> Table:
+    """The levels of an inspection."""
+    sometimes = [
+        name for name in ("already_delivered", "expired") if any(getattr(e, name) for e in levels)
+    ]
+    table = new_table(
+        ["level", "offset", "queue", *map(title, sometimes), "pending", "overdue", "next due"]
+    )
+    for level in levels:
+        add_row(
+            table,
+            level_name(level.level, level.delay_ms),
+            "-" if level.offset is None else count(level.offset),
+            f"{count(level.queue_min)} to {count(level.queue_max)}",
+            *(count(getattr(level, name)) for name in sometimes),
+            count(level.pending),
+            count(level.overdue),
+            "" if level.next_due_ms is None else when(level.next_due_ms, now_ms),
+        )
+    return table
+
+
+def title(name: str) -> str:
+    """A count's name as a column has it."""
+    return name.replace("_", " ")
+
+
+def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
+    """The wheel of an inspection."""
+    if wheel.precision_ms is None:
+        return ["timer wheel: cannot be read"]
+    due = due_span(wheel.next_due_ms, wheel.last_due_ms, now_ms)
+    slots = f"{count(wheel.slots_used)} slots of {wheel.precision_ms} ms"
+    others = f"{count(wheel.rolled)} will be placed again, {count(wheel.cancelled)} cancelled"
+    return [
+        f"timer wheel: {count(wheel.pending)} pending, {count(wheel.overdue)} overdue{due}",
+        f"  {count(wheel.units)} units in {slots}; {others}",
+    ]
+
+
+def pending_line(message: Pending, now_ms: int) -> str:
+    """One waiting message."""
+    level = "wheel" if message.level is None else f"level {message.level}"
+    words = [
+        when(message.due_ms, now_ms),
+        level,
+        f"{message.topic}/{message.queue_id}",
+        f"tags {message.tags}" if message.tags else "",
+        f"keys {' '.join(message.keys)}" if message.keys else "",
+        f"{message.size_bytes:,} bytes at {message.commit_log_offset}",
+        message.unique_key or "",
+    ]
+    return "  ".join(word for word in words if word)
+
+
+def conversion_head(report: "ConversionReport") -> list[str]:
+    """What was converted, from where to where."""
+    converted, pending = report.total("converted"), report.total("pending")
+    return [
+        f"{report.source} -> {report.target}",
+        f"{converted:,} of {pending:,} pending messages converted, as of {iso_time(report.now_ms)}",
+    ]
+
+
+def conversion_table(report: "ConversionReport") -> Table:
+    """The books of a conversion, level by level; columns that are 0 everywhere left out."""
+    always = ["pending", "converted", "overdue"]
+    names = [
+        "queued",
+        "already_delivered",
+        "expired",
+        "pending",
+        "converted",
+        "skipped",
+        "quarantined",
+        "overdue",
+        "rolled",
+    ]
+    shown = [name for name in names if name in always or report.total(name)]
+    if report.total("queued") == report.total("pending"):
+        shown.remove("queued")
+    table = new_table(["level", *map(title, shown)])
+    for level in report.levels:
+        numbers = [count(getattr(level, name)) for name in shown]
+        add_row(table, level_name(level.level, level.delay_ms), *numbers)
+    table.add_section()
+    add_row(table, "all levels", *(count(report.total(name)) for name in shown))
+    return table
+
+
+def conversion_facts(report: "ConversionReport") -> list[str]:
+    """Due times, bytes, seconds, and what was set aside."""
+    seconds = report.seconds
+    due = due_span(report.due_min_ms, report.due_max_ms, report.now_ms).removeprefix(", ")
+    bad = [f"  {bad_record_line(record)}" for record in report.bad_records[:LISTED_RECORDS]]
+    if more := len(report.bad_records) - len(bad):
+        bad.append(f"  and {more:,} more")
+    stages = (
+        f"{seconds.total:.1f} s: Spark's start {seconds.spark_start:.1f}, plan {seconds.plan:.1f},"
+        f" write {seconds.write:.1f}, seal {seconds.seal:.1f}"
+    )
+    return [
+        *([due] if due else []),
+        f"{size(report.bytes_read)} read, {size(report.bytes_written)} written in {stages}",
+        *(["quarantined:", *bad] if bad else []),
+    ]
+
+
+def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
+    """What an operator does after a conversion, and must not do."""
+    lines = ["What next"]
+    lines.append(f"  check it:  delaywheel verify {report.source} {report.target}")
+    lines.append(f"  settings that the broker of the target needs ({report.target}/delaywheel):")
+    lines += [f"    {key}={value}" for key, value in report.broker_conf.items()]
+    if report.open_before_ms is not None:
+        lines.append(f"  open before {when(report.open_before_ms, clock_ms)}: later,")
+        lines.append("  a broker no longer reads what was due first, or deletes the log by its age")
+    if report.total("skipped"):
+        lines.append(f"  {report.total('skipped'):,} pending messages were left out on purpose and")
+        lines.append("  wait only in the source: do not throw it away")
+    lines.append("  restarting the old broker would deliver the converted messages again")
+    return lines
+
+
+def difference_lines(difference: "Difference") -> Iterable[str]:
+    """One difference that a verification found."""
+    places = [
+        ("level", difference.level),
+        ("queue offset", difference.queue_offset),
+        ("source at", difference.source_offset),
+        ("target at", difference.target_offset),
+    ]
+    where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+    yield f"{difference.kind}: {difference.topic} {difference.unique_key} ({where})"
+    for field in difference.fields:
+        yield f"  {field.name}: {field.expected} became {field.found}"
