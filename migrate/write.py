@@ -3,7 +3,8 @@
 says what was done.
 
 A part's bytes depend on the plan and the source alone. A task is a run of parts; whoever retries
-it, or continues a stopped conversion, skips the parts that have a receipt of the same plan.
+it, or continues a stopped conversion, skips the parts that have a receipt of the same plan and
+still are what it says.
 """
 
 import json
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.raw_memory import address_of
-from message_store.record_layout import BLANK_RECORD, END_OF_FILE_MIN_BYTES, MAGIC_BLANK
+from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.segment_files import SegmentReader
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
@@ -28,12 +29,12 @@ from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from migrate.staged_output import RowWriter, write_note
 from migrate.stored_plan import StoredPlan, load_plan
 from migrate.topic_table import TopicTable
+from migrate.written_part import commit_log_blank, is_written, timer_pieces
 from timer_wheel.timer_log import (
     NO_POSITION,
     TIMER_UNIT,
     blank_bytes,
     unit_position,
-    units_per_file,
 )
 
 
@@ -81,9 +82,15 @@ def write_parts(target: Path, parts: range) -> Iterator[int]:
     for number in parts:
         path = plan.staging.receipt(number)
         known = Receipt.read(path)
-        if known is None or known.identity != plan.identity:
+        if known is None or not _is_done(plan, number, known):
             write_note(path, PartWriter(plan, number).write().to_json())
         yield number
+
+
+def _is_done(plan: StoredPlan, number: int, known: Receipt) -> bool:
+    return known.identity == plan.identity and is_written(
+        plan, number, log_crc=known.log_crc, units_crc=known.units_crc
+    )
 
 
 class PartWriter:
@@ -150,8 +157,7 @@ class PartWriter:
                 writer.write_at(int(self.target_offsets[chunk.first]), block.data)
                 self.bytes_read += chunk.buffer_bytes
             if self.blank:
-                blank = BLANK_RECORD.encode(size_bytes=self.blank, magic=MAGIC_BLANK)
-                writer.write_at(self.log_end, blank)
+                writer.write_at(self.log_end, commit_log_blank(self.blank))
         return crc
 
     def _rewrite(self, chunk: Chunk) -> NDArray[np.uint8]:
@@ -228,25 +234,13 @@ class PartWriter:
             writer.write_at(self.first * QUEUE_UNIT.size, _bytes_of(queue))
         units = self._timer_units()
         with RowWriter(store.timer_log, settings.timer_log_file_bytes) as writer:
-            for begin, stop, is_full in self._timer_files():
+            for begin, stop, is_full in timer_pieces(self.plan, self.first, self.end):
                 position = unit_position(begin, settings.timer_log_file_bytes)
                 writer.write_at(position, _bytes_of(units[begin - self.first : stop - self.first]))
                 if is_full:
                     blank = blank_bytes(settings.timer_log_file_bytes)
                     writer.write_at(position + (stop - begin) * TIMER_UNIT.size, blank)
         return zlib.crc32(_bytes_of(units), zlib.crc32(_bytes_of(queue)))
-
-    def _timer_files(self) -> Iterator[tuple[int, int, bool]]:
-        """The part's units file by file: first, end, and whether a blank follows because more units
-        do.
-        """
-        in_file = units_per_file(self.plan.settings.timer_log_file_bytes)
-        begin = self.first
-        while begin < self.end:
-            file_end = (begin // in_file + 1) * in_file
-            stop = min(self.end, file_end)
-            yield begin, stop, stop == file_end and stop < self.plan.count
-            begin = stop
 
     def _timer_units(self) -> NDArray[Any]:
         plan, span = self.plan, (self.first, self.end)

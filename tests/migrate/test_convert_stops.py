@@ -200,6 +200,20 @@ def test_a_receipt_that_is_torn_or_of_another_plan_counts_for_nothing(
     assert broker_files(options.target) == right
 
 
+@pytest.mark.parametrize("place", ["commitlog", "consumequeue/rmq_sys_wheel_timer/0", "timerlog"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_pages_lost_with_the_power_are_written_again_though_a_receipt_remains(
+    options: ConvertOptions, right: dict[str, str], place: str, which: int
+) -> None:
+    stop_in_the_middle(options, after_parts=99)
+    path = sorted((options.target / "delaywheel/staging/store" / place).iterdir())[which]
+    size = path.stat().st_size
+    os.truncate(path, 0)
+    os.truncate(path, size)
+    convert(options)
+    assert broker_files(options.target) == right
+
+
 def test_a_continued_run_keeps_its_now(tmp_path: Path, options: ConvertOptions) -> None:
     stop_in_the_middle(options)
     report = convert(
