@@ -28,6 +28,7 @@ from message_store.errors import (
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.books import bad_records, conversion_report
+from migrate.disk_room import disk_warnings
 from migrate.make_room import make_room
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
 from migrate.quarantine import keep_bad_records
@@ -113,6 +114,11 @@ class _Conversion:
         report = conversion_report(
             self.options, backlog, chosen, plan, amendments, receipts, seconds, self.request
         )
+        report = attrs.evolve(
+            report,
+            left_out_topics=self.left_out_topics,
+            warnings=(*report.warnings, *disk_warnings(self.target.path)),
+        )
         self._finish(report)
         return report
 
@@ -150,10 +156,17 @@ class _Conversion:
     def _choose(self, backlog: LevelBacklog) -> NDArray[np.bool_]:
         """Which entries this run is about; the rest is `skipped`."""
         chosen = np.ones(len(backlog.level), np.bool_)
+        self.left_out_topics: dict[str, int] = {}
         if self.options.only_levels:
+            known = {counts.level for counts in backlog.counts}
+            if unknown := sorted(set(self.options.only_levels) - known):
+                raise OptionsError(f"the store has no queue of level {unknown[0]}")
             chosen &= np.isin(backlog.level, np.array(self.options.only_levels))
         if self.options.only_topics:
-            chosen &= choose_topics(self.source, backlog, self.options.only_topics)
+            wanted, self.left_out_topics = choose_topics(
+                self.source, backlog, self.options.only_topics
+            )
+            chosen &= wanted
         return chosen
 
     def _plan(self, backlog: LevelBacklog, chosen: NDArray[np.bool_]) -> tuple[Plan, Amendments]:

@@ -87,6 +87,7 @@ class ConversionReport:
     seconds: Seconds
     request: dict[str, Any]
     identity: str
+    left_out_topics: dict[str, int] = attrs.field(factory=dict)
 
     def total(self, name: str) -> int:
         """A count summed over the levels."""

@@ -282,3 +282,11 @@ def remove_unfinished(staging: Staging) -> None:
         clear(staging.path)
         if target.own.is_dir() and not any(target.own.iterdir()):
             target.own.rmdir()
+
+
+def used_ratio(directory: Path) -> float:
+    """How full the disk of a directory is, as Java counts: used over used and usable."""
+    with target_errors(directory):
+        facts = os.statvfs(directory)
+    used = facts.f_blocks - facts.f_bfree
+    return used / max(1, used + facts.f_bavail)

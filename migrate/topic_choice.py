@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pending messages are for the topics asked for: one look at every record, in bulk."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,15 @@ def number_topics(
 
 def choose_topics(
     source: StoreRoot, backlog: LevelBacklog, topics: tuple[str, ...]
-) -> NDArray[np.bool_]:
+) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """A mask of the backlog: records for one of these topics, and records that cannot be read.
 
-    What cannot be read stays chosen, so that it is reported as bad and not passed over.
+    What cannot be read stays chosen, so that it is reported as bad and not passed over. Also
+    returns how many messages of each other topic are left out.
     """
     wanted = {topic.encode() for topic in topics}
     chosen = np.zeros(len(backlog.level), np.bool_)
+    counts: Counter[bytes] = Counter()
     table = TopicTable()
     sizes = backlog.size_bytes.astype(np.int32)
     levels = backlog.level.astype(np.int16)
@@ -74,13 +77,23 @@ def choose_topics(
             numbers = _numbers(
                 chunk, sizes[span], levels[span], backlog.commit_log_offset[span], table
             )
-            is_wanted = np.array([entry.topic in wanted for entry in table.counts()], np.bool_)
+            seen = [entry.topic for entry in table.counts()]
+            is_wanted = np.array([topic in wanted for topic in seen], np.bool_)
             known = numbers != _UNKNOWN
             chosen[span][known] = is_wanted[numbers[known]]
+            numbered = np.bincount(numbers[known], minlength=len(seen)).tolist()
+            counts.update(dict(zip(seen, numbered, strict=True)))
             for at in np.flatnonzero(~known).tolist():
                 topic = _scalar_topic(chunk, at, int(sizes[chunk.first + at]))
                 chosen[chunk.first + at] = topic is None or topic in wanted
-    return chosen
+                if topic is not None:
+                    counts[topic] += 1
+    left_out = {
+        topic.decode("utf-8", "replace"): count
+        for topic, count in sorted(counts.items())
+        if count and topic not in wanted
+    }
+    return chosen, left_out
 
 
 def _numbers(

@@ -3,12 +3,14 @@
 else.
 """
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
+from message_store.errors import OptionsError
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.real_stores import (
@@ -107,3 +109,11 @@ def test_only_some_topics_leave_the_others_skipped(tmp_path: Path) -> None:
     assert report.total("converted") == wanted
     assert report.total("skipped") == report.total("pending") - wanted
     assert {message.topic for message in checked_target(options)} == {topic}
+    others = Counter(line.topic for line in store.pending_in_levels() if line.topic != topic)
+    assert report.left_out_topics == dict(others)
+
+
+def test_a_level_that_the_store_does_not_have_is_refused(tmp_path: Path) -> None:
+    store = unpack(LEVELS_49_DEFAULT_SIZES, tmp_path / "source")
+    with pytest.raises(OptionsError, match="no queue of level 40"):
+        convert(options_of(store, tmp_path / "target", only_levels=[40]))
