@@ -6,6 +6,7 @@ imported inside the verbs, so that ``delaywheel --help`` answers at once.
 """
 
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,6 +162,9 @@ def main() -> None:
 
     Works on the store directory of a stopped broker, or a copy of it; the source is only read.
     """
+    # Whatever goes wrong in a library comes back as an exception; its log lines would only add
+    # tracebacks to it, as Py4J does when a run is interrupted.
+    logging.basicConfig(handlers=[logging.NullHandler()])
 
 
 @verb("delaywheel inspect /data/rocketmq/store")

@@ -49,6 +49,8 @@ def inspect_store(
     use by a broker.
     """
     store = StoreRoot(path)
+    if Staging(store).path.is_dir() and not store.commit_log.is_dir():
+        raise SourceError(f"{path}: an unfinished conversion; run the same command again")
     store.require_readable()
     with store.shared_lock():
         return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()

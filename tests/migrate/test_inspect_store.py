@@ -234,6 +234,12 @@ def test_an_unfinished_conversion_is_recognised(tmp_path: Path) -> None:
     assert any("unfinished conversion" in problem for problem in found.problems)
 
 
+def test_a_conversion_that_has_only_begun_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "delaywheel" / "staging").mkdir(parents=True)
+    with pytest.raises(SourceError, match="an unfinished conversion; run the same command again"):
+        look(tmp_path)
+
+
 def test_damaged_topics_do_not_stop_anybody(tmp_path: Path) -> None:
     root = hand_made(tmp_path)
     for name in ("topics.json", "topics.json.bak"):
