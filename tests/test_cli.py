@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -632,3 +633,18 @@ def test_every_verb_takes_quiet_and_every_reading_verb_a_now() -> None:
     asks_the_clock = {"inspect", "convert", "pending", "generate"}
     assert {name for name, known in flags.items() if "--now" in known} == asks_the_clock
     assert isinstance(cli.main, click.Group)
+
+
+@pytest.mark.spark
+def test_an_interrupted_program_says_one_sentence(source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli", "convert", str(source), str(tmp_path / "target")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        for line in program.stderr:
+            if line.startswith("starting Spark"):
+                program.send_signal(signal.SIGINT)
+                break
+        rest = program.stderr.read()
+    assert program.returncode == cli.INTERRUPTED
+    assert rest.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
+    assert "Traceback" not in rest
