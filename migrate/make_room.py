@@ -6,13 +6,13 @@ from typing import Any
 
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import TargetError
+from migrate.disk_room import free_bytes
 from migrate.plan import Amendments, Plan
 from migrate.staged_output import (
     Staging,
     clear_staging,
     create_row,
     forbid_start,
-    free_bytes,
     target_errors,
 )
 from migrate.stored_plan import store_plan

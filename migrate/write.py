@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.raw_memory import address_of
 from message_store.record_layout import END_OF_FILE_MIN_BYTES
-from message_store.segment_files import SegmentReader
+from message_store.segment_files import SegmentReader, segment_name
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
 from migrate.rewrite_kernel import USUAL, rewrite_records
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
-from migrate.staged_output import RowWriter, write_note
+from migrate.staged_output import PartStream, RowWriter, write_note
 from migrate.stored_plan import StoredPlan, load_plan
 from migrate.topic_table import TopicTable
 from migrate.written_part import commit_log_blank, is_written, timer_pieces
@@ -146,30 +146,36 @@ class PartWriter:
     def _write_records(self) -> int:
         settings, store = self.plan.settings, self.plan.staging.store
         source = StoreRoot(self.plan.source)
+        begin = int(self.target_offsets[0])
+        file_start = begin // settings.commit_log_file_bytes * settings.commit_log_file_bytes
         crc = 0
         with (
             SegmentReader(source.commit_log) as log,
-            RowWriter(store.commit_log, settings.commit_log_file_bytes) as writer,
+            PartStream(store.commit_log / segment_name(file_start), begin - file_start) as stream,
         ):
             for chunk in read_chunks(log, self.offsets, self.sizes):
-                block = self._rewrite(chunk)
+                block = stream.room(self._end_of(chunk) - int(self.target_offsets[chunk.first]))
+                self._rewrite(chunk, block)
                 crc = zlib.crc32(block.data, crc)
-                writer.write_at(int(self.target_offsets[chunk.first]), block.data)
+                stream.advance(len(block))
                 self.bytes_read += chunk.buffer_bytes
             if self.blank:
-                writer.write_at(self.log_end, commit_log_blank(self.blank))
+                blank = np.frombuffer(commit_log_blank(self.blank), np.uint8)
+                stream.room(len(blank))[:] = blank
+                stream.advance(len(blank))
         return crc
 
-    def _rewrite(self, chunk: Chunk) -> NDArray[np.uint8]:
-        """The target's bytes for one chunk; records that do not fit the plan leave zeros and are
-        noted.
+    def _end_of(self, chunk: Chunk) -> int:
+        """Where the chunk's last record ends in the target log."""
+        is_last = chunk.end == len(self.offsets)
+        return self.log_end if is_last else int(self.target_offsets[chunk.end])
+
+    def _rewrite(self, chunk: Chunk, block: NDArray[np.uint8]) -> None:
+        """Fill the block with a chunk's target bytes; records that do not fit the plan leave zeros
+        and are noted.
         """
         span = slice(chunk.first, chunk.end)
         origin = int(self.target_offsets[chunk.first])
-        block_end = (
-            self.log_end if chunk.end == len(self.offsets) else int(self.target_offsets[chunk.end])
-        )
-        block = np.empty(block_end - origin, np.uint8)
         limit = min(
             self.limits.record_max_bytes, self.limits.commit_log_file_bytes - END_OF_FILE_MIN_BYTES
         )
@@ -188,7 +194,6 @@ class PartWriter:
             self.topics.grow()
         for at in np.flatnonzero(self.status[span] != USUAL).tolist():
             self._rewrite_unusual(chunk, at, block, origin)
-        return block
 
     def _rewrite_unusual(
         self, chunk: Chunk, at: int, block: NDArray[np.uint8], origin: int
