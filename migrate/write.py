@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.consume_queue import QUEUE_UNIT
+from message_store.crc_kernel import crc32_from
 from message_store.raw_memory import address_of
 from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.segment_files import SegmentReader, segment_name
@@ -156,7 +157,7 @@ class PartWriter:
             for chunk in read_chunks(log, self.offsets, self.sizes):
                 block = stream.room(self._end_of(chunk) - int(self.target_offsets[chunk.first]))
                 self._rewrite(chunk, block)
-                crc = zlib.crc32(block.data, crc)
+                crc = int(crc32_from(crc, address_of(block), len(block)))
                 stream.advance(len(block))
                 self.bytes_read += chunk.buffer_bytes
             if self.blank:

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store import crc_kernel
-from message_store.crc_kernel import crc32, crc32_by_tables, has_carryless_multiply
+from message_store.crc_kernel import (
+    crc32,
+    crc32_by_tables,
+    crc32_from,
+    has_carryless_multiply,
+)
 from message_store.raw_memory import address_of
 from tests.source_laws import ROOT
 
@@ -43,6 +48,13 @@ def test_it_equals_zlib_on_arbitrary_bytes(way: Way, data: bytes) -> None:
     assert way(address_of(array), len(data)) == zlib.crc32(data)
 
 
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_a_crc_goes_on_behind_other_bytes(first: bytes, second: bytes) -> None:
+    array = np.frombuffer(second + b"\0", np.uint8)
+    crc = crc32_from(zlib.crc32(first), address_of(array), len(second))
+    assert crc == zlib.crc32(first + second)
+
+
 @WAYS
 def test_a_flipped_bit_anywhere_changes_it(way: Way) -> None:
     data = np.zeros(200, np.uint8)
@@ -54,14 +66,15 @@ def test_a_flipped_bit_anywhere_changes_it(way: Way) -> None:
 
 
 def test_multiplication_is_chosen_where_the_processor_can() -> None:
-    assert (crc32 is not crc32_by_tables) == has_carryless_multiply()
+    chosen = crc_kernel._remainder is not crc_kernel._by_tables
+    assert chosen == has_carryless_multiply()
 
 
 def test_tables_are_chosen_where_numba_is_told_of_no_special_processor() -> None:
     program = (
         "import os; os.environ['NUMBA_CPU_NAME'] = 'generic'\n"
         "from message_store import crc_kernel as k\n"
-        "assert k.crc32 is k.crc32_by_tables and not k.has_carryless_multiply()"
+        "assert k._remainder is k._by_tables and not k.has_carryless_multiply()"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
