@@ -8,10 +8,10 @@ from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import TargetError
 from migrate.disk_room import free_bytes
 from migrate.plan import Amendments, Plan
+from migrate.row_output import create_row
 from migrate.staged_output import (
     Staging,
     clear_staging,
-    create_row,
     forbid_start,
     target_errors,
 )

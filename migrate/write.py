@@ -26,8 +26,9 @@ from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
 from migrate.rewrite_kernel import USUAL, rewrite_records
+from migrate.row_output import PartStream, RowWriter
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
-from migrate.staged_output import PartStream, RowWriter, write_note
+from migrate.staged_output import write_note
 from migrate.stored_plan import StoredPlan, load_plan
 from migrate.topic_table import TopicTable
 from migrate.written_part import commit_log_blank, is_written, timer_pieces

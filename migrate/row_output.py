@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a row of large files in any order: sparse at first, each byte put at its place once.
+
+Who writes which part does not matter, and neither does the order; parts never overlap.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.layout import Buffer
+from message_store.segment_files import segment_name
+from migrate.staged_output import WRITE_FLAGS, target_errors
+
+_PAGE_BYTES = 4096
+_STREAM_BYTES = 1 << 20
+"""Stays in the cache of a core between the making and the writing."""
+
+
+def create_row(directory: Path, *, count: int, file_bytes: int) -> None:
+    """Make ``count`` files of a row, sparse and of full length; files that are there keep their
+    contents.
+    """
+    with target_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            path = directory / segment_name(number * file_bytes)
+            descriptor = os.open(path, WRITE_FLAGS | os.O_CREAT, 0o644)
+            try:
+                os.ftruncate(descriptor, file_bytes)
+            finally:
+                os.close(descriptor)
+
+
+class RowWriter:
+    """Writes at any place of a row of files that ``create_row`` made; parts never overlap. A
+    context manager.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int) -> None:
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._descriptors: dict[int, int] = {}
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Put all of ``data`` at ``offset`` of the row, across files. Raises TargetError."""
+        view = memoryview(data).cast("B")
+        with target_errors(self._directory):
+            while view.nbytes:
+                start = offset // self._file_bytes * self._file_bytes
+                piece = view[: start + self._file_bytes - offset]
+                count = os.pwrite(self._descriptor(start), piece, offset - start)
+                offset += count
+                view = view[count:]
+
+    def _descriptor(self, start: int) -> int:
+        if start not in self._descriptors:
+            path = self._directory / segment_name(start)
+            self._descriptors[start] = os.open(path, WRITE_FLAGS)
+        return self._descriptors[start]
+
+    def __enter__(self) -> "RowWriter":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+class PartStream:
+    """The bytes of one part of one file, front to back, past the page cache where the disk allows.
+
+    Whole pages go out with O_DIRECT: a target larger than memory then neither pushes the source out
+    of the cache nor waits for memory (measured: buffered output falls to a third there). The pages
+    at both ends, which neighbouring parts share, are written through the cache, so that parts may
+    be written at the same time. Disks that know no direct writing get all of it through the cache.
+
+    ``room`` gives the place for the next bytes, ``advance`` says that they are there. A context
+    manager; leaving it writes the rest.
+    """
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self._buffer = mmap.mmap(-1, 2 * _STREAM_BYTES)
+        self._page_start = offset // _PAGE_BYTES * _PAGE_BYTES
+        self._begin = self._filled = offset - self._page_start
+        with target_errors(path):
+            self._cached = os.open(path, WRITE_FLAGS)
+            try:
+                self._direct = os.open(path, WRITE_FLAGS | os.O_DIRECT)
+            except OSError:
+                self._direct = self._cached
+
+    def room(self, count: int) -> NDArray[np.uint8]:
+        """The place of the next ``count`` bytes; to be filled before the next call."""
+        needed = self._filled + count
+        if needed > len(self._buffer):
+            larger = mmap.mmap(-1, needed + _STREAM_BYTES)
+            larger[: self._filled] = self._buffer[: self._filled]
+            self._buffer = larger
+        return np.frombuffer(self._buffer, np.uint8, count, self._filled)
+
+    def advance(self, count: int) -> None:
+        """The bytes of the last ``room`` are there. Raises TargetError."""
+        self._filled += count
+        if self._filled >= _STREAM_BYTES:
+            self._write(self._filled // _PAGE_BYTES * _PAGE_BYTES)
+
+    def _write(self, end: int) -> None:
+        """Write what is there up to ``end``, a page border, and keep the rest."""
+        view = memoryview(self._buffer)
+        with target_errors(self._path):
+            if self._begin:  # the first page belongs to the part before as well
+                self._put(self._cached, view[self._begin : _PAGE_BYTES], self._begin)
+                self._begin = _PAGE_BYTES
+            self._put(self._direct, view[self._begin : end], self._begin)
+        rest = self._filled - end
+        self._buffer[:rest] = self._buffer[end : self._filled]
+        self._page_start += end
+        self._begin, self._filled = 0, rest
+
+    def _put(self, descriptor: int, data: memoryview, place: int) -> None:
+        while data.nbytes:
+            try:
+                count = os.pwrite(descriptor, data, self._page_start + place)
+            except OSError as error:
+                if error.errno != errno.EINVAL or descriptor == self._cached:
+                    raise
+                descriptor = self._direct = self._cached  # opens direct, but does not write so
+                continue
+            place += count
+            data = data[count:]
+
+    def __enter__(self) -> "PartStream":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                whole = self._filled // _PAGE_BYTES * _PAGE_BYTES
+                if whole > self._begin:
+                    self._write(whole)
+                with target_errors(self._path):
+                    rest = memoryview(self._buffer)[self._begin : self._filled]
+                    self._put(self._cached, rest, self._begin)
+        finally:
+            for descriptor in {self._cached, self._direct}:
+                os.close(descriptor)
+
+
+def write_sparse(path: Path, size_bytes: int, pieces: Iterable[tuple[int, bytes]]) -> None:
+    """A file of this length, holes but for the pieces; made anew. Raises TargetError."""
+    with target_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            for offset, data in pieces:
+                os.pwrite(descriptor, data, offset)
+        finally:
+            os.close(descriptor)
