@@ -45,6 +45,8 @@ def _usual_delay(root: Path, log: SegmentReader, queue: LevelQueue) -> int | Non
     due_ms, is_unknown = resolve_tags_codes(sample, ext_directory)
     stored_ms = read_store_times(log, sample.commit_log_offset, sample.size_bytes)
     tells = ~is_unknown & (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
+    # A level is whole seconds: anything else is the store time of a torn record.
+    tells &= (due_ms - stored_ms) % 1_000 == 0
     delays_ms, counts = np.unique(due_ms[tells] - stored_ms[tells], return_counts=True)
     return int(delays_ms[counts.argmax()]) if len(delays_ms) else None
 

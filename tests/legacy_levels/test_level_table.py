@@ -60,6 +60,12 @@ def test_an_entry_that_leads_to_no_record_tells_nothing(tmp_path: Path, field: s
     assert inferred(tmp_path / "store") == {4: None}
 
 
+def test_a_torn_record_s_store_time_tells_nothing(tmp_path: Path) -> None:
+    torn = LevelMessage(level=4, unit_fields={"tags_code": T0 + 30_345})
+    build_level_store(tmp_path / "store", [torn])
+    assert inferred(tmp_path / "store") == {4: None}
+
+
 def test_delivered_messages_tell_as_well(tmp_path: Path) -> None:
     items = [LevelMessage(level=4) for _ in range(10)]
     build_level_store(tmp_path / "store", items, offsets={4: 10})
