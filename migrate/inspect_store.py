@@ -187,7 +187,7 @@ class _Inspection:
             )
             return WheelSummary()
         try:
-            state = read_wheel_store(store, now_ms=self.now_ms)
+            state = read_wheel_store(store, now_ms=self.now_ms, topic_in_delete_key=None)
         except (FormatError, SourceError) as error:
             self.problems.append(f"the wheel cannot be read: {error}")
             return WheelSummary()
@@ -285,6 +285,12 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
         yield (
             f"{state.expired_count:,} units of the wheel lead to records that retention has"
             " deleted: those messages are lost"
+        )
+    if state.recalled_by_topic_count:
+        yield (
+            f"{state.recalled_by_topic_count:,} messages of the wheel were recalled in the form of"
+            " 5.3.2 and 5.3.3: a broker of 5.4 or newer delivers them all the same unless"
+            " appendTopicForTimerDeleteKey=true"
         )
     if state.blocking_queue_offsets:
         first = state.blocking_queue_offsets[0]

@@ -10,6 +10,7 @@ again from 5.4 on, topic + ``+`` + UNIQ_KEY in 5.3.2 and 5.3.3 and with 5.4's
 
 from collections.abc import Iterator
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +21,20 @@ from message_store.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
 from message_store.segment_files import SegmentReader
 from timer_wheel.pending_timers import PendingTimers, pending_records
 from timer_wheel.wheel_math import floor_ms
+
+
+@attrs.frozen(eq=False)
+class Cancelled:
+    """Which rows are messages that a marker takes away: by the plain key, by topic and key."""
+
+    by_key: NDArray[np.bool_]
+    by_topic_and_key: NDArray[np.bool_]
+
+    def for_broker(self, topic_in_delete_key: bool | None) -> NDArray[np.bool_]:
+        """What a broker with that setting does not deliver; None: what somebody recalled."""
+        if topic_in_delete_key is None:
+            return self.by_key | self.by_topic_and_key
+        return self.by_topic_and_key if topic_in_delete_key else self.by_key
 
 
 def delete_key(message: StoredMessage, *, with_topic: bool) -> str | None:
@@ -34,15 +49,14 @@ def cancelled(
     *,
     write_time_ms: int,
     precision_ms: int,
-    with_topic: bool,
-) -> NDArray[np.bool_]:
-    """Which rows are messages that a marker among the rows takes away.
+) -> Cancelled:
+    """Which rows are messages that a marker among the rows takes away, in either form.
 
     What waits in the queue and is due before ``write_time_ms`` is never placed: such a marker has
     no effect, and such a message is delivered. Records are read only where a marker makes it
     necessary; with rolling markers that is every rolling message.
     """
-    is_cancelled = np.zeros(len(timers), bool)
+    found = Cancelled(np.zeros(len(timers), bool), np.zeros(len(timers), bool))
     is_placed = (timers.position >= 0) | (timers.slot_time_ms >= write_time_ms)
     markers = timers.rows(timers.is_marker & is_placed)
     marks = {
@@ -51,15 +65,16 @@ def cancelled(
         if message is not None
     }
     if not marks:
-        return is_cancelled
+        return found
     slots = np.array([end_ms for end_ms, _ in marks if end_ms is not None], np.int64)
     may_meet = np.isin(floor_ms(timers.slot_time_ms, precision_ms), slots) | timers.is_roll
     candidates = np.flatnonzero(may_meet & is_placed & ~timers.is_marker)
     ends = _with_end_slots(timers.rows(candidates), commit_log, precision_ms)
     for row, (end_ms, message) in zip(candidates.tolist(), ends, strict=True):
-        key = None if message is None else delete_key(message, with_topic=with_topic)
-        is_cancelled[row] = None not in (key, end_ms) and (end_ms, key) in marks
-    return is_cancelled
+        for is_cancelled, with_topic in ((found.by_key, False), (found.by_topic_and_key, True)):
+            key = None if message is None else delete_key(message, with_topic=with_topic)
+            is_cancelled[row] = None not in (key, end_ms) and (end_ms, key) in marks
+    return found
 
 
 def _with_end_slots(

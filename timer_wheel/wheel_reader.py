@@ -38,7 +38,9 @@ class WheelState:
     """What a store's wheel holds.
 
     ``pending`` are messages, in order of slot time and placing, then those that wait in the queue;
-    ``markers`` are delete markers, ``cancelled`` the messages that they take away. ``unit_count``
+    ``markers`` are delete markers, ``cancelled`` the messages that they take away;
+    ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
+    other brokers do not heed unless they are told to. ``unit_count``
     and ``slots_used`` count the timer log's units and the slots that are yet to be read.
     ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
     are queue entries that a broker cannot get past, ``shared_positions`` units that it would
@@ -54,6 +56,7 @@ class WheelState:
     pending: PendingTimers
     markers: PendingTimers
     cancelled: PendingTimers
+    recalled_by_topic_count: int
     expired_count: int
     blocking_queue_offsets: tuple[int, ...]
     shared_positions: Int64Array
@@ -65,14 +68,15 @@ def read_wheel_store(
     now_ms: int,
     precision_ms: int | None = None,
     snapshots_on: bool = False,
-    topic_in_delete_key: bool = False,
+    topic_in_delete_key: bool | None = False,
     whole_log: bool = False,
 ) -> WheelState:
     """What a broker that starts at ``now_ms`` would deliver from this store's wheel.
 
     ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
     ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
-    `appendTopicForTimerDeleteKey`. A broker applies only the last timer log files to the wheel;
+    `appendTopicForTimerDeleteKey`; None lets delete markers count in either form, which is what
+    whoever recalled wanted. A broker applies only the last timer log files to the wheel;
     ``whole_log`` applies all, which also finds what a stale wheel file has lost. Raises SourceError
     and, for a wheel file of a wrong length, FormatError.
     """
@@ -96,13 +100,13 @@ def read_wheel_store(
         resume = resume_queue_offset(root, commit_log, units, checkpoint)
         waiting, blocking = waiting_in_queue(root, commit_log, resume)
         timers = placed.rows(is_there).followed_by(waiting)
-        is_cancelled = cancelled(
+        recalled = cancelled(
             timers,
             commit_log,
             write_time_ms=floor_ms(now_ms, precision_ms),
             precision_ms=precision_ms,
-            with_topic=topic_in_delete_key,
         )
+    is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
         precision_ms=precision_ms,
         checkpoint=checkpoint,
@@ -113,6 +117,7 @@ def read_wheel_store(
         pending=timers.rows(~(is_cancelled | timers.is_marker)),
         markers=timers.rows(timers.is_marker),
         cancelled=timers.rows(is_cancelled),
+        recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
         expired_count=int((~is_there).sum()),
         blocking_queue_offsets=blocking,
         shared_positions=shared_positions,

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from message_store.delay_store import Pending
 from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from migrate.inspect_store import inspect_store
+from migrate.pending import pending_messages
 from migrate.staged_output import UNFINISHED_WHEEL
 from migrate.store_inspection import StoreInspection
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, OrdinaryMessage
@@ -25,6 +27,8 @@ from tests.independent.real_stores import (
     unpack,
 )
 from tests.independent.tiny_target import MESSAGES, WRITE_TIME_MS, write_tiny_target
+from tests.timer_wheel.wheel_store_builder import NOW_MS as WHEEL_NOW_MS
+from tests.timer_wheel.wheel_store_builder import WheelStoreBuilder
 
 NOW_MS = T0 + 20_000
 
@@ -142,6 +146,26 @@ def test_a_fresh_target_with_a_wheel(tmp_path: Path) -> None:
     assert found.wheel is not None
     assert (found.wheel.pending, found.pending) == (len(MESSAGES), len(MESSAGES))
     assert found.wheel.units == len(MESSAGES)
+
+
+def test_what_was_recalled_is_not_pending_and_who_delivers_it_all_the_same_is_said(
+    tmp_path: Path,
+) -> None:
+    builder = WheelStoreBuilder(tmp_path / "store")
+    out_ms = WHEEL_NOW_MS + 60_000
+    for key, marker_text in (("A", "A"), ("B", "TopicA+B"), ("C", None)):
+        builder.put_and_place(out_ms, key=key)
+        if marker_text:
+            builder.place(builder.put(out_ms, key=key, deletes=marker_text), out_ms, flags=5)
+    root = builder.stop().path
+    found = inspect_store(root, now_ms=WHEEL_NOW_MS)
+    assert found.wheel is not None
+    assert (found.wheel.pending, found.wheel.cancelled) == (1, 2)
+    [said] = [problem for problem in found.problems if "recalled" in problem]
+    assert said.startswith("1 messages of the wheel were recalled in the form of 5.3.2 and 5.3.3")
+    assert "appendTopicForTimerDeleteKey=true" in said
+    waiting = pending_messages(root, now_ms=WHEEL_NOW_MS)
+    assert [each.unique_key for each in waiting if isinstance(each, Pending)] == ["C"]
 
 
 # --- what is damaged ------------------------------------------------------------------------------

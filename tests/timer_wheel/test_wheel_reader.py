@@ -412,10 +412,18 @@ OUT_MS = NOW_MS + 60_000
         ("TopicA+A", True, True),
         ("TopicB+A", True, False),
         ("B", False, False),
+        # Whatever the broker: what somebody wanted.
+        ("A", None, True),
+        ("TopicA+A", None, True),
+        ("TopicB+A", None, False),
+        ("B", None, False),
     ],
 )
 def test_a_marker_must_name_the_key_in_the_form_of_its_broker(
-    builder: WheelStoreBuilder, marker_text: str, topic_in_delete_key: bool, is_deleted: bool
+    builder: WheelStoreBuilder,
+    marker_text: str,
+    topic_in_delete_key: bool | None,
+    is_deleted: bool,
 ) -> None:
     builder.put_and_place(OUT_MS, key="A")
     builder.place(builder.put(OUT_MS, key="A", deletes=marker_text), OUT_MS, flags=5)
@@ -425,6 +433,23 @@ def test_a_marker_must_name_the_key_in_the_form_of_its_broker(
     assert keys_of(root, state.pending) == (["C"] if is_deleted else ["A", "C"])
     assert keys_of(root, state.cancelled) == (["A"] if is_deleted else [])
     assert state.markers.is_marker.tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    ("topic_in_delete_key", "expected"),
+    [(None, ["A", "B", "C"]), (False, ["A", "C"]), (True, ["B", "C"])],
+)
+def test_messages_that_only_a_marker_with_the_topic_names_are_counted(
+    builder: WheelStoreBuilder, topic_in_delete_key: bool | None, expected: list[str]
+) -> None:
+    for key, marker_texts in (("A", ["A"]), ("B", ["TopicA+B"]), ("C", ["C", "TopicA+C"])):
+        builder.put_and_place(OUT_MS, key=key)
+        for text in marker_texts:
+            builder.place(builder.put(OUT_MS, key=key, deletes=text), OUT_MS, flags=5)
+    root = builder.stop()
+    state = read_wheel_store(root, now_ms=NOW_MS, topic_in_delete_key=topic_in_delete_key)
+    assert state.recalled_by_topic_count == 1
+    assert keys_of(root, state.cancelled) == expected
 
 
 def test_the_plain_key_takes_away_messages_of_every_topic(builder: WheelStoreBuilder) -> None:
