@@ -194,8 +194,15 @@ def join_properties(pairs: Iterable[Pair], *, ending: bool) -> bytes:
 
 
 def effective_properties(pairs: Iterable[Pair]) -> dict[str, str]:
-    """What a broker's map holds: empty names and empty values are dropped, the last one wins."""
-    return {name: value for name, value in pairs if name and value}
+    """What a broker's map holds: empty names and empty values are dropped, the last one wins.
+
+    Bytes that are no UTF-8 are signs of replacement there, as Java reads them.
+    """
+    return {_as_java_reads(name): _as_java_reads(value) for name, value in pairs if name and value}
+
+
+def _as_java_reads(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def java_length(text: str) -> int:

@@ -68,6 +68,9 @@ MESSAGES: dict[str, list[Item]] = {
     "a topic beyond ASCII": one(topic="订单"),
     "properties that end with their separator": one(ends_with_separator=True),
     "properties that end without it": one(ends_with_separator=False),
+    "tags that are no UTF-8": one(
+        raw_properties=b"TAGS\x01a\xff\xc3\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02DELAY\x015\x02"
+    ),
     "a name twice and an empty value": one(extra_pairs=[("a", "1"), ("a", "2"), ("empty", "")]),
     "a committed transaction": one(sys_flag=TRANSACTION_COMMIT, prepared_transaction_offset=77),
     "a flag, and consumed before": one(flag=-7, reconsume_times=16),
