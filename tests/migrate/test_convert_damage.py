@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from message_store.errors import DelayStoreError
@@ -72,7 +72,6 @@ def damage(root: Path, place: tuple[str, float, bytes | None]) -> None:
         path.write_bytes((whole[:start] + content + whole[start + len(content) :])[: len(whole)])
 
 
-@settings(max_examples=100)
 @given(st.lists(damages(), min_size=1, max_size=4), st.sampled_from(["fail", "quarantine"]))
 def test_any_damage_ends_in_a_sentence_or_in_a_sound_target(
     sound: Path,
