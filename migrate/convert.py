@@ -8,7 +8,6 @@ it.
 """
 
 import json
-from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -43,6 +42,7 @@ from migrate.staged_output import (
     is_published,
     names_in_the_way,
     remove_unfinished,
+    sole_writer,
     target_errors,
 )
 from migrate.stored_plan import read_plan_facts
@@ -93,8 +93,8 @@ class _Conversion:
     def run(self, spark_start_s: float) -> ConversionReport:
         started = stopwatch_s()
         self._check_places()
-        with ExitStack() as held:
-            held.enter_context(self.source.shared_lock())
+        with sole_writer(self.target), self.source.shared_lock():
+            self._check_target()
             self._check_source()
             backlog = self._read_backlog()
             chosen = self._choose(backlog)
@@ -103,33 +103,36 @@ class _Conversion:
             plan, amendments, receipts = self._write(backlog, chosen, plan, amendments)
             written = stopwatch_s()
             self._seal(plan, backlog, amendments, receipts)
-        sealed = stopwatch_s()
-        seconds = Seconds(
-            spark_start=spark_start_s,
-            plan=planned - started,
-            write=written - planned,
-            seal=sealed - written,
-            total=sealed - started + spark_start_s,
-        )
-        report = conversion_report(
-            self.options, backlog, chosen, plan, amendments, receipts, seconds, self.request
-        )
-        report = attrs.evolve(
-            report,
-            left_out_topics=self.left_out_topics,
-            warnings=(*report.warnings, *disk_warnings(self.target.path)),
-        )
-        self._finish(report)
+            sealed = stopwatch_s()
+            seconds = Seconds(
+                spark_start=spark_start_s,
+                plan=planned - started,
+                write=written - planned,
+                seal=sealed - written,
+                total=sealed - started + spark_start_s,
+            )
+            report = conversion_report(
+                self.options, backlog, chosen, plan, amendments, receipts, seconds, self.request
+            )
+            report = attrs.evolve(
+                report,
+                left_out_topics=self.left_out_topics,
+                warnings=(*report.warnings, *disk_warnings(self.target.path)),
+            )
+            self._finish(report)
         return report
 
     def _check_places(self) -> None:
-        """Refuse early: a source that is none, a target in use, one of them within the other."""
+        """Refuse early: a source that is none, and one of the two within the other."""
         self.source.require_readable()
         source, target = self.source.path.resolve(), self.target.path.resolve()
         if target == source or target.is_relative_to(source) or source.is_relative_to(target):
             raise TargetError(f"{self.target.path}: must not lie in the source, or around it")
         with target_errors(self.target.path):
             self.target.path.mkdir(parents=True, exist_ok=True)
+
+    def _check_target(self) -> None:
+        """Refuse a target that holds anything but the unfinished beginning of this conversion."""
         if (self.target.own / MARKER_NAME).exists():
             raise TargetError(f"{self.target.path}: already holds a finished conversion")
         if names := names_in_the_way(self.staging):

@@ -11,6 +11,7 @@ import attrs
 
 from legacy_levels.level_backlog import LevelBacklog
 from message_store.errors import FormatError
+from message_store.record_layout import BLANK_RECORD
 from message_store.segment_files import SegmentReader
 from message_store.small_files import PRIVATE_MODE, replace_file
 from message_store.store_root import StoreRoot
@@ -18,7 +19,10 @@ from migrate.books import bad_record
 
 QUARANTINE_NAME = "quarantine"
 RAW_MAX_BYTES = 64 << 20
-"""A damaged length must not make us copy the whole log."""
+MISFIT_MAX_BYTES = 64 << 10
+"""So much is kept where entry and record disagree about the size: many false sizes must not make us
+copy the whole log many times.
+"""
 
 
 def quarantine_directory(target: StoreRoot) -> Path:
@@ -52,6 +56,10 @@ def keep_bad_records(
 
 def _raw(log: SegmentReader, offset: int, size: int) -> bytes:
     wanted = max(0, min(size, RAW_MAX_BYTES))
+    head = bytearray(BLANK_RECORD.size)
+    log.read_into(offset, memoryview(head))
+    if BLANK_RECORD.decode_at(head, 0)["size_bytes"] != size:
+        wanted = min(wanted, MISFIT_MAX_BYTES)
     try:
         return log.read_at(offset, wanted)
     except FormatError:

@@ -7,6 +7,7 @@ cannot be booted by mistake. Publishing renames the finished parts to where a br
 them; the wheel file comes last, over the stub.
 """
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -67,6 +68,27 @@ class Staging:
     def receipt(self, part: int) -> Path:
         """What the writer of a part has to say about it, JSON; there once the part is written."""
         return self.path / "parts" / f"{part:06d}.json"
+
+
+@contextmanager
+def sole_writer(target: StoreRoot) -> Iterator[None]:
+    """Keep every other conversion out of a target directory for the length of a ``with`` block.
+
+    A lock on the directory itself: it leaves nothing behind and ends with the process. A disk that
+    knows no such locks is used without. Raises TargetError when another conversion holds it.
+    """
+    with target_errors(target.path):
+        descriptor = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TargetError(f"{target.path}: another conversion is writing here") from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def save_array(path: Path, array: NDArray[Any]) -> None:

@@ -23,9 +23,11 @@ from message_store.errors import (
     UncleanStoreError,
     UnsupportedStoreError,
 )
+from message_store.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import TargetSettings
 from migrate.source_wheel import WheelNotEmptyError
+from migrate.staged_output import sole_writer
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
@@ -359,3 +361,15 @@ def test_what_is_no_file_in_the_source_stops_nothing(tmp_path: Path, source: Pat
     options = options_for(tmp_path)
     assert convert(options).total("converted") == len(ITEMS)
     checked_target(options)
+
+
+def test_two_conversions_do_not_share_a_target(source: Path, tmp_path: Path) -> None:
+    options = options_for(tmp_path)
+    options.target.mkdir()
+    with (
+        sole_writer(StoreRoot(options.target)),
+        pytest.raises(TargetError, match="another conversion is writing here"),
+    ):
+        convert(options)
+    assert list(options.target.iterdir()) == []
+    assert convert(options).total("converted") == len(ITEMS)
