@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both engines stand on: messages, logs, queues and time. Knows no engine.
 
-``MessageBatch`` is loaded when it is first asked for: it brings NumPy's and Arrow's weight with it,
-and ``delaywheel --help`` needs neither.
+``MessageBatch`` and ``MemoryStore`` are loaded when they are first asked for: they bring the weight
+of NumPy, Arrow and the codec with them, and ``delaywheel --help`` needs none of it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,10 @@ from message_store.delay_store import (
     TopicReader,
 )
 from message_store.message import Host, Message, StoredMessage
+from message_store.runner import run_store
 
 if TYPE_CHECKING:
+    from message_store.memory_store import MemoryStore
     from message_store.message_batch import MessageBatch
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "Finding",
     "Host",
     "ManualClock",
+    "MemoryStore",
     "Message",
     "MessageBatch",
     "Pending",
@@ -53,6 +56,7 @@ __all__ = [
     "StoredMessage",
     "SystemClock",
     "TopicReader",
+    "run_store",
 ]
 
 
@@ -61,4 +65,8 @@ def __getattr__(name: str) -> Any:
         from message_store.message_batch import MessageBatch
 
         return MessageBatch
+    if name == "MemoryStore":
+        from message_store.memory_store import MemoryStore
+
+        return MemoryStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

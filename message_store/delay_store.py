@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from message_store.message import Message, StoredMessage
+from message_store.recall_handle import RecallHandle
 
 if TYPE_CHECKING:
     from message_store.byte_column import ByteColumn, Int64s
@@ -55,8 +56,9 @@ class Receipt:
     """What ``schedule`` answers: the message is stored, and this is when it will come.
 
     ``due_ms`` is the time asked for. ``promised_ms`` is the time that the engine can keep, never
-    before it: the level's due time, or the end of the wheel's slot. ``handle`` is what ``cancel``
-    takes in another process or on another day.
+    before it: the level's due time, or the end of the wheel's slot. (One exception, which has to be
+    asked for: an engine set to deliver at once what lies beyond its limit promises that for now.)
+    ``handle`` is what ``cancel`` takes in another process or on another day.
     """
 
     unique_key: str
@@ -69,15 +71,33 @@ class Receipt:
 
 @attrs.frozen(eq=False)
 class BatchReceipt:
-    """What ``schedule_batch`` answers: a column for each field of a receipt, a row a message."""
+    """What ``schedule_batch`` answers: a column for each field of a receipt, a row a message.
+
+    Handles are not kept but made, by ``receipt``: few are ever asked for.
+    """
 
     unique_keys: ByteColumn
+    topics: ByteColumn
     due_ms: Int64s
     promised_ms: Int64s
     commit_log_offsets: Int64s
+    broker_name: str
 
     def __len__(self) -> int:
         return len(self.due_ms)
+
+    def receipt(self, row: int) -> Receipt:
+        """The receipt of one message, as ``cancel`` takes it."""
+        unique_key, topic = self.unique_keys[row].decode(), self.topics[row].decode()
+        promised_ms = int(self.promised_ms[row])
+        return Receipt(
+            unique_key=unique_key,
+            topic=topic,
+            due_ms=int(self.due_ms[row]),
+            promised_ms=promised_ms,
+            commit_log_offset=int(self.commit_log_offsets[row]),
+            handle=RecallHandle(topic, self.broker_name, promised_ms, unique_key).text(),
+        )
 
 
 @attrs.frozen
@@ -184,7 +204,7 @@ class DelayStore(Protocol):
 
     - Every message is delivered once, by the first ``advance(now_ms)`` with
       ``now_ms >= promised_ms``, and never by an earlier one. Among equal promises, in the order of
-      scheduling.
+      scheduling. What is asked for a time that is past is promised for now.
     - After ``schedule`` returns, killing the process loses nothing; after ``flush``, losing power
       loses nothing. Opening a store that was killed repeats no delivery.
     - One process writes to a store at a time; its methods may be called from several threads.
@@ -215,6 +235,7 @@ class DelayStore(Protocol):
         """The earliest time at which ``advance`` would deliver something; None when nothing waits.
 
         Never later than the earliest promise; it may be earlier where the engine works in steps.
+        Right after ``advance(now_ms)`` it is later than ``now_ms``.
         """
 
     def pending(
@@ -235,8 +256,9 @@ class DelayStore(Protocol):
     def cancel(self, receipt: Receipt | str) -> Cancellation:
         """Take a message back, by its receipt or by the receipt's handle.
 
-        ``CANCELLED`` means that it will not be delivered, also after a kill. Raises BadFieldError
-        for text that is no handle.
+        ``CANCELLED`` means that it will not be delivered, also after a kill; so it is the answer to
+        a second call too. A handle cannot tell messages apart that share topic, promised time and
+        unique key, and takes all of them back. Raises BadFieldError for text that is no handle.
         """
 
     def topic(self, name: str) -> TopicReader:

@@ -74,6 +74,19 @@ class MessageBatch:
             flag=int64s([message.flag for message in rows]),
         )
 
+    def message(self, row: int) -> Message:
+        """One row as a value."""
+        return Message(
+            topic=self.topic[row].decode(),
+            body=self.body[row],
+            tags=self.tags[row].decode() or None,
+            keys=tuple(self.keys[row].decode().split()),
+            properties=names.decode_properties(self.user_properties[row]),
+            queue_id=int(self.queue_id[row]),
+            flag=int(self.flag[row]),
+            unique_key=self.unique_key[row].decode() or None,
+        )
+
     @classmethod
     def from_arrow(cls, table: pa.Table | pa.RecordBatch) -> "MessageBatch":
         """The columns of an Arrow table: ``topic`` and ``body``, and any of ``tags``, ``keys``,

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store owes that outlives its process: all it was given, and each of it once."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from message_store import AfterMs, AtMs, Cancellation, DelayStore, Due, ManualClock, MessageBatch
+from tests.contract.delay_store_contract import (
+    START_MS,
+    DelayStoreContract,
+    Open,
+    bodies,
+    delivered_bodies,
+    message,
+)
+
+
+def closed(store: DelayStore) -> None:
+    """The orderly end."""
+    store.close()
+
+
+class DurableStoreContract(DelayStoreContract):
+    """Every obligation that goes from one opening to the next.
+
+    ``abandon`` is how a store dies without being closed, as far as one process can tell; real kills
+    have tests of their own.
+    """
+
+    def abandon(self, store: DelayStore) -> None:
+        """Let go of the folder as a kill would, without a last word."""
+        raise NotImplementedError
+
+    @pytest.fixture(params=["closed", "killed"])
+    def end(self, request: pytest.FixtureRequest) -> Callable[[DelayStore], None]:
+        return closed if request.param == "closed" else self.abandon
+
+    def test_what_waits_is_there_after_reopening(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        dues: list[Due] = [AfterMs(5_000), AfterMs(60_000), AtMs(START_MS - 1), AfterMs(7_000_000)]
+        receipts = [store.schedule(message(number), due) for number, due in enumerate(dues)]
+        before = sorted(store.pending(), key=lambda each: each.commit_log_offset)
+        end(store)
+        again = open_one(clock)
+        assert sorted(again.pending(), key=lambda each: each.commit_log_offset) == before
+        for receipt in sorted(receipts, key=lambda each: each.promised_ms):
+            assert len(again.advance(receipt.promised_ms - 1)) == 0
+            [delivered] = again.advance(receipt.promised_ms)
+            assert delivered.promised_ms == receipt.promised_ms
+            assert delivered.message.unique_key == receipt.unique_key
+
+    def test_a_batch_is_there_after_reopening(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        batch = MessageBatch.of([message(number) for number in range(30)])
+        store.schedule_batch(batch, np.arange(30) * 1_000 + START_MS)
+        end(store)
+        assert len(open_one(clock).advance(START_MS + 600_000)) == 30
+
+    def test_nothing_is_delivered_again_after_reopening(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        for number in range(20):
+            store.schedule(message(number), AfterMs(1_000 * (number + 1)))
+        clock.tick(10_000)
+        first = delivered_bodies(store.advance(clock.now_ms()))
+        end(store)
+        again = open_one(clock)
+        assert len(again.advance(clock.now_ms())) == 0
+        clock.tick(600_000)
+        second = delivered_bodies(again.advance(clock.now_ms()))
+        everything = sorted(f"body {number}".encode() for number in range(20))
+        assert sorted(first + second) == everything
+        assert sorted(bodies(self.consumed(again, "orders"))) == everything
+
+    def test_every_reopening_within_one_moment_repeats_nothing(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        """Equal messages too: what must match is a multiset and not a set of keys."""
+        found = []
+        store = open_one(clock)
+        for _ in range(3):
+            store.schedule(message(1), AfterMs(1_000))
+            store.schedule(message(1), AfterMs(2_000))
+        for _ in range(4):
+            found += delivered_bodies(store.advance(clock.now_ms()))
+            clock.tick(1_000)
+            end(store)
+            store = open_one(clock)
+        assert found == [b"body 1"] * 6
+
+    def test_order_among_equal_promises_survives_reopening(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        for number in range(10):
+            store.schedule(message(number), AtMs(START_MS + 60_000))
+            if number == 4:
+                end(store)
+                store = open_one(clock)
+        found = delivered_bodies(store.advance(START_MS + 86_400_000))
+        assert found == [f"body {number}".encode() for number in range(10)]
+
+    def test_a_cancellation_outlives_the_store(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        receipts = [store.schedule(message(number), AfterMs(60_000)) for number in range(3)]
+        assert store.cancel(receipts[0]) is Cancellation.CANCELLED
+        end(store)
+        again = open_one(clock)
+        assert again.cancel(receipts[0]) is Cancellation.CANCELLED
+        assert again.cancel(receipts[1].handle) is Cancellation.CANCELLED
+        assert delivered_bodies(again.advance(START_MS + 600_000)) == [b"body 2"]
+        end(again)
+        answer = open_one(clock).cancel(receipts[2])
+        assert answer is Cancellation.ALREADY_DELIVERED
+
+    def test_topics_keep_what_was_delivered_and_go_on_behind_it(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        store.schedule(message(1), AfterMs(1_000))
+        [first] = store.advance(START_MS + 60_000)
+        kept = first.message
+        end(store)
+        again = open_one(clock)
+        assert list(again.topic("orders").read(0, 0)) == [kept]
+        again.schedule(message(2), AfterMs(1_000))
+        again.advance(START_MS + 120_000)
+        assert [each.queue_offset for each in self.consumed(again, "orders")] == [0, 1]
+
+    def test_what_became_due_while_nobody_ran_comes_at_the_next_advance(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        for number in range(5):
+            store.schedule(message(number), AfterMs(30_000 * (number + 1)))
+        end(store)
+        clock.tick(2 * 86_400_000)
+        again = open_one(clock)
+        assert len(again.advance(clock.now_ms())) == 5
+        assert again.next_due_ms() is None
+
+    def test_reopening_an_empty_store_is_fine(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        end(open_one(clock))
+        again = open_one(clock)
+        assert again.next_due_ms() is None
+        assert list(again.pending()) == []

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model keeps the contract, whatever rule it is given, and agrees with a plain dict."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from message_store import Clock, DelayLevels, DelayStore, MemoryStore
+from message_store.promise_rules import exact, to_level, to_slot_end
+from tests.contract.delay_store_contract import DelayStoreContract
+from tests.contract.delay_store_machine import DelayStoreMachine
+from tests.contract.durable_store_contract import DurableStoreContract
+from tests.contract.naive_store import Model, NaiveStore
+
+LEVELS = DelayLevels.parse()
+DAY_MS = 86_400_000
+
+
+class Exact:
+    def promise(self, due_ms: int, now_ms: int) -> int:
+        return exact(due_ms, now_ms)
+
+
+class Slots:
+    def promise(self, due_ms: int, now_ms: int) -> int:
+        return to_slot_end(1_000, max_delay_ms=3 * DAY_MS)(due_ms, now_ms)
+
+
+class FineSlots:
+    def promise(self, due_ms: int, now_ms: int) -> int:
+        return to_slot_end(100, max_delay_ms=DAY_MS, beyond_max="deliver")(due_ms, now_ms)
+
+
+class Levels:
+    def promise(self, due_ms: int, now_ms: int) -> int:
+        return to_level(LEVELS)(due_ms, now_ms)
+
+
+class StrictLevels:
+    def promise(self, due_ms: int, now_ms: int) -> int:
+        return to_level(LEVELS, rounding="exact")(due_ms, now_ms)
+
+
+class MemoryContract(DelayStoreContract):
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return MemoryStore(clock, promise=self.promise, levels=LEVELS)
+
+
+class TestExact(Exact, MemoryContract):
+    pass
+
+
+class TestSlots(Slots, MemoryContract):
+    pass
+
+
+class TestFineSlots(FineSlots, MemoryContract):
+    pass
+
+
+class TestLevels(Levels, MemoryContract):
+    pass
+
+
+class TestOneLifeAfterTheOther(Slots, DurableStoreContract):
+    """What a durable store owes, tried on memory that a new object inherits."""
+
+    heirs: dict[Path, MemoryStore]
+
+    @pytest.fixture(autouse=True)
+    def no_heirs(self) -> None:
+        self.heirs = {}
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        if folder in self.heirs:
+            self.heirs[folder] = copy.copy(self.heirs[folder])
+            self.heirs[folder]._closed = False
+        else:
+            self.heirs[folder] = MemoryStore(clock, promise=self.promise)
+        return self.heirs[folder]
+
+    def abandon(self, store: DelayStore) -> None:
+        store.close()
+
+
+class MemoryMachine(DelayStoreMachine):
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return MemoryStore(clock, promise=self.promise, levels=LEVELS)
+
+    def make_model(self, clock: Clock) -> Model:
+        return NaiveStore(clock, self.promise, LEVELS)
+
+
+class ExactMachine(Exact, MemoryMachine):
+    pass
+
+
+class SlotMachine(Slots, MemoryMachine):
+    pass
+
+
+class FineSlotMachine(FineSlots, MemoryMachine):
+    pass
+
+
+class LevelMachine(Levels, MemoryMachine):
+    pass
+
+
+class StrictLevelMachine(StrictLevels, MemoryMachine):
+    pass
+
+
+TestExactMachine = ExactMachine.TestCase
+TestSlotMachine = SlotMachine.TestCase
+TestFineSlotMachine = FineSlotMachine.TestCase
+TestLevelMachine = LevelMachine.TestCase
+TestStrictLevelMachine = StrictLevelMachine.TestCase

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example runs, in an empty folder, and prints what its first lines say it prints."""
+
+import ast
+import doctest
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.source_laws import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def promised_output(example: Path) -> str:
+    """The block below ``Prints::`` at the end of its docstring."""
+    purpose = ast.get_docstring(ast.parse(example.read_text(encoding="utf-8"))) or ""
+    _, mark, block = purpose.partition("Prints::\n")
+    assert mark, f"{example.name} does not say what it prints"
+    return textwrap.dedent(block).strip()
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_prints_what_it_promises(example: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "error", example],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr
+    same = doctest.OutputChecker().check_output
+    expected, printed = promised_output(example) + "\n", run.stdout.strip() + "\n"
+    assert same(expected, printed, doctest.ELLIPSIS), printed
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_fits_a_screen(example: Path) -> None:
+    assert example.read_text(encoding="utf-8").count("\n") <= 60
