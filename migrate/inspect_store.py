@@ -187,7 +187,12 @@ class _Inspection:
             )
             return WheelSummary()
         try:
-            state = read_wheel_store(store, now_ms=self.now_ms, topic_in_delete_key=None)
+            state = read_wheel_store(
+                store,
+                now_ms=self.now_ms,
+                topic_in_delete_key=None,
+                after_crash=not store.was_stopped_cleanly,
+            )
         except (FormatError, SourceError) as error:
             self.problems.append(f"the wheel cannot be read: {error}")
             return WheelSummary()
@@ -285,6 +290,11 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
         yield (
             f"{state.expired_count:,} units of the wheel lead to records that retention has"
             " deleted: those messages are lost"
+        )
+    if state.done_already_count:
+        yield (
+            f"{state.done_already_count:,} entries of the wheel and its queue were dealt with just"
+            " before the crash: left out here, repeated by a broker"
         )
     if state.recalled_by_topic_count:
         yield (

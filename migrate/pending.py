@@ -127,7 +127,12 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
     )
     if not (store.timer_wheel.exists() or store.timer_queue().is_dir()):
         return waiting, 0
-    wheel = read_wheel_store(store, now_ms=now_ms, topic_in_delete_key=None)
+    wheel = read_wheel_store(
+        store,
+        now_ms=now_ms,
+        topic_in_delete_key=None,
+        after_crash=not store.was_stopped_cleanly,
+    )
     timers = wheel.pending
     on_wheel = _Rows(
         level=np.full(len(timers), NO_LEVEL, np.int64),

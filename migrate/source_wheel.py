@@ -16,7 +16,13 @@ def require_empty_wheel(source: StoreRoot, now_ms: int) -> None:
     """Raise WheelNotEmptyError when messages wait in the source's wheel."""
     if not source.timer_queue().is_dir():
         return
-    wheel = read_wheel_store(source, now_ms=now_ms, whole_log=True, topic_in_delete_key=None)
+    wheel = read_wheel_store(
+        source,
+        now_ms=now_ms,
+        whole_log=True,
+        topic_in_delete_key=None,
+        after_crash=not source.was_stopped_cleanly,
+    )
     if waiting := len(wheel.pending):
         raise WheelNotEmptyError(
             f"{source.path}: {waiting} messages wait in its timer wheel and would be left behind;"

@@ -47,17 +47,17 @@ def cancelled(
     timers: PendingTimers,
     commit_log: SegmentReader,
     *,
-    write_time_ms: int,
+    now_ms: int,
     precision_ms: int,
 ) -> Cancelled:
     """Which rows are messages that a marker among the rows takes away, in either form.
 
-    What waits in the queue and is due before ``write_time_ms`` is never placed: such a marker has
-    no effect, and such a message is delivered. Records are read only where a marker makes it
+    What waits in the queue and is due before the slot of ``now_ms`` is never placed: such a marker
+    has no effect, and such a message is delivered. Records are read only where a marker makes it
     necessary; with rolling markers that is every rolling message.
     """
     found = Cancelled(np.zeros(len(timers), bool), np.zeros(len(timers), bool))
-    is_placed = (timers.position >= 0) | (timers.slot_time_ms >= write_time_ms)
+    is_placed = (timers.position >= 0) | (timers.slot_time_ms >= floor_ms(now_ms, precision_ms))
     markers = timers.rows(timers.is_marker & is_placed)
     marks = {
         (end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY))

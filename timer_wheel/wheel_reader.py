@@ -17,6 +17,7 @@ from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
+from timer_wheel.done_already import still_to_do
 from timer_wheel.pending_timers import PendingTimers
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.timer_log import TimerUnits, read_units
@@ -28,7 +29,6 @@ from timer_wheel.wheel_math import (
     WHEEL_SLOTS,
     Int64Array,
     effective_read_time_ms,
-    floor_ms,
 )
 from timer_wheel.wheel_revision import revised_slots
 
@@ -40,7 +40,8 @@ class WheelState:
     ``pending`` are messages, in order of slot time and placing, then those that wait in the queue;
     ``markers`` are delete markers, ``cancelled`` the messages that they take away;
     ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
-    other brokers do not heed unless they are told to. ``unit_count``
+    other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
+    because the log shows that they were dealt with before a crash. ``unit_count``
     and ``slots_used`` count the timer log's units and the slots that are yet to be read.
     ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
     are queue entries that a broker cannot get past, ``shared_positions`` units that it would
@@ -57,6 +58,7 @@ class WheelState:
     markers: PendingTimers
     cancelled: PendingTimers
     recalled_by_topic_count: int
+    done_already_count: int
     expired_count: int
     blocking_queue_offsets: tuple[int, ...]
     shared_positions: Int64Array
@@ -70,6 +72,7 @@ def read_wheel_store(
     snapshots_on: bool = False,
     topic_in_delete_key: bool | None = False,
     whole_log: bool = False,
+    after_crash: bool = False,
 ) -> WheelState:
     """What a broker that starts at ``now_ms`` would deliver from this store's wheel.
 
@@ -77,8 +80,9 @@ def read_wheel_store(
     ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
     `appendTopicForTimerDeleteKey`; None lets delete markers count in either form, which is what
     whoever recalled wanted. A broker applies only the last timer log files to the wheel;
-    ``whole_log`` applies all, which also finds what a stale wheel file has lost. Raises SourceError
-    and, for a wheel file of a wrong length, FormatError.
+    ``whole_log`` applies all, which also finds what a stale wheel file has lost. A broker repeats
+    what it did in the last second before a crash; ``after_crash`` leaves that out. Raises
+    SourceError and, for a wheel file of a wrong length, FormatError.
     """
     checkpoint = read_timer_checkpoint(root)
     wheel = read_wheel(root, snapshots_on=snapshots_on)
@@ -99,13 +103,9 @@ def read_wheel_store(
         is_there = placed.commit_log_offset >= commit_log.min_offset
         resume = resume_queue_offset(root, commit_log, units, checkpoint)
         waiting, blocking = waiting_in_queue(root, commit_log, resume)
-        timers = placed.rows(is_there).followed_by(waiting)
-        recalled = cancelled(
-            timers,
-            commit_log,
-            write_time_ms=floor_ms(now_ms, precision_ms),
-            precision_ms=precision_ms,
-        )
+        found = placed.rows(is_there).followed_by(waiting)
+        timers = still_to_do(found, units, root, commit_log, checkpoint) if after_crash else found
+        recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
         precision_ms=precision_ms,
@@ -118,6 +118,7 @@ def read_wheel_store(
         markers=timers.rows(timers.is_marker),
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
+        done_already_count=len(found) - len(timers),
         expired_count=int((~is_there).sum()),
         blocking_queue_offsets=blocking,
         shared_positions=shared_positions,

@@ -168,6 +168,23 @@ def test_what_was_recalled_is_not_pending_and_who_delivers_it_all_the_same_is_sa
     assert [each.unique_key for each in waiting if isinstance(each, Pending)] == ["C"]
 
 
+def test_what_a_crashed_broker_delivered_from_its_wheel_is_left_out_and_said(
+    tmp_path: Path,
+) -> None:
+    builder = WheelStoreBuilder(tmp_path / "store")
+    for key in ("A", "B"):
+        builder.put_and_place(WHEEL_NOW_MS, key=key)
+    builder.deliver(0, stored_ms=WHEEL_NOW_MS + 1_010)
+    root = builder.stop().path
+    (root / "abort").touch()
+    found = inspect_store(root, now_ms=WHEEL_NOW_MS + 5_000)
+    assert found.wheel is not None
+    assert found.wheel.pending == 1
+    assert any("1 entries of the wheel" in problem for problem in found.problems)
+    waiting = pending_messages(root, now_ms=WHEEL_NOW_MS + 5_000)
+    assert [each.unique_key for each in waiting if isinstance(each, Pending)] == ["B"]
+
+
 # --- what is damaged ------------------------------------------------------------------------------
 
 

@@ -22,7 +22,9 @@ from tests.independent.raw_files import (
 from tests.independent.raw_records import (
     MAGIC_BLANK,
     TIMER_TOPIC,
+    Pair,
     RawRecord,
+    decode_record,
     encode_record,
     java_hash,
     join_properties,
@@ -56,30 +58,52 @@ class WheelStoreBuilder:
         topic: str = "TopicA",
         deletes: str | None = None,
         queue_offset: int | None = None,
+        stored_ms: int = 0,
+        rolled: bool = False,
     ) -> int:
-        """Store one timed message (or delete marker); its queue offset."""
+        """Store one timed message (or delete marker, or one that has rolled); its queue offset."""
         number = len(self.queue)
-        pairs = [
+        pairs: list[tuple[str, str | None]] = [
             ("REAL_TOPIC", topic),
             ("REAL_QID", "0"),
             ("UNIQ_KEY", f"K{number}" if key is None else key),
             ("TIMER_OUT_MS", None if out_ms is None else str(out_ms)),
             ("TIMER_DEL_UNIQKEY", deletes),
+            *(_dealt_with(stored_ms) if rolled else []),
+            ("TIMER_ROLL_TIMES", "1" if rolled else None),
         ]
         record = RawRecord(
             topic=TIMER_TOPIC,
             body=b"body",
             properties=join_properties([(n, v) for n, v in pairs if v is not None], ending=True),
             queue_offset=number if queue_offset is None else queue_offset,
+            store_timestamp_ms=stored_ms,
         )
+        self.queue.append(QueueUnit(*self._append(record), 0))
+        return number
+
+    def deliver(self, number: int, *, stored_ms: int, body: bytes = b"body") -> None:
+        """Put a copy of a message into its topic, whose queue nobody here reads."""
+        offset = self.queue[number].commit_log_offset
+        waiting = decode_record(self.records[offset])
+        pairs = [*waiting.pairs, *_dealt_with(stored_ms)]
+        record = RawRecord(
+            topic=waiting.effective["REAL_TOPIC"],
+            body=body,
+            properties=join_properties(pairs, ending=True),
+            store_timestamp_ms=stored_ms,
+        )
+        self._append(record)
+
+    def _append(self, record: RawRecord) -> tuple[int, int]:
+        """Append a record to the log; its place and size."""
         size = len(encode_record(record))
         left = LOG_FILE_BYTES - self.log_end % LOG_FILE_BYTES
         self.log_end += left if size + 8 > left else 0
         placed = attrs.evolve(record, commit_log_offset=self.log_end)
         self.records[self.log_end] = encode_record(placed)
-        self.queue.append(QueueUnit(self.log_end, size, 0))
         self.log_end += size
-        return number
+        return placed.commit_log_offset, size
 
     def place(
         self, number: int, slot_time_ms: int, *, flags: int = 1, write_time_ms: int = NOW_MS
@@ -154,6 +178,10 @@ class WheelStoreBuilder:
             struct.pack(">7q", *check).ljust(4096, b"\0")
         )
         return StoreRoot(self.path)
+
+
+def _dealt_with(at_ms: int) -> list[Pair]:
+    return [("TIMER_ENQUEUE_MS", str(at_ms - 1)), ("TIMER_DEQUEUE_MS", str(at_ms))]
 
 
 def write_wheel(path: Path, slots: dict[int, Slot]) -> None:
