@@ -22,15 +22,32 @@ SYSTEM_PROPERTIES: Final = frozenset(_SYSTEM_PROPERTIES.split())
 
 
 @attrs.frozen
-class Lateness:
+class Spread:
     """Milliseconds after the due time: the median, 99 of 100, and the worst."""
 
     p50_ms: int
     p99_ms: int
     max_ms: int
 
+    @classmethod
+    def of(cls, late_ms: Iterable[int]) -> "Spread":
+        """Sort the values, of which there must be some, and take three."""
+        values = sorted(late_ms)
+        return cls(values[len(values) // 2], values[len(values) * 99 // 100], values[-1])
+
     def __str__(self) -> str:
-        return f"P50 {self.p50_ms} P99 {self.p99_ms} max {self.max_ms} ms"
+        return f"P50 {self.p50_ms:,} P99 {self.p99_ms:,} max {self.max_ms:,} ms"
+
+
+@attrs.frozen
+class Lateness:
+    """How late messages were `stored` in their real topic, and `seen` by the consumer."""
+
+    stored: Spread
+    seen: Spread
+
+    def __str__(self) -> str:
+        return f"late stored {self.stored}; seen {self.seen}"
 
 
 @attrs.frozen
@@ -91,8 +108,11 @@ def account(
 
 
 def once(received: Iterable[Received]) -> list[Received]:
-    """Leave out what a client handed over again: one record of a queue counts once."""
-    return list({each.place: each for each in received}.values())
+    """Leave out what a client handed over again: one record of a queue counts once, the first."""
+    firsts: dict[object, Received] = {}
+    for each in received:
+        firsts.setdefault(each.place, each)
+    return list(firsts.values())
 
 
 def differences(sent: Sent, received: Received) -> list[str]:
@@ -120,21 +140,31 @@ def lateness(
     level_delays_ms: Mapping[int, int],
     due_after_ms: int = 0,
 ) -> Lateness | None:
-    """Return how long after their due time messages were stored in their real topic.
-
-    Only those due after `due_after_ms` count: what was overdue when the broker started is as
-    late as the start. None if there are none.
-    """
+    """Return how late messages came that were sent; retries do not count (lateness_of)."""
     due = {
         each.unique_key: each.message.due_ms(each.sent_ms, level_delays_ms)
         for each in sent
         if each.accepted
     }
-    late = sorted(
-        record.stored_ms - due[record.unique_key or ""]
-        for record in received
-        if not record.is_retry and due.get(record.unique_key or "", -1) >= due_after_ms
-    )
-    if not late:
+    return lateness_of(due, (each for each in received if not each.is_retry), due_after_ms)
+
+
+def lateness_of(
+    due_ms: Mapping[str, int], received: Iterable[Received], due_after_ms: int = 0
+) -> Lateness | None:
+    """Return how long after their due time (by unique key) messages came.
+
+    Only those due after `due_after_ms` count: what was overdue when the broker started is as
+    late as the start. None if there are none.
+    """
+    timed = [
+        (due_ms[each.unique_key], each)
+        for each in received
+        if each.unique_key is not None and due_ms.get(each.unique_key, -1) >= due_after_ms
+    ]
+    if not timed:
         return None
-    return Lateness(late[len(late) // 2], late[len(late) * 99 // 100], late[-1])
+    return Lateness(
+        stored=Spread.of(each.stored_ms - due for due, each in timed),
+        seen=Spread.of(each.received_ms - due for due, each in timed),
+    )

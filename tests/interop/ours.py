@@ -2,6 +2,7 @@
 """Our own command line, run the way an operator runs it: as a process of its own."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,12 @@ def delaywheel_lines(*arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _run(*arguments, "--json").splitlines()]
 
 
+def delaywheel_killed_before(rename: Path, *arguments: object) -> None:
+    """Run one command that is killed when it is about to rename from or to that path."""
+    done = _ended("tests.interop.stopped_command", rename, *arguments)
+    assert done.returncode == -signal.SIGKILL, _said(done)
+
+
 def write_settings(file: Path, settings: Mapping[str, object]) -> Path:
     """Write a broker's configuration file, for --broker-conf or --target-conf."""
     lines = [f"{key}={value}\n" for key, value in settings.items()]
@@ -31,10 +38,18 @@ def write_settings(file: Path, settings: Mapping[str, object]) -> Path:
 
 
 def _run(*arguments: object) -> str:
-    command = [sys.executable, "-m", "cli", *map(str, arguments)]
-    done = subprocess.run(
+    done = _ended("cli", *arguments)
+    assert done.returncode == 0, _said(done)
+    return done.stdout
+
+
+def _ended(module: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
     )
-    said = f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    assert done.returncode == 0, f"exit code {done.returncode}: {said}"
-    return done.stdout
+
+
+def _said(done: "subprocess.CompletedProcess[str]") -> str:
+    command = " ".join(done.args)
+    return f"exit code {done.returncode}: {command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

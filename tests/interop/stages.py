@@ -84,10 +84,16 @@ def convert(
     source: Path, target: Path, settings: Mapping[str, object], *options: object
 ) -> dict[str, Any]:
     """Convert by the command line; the target's fragment then says how to open it."""
-    conf = write_settings(target.with_name(f"{target.name}.conf"), settings)
-    report: dict[str, Any] = delaywheel("convert", source, target, "--target-conf", conf, *options)
+    command = conversion(source, target, settings)
+    report: dict[str, Any] = delaywheel(*command, *options)
     assert (target / FRAGMENT).is_file()
     return report
+
+
+def conversion(source: Path, target: Path, settings: Mapping[str, object]) -> list[object]:
+    """Return the words of the command that converts for a broker with these settings."""
+    conf = write_settings(target.with_name(f"{target.name}.conf"), settings)
+    return ["convert", source, target, "--target-conf", conf]
 
 
 def open_target(broker: Broker, judge: Judge, groups: Sequence[str], expect: int) -> Opened:

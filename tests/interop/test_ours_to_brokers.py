@@ -96,7 +96,7 @@ def test_every_message_comes_once_never_early_and_as_it_was_sent(
     opened = journey.opened[version]
     received = [*opened.received]
     late = lateness(journey.backlog.sent, received, DELAYS, due_after_ms=opened.opened_ms)
-    tell(f"{version}, {len(received)} of a 4.9.7 store, three brokers at once: {late} late")
+    tell(f"{version}, {len(received):,} of a 4.9.7 store, three brokers at once: {late}")
     result = journey.account(received)
     assert result.faults == {}
     assert len(received) == journey.report["converted"]

@@ -5,22 +5,18 @@ Their sources are generated, not sent: what matters here is many messages, and d
 broker would have waited for.
 """
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import attrs
 import pytest
 
-from tests.interop.account import Lateness, once
-from tests.interop.broker import Broker
+from tests.interop.account import lateness_of
 from tests.interop.conftest import MakeBroker, Tell
+from tests.interop.generated import Converted, faults, generate, receive
 from tests.interop.jars import NEWEST
 from tests.interop.judge import Judge, Received, copy_store
-from tests.interop.ours import delaywheel, delaywheel_lines
 from tests.interop.stages import SMALL_FILES, convert, now_ms
 
 NEW: Final = ("5.3.3", "5.4.0", "5.5.0")
@@ -35,60 +31,6 @@ ROLLING_SETTINGS: Final[Mapping[str, object]] = {
 }
 
 
-@attrs.frozen
-class Converted:
-    """A generated source, its conversion, and what the conversion said."""
-
-    source: Path
-    target: Path
-    report: Mapping[str, Any]
-
-    @property
-    def topics(self) -> list[str]:
-        """Where the messages go, as the target's own route table has it."""
-        topics = json.loads((self.target / "config" / "topics.json").read_text(encoding="utf-8"))
-        return sorted(topics["topicConfigTable"])
-
-    def waiting(self) -> list[dict[str, Any]]:
-        """List what waited in the source, a line a message."""
-        return delaywheel_lines("pending", self.source)
-
-
-def generate_and_convert(
-    folder: Path,
-    messages: int,
-    level: int,
-    generated_ms: int,
-    settings: Mapping[str, object],
-    *options: object,
-) -> Converted:
-    folder.mkdir()
-    source, target = folder / "source", folder / "target"
-    delaywheel(
-        "generate", source, "--messages", messages, "--body-bytes", 100, "--levels", level,
-        "--topics", 3, "--seed", 5, "--now", generated_ms, "--commit-log-file-bytes", 64 << 20,
-    )  # fmt: skip
-    return Converted(source, target, convert(source, target, settings, *options))
-
-
-def receive(broker: Broker, judge: Judge, topics: Sequence[str], expect: int) -> list[Received]:
-    with broker, judge.consume(topics, "fresh", expect=expect, deadline_s=300) as consumer:
-        return once(consumer.wait())
-
-
-def faults(waiting: Sequence[Mapping[str, Any]], received: Sequence[Received]) -> dict[str, int]:
-    """Count what is missing, repeated, strange or early; {} is right."""
-    due = {each["unique_key"]: each["due_ms"] for each in waiting}
-    found = Counter(each.unique_key for each in received)
-    counts = {
-        "missing": len(due.keys() - found.keys()),
-        "repeated": sum(1 for times in found.values() if times > 1),
-        "unexpected": len(found.keys() - due.keys()),
-        "early": sum(1 for r in received if r.stored_ms < due.get(r.unique_key, 0)),
-    }
-    return {fault: count for fault, count in counts.items() if count}
-
-
 @pytest.mark.matrix
 @pytest.mark.interop(NEWEST)
 def test_many_messages_beyond_the_roll_window_come_once(
@@ -96,16 +38,17 @@ def test_many_messages_beyond_the_roll_window_come_once(
 ) -> None:
     # Level 5 is a minute: due one and a half to two and a half minutes from now.
     generated_ms = now_ms() + 90_000
-    store = generate_and_convert(scratch / "rolling", ROLLING, 5, generated_ms, ROLLING_SETTINGS)
+    source = generate(scratch / "rolling", ROLLING, level=5, generated_ms=generated_ms)
+    target = scratch / "rolling-target"
+    store = Converted(source, target, convert(source, target, ROLLING_SETTINGS))
     assert store.report["rolled"] == ROLLING
     broker = make_broker(NEWEST, store.target)
     received = receive(broker, Judge(broker, scratch / "rolling-judge"), store.topics, ROLLING)
 
     waiting = store.waiting()
     due = {each["unique_key"]: each["due_ms"] for each in waiting}
-    late = sorted(r.stored_ms - due[r.unique_key] for r in received if r.unique_key in due)
-    measured = Lateness(late[len(late) // 2], late[len(late) * 99 // 100], late[-1])
-    tell(f"{NEWEST}, {len(received)} messages that rolled every 10 to 20 s: {measured} late")
+    late = lateness_of(due, received)
+    tell(f"{NEWEST}, {len(received):,} messages that rolled every 10 to 20 s: {late}")
     assert len(waiting) == ROLLING
     assert min(int(r.properties["TIMER_ROLL_TIMES"]) for r in received) >= 1
     assert faults(waiting, received) == {}
@@ -117,9 +60,10 @@ def opened_late(
 ) -> tuple[Converted, Mapping[str, list[Received]]]:
     # Level 14 is ten minutes. Converted an hour ago: nothing was overdue then, all of it is now.
     an_hour_ago = now_ms() - HOUR_MS
-    store = generate_and_convert(
-        scratch / "late", LATE, 14, an_hour_ago, SMALL_FILES, "--now", an_hour_ago
-    )
+    source = generate(scratch / "late", LATE, level=14, generated_ms=an_hour_ago)
+    target = scratch / "late-target"
+    report = convert(source, target, SMALL_FILES, "--now", an_hour_ago)
+    store = Converted(source, target, report)
     brokers = {
         version: make_broker(version, copy_store(store.target, scratch / f"late-{version}"))
         for version in NEW
