@@ -26,6 +26,7 @@ from message_store.record_layout import (
     BODY_RUN,
     CRC_MASK,
     HEAD_V4_V4,
+    HEAD_V6_V4,
     MAGIC_V1,
     PROPERTIES_RUN,
     SYS_BORN_HOST_IPV6,
@@ -35,15 +36,13 @@ from message_store.record_layout import (
     TOPIC_RUN_V1,
 )
 from message_store.text_kernels import equal_bytes
-from migrate.rewrite import QUEUE_ID_MAX
-
-REAL_TOPIC_MAX_BYTES = 127
+from migrate.rewrite import QUEUE_ID_MAX, REAL_TOPIC_MAX_BYTES
 
 _SIZE, _MAGIC, _CRC = (HEAD_V4_V4.offset_of(name) for name in ("size_bytes", "magic", "body_crc"))
 _QUEUE_ID, _STORE_TIME = (HEAD_V4_V4.offset_of(name) for name in ("queue_id", "store_timestamp_ms"))
 _LOG_OFFSET, _SYS_FLAG = (HEAD_V4_V4.offset_of(name) for name in ("commit_log_offset", "sys_flag"))
 _HEAD_BYTES = HEAD_V4_V4.size
-_IPV6_EXTRA = 12
+_IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
 _BODY_LENGTH = BODY_RUN.length.size
 _TOPIC_LENGTH = TOPIC_RUN_V1.length.size
 _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size

@@ -19,6 +19,7 @@ from message_store.record_layout import (
     PROPERTIES_MAX_BYTES,
     SYS_COMMIT,
     SYS_TRANSACTION_MASK,
+    head_layout,
 )
 
 REMOVED_PROPERTIES = frozenset(
@@ -44,7 +45,8 @@ dropped then.
 """
 
 QUEUE_ID_MAX = 65_535
-REAL_TOPIC_MAX_BYTES = 255
+REAL_TOPIC_MAX_BYTES = 127
+RETRY_TOPIC_MAX_BYTES = 255
 RECORD_MARGIN_BYTES = 100
 """The wheel reads records into a buffer of maxMessageSize and this much."""
 
@@ -145,7 +147,7 @@ def rewrite_record(record: bytes, place: Placement, limits: RewriteLimits) -> Re
 
 def _check_head(message: StoredMessage, record: bytes, place: Placement) -> None:
     size_bytes = len(record)
-    told = int.from_bytes(record[:4], "big")
+    told = head_layout(message.sys_flag).decode_at(record, 0)["size_bytes"]
     if told != size_bytes:
         raise BadRecordError(f"the record has {told} bytes, its queue entry says {size_bytes}")
     if message.topic != names.LEVEL_TOPIC:
@@ -186,12 +188,18 @@ _NO_TOPICS = frozenset(
 )
 
 
+def _topic_max_bytes(topic: bytes) -> int:
+    """A 5.x broker refuses to store a longer name, and a wheel then drops the message."""
+    is_retry = topic.startswith(names.RETRY_PREFIX.encode())
+    return RETRY_TOPIC_MAX_BYTES if is_retry else REAL_TOPIC_MAX_BYTES
+
+
 def is_deliverable_topic(topic: bytes) -> bool:
     """Whether a broker could deliver to a topic of this name: no system topic that loops, no path,
     no control sign.
     """
     return (
-        0 < len(topic) <= REAL_TOPIC_MAX_BYTES
+        0 < len(topic) <= _topic_max_bytes(topic)
         and topic not in _NO_TOPICS
         and b"/" not in topic
         and all(byte > 0x20 and byte != 0x7F for byte in topic)

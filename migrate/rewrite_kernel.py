@@ -122,7 +122,7 @@ def rewrite_records(
         if not find_level_record(record, size, int(levels[i]), source_offsets[i], found):
             continue
         new_size = _new_size(size, found)
-        if new_size != target_sizes[i] or new_size > record_max_bytes:
+        if new_size == 0 or new_size != target_sizes[i] or new_size > record_max_bytes:
             continue
         tags_hash = java_hash_utf8(found[TAGS_START], found[TAGS_END] - found[TAGS_START])
         if tags_hash == NOT_UTF8:

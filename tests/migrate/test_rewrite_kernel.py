@@ -87,10 +87,12 @@ def placement(record: bytes, level: int) -> Placement:
     )
 
 
-def by_kernel(record: bytes, level: int, *, lead: int = 3) -> KernelAnswer:
+def by_kernel(
+    record: bytes, level: int, *, lead: int = 3, planned: int | None = None
+) -> KernelAnswer:
     """Run the kernel on one record that lies somewhere in a buffer."""
     buffer = np.frombuffer(b"\xaa" * lead + record + b"\xaa" * 16, np.uint8).copy()
-    size = len(record) + growth_bytes(level, OUT_MS)
+    size = len(record) + growth_bytes(level, OUT_MS) if planned is None else planned
     out = np.full(max(size, 1) + 32, 0x55, np.uint8)
     status, topics = np.zeros(1, np.uint8), TopicTable()
     tags, hashes = np.zeros(1, np.int32), np.zeros(1, np.int32)
@@ -104,7 +106,11 @@ def by_kernel(record: bytes, level: int, *, lead: int = 3) -> KernelAnswer:
     assert done == 1
     assert (out[max(size, 0) :] == 0x55).all(), "written beyond the record"
     return KernelAnswer(
-        bool(status[0] == USUAL), out[:size].tobytes(), int(tags[0]), int(hashes[0]), topics
+        bool(status[0] == USUAL),
+        out[: max(size, 0)].tobytes(),
+        int(tags[0]),
+        int(hashes[0]),
+        topics,
     )
 
 
@@ -299,3 +305,30 @@ def test_a_topic_table_that_is_too_small_grows_and_keeps_its_counts() -> None:
             table.add(b"topic-%d" % number, number)
     counts = {entry.topic: (entry.count, entry.max_queue_id) for entry in table.counts()}
     assert counts == {b"topic-%d" % n: (n + 1, n) for n in range(50)}
+
+
+@pytest.mark.parametrize("planned", [0, -1, 1, 150])
+@pytest.mark.parametrize("value_bytes", [10, 32_600])
+def test_a_record_never_leaves_the_room_that_was_planned_for_it(
+    planned: int, value_bytes: int
+) -> None:
+    record = encode_message(level_record(properties(5, "k\1" + "v" * value_bytes)))
+    fast = by_kernel(record, 5, planned=planned)
+    assert not fast.is_usual
+    assert fast.record == b"\x55" * len(fast.record)
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_fine"),
+    [
+        ("t" * 127, True),
+        ("t" * 128, False),
+        ("%RETRY%" + "g" * 248, True),
+        ("%RETRY%" + "g" * 249, False),
+    ],
+)
+def test_a_topic_that_a_broker_would_not_store_is_refused(topic: str, is_fine: bool) -> None:
+    text = f"REAL_TOPIC\1{topic}\2DELAY\x015\2REAL_QID\x010".encode()
+    record = encode_message(level_record(text))
+    assert_agreement(record, 5)
+    assert (by_scalar(record, 5) is not None) == is_fine
