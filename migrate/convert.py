@@ -28,7 +28,7 @@ from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.books import bad_records, conversion_report
 from migrate.disk_room import disk_warnings
-from migrate.make_room import make_room
+from migrate.make_room import make_room, take_up
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
 from migrate.quarantine import keep_bad_records
 from migrate.report import ConversionReport, Seconds
@@ -41,6 +41,7 @@ from migrate.staged_output import (
     clear_staging,
     is_published,
     names_in_the_way,
+    refuse_links,
     remove_unfinished,
     sole_writer,
     target_errors,
@@ -133,7 +134,9 @@ class _Conversion:
 
     def _check_target(self) -> None:
         """Refuse a target that holds anything but the unfinished beginning of this conversion."""
+        refuse_links(self.staging)
         if (self.target.own / MARKER_NAME).exists():
+            clear_staging(self.staging)  # of a run that was stopped at its very end
             raise TargetError(f"{self.target.path}: already holds a finished conversion")
         if names := names_in_the_way(self.staging):
             raise TargetError(f"{self.target.path}: is not empty: {', '.join(names[:5])}")
@@ -145,7 +148,7 @@ class _Conversion:
                 " use --after-crash, which leaves out what was already delivered"
             )
         if not self.options.levels_only:
-            require_empty_wheel(self.source, self.clock_ms)
+            require_empty_wheel(self.source)
 
     def _read_backlog(self) -> LevelBacklog:
         self.progress("plan", 0, 1)
@@ -192,8 +195,8 @@ class _Conversion:
         plan = self._make_plan(backlog, chosen, amendments)
         if facts and facts["identity"] != plan.identity:
             raise PlanError(mismatch(self.staging, self.request, facts))
-        if not facts:
-            make_room(plan, self.staging, self.source.path, self.request, amendments)
+        begin = take_up if facts else make_room
+        begin(plan, self.staging, self.source.path, self.request, amendments)
         self.progress("plan", 1, 1)
         return plan, amendments
 

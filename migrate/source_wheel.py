@@ -5,6 +5,7 @@ be left behind.
 
 from message_store.errors import MigrationError
 from message_store.store_root import StoreRoot
+from timer_wheel.timer_checkpoint import read_timer_checkpoint
 from timer_wheel.wheel_reader import read_wheel_store
 
 
@@ -12,13 +13,17 @@ class WheelNotEmptyError(MigrationError):
     """The source's own wheel holds messages that a conversion of the levels would leave behind."""
 
 
-def require_empty_wheel(source: StoreRoot, now_ms: int) -> None:
-    """Raise WheelNotEmptyError when messages wait in the source's wheel."""
+def require_empty_wheel(source: StoreRoot) -> None:
+    """Raise WheelNotEmptyError when messages wait in the source's wheel.
+
+    What counts is what the wheel had not delivered when its hand last moved: the store may have
+    lain for longer than a wheel is, and a broker that starts today would no longer reach it all.
+    """
     if not source.timer_queue().is_dir():
         return
     wheel = read_wheel_store(
         source,
-        now_ms=now_ms,
+        now_ms=read_timer_checkpoint(source).last_read_time_ms,
         whole_log=True,
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
