@@ -7,7 +7,9 @@ CI set it fails, since there a silent skip would pass for a proof.
 """
 
 import os
+import subprocess
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,11 +38,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _cannot_be_had(versions: list[str]) -> str | None:
-    for version in versions:
-        try:
-            jars(version)
-        except (OSError, RuntimeError) as failure:
-            return f"RocketMQ {version} cannot be had: {failure}"
+    return next((why for version in versions if (why := _lacking(version))), None)
+
+
+@cache
+def _lacking(version: str) -> str | None:
+    """Ask once a run: without a network the answer takes Maven its time."""
+    try:
+        jars(version)
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as failure:
+        return f"RocketMQ {version} cannot be had: {failure}"
     return None
 
 
