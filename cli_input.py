@@ -14,12 +14,12 @@ import click
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.errors import BadFieldError, DelayStoreError
+from migrate.spark_master import DEFAULT_MASTER
 
 if TYPE_CHECKING:
     from migrate.settings import ConvertOptions, TargetSettings
 
 LEVEL_TABLE_KEY = "messageDelayLevel"
-DEFAULT_MASTER = "local[*,4]"
 PRECISIONS = ("100", "200", "500", "1000")
 
 Function = Callable[..., Any]

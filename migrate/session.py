@@ -20,8 +20,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from message_store.errors import MigrationError
+from migrate.spark_master import DEFAULT_MASTER, is_one_machine
 
-DEFAULT_MASTER = "local[*,4]"
 JAVA_MIN_VERSION = 17
 
 
@@ -66,7 +66,7 @@ def spark_session(
     require_java()
     # `spark.pyspark.python` does nothing for RDD tasks: only this variable reaches their workers.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master.startswith("local"):
+    if is_one_machine(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName("delaywheel").master(master)
     for key, value in {**_settings(master), **(conf or {})}.items():
@@ -116,6 +116,6 @@ def _settings(master: str) -> dict[str, str]:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
     }
-    if master.startswith("local"):
+    if is_one_machine(master):
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     return settings

@@ -19,29 +19,33 @@ from message_store.store_root import (
     QUEUE_FILE_BYTES,
     TIMER_LOG_FILE_BYTES,
 )
+from migrate.java_properties import parse_properties
 from migrate.rewrite import RECORD_MARGIN_BYTES
 from timer_wheel.timer_log import units_per_file
-from timer_wheel.wheel_math import PRECISIONS_MS, effective_roll_window, snap_precision
+from timer_wheel.wheel_math import (
+    DEFAULT_PRECISION_MS,
+    DEFAULT_ROLL_WINDOW_SLOTS,
+    PRECISIONS_MS,
+    effective_roll_window,
+    snap_precision,
+)
 
-DEFAULT_ROLL_WINDOW_SLOTS = 172_800
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
 
 
 def read_broker_conf(path: Path) -> dict[str, str]:
-    """A broker's configuration file: ``key=value`` lines, ``#`` and ``!`` comments.
+    """A broker's configuration file, as the broker's ``java.util.Properties`` reads it.
 
-    Raises SourceError when it is not there.
+    Raises SourceError when it is not there, FormatError when no broker would start with it.
     """
-    text = read_small_file(path)
-    if text is None:
+    content = read_small_file(path)
+    if content is None:
         raise SourceError(f"{path}: no such file; expected a broker's configuration")
-    entries = {}
-    for line in text.decode("utf-8", "replace").splitlines():
-        key, separator, value = line.strip().partition("=")
-        if separator and not key.startswith(("#", "!")):
-            entries[key.strip()] = value.strip()
-    return entries
+    try:
+        return parse_properties(content)
+    except BadFieldError as error:
+        raise BadFieldError(error.problem, path=path, found=error.found) from error
 
 
 def _number(conf: Mapping[str, str], key: str, default: int) -> int:
@@ -62,7 +66,9 @@ def _number(conf: Mapping[str, str], key: str, default: int) -> int:
 class TargetSettings:
     """What the target's files depend on; the broker that opens them must have the same settings."""
 
-    precision_ms: int = attrs.field(default=1000, validator=attrs.validators.in_(PRECISIONS_MS))
+    precision_ms: int = attrs.field(
+        default=DEFAULT_PRECISION_MS, validator=attrs.validators.in_(PRECISIONS_MS)
+    )
     roll_window_slots: int = attrs.field(
         default=DEFAULT_ROLL_WINDOW_SLOTS, converter=effective_roll_window
     )
@@ -93,7 +99,9 @@ class TargetSettings:
         otherwise.
         """
         stated = "timerPrecisionMs" in conf
-        precision = snap_precision(_number(conf, "timerPrecisionMs", precision_ms or 1000))
+        precision = snap_precision(
+            _number(conf, "timerPrecisionMs", precision_ms or DEFAULT_PRECISION_MS)
+        )
         if precision_ms is not None and stated and precision != precision_ms:
             raise SourceError(
                 f"--precision-ms {precision_ms} and timerPrecisionMs={precision} of the target's"
@@ -147,4 +155,3 @@ class ConvertOptions:
     only_topics: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     levels_only: bool = False
     part_bytes: int = 64 << 20
-    task_count: int | None = None

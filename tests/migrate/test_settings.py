@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from message_store.errors import DelayStoreError, SourceError
+from message_store.errors import DelayStoreError, FormatError, SourceError
 from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
 
 CONF = """
@@ -36,6 +36,22 @@ def test_a_configuration_is_read_as_a_broker_reads_it(tmp_path: Path) -> None:
     assert settings.max_message_bytes == 8 << 20
     assert settings.record_max_bytes == (8 << 20) + 100
     assert settings.retention_hours == 48
+
+
+@pytest.mark.parametrize(
+    "line", ["timerPrecisionMs: 100", "timerPrecisionMs 100", "timerPre\\\n cisionMs\t=\t100"]
+)
+def test_a_precision_counts_in_whatever_way_a_broker_reads_it(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"brokerName=a\n{line}\n")
+    assert TargetSettings.from_conf(read_broker_conf(path)).precision_ms == 100
+
+
+def test_a_configuration_with_which_no_broker_starts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_bytes(b"brokerName=\\u12\n")
+    with pytest.raises(FormatError, match=r"broker.conf: a .u without four hexadecimal digits"):
+        read_broker_conf(path)
 
 
 def test_what_a_configuration_does_not_say_is_a_broker_s_default() -> None:
