@@ -13,6 +13,7 @@ from migrate.staged_output import (
     Staging,
     clear_staging,
     forbid_start,
+    is_publishing,
     target_errors,
 )
 from migrate.stored_plan import store_plan
@@ -34,7 +35,6 @@ def make_room(
 
     Raises TargetError.
     """
-    settings, store = plan.settings, staging.store
     clear_staging(staging)
     needed = _bytes_needed(plan)
     if needed > free_bytes(staging.target.path):
@@ -45,6 +45,29 @@ def make_room(
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
     forbid_start(staging.target)
+    take_up(plan, staging, source, request, amendments)
+
+
+def take_up(
+    plan: Plan,
+    staging: Staging,
+    source: Path,
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> None:
+    """Make what the executors work on, or make it again: files keep what was written to them.
+
+    A loss of power can leave a plan of zeros and take files that were made; the plan has just been
+    computed anew, so it is stored anew. What is already published is left alone. Raises
+    TargetError.
+    """
+    if not is_publishing(staging):
+        _create_rows(plan, staging)
+    store_plan(plan, staging, source=source, request=request, amendments=amendments)
+
+
+def _create_rows(plan: Plan, staging: Staging) -> None:
+    settings, store = plan.settings, staging.store
     log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
     queue_units = settings.queue_file_bytes // QUEUE_UNIT.size
     timer_units = units_per_file(settings.timer_log_file_bytes)
@@ -58,13 +81,6 @@ def make_room(
         store.timer_log,
         count=-(-len(plan) // timer_units),
         file_bytes=settings.timer_log_file_bytes,
-    )
-    store_plan(
-        plan,
-        staging,
-        source=source,
-        request=request,
-        amendments=amendments,
     )
 
 

@@ -131,7 +131,8 @@ class PartStream:
             except OSError as error:
                 if error.errno != errno.EINVAL or descriptor == self._cached:
                     raise
-                descriptor = self._direct = self._cached  # opens direct, but does not write so
+                os.close(self._direct)  # opens direct, but does not write so
+                descriptor = self._direct = self._cached
                 continue
             place += count
             data = data[count:]

@@ -42,7 +42,7 @@ def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -
     what = ", ".join(changed) or "the level queues"
     return (
         f"{staging.target.path}: was begun from something else (differs in: {what});"
-        f" repeat the first command, or remove {staging.path} and begin anew"
+        f" repeat the first command, or empty {staging.target.path} and begin anew"
     )
 
 

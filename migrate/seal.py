@@ -61,7 +61,7 @@ def seal(
     for name, content in files.items():
         replace_file(store.config_file(name), content)
     write_sparse(store.timer_wheel, WHEEL_FILE_BYTES, slots)
-    sync_tree(store.path)
+    sync_tree(staging.path)  # the receipts too: without them a stopped publishing cannot go on
     publish(staging)
 
 

@@ -9,6 +9,7 @@ them; the wheel file comes last, over the stub.
 
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,7 +96,8 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     """Write an array for the executors. Raises TargetError."""
     with target_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, array)
+        with _replacing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, array)
 
 
 def load_array(path: Path) -> NDArray[Any]:
@@ -106,8 +108,8 @@ def load_array(path: Path) -> NDArray[Any]:
         with target_errors(path):
             mapped: NDArray[Any] = np.load(path, mmap_mode="r")
             return mapped
-    except (ValueError, EOFError) as error:
-        raise PlanError(f"{path}: a torn array of the plan; remove it and convert anew") from error
+    except (ValueError, EOFError, SyntaxError) as error:  # a torn header is parsed as Python
+        raise PlanError(f"{path}: a torn array of the plan; run the same command again") from error
 
 
 def write_note(path: Path, content: bytes) -> None:
@@ -116,9 +118,18 @@ def write_note(path: Path, content: bytes) -> None:
     """
     with target_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with _replacing(path) as temporary:
+            temporary.write_bytes(content)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A name of one's own beside ``path``, renamed over it at the end: two attempts of one task may
+    write the same file at the same time.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+    yield temporary
+    os.replace(temporary, path)
 
 
 def sync_tree(directory: Path) -> None:
@@ -160,6 +171,13 @@ def publish(staging: Staging) -> None:
         sync_directory(target.path)
         os.replace(store.timer_wheel, target.timer_wheel)
         sync_directory(target.path)
+
+
+def is_publishing(staging: Staging) -> bool:
+    """Whether the first renames are done: from then on nothing may be made anew in the staging
+    place, because what is renamed from there takes the place of what was published.
+    """
+    return any((staging.target.path / name).exists() for name in _PUBLISHED_FIRST)
 
 
 def is_published(staging: Staging) -> bool:
@@ -215,6 +233,17 @@ def clear_staging(staging: Staging) -> None:
     with target_errors(staging.path):
         staging.plan_file.unlink(missing_ok=True)
     clear(staging.path)
+
+
+def refuse_links(staging: Staging) -> None:
+    """Raise TargetError when something in a target leads elsewhere: what is written must stay in
+    it.
+    """
+    target = staging.target
+    names = (*_PUBLISHED_FIRST, target.own.name, target.timer_wheel.name)
+    for path in (*(target.path / name for name in names), staging.path):
+        if path.is_symlink():
+            raise TargetError(f"{path}: a link; a target holds its files itself")
 
 
 def remove_unfinished(staging: Staging) -> None:

@@ -83,7 +83,7 @@ def read_plan_facts(staging: Staging) -> dict[str, Any] | None:
         facts["identity"], facts["now_ms"]
     except (ValueError, KeyError, TypeError) as error:
         raise PlanError(
-            f"{staging.plan_file}: not a plan; remove {staging.path} and convert anew"
+            f"{staging.plan_file}: not a plan; empty {staging.target.path} and begin anew"
         ) from error
     return facts
 

@@ -6,6 +6,7 @@ A task costs 12 to 30 ms of nothing in Spark and in its worker, so there are a f
 part. A part is the unit of resuming, a task the unit of scheduling.
 """
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -61,8 +62,13 @@ def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> lis
     bounds = [part_count * task // task_count for task in range(task_count + 1)]
     runs = context.parallelize(list(pairwise(bounds)), task_count)
     task = partial(_write_task, str(staging.target.path))
+    group = f"delaywheel-{secrets.token_hex(6)}"
+    context.setJobGroup(group, "delaywheel: write", interruptOnCancel=True)
     try:
         return list(runs.mapPartitions(task).collect())
+    except KeyboardInterrupt:
+        context.cancelJobGroup(group)  # a session of the caller's own lives on
+        raise
     except Exception as error:  # whatever Py4J makes of a lost executor or a failed task
         raise MigrationError(
             f"Spark could not finish the write stage: {_first_line(error)}"

@@ -289,9 +289,8 @@ def test_a_refused_target_can_be_begun_anew_as_the_sentence_says(
     other = options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500, now_ms=NOW_MS - 1)
     with pytest.raises(PlanError) as caught:
         convert(other)
-    staging = options.target / "delaywheel/staging"
-    assert f"or remove {staging} and begin anew" in str(caught.value)
-    shutil.rmtree(staging)
+    assert f"or empty {options.target} and begin anew" in str(caught.value)
+    shutil.rmtree(options.target)
     convert(other)
     checked_target(other)
 
@@ -308,5 +307,81 @@ def test_a_torn_plan_is_named_and_nothing_is_made_of_it(options: ConvertOptions)
     stop_in_the_middle(options)
     plan = options.target / "delaywheel/staging/plan.json"
     plan.write_bytes(plan.read_bytes()[:40])
-    with pytest.raises(PlanError, match=r"not a plan; remove .* and convert anew"):
+    with pytest.raises(PlanError, match=r"not a plan; empty .* and begin anew"):
         convert(options)
+
+
+@pytest.mark.parametrize(
+    "name", ["distances", "outs_ms", "slot_times_ms", "source_offsets", "target_offsets", "parts"]
+)
+@pytest.mark.parametrize("loss", ["zeros", "cut", "gone"])
+def test_plan_arrays_that_a_loss_of_power_took_are_made_anew(
+    options: ConvertOptions, right: dict[str, str], name: str, loss: str
+) -> None:
+    stop_in_the_middle(options)
+    array = options.target / f"delaywheel/staging/plan/{name}.npy"
+    content = array.read_bytes()
+    lost = {"zeros": content[:128] + bytes(len(content) - 128), "cut": content[:70]}
+    if loss == "gone":
+        array.unlink()
+    else:
+        array.write_bytes(lost[loss])
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+@pytest.mark.parametrize("published", range(1, 5))
+def test_a_stop_between_two_renames_is_continued(
+    options: ConvertOptions,
+    right: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    published: int,
+) -> None:
+    real_replace, done = os.replace, []
+
+    def stop_later(one: Path, other: Path) -> None:
+        if Path(other).parent == options.target:
+            done.append(other)
+            if len(done) > published:
+                raise KeyboardInterrupt
+        real_replace(one, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop_later)
+        with pytest.raises(KeyboardInterrupt):
+            convert(options)
+    assert not (options.target / "delaywheel/conversion.json").exists()
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+def test_everything_is_on_the_disk_before_the_first_rename(
+    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_fsync, real_replace = os.fsync, os.replace
+    synced: set[int] = set()
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        real_fsync(descriptor)
+
+    def look(one: Path, other: Path) -> None:
+        if Path(other).parent == options.target and Path(other).name == "config":
+            staging = options.target / "delaywheel/staging"
+            loose = [path for path in staging.rglob("*") if path.stat().st_ino not in synced]
+            assert loose == []
+        real_replace(one, other)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", look)
+    convert(options)
+
+
+def test_a_run_that_was_stopped_at_its_very_end_is_finished(options: ConvertOptions) -> None:
+    convert(options)
+    left = options.target / "delaywheel/staging"
+    left.mkdir()
+    (left / "plan.json").write_text("{}")
+    with pytest.raises(TargetError, match="already holds a finished conversion"):
+        convert(options)
+    assert not left.exists()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a target holds while it is made, and how it becomes a store: whole or not at all."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from migrate.staged_output import (
     load_array,
     names_in_the_way,
     publish,
+    refuse_links,
     remove_unfinished,
     save_array,
     write_note,
@@ -144,3 +146,35 @@ def test_the_room_of_a_disk_is_told(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 0
     with pytest.raises(TargetError, match="cannot be written: No such file"):
         free_bytes(tmp_path / "missing")
+
+
+def test_two_attempts_may_write_one_note_at_a_time(tmp_path: Path) -> None:
+    path, content = tmp_path / "parts/000001.json", b"x" * 5000
+    write_note(path, content)
+    failures: list[BaseException] = []
+
+    def write_often() -> None:
+        try:
+            for _ in range(300):
+                write_note(path, content)
+                assert path.read_bytes() == content
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write_often) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", ["delaywheel", "timerwheel", "commitlog", "config"])
+def test_a_target_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    elsewhere, target = tmp_path / "elsewhere", tmp_path / "target"
+    elsewhere.mkdir()
+    target.mkdir()
+    (target / name).symlink_to(elsewhere)
+    with pytest.raises(TargetError, match=f"{name}: a link"):
+        refuse_links(Staging(StoreRoot(target)))
