@@ -8,8 +8,10 @@ not proven by itself. Where an engine cannot do what a test asks for, the test i
 with the reason.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -559,6 +561,7 @@ class DelayStoreContract:
         assert receipts.due_ms.tolist() == due_ms
         rule = [START_MS if ms <= START_MS else self.promise(ms, START_MS) for ms in due_ms]
         assert receipts.promised_ms.tolist() == rule
+        assert (np.diff(receipts.commit_log_offsets) > 0).all()
         waiting = {each.unique_key: each for each in store.pending()}
         for row, given in enumerate(messages):
             receipt = receipts.receipt(row)
@@ -615,13 +618,19 @@ class DelayStoreContract:
         store.advance(START_MS + 600_000)
         assert bad() == []
 
-    def test_several_threads_may_schedule_and_advance(self, store: DelayStore) -> None:
+    def test_several_threads_may_schedule_and_advance(
+        self, store: DelayStore, request: pytest.FixtureRequest
+    ) -> None:
+        request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+        sys.setswitchinterval(1e-6)  # as often as Python can, so that they do meet
         found: list[bytes] = []
+        places: list[int] = []
         errors: list[BaseException] = []
 
         def schedule(worker: int) -> None:
             for number in range(50):
-                store.schedule(message(100 * worker + number), AfterMs(1_000))
+                receipt = store.schedule(message(100 * worker + number), AfterMs(1_000))
+                places.append(receipt.commit_log_offset)
 
         def advance() -> None:
             for _ in range(50):
@@ -643,6 +652,7 @@ class DelayStoreContract:
         assert errors == []
         expected = [f"body {100 * worker + n}".encode() for worker in range(3) for n in range(50)]
         assert sorted(found) == sorted(expected)
+        assert len(set(places)) == len(expected)
         assert sorted(bodies(self.consumed(store, "orders"))) == sorted(expected)
 
     def test_closing_twice_is_fine(self, store: DelayStore) -> None:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from message_store import Clock, DelayLevels, DelayStore, MemoryStore
+from message_store import (
+    AfterMs,
+    AtMs,
+    Cancellation,
+    Clock,
+    DelayLevels,
+    DelayStore,
+    ManualClock,
+    MemoryStore,
+    Message,
+)
 from message_store.promise_rules import exact, to_level, to_slot_end
 from tests.contract.delay_store_contract import DelayStoreContract
 from tests.contract.delay_store_machine import DelayStoreMachine
@@ -82,6 +92,25 @@ class TestOneLifeAfterTheOther(Slots, DurableStoreContract):
 
     def abandon(self, store: DelayStore) -> None:
         store.close()
+
+
+def test_a_receipt_takes_back_its_own_message_and_a_handle_all_that_it_names() -> None:
+    """What is equal in topic, time and key is told apart by its place in the log."""
+    store = MemoryStore(ManualClock(0))
+    receipts = [
+        store.schedule(Message("orders", b"%d" % number, unique_key="K"), AfterMs(10))
+        for number in range(4)
+    ]
+    assert len({receipt.handle for receipt in receipts}) == 1
+    assert store.cancel(receipts[1]) is Cancellation.CANCELLED
+    assert len(list(store.pending())) == 3
+    assert [each.message.body for each in store.advance(10)] == [b"0", b"2", b"3"]
+    assert store.cancel(receipts[0]) is Cancellation.ALREADY_DELIVERED
+    assert store.cancel(receipts[1]) is Cancellation.CANCELLED
+    assert store.cancel(receipts[1].handle) is Cancellation.ALREADY_DELIVERED
+    anew = [store.schedule(Message("orders", b"", unique_key="K"), AtMs(20)) for _ in range(3)]
+    assert store.cancel(anew[0].handle) is Cancellation.CANCELLED
+    assert list(store.pending()) == []
 
 
 class MemoryMachine(DelayStoreMachine):

@@ -116,6 +116,15 @@ def test_a_sleep_is_bounded_and_never_nothing() -> None:
     assert all(1 <= duration_ms <= 100 for duration_ms in clock.sleeps_ms)
 
 
+def test_a_callback_that_takes_longer_than_the_next_message_is_away_does_not_make_it_spin() -> None:
+    clock = SleepCounter(0)
+    store = MemoryStore(clock)
+    for delay_ms in (250, 300, 350):
+        store.schedule(Message("orders", b"a"), AfterMs(delay_ms))
+    assert run_store(store, clock, lambda _deliveries: clock.tick(60), until_ms=500) == 3
+    assert min(clock.sleeps_ms) == 1
+
+
 def test_an_error_of_the_callback_comes_out_and_what_was_delivered_stays() -> None:
     clock = ManualClock(0)
     store = MemoryStore(clock)
