@@ -72,7 +72,9 @@ def test_delivered_by_the_old_and_by_the_new_broker_is_what_was_sent(
     by_the_old = read_still(old, settings, backlog.root, here, topics)
 
     late = lateness(backlog.sent, opened.received, delays, due_after_ms=opened.opened_ms)
-    tell(f"{old} to {NEWEST}, {len(opened.received)} delivered by the new broker: {late or OVERDUE}")
+    tell(
+        f"{old} to {NEWEST}, {len(opened.received)} delivered by the new broker: {late or OVERDUE}"
+    )
     records = [*by_the_old, *opened.received]
     assert account(backlog.sent, records, delays).faults == {}
     returned = {each.unique_key for each in backlog.received if each.returned}
