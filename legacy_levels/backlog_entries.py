@@ -7,11 +7,15 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_queues import LevelQueue
-from legacy_levels.level_table import PLAUSIBLE_DUE_MS
+from legacy_levels.level_table import (
+    PLAUSIBLE_DUE_MS,
+    WHAT_TO_DO_WITH_MIXED_DELAYS,
+    WHOLE_DELAY_MS,
+)
 from legacy_levels.log_notes import LogNotes
 from message_store.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
 from message_store.consume_queue import BoolArray
-from message_store.delay_levels import DelayLevels
+from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
 from message_store.segment_files import SegmentReader
 
@@ -19,6 +23,8 @@ Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 
 _LATE_SLACK_MS = 86_400_000
 """A due time may lie this far beyond newest store time + delay: clocks have gone back by less."""
+_LONGEST_DELAY_MS = 10 * 366 * 86_400_000
+"""Nobody has a level of more than ten years."""
 
 
 @attrs.frozen(eq=False)
@@ -122,15 +128,41 @@ def repair_due_times(
 
     Also returns when each message could have been delivered at the earliest: when due, and one
     whose queue tells nonsense as soon as it was stored, because that is what a broker does. A
-    message whose record cannot be read is due at NO_TIME.
+    message whose record cannot be read is due at NO_TIME. Raises OptionsError where a due time that
+    is too late for the table is what another delay would have made of the store time.
     """
     rows = np.flatnonzero(~entries.is_known & ~entries.is_expired)
     stored_ms = read_store_times(
         log, entries.commit_log_offset[rows], entries.size_bytes[rows].astype(np.int64)
     )
     delays_ms = np.array([0, *table.delays_ms], np.int64)[entries.level[rows]]
+    _refuse_another_table(entries.pick(rows), stored_ms, delays_ms, table)
     due_ms = entries.due_ms.copy()
     due_ms[rows] = np.where(stored_ms == NO_TIME, NO_TIME, stored_ms + delays_ms)
     earliest_ms = due_ms.copy()
     earliest_ms[rows] = stored_ms
     return attrs.evolve(entries, due_ms=due_ms), earliest_ms
+
+
+def _refuse_another_table(
+    doubted: Entries, stored_ms: Int64Array, delays_ms: Int64Array, table: DelayLevels
+) -> None:
+    """A due time that lies whole seconds after its store time is one, of a table that was longer:
+    made anew it would be early.
+    """
+    shown_ms = doubted.due_ms - stored_ms
+    is_due_time = (doubted.due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
+    is_due_time &= (shown_ms >= WHOLE_DELAY_MS) & (shown_ms <= _LONGEST_DELAY_MS)
+    is_due_time &= (shown_ms % WHOLE_DELAY_MS == 0) & (shown_ms != delays_ms)
+    found, counts = np.unique(
+        np.stack([doubted.level[is_due_time], shown_ms[is_due_time]]), axis=1, return_counts=True
+    )
+    if len(counts):
+        shown = "; ".join(
+            f"{table.describe(level)} holds {count} that are due after {format_delay(shown)}"
+            for level, shown, count in zip(*found.tolist(), counts.tolist(), strict=True)
+        )
+        raise OptionsError(
+            f"messages wait that were stored under another level table than {table.text()!r}:"
+            f" {shown}; {WHAT_TO_DO_WITH_MIXED_DELAYS}"
+        )

@@ -14,7 +14,11 @@ import numpy as np
 from legacy_levels.backlog_entries import Entries, Int16Array, gather_entries, repair_due_times
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queues
-from legacy_levels.level_table import infer_levels, reconcile_level_table
+from legacy_levels.level_table import (
+    reconcile_level_table,
+    refuse_mixed_delays,
+    see_delays,
+)
 from legacy_levels.reconcile import LogTail, Waiting, find_delivered, read_tail
 from message_store.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.consume_queue import BoolArray
@@ -95,8 +99,8 @@ def read_backlog(
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
-    unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's,
-    and FormatError when a queue cannot be told.
+    unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
+    messages wait with several delays in one level, and FormatError when a queue cannot be told.
     """
     store = StoreRoot(root)
     store.require_readable()
@@ -105,10 +109,12 @@ def read_backlog(
     offsets = read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
-        in_use = {queue.level for queue in queues if len(queue)}
-        inferred = infer_levels(root, log, queues)
-        table = reconcile_level_table(level_table, {level: inferred[level] for level in in_use})
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes)
+        in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
+        in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
+        seen = [see_delays(root, log, queue) for queue in in_use]
+        refuse_mixed_delays(seen)
+        table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
         entries = gather_entries(
             queues, tail.missing, table, newest_ms=tail.newest_ms, log_min=log.min_offset
         )

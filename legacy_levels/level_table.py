@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The delays of the levels, told from the store itself, and compared with what people say they are.
 
-A level queue holds due times and the log holds store times; their usual difference is the level's
-delay. A store's `messageDelayLevel` is nowhere else in its files.
+A level queue holds due times and the log holds store times; their difference is the delay that the
+level had when the message was stored. A store's `messageDelayLevel` is nowhere else in its files,
+and may have been changed while messages waited: those that wait tell, not those long delivered.
 """
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import attrs
 import numpy as np
 
 from legacy_levels.level_queues import LevelQueue
 from message_store.commit_log import NO_TIME, read_store_times
-from message_store.consume_queue import QueueEntries, UnitArray, is_filled, resolve_tags_codes
+from message_store.consume_queue import (
+    Int64Array,
+    QueueEntries,
+    UnitArray,
+    is_filled,
+    resolve_tags_codes,
+)
 from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
 from message_store.properties import LEVEL_TOPIC
@@ -22,39 +30,86 @@ from message_store.store_root import StoreRoot
 SAMPLES_A_QUEUE = 200
 PLAUSIBLE_DUE_MS = 10**12
 """A tags code above this (September 2001) can be a due time; tag hashes and 0 lie far below."""
+WHAT_TO_DO_WITH_MIXED_DELAYS = (
+    "a level has one delay in a table: run the source's broker with the longest of them (with a"
+    " shorter one it would deliver the others at once) and without producers, until those of all"
+    " but one delay are delivered; then stop it and begin again"
+)
+WHOLE_DELAY_MS = 1_000
+"""A level table knows nothing shorter than a second."""
+
+_SUPPORT = 2
+"""One message alone may be damaged; that two of them agree on a wrong whole second is no chance."""
+
+
+@attrs.frozen
+class SeenDelays:
+    """The delays that the messages of one level show, in ms, the one seen last at the end."""
+
+    level: int
+    delays_ms: tuple[int, ...] = ()
+    are_waiting: bool = False
+
+    @property
+    def newest_ms(self) -> int | None:
+        """The delay that the level had last, as far as its messages show; None when none does."""
+        return self.delays_ms[-1] if self.delays_ms else None
+
+
+def see_delays(root: Path, log: SegmentReader, queue: LevelQueue) -> SeenDelays:
+    """The delays of the messages that wait in a level, or of delivered ones when no waiting one
+    tells: all that two messages agree on, else that of the last one.
+
+    A few hundred records are looked at, evenly chosen from those that are in the log.
+    """
+    for part, are_waiting in ((queue.entries, True), (queue.history, False)):
+        delays_ms = _delays_of(root, log, queue.level, part.units)
+        if len(delays_ms):
+            return SeenDelays(queue.level, _supported(delays_ms), are_waiting)
+    return SeenDelays(queue.level)
 
 
 def infer_levels(
     root: Path, log: SegmentReader, queues: Iterable[LevelQueue]
 ) -> dict[int, int | None]:
-    """For each queue's level its usual delay in ms, or None when no record tells.
-
-    A few hundred records a queue are looked at, evenly chosen from those that are in the log.
-    """
-    return {queue.level: _usual_delay(root, log, queue) for queue in queues}
+    """For each queue's level the delay that it had last, in ms, or None when no record tells."""
+    return {queue.level: see_delays(root, log, queue).newest_ms for queue in queues}
 
 
-def _usual_delay(root: Path, log: SegmentReader, queue: LevelQueue) -> int | None:
-    halves = [_some(queue.history.units), _some(queue.entries.units)]
-    units = np.concatenate(halves)
-    is_usable = is_filled(units) & (units["commit_log_offset"] >= log.min_offset)
-    sample = QueueEntries(units[is_usable], 0, 0)
-    if not len(sample):
-        return None
-    ext_directory = StoreRoot(root).consume_queue_ext(LEVEL_TOPIC, queue.level - 1)
+def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> Int64Array:
+    """The delays that a sample of these entries shows, in the order of the queue."""
+    in_log = np.flatnonzero(is_filled(units) & (units["commit_log_offset"] >= log.min_offset))
+    chosen = np.linspace(0, len(in_log) - 1, min(SAMPLES_A_QUEUE, len(in_log)))
+    sample = QueueEntries(units[in_log[chosen.astype(np.int64)]], 0, 0)
+    ext_directory = StoreRoot(root).consume_queue_ext(LEVEL_TOPIC, level - 1)
     due_ms, is_unknown = resolve_tags_codes(sample, ext_directory)
     stored_ms = read_store_times(log, sample.commit_log_offset, sample.size_bytes)
     tells = ~is_unknown & (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
+    delays_ms = due_ms[tells] - stored_ms[tells]
     # A level is whole seconds: anything else is the store time of a torn record.
-    tells &= (due_ms - stored_ms) % 1_000 == 0
-    delays_ms, counts = np.unique(due_ms[tells] - stored_ms[tells], return_counts=True)
-    return int(delays_ms[counts.argmax()]) if len(delays_ms) else None
+    return np.asarray(delays_ms[delays_ms % WHOLE_DELAY_MS == 0])
 
 
-def _some(units: UnitArray) -> UnitArray:
-    """Evenly chosen units, at most ``SAMPLES_A_QUEUE``."""
-    places = np.linspace(0, len(units) - 1, min(SAMPLES_A_QUEUE, len(units)))
-    return units[places.astype(np.int64)]
+def _supported(delays_ms: Int64Array) -> tuple[int, ...]:
+    """Those that several messages share, in the order in which each is seen last."""
+    found, counts = np.unique(delays_ms, return_counts=True)
+    shared = found[counts >= _SUPPORT] if counts.max() >= _SUPPORT else delays_ms[-1:]
+    last_seen = [int(np.flatnonzero(delays_ms == delay)[-1]) for delay in shared]
+    return tuple(shared[np.argsort(last_seen)].tolist())
+
+
+def refuse_mixed_delays(seen: Iterable[SeenDelays]) -> None:
+    """Raise OptionsError, showing them, where messages wait in one level with several delays."""
+    mixed = [one for one in seen if one.are_waiting and len(one.delays_ms) > 1]
+    if mixed:
+        shown = "; ".join(
+            f"level {one.level}: " + " and ".join(map(format_delay, sorted(one.delays_ms)))
+            for one in mixed
+        )
+        raise OptionsError(
+            "the level table was changed while messages waited, which are due after different"
+            f" delays ({shown}); {WHAT_TO_DO_WITH_MIXED_DELAYS}"
+        )
 
 
 def reconcile_level_table(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
 from legacy_levels.level_queues import queued_by_choice
-from message_store.delay_levels import DelayLevels
-from message_store.errors import DelayStoreError, PlanError, SourceError
+from message_store.delay_levels import DelayLevels, format_delay
+from message_store.errors import DelayStoreError, OptionsError, PlanError, SourceError
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -171,6 +171,64 @@ def test_queues_beyond_the_table_stop_nothing_once_they_are_delivered(tmp_path: 
     line = " ".join(f"{number}s" for number in range(1, 21))
     store = build(tmp_path, [at(0, level=20)], level_table=line, offsets={20: 1})
     assert len(read(store)) == 0
+
+
+LONGER = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 30d"
+DAY = 86_400
+OLD, NEW = 2 * 3_600, 30 * DAY
+
+
+def due_after(stored: int, delay: int) -> LevelMessage:
+    """A message of level 18, both in seconds."""
+    return at(stored, level=18, unit_fields={"tags_code": T0 + (stored + delay) * 1000})
+
+
+def test_a_table_made_longer_since_the_last_delivery_is_told_by_what_waits(tmp_path: Path) -> None:
+    items = [due_after(n, OLD) for n in range(300)] + [due_after(n, NEW) for n in range(300, 400)]
+    store = build(tmp_path, items, offsets={18: 300})
+    for table in (None, DelayLevels.parse()):
+        with pytest.raises(OptionsError, match=r"(?s)1h 2h\n.*18: 30d.*differ at level 18 \(2h\)"):
+            read(store, level_table=table)
+    backlog = read(store, level_table=DelayLevels.parse(LONGER))
+    assert backlog.due_ms.tolist() == [T0 + (n + NEW) * 1000 for n in range(300, 400)]
+    assert backlog.total("repaired") == 0
+
+
+@pytest.mark.parametrize("table", [None, LONGER])
+@pytest.mark.parametrize("delays", [(OLD, NEW), (NEW, OLD), (OLD, 3_600)])
+def test_messages_of_two_tables_waiting_in_one_level_are_no_one_s_guess(
+    tmp_path: Path, table: str | None, delays: tuple[int, int]
+) -> None:
+    items = [due_after(n, delays[n >= 30]) for n in range(60)]
+    shown = " and ".join(format_delay(seconds * 1000) for seconds in sorted(delays))
+    with pytest.raises(OptionsError, match=rf"level 18: {shown}.*run the source's broker with the"):
+        read(build(tmp_path, items), level_table=table and DelayLevels.parse(table))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_few_messages_of_a_longer_table_are_not_made_early(tmp_path: Path, count: int) -> None:
+    items = [due_after(n, OLD) for n in range(2_000)]
+    for number in range(count):
+        items[501 + number] = due_after(501 + number, NEW)
+    words = rf"level 18 \(2h\) holds {count} that are due after 30d; .*run the source's broker"
+    with pytest.raises(OptionsError, match=words):
+        read(build(tmp_path, items))
+
+
+def test_due_times_of_a_clock_that_went_back_far_are_the_table_s_own(tmp_path: Path) -> None:
+    items = [at(5 * DAY), at(0), at(1)]
+    assert read(build(tmp_path, items)).due_ms.tolist() == [
+        T0 + (second + 10) * 1000 for second in (5 * DAY, 0, 1)
+    ]
+
+
+def test_what_was_delivered_tells_the_delay_of_records_in_no_queue(tmp_path: Path) -> None:
+    items = [due_after(n, NEW) for n in range(10)] + [at(11, level=18)]
+    store = build(tmp_path, items, offsets={18: 10}, indexed_items=10, abort=True)
+    with pytest.raises(OptionsError, match=r"(?s)18: 30d.*differ at level 18"):
+        read(store)
+    backlog = read(store, level_table=DelayLevels.parse(LONGER))
+    assert backlog.due_ms.tolist() == [T0 + (11 + NEW) * 1000]
 
 
 # --- the tail of the log --------------------------------------------------------------------------

@@ -15,6 +15,11 @@ from message_store.store_root import StoreRoot
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 
 LONG_TABLE = "1s 10s 1m 1h 1d 7d 30d"
+DAY_MS = 86_400_000
+
+
+def waiting_for(delay_ms: int, level: int = 4) -> LevelMessage:
+    return LevelMessage(level=level, unit_fields={"tags_code": T0 + delay_ms})
 
 
 def inferred(root: Path) -> dict[int, int | None]:
@@ -69,6 +74,31 @@ def test_a_torn_record_s_store_time_tells_nothing(tmp_path: Path) -> None:
 def test_delivered_messages_tell_as_well(tmp_path: Path) -> None:
     items = [LevelMessage(level=4) for _ in range(10)]
     build_level_store(tmp_path / "store", items, offsets={4: 10})
+    assert inferred(tmp_path / "store") == {4: 30_000}
+
+
+def test_messages_that_wait_tell_before_delivered_ones_do(tmp_path: Path) -> None:
+    delivered = [LevelMessage(level=4) for _ in range(300)]
+    waiting = [waiting_for(30 * DAY_MS) for _ in range(100)]
+    build_level_store(tmp_path / "store", [*delivered, *waiting], offsets={4: 300})
+    assert inferred(tmp_path / "store") == {4: 30 * DAY_MS}
+
+
+def test_delivered_messages_tell_where_waiting_ones_do_not(tmp_path: Path) -> None:
+    nonsense = [LevelMessage(level=4, unit_fields={"tags_code": 7}) for _ in range(5)]
+    old, new = [LevelMessage(level=4)] * 30, [waiting_for(DAY_MS)] * 20
+    build_level_store(tmp_path / "store", [*old, *new, *nonsense], offsets={4: 50})
+    assert inferred(tmp_path / "store") == {4: DAY_MS}
+
+
+def test_the_log_s_entries_tell_however_many_are_gone_from_it(tmp_path: Path) -> None:
+    items = [LevelMessage(level=4) for _ in range(4_000)]
+    items.append(LevelMessage(level=4, unit_fields={"tags_code": 7}))
+    store = build_level_store(tmp_path / "store", items, commit_log_file_bytes=1024)
+    last = store.placed[-2].commit_log_offset
+    for path in (tmp_path / "store" / "commitlog").iterdir():
+        if int(path.name) + 1024 <= last:
+            path.unlink()
     assert inferred(tmp_path / "store") == {4: 30_000}
 
 
