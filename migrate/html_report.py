@@ -5,12 +5,15 @@ Everything is escaped by Jinja, and control characters are shown as what they ar
 lies beside this module.
 """
 
+import os
+import tempfile
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from message_store.delay_levels import format_delay
+from message_store.errors import TargetError
 from message_store.printable import iso_time, printable, span
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
@@ -44,6 +47,20 @@ def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
         # Drawn from numbers only: no text of a store is in the picture.
         picture=Markup(draw_forecast(forecast)) if len(forecast.due_ms) else "",
     )
+
+
+def require_report_place(path: Path) -> None:
+    """Raise TargetError unless a report can be written to ``path``: nobody wants to hear that only
+    after the conversion. Directories that are missing will be made.
+    """
+    if path.is_dir():
+        raise TargetError(f"{path}: cannot be written: is a directory")
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write_html_report(report: ConversionReport, path: Path) -> None:
