@@ -28,6 +28,7 @@ from cli_input import (
 from message_store.clock import SystemClock, stopwatch_s
 from message_store.errors import DelayStoreError
 from message_store.store_root import COMMIT_LOG_FILE_BYTES, StoreRoot
+from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,6 +200,10 @@ def convert(
     """
     with _loading(output):
         from migrate import convert as conversion
+    if report_file is not None:
+        from migrate.html_report import require_report_place, write_html_report
+
+        require_report_place(report_file)
     with output.progress() as progress:
         options = conversion_request(**given)
         StoreRoot(options.source).require_readable()  # before the seconds that Spark takes
@@ -206,29 +211,43 @@ def convert(
             report = conversion.convert(
                 options, spark=spark, spark_start_s=start_s, progress=progress
             )
-        if report_file is not None:
-            from migrate.html_report import write_html_report
-
-            write_html_report(report, report_file)
     output.conversion(report, SystemClock().now_ms())
+    if report_file is not None:
+        write_html_report(report, report_file)
 
 
 @verb("delaywheel verify /data/rocketmq/store /data/rocketmq/store-wheel")
 @click.argument("source", type=STORE)
 @click.argument("target", type=STORE)
 @spark_options
-def verify(output: "Output", source: Path, target: Path, master: str, conf: Settings) -> None:
+@click.option(
+    "--scratch",
+    type=STORE,
+    help="A directory that every worker sees; needed on a cluster, to hand out the work.",
+)
+def verify(
+    output: "Output",
+    source: Path,
+    target: Path,
+    master: str,
+    conf: Settings,
+    scratch: Path | None,
+) -> None:
     """Account for every pending message of SOURCE in TARGET, reading both sides afresh.
 
     Ends with exit code 1 unless nothing is missing, unexpected or different.
     """
     with _loading(output):
         from migrate import verify as verification
+    require_shared_directory(master, scratch, "--scratch")
+    options = verification.VerifyOptions(scratch=scratch)
     with output.progress() as progress:
         for store in (source, target):
             StoreRoot(store).require_readable()  # before the seconds that Spark takes
         with _spark(progress, master, conf) as (spark, _start_s):
-            report = verification.verify(source, target, spark=spark, progress=progress)
+            report = verification.verify(
+                source, target, spark=spark, options=options, progress=progress
+            )
     output.verification(report)
     click.get_current_context().exit(DONE if report.is_clean else FINDINGS)
 
@@ -263,6 +282,7 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
     """Convert the small real store that ships with delaywheel, and verify the result."""
     with _loading(output):
         from migrate.demo import run_demo
+    require_shared_directory(master, directory, "--directory")
     with output.progress() as progress, _spark(progress, master, conf) as (spark, start_s):
         result = run_demo(directory, spark=spark, spark_start_s=start_s, progress=progress)
     output.demo(result)

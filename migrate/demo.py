@@ -21,8 +21,9 @@ from message_store.small_files import read_small_file
 from migrate.convert import convert
 from migrate.report import ConversionReport
 from migrate.settings import ConvertOptions
+from migrate.spark_master import require_shared_directory
 from migrate.staged_output import target_errors
-from migrate.verify import verify
+from migrate.verify import VerifyOptions, verify
 from migrate.verify_report import VerifyReport
 from migrate.write_job import Progress
 
@@ -72,10 +73,13 @@ def run_demo(
 ) -> DemoResult:
     """Convert and verify the sample below ``directory``, which has no ``source`` or ``target`` yet.
 
-    Without a directory a new one is made where temporary files go, and stays there to be looked at.
-    Raises what ``convert`` and ``verify`` raise.
+    Without a directory a new one is made where temporary files go, and stays there to be looked at;
+    on a cluster it must be given, and be seen by all workers. Raises what ``convert`` and
+    ``verify`` raise.
     """
     about = _about()
+    if spark is not None:
+        require_shared_directory(spark.sparkContext.master, directory, "--directory")
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="delaywheel-demo-"))
     progress("unpack", 0, 1)
@@ -84,7 +88,8 @@ def run_demo(
     stopped_ms = int(about["stoppedMs"])
     options = ConvertOptions(source=source, target=target, now_ms=stopped_ms)
     report = convert(options, spark=spark, spark_start_s=spark_start_s, progress=progress)
-    verification = verify(source, target, spark=spark, progress=progress)
+    beside = VerifyOptions(scratch=directory)
+    verification = verify(source, target, spark=spark, options=beside, progress=progress)
     return DemoResult(
         broker=str(about["version"]),
         stopped_ms=stopped_ms,

@@ -4,9 +4,22 @@
 Stands apart so that the command line can say its defaults without loading Spark.
 """
 
+from pathlib import Path
+
+from message_store.errors import OptionsError
+
 DEFAULT_MASTER = "local[*,4]"
 
 
-def is_one_machine(master: str) -> bool:
+def is_one_machine(master: str | None) -> bool:
     """Whether all workers of this master see the files of this machine."""
-    return master.startswith("local")
+    return master is not None and master.startswith("local")
+
+
+def require_shared_directory(master: str | None, directory: Path | None, flag: str) -> None:
+    """Raise OptionsError for a cluster without a directory that all its workers see."""
+    if directory is None and not is_one_machine(master):
+        raise OptionsError(
+            f"--master {master} is not this machine alone: {flag} must name a directory that every"
+            " worker sees under the same path"
+        )

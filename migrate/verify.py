@@ -17,6 +17,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from message_store.store_root import StoreRoot
+from migrate.spark_master import require_shared_directory
 from migrate.verify_compare import Comparison, compare_sides
 from migrate.verify_config import config_problems, overdue_problems
 from migrate.verify_digests import DigestResult, FoundRecords, Side, TopicUse
@@ -47,7 +48,7 @@ def no_progress(_stage: str, _done: int, _total: int) -> None:
 class VerifyOptions:
     """How to verify: ``sample`` messages are looked up with the scalar codec, ``listed`` of each
     kind of difference are named, ``seed`` chooses the sample and the hashes, ``scratch`` is a
-    directory that all workers see (needed beyond one machine).
+    directory that all workers see under the same path (needed beyond one machine).
     """
 
     sample: int = DEFAULT_SAMPLE
@@ -68,28 +69,33 @@ def verify(
 
     Without a session the work is done in this process. Damage in the target is reported, never
     raised. Raises SourceError when either is no store that can be read, or when ``target`` was not
-    made by a conversion; FormatError when the conversion's own report is damaged.
+    made by a conversion, or when a broker runs on one of them; FormatError when the conversion's
+    own report is damaged; OptionsError for a cluster without ``scratch``.
     """
+    options = options or VerifyOptions()
+    if spark is not None:
+        require_shared_directory(spark.sparkContext.master, options.scratch, "--scratch")
     source_root, target_root = StoreRoot(source), StoreRoot(target)
     source_root.require_readable()
     target_root.require_readable()
     settings = read_settings(target_root)
-    progress("read", 0, 1)
-    with ThreadPoolExecutor(max_workers=1) as beside:
-        reading = beside.submit(read_reached, target_root, settings)
-        pending = read_pending(source_root, settings)
-        reached = reading.result()
-    progress("read", 1, 1)
-    return compare_stores(
-        pending,
-        reached,
-        source_root,
-        target_root,
-        settings,
-        spark=spark,
-        options=options or VerifyOptions(),
-        progress=progress,
-    )
+    with source_root.shared_lock(), target_root.shared_lock():
+        progress("read", 0, 1)
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            reading = beside.submit(read_reached, target_root, settings)
+            pending = read_pending(source_root, settings)
+            reached = reading.result()
+        progress("read", 1, 1)
+        return compare_stores(
+            pending,
+            reached,
+            source_root,
+            target_root,
+            settings,
+            spark=spark,
+            options=options,
+            progress=progress,
+        )
 
 
 def compare_stores(

@@ -30,8 +30,20 @@ def config_problems(root: StoreRoot, topics: Mapping[str, TopicUse]) -> Iterator
     for path in forbidden + [path for _, path in snapshots(root)]:
         if path.exists():
             yield Problem("files", f"{path.relative_to(root.path)} must not be there")
+    yield from _broker_problems(root)
     yield from _metrics_problems(root, topics)
     yield from _topic_problems(root, topics)
+
+
+def _broker_problems(root: StoreRoot) -> Iterator[Problem]:
+    """A broker makes these the moment it starts, and no conversion does."""
+    left = [path.name for path in (root.lock, root.abort) if path.exists()]
+    if left:
+        yield Problem(
+            "files",
+            f"a broker was started on this target ({', '.join(left)}): what it has delivered or"
+            " rolled since then is found missing or different",
+        )
 
 
 def _metrics_problems(root: StoreRoot, topics: Mapping[str, TopicUse]) -> Iterator[Problem]:

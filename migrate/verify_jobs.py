@@ -3,7 +3,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
+from message_store.errors import TargetError
 from message_store.small_files import PRIVATE_MODE, replace_file
 from migrate.verify_digests import DigestResult, DigestTask, Side
 from migrate.verify_runner import run_tasks
@@ -79,12 +80,19 @@ class DigestJobs:
 
     @contextmanager
     def _scratch_directory(self, sides: Sequence[SideEntries]) -> Iterator[Path | None]:
-        """A directory for entries that are too many to travel with their tasks."""
+        """A directory for entries that are too many to travel with their tasks; TargetError when
+        none can be made.
+        """
         if self.spark is None or sum(side.entries.nbytes for side in sides) <= _INLINE_BYTES:
             yield None
             return
-        with tempfile.TemporaryDirectory(prefix="delaywheel-verify-", dir=self.scratch) as name:
-            yield Path(name)
+        with ExitStack() as stack:
+            try:
+                made = tempfile.TemporaryDirectory(prefix="delaywheel-verify-", dir=self.scratch)
+            except OSError as error:
+                place = error.filename or self.scratch
+                raise TargetError(f"{place}: cannot be written: {error.strerror}") from error
+            yield Path(stack.enter_context(made)).absolute()
 
     def _tasks(
         self,
@@ -102,7 +110,7 @@ class DigestJobs:
                 replace_file(place, content, mode=PRIVATE_MODE)
             yield DigestTask(
                 side=side.side,
-                commit_log=side.commit_log,
+                commit_log=side.commit_log.absolute(),
                 entries=place or content,
                 first_number=first,
                 seed=self.seed,

@@ -207,6 +207,34 @@ class TestConversion:
         counts = ("converted", "missing", "unexpected", "different", "differences")
         assert [verified[name] for name in counts] == [3, 0, 0, 0, []]
 
+    def test_a_report_that_cannot_be_written_is_said_before_anything_is_done(
+        self, source: Path, target_conf: Path, tmp_path: Path
+    ) -> None:
+        for page in (target_conf / "report.html", tmp_path):
+            result = convert(source, tmp_path / "target", target_conf, "--report", page)
+            refused(result, cli.TARGET_UNWRITABLE, str(page), "cannot be written")
+            assert not (tmp_path / "target").exists()
+
+    def test_a_report_that_fails_in_the_end_does_not_take_the_result_with_it(
+        self, source: Path, target_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(_report: object, path: Path) -> None:
+            raise errors.TargetError(f"{path}: cannot be written: No space left on device")
+
+        monkeypatch.setattr("migrate.html_report.write_html_report", full)
+        page = tmp_path / "pages" / "report.html"
+        result = convert(source, tmp_path / "target", target_conf, "--report", page, "--json")
+        assert result.exit_code == cli.TARGET_UNWRITABLE
+        assert "No space left on device" in result.stderr
+        assert json.loads(result.stdout)["converted"] == 3
+
+    def test_verification_puts_what_it_needs_where_it_is_told(
+        self, source: Path, target_conf: Path, tmp_path: Path
+    ) -> None:
+        assert convert(source, tmp_path / "target", target_conf).exit_code == cli.DONE
+        words = ("verify", source, tmp_path / "target", "--scratch")
+        assert run(*words, tmp_path).exit_code == cli.DONE
+
     def test_quiet_means_no_progress(self, source: Path, target_conf: Path, tmp_path: Path) -> None:
         result = convert(source, tmp_path / "target", target_conf, "--quiet")
         assert "write" not in result.stderr
@@ -377,6 +405,16 @@ class TestConversion:
             assert "\u202e" not in result.output
         assert r"\x1b[31mred\u202e" in results[0].stdout
         assert "\x1b" not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"), [(("verify", "SOURCE", "TARGET"), "--scratch"), (("demo",), "--directory")]
+)
+def test_a_cluster_without_a_place_that_all_its_workers_see(
+    words: tuple[str, ...], flag: str
+) -> None:
+    result = run(*words, "--master", "spark://node:7077")
+    refused(result, cli.USAGE, "spark://node:7077", f"{flag} must name a directory")
 
 
 def test_a_demo_where_there_already_is_one(tmp_path: Path) -> None:

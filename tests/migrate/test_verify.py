@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 import pytest
 
-from message_store.errors import FormatError, SourceError
+from message_store.errors import FormatError, SourceError, StoreLockedError
 from message_store.store_root import StoreRoot
 from migrate.verify import verify
 from migrate.verify_report import VerifyReport
@@ -90,6 +92,31 @@ def test_nothing_pending_is_a_target_without_messages(tmp_path: Path) -> None:
     stores = make_stores(tmp_path, [])
     shutil.rmtree(stores.target / "timerlog")
     assert stores.verify() == VerifyReport(0, 0, 0, 0)
+
+
+LOCKER = """
+import fcntl, sys
+file = open(sys.argv[1], "wb")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_store_that_a_broker_runs_on_is_not_verified(stores: Stores, side: str) -> None:
+    roots = {"source": stores.source.root, "target": stores.target}
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKER, str(roots[side] / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline() == b"held\n"
+        with pytest.raises(StoreLockedError, match="stop the broker first"):
+            verify(stores.source.root, stores.target, spark=None)
+        assert broker.stdin is not None
+        broker.stdin.close()
 
 
 # --- one message is not what it was ---------------------------------------------------------------
@@ -457,6 +484,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("an abort file", create("abort"), "abort must not be there"),
     ("a checkpoint", create("checkpoint"), "checkpoint must not be there"),
     ("level offsets", create("config/delayOffset.json"), "delayOffset.json must not"),
+    ("a broker's lock file", create("lock"), "a broker was started on this target (lock)"),
     ("a wheel snapshot", create("timerwheel.104"), "timerwheel.104 must not"),
     ("no topics", delete("config/topics.json"), "no route"),
     ("a topic gone", drop_topic, "'TopicB' is not there"),

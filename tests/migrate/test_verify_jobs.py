@@ -5,19 +5,32 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import attrs
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
+from message_store.errors import (
+    BadFieldError,
+    DelayStoreError,
+    FormatError,
+    MigrationError,
+    OptionsError,
+    SourceError,
+    TargetError,
+    UnsupportedStoreError,
+)
+from message_store.small_files import replace_file
 from migrate import verify_compare, verify_jobs, verify_tasks
 from migrate.convert import convert
 from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import verify
+from migrate.verify import VerifyOptions, verify
 from migrate.verify_chains import END, NOWHERE, walk_chains
 from migrate.verify_digests import FoundRecords
 from migrate.verify_entries import DIGEST_IDENTITY
@@ -163,6 +176,60 @@ def test_spark_finds_what_this_process_finds(
     assert ("digest", 4, 4) in seen
     assert damaged.missing == len(MESSAGES)
     assert not list(tmp_path.glob("delaywheel-verify-*"))
+
+
+@pytest.mark.spark
+def test_what_goes_wrong_on_a_worker_is_one_sentence_of_its_own_kind(tmp_path: Path) -> None:
+    def refuse(error: Exception) -> int:
+        raise error
+
+    refusals: list[DelayStoreError] = [
+        SourceError("/logs/0: cannot be read: Input/output error"),
+        UnsupportedStoreError("/logs: of another kind"),
+        BadFieldError("no file name", path="/logs/x"),
+        MigrationError("something else"),
+    ]
+    kinds = [SourceError, SourceError, FormatError, MigrationError]
+    with spark_session("local[1]") as spark:
+        for error, kind in zip(refusals, kinds, strict=True):
+            with pytest.raises(kind) as caught:
+                run_tasks(spark, [error], refuse, lambda _done: None)
+            assert str(caught.value) == str(error)
+            assert isinstance(caught.value, DelayStoreError)
+        with pytest.raises(MigrationError, match="could not finish the verification") as given_up:
+            run_tasks(spark, [ZeroDivisionError()], refuse, lambda _done: None)
+    assert "\n" not in str(given_up.value)
+
+
+def test_a_cluster_needs_a_directory_that_all_its_workers_see(tmp_path: Path) -> None:
+    stores = make_stores(tmp_path)
+    cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://node:7077"))
+    with pytest.raises(OptionsError, match=r"spark://node:7077 .* --scratch must name a directory"):
+        verify(stores.source.root, stores.target, spark=cast(SparkSession, cluster))
+
+
+@pytest.mark.spark
+def test_entries_are_laid_down_in_the_scratch_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = make_stores(tmp_path)
+    monkeypatch.setattr(verify_jobs, "_INLINE_BYTES", 500)
+    seen: list[Path] = []
+
+    def lay_down(path: Path, content: bytes, *, mode: int) -> None:
+        seen.append(path)
+        replace_file(path, content, mode=mode)
+
+    monkeypatch.setattr(verify_jobs, "replace_file", lay_down)
+    scratch = tmp_path / "scratch"
+    with spark_session("local[2]") as spark:
+        options = VerifyOptions(scratch=scratch)
+        with pytest.raises(TargetError, match=r"scratch.*: cannot be written"):
+            verify(stores.source.root, stores.target, spark=spark, options=options)
+        scratch.mkdir()
+        assert verify(stores.source.root, stores.target, spark=spark, options=options).is_clean
+    assert {path.parent.parent for path in seen} == {scratch}
+    assert not list(scratch.iterdir())
 
 
 # --- what the conversion writes -------------------------------------------------------------------
