@@ -17,7 +17,7 @@ from message_store.consume_queue import (
 )
 from message_store.java_numbers import LONG_MAX
 from message_store.properties import LEVEL_TOPIC
-from message_store.segment_files import Segment
+from message_store.segment_files import Segment, list_directories
 from message_store.store_root import StoreRoot
 
 HISTORY_ENTRIES = 1_024
@@ -94,11 +94,8 @@ def open_level_queues(
 
 
 def levels_with_queue(root: Path) -> list[int]:
-    """The levels that have a queue directory."""
-    topic = StoreRoot(root).consume_queues / LEVEL_TOPIC
-    if not topic.is_dir():
-        return []
-    names = [path.name for path in topic.iterdir() if path.is_dir() and not path.is_symlink()]
+    """The levels that have a queue directory. Raises SourceError where it cannot be looked for."""
+    names = [path.name for path in list_directories(StoreRoot(root).consume_queues / LEVEL_TOPIC)]
     return sorted(
         int(name) + 1 for name in names if name.isascii() and name.isdigit() and len(name) < 10
     )

@@ -29,7 +29,7 @@ from message_store.commit_log import (
     read_store_times,
 )
 from message_store.consume_queue import BoolArray, is_filled, read_last_unit
-from message_store.segment_files import SegmentReader
+from message_store.segment_files import SegmentReader, list_directories
 from message_store.small_files import read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
@@ -55,9 +55,7 @@ def find_indexed_end(
     Entries whose record is not where they say are passed over.
     """
     queues = StoreRoot(root).consume_queues
-    directories = [
-        queue for topic in _directories(queues) for queue in _directories(queues / topic.name)
-    ]
+    directories = [queue for topic in list_directories(queues) for queue in list_directories(topic)]
     units = [read_last_unit(directory, file_bytes=queue_file_bytes) for directory in directories]
     if not any(map(len, units)):
         return IndexedEnd(log.min_offset)
@@ -67,12 +65,6 @@ def find_indexed_end(
     ends = np.where(times == NO_TIME, log.min_offset, offsets + sizes)
     newest = int(ends.argmax())
     return IndexedEnd(int(ends[newest]), int(times[newest]))
-
-
-def _directories(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return []
-    return sorted(one for one in path.iterdir() if one.is_dir() and not one.is_symlink())
 
 
 def indexed_ends(queues: tuple[LevelQueue, ...], log: SegmentReader) -> dict[int, int]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import attrs
 import numpy as np
 
-from message_store.errors import BadFieldError, TruncatedRecordError
+from message_store.errors import BadFieldError, SourceError, TruncatedRecordError
 from message_store.java_numbers import INT_MAX, LONG_MIN
 from message_store.layout import Field, Layout
 from message_store.segment_files import Segment, SegmentReader
@@ -128,8 +128,9 @@ def read_queue(
     The end is found by a broker's rule: the first unit without a size in the last three files;
     files before those are taken as full, and a unit without a size in them stays in the range. A
     missing directory is an empty queue. Raises TruncatedRecordError when a file in the row is
-    missing, and BadFieldError for one whose name is no multiple of 20: what such files hold cannot
-    be told.
+    missing, and BadFieldError for one whose name is no multiple of 20 or that is longer than a
+    broker can make it: what such files hold cannot be told. Raises SourceError when a queue does
+    not fit into memory.
     """
     with SegmentReader(directory, file_bytes) as reader:
         if not reader.segments:
@@ -187,6 +188,13 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
     for segment, start in zip(segments, starts, strict=True):
         if start % QUEUE_UNIT.size:
             raise BadFieldError("not the name of a queue file", path=segment.path)
+        if segment.length_bytes > INT_MAX:  # a broker's setting for it is an int
+            raise BadFieldError(
+                "longer than any queue file",
+                path=segment.path,
+                expected=f"at most {INT_MAX} bytes",
+                found=segment.length_bytes,
+            )
     for before, after in pairwise(starts):
         if after != before + reader.file_bytes:
             raise TruncatedRecordError(
@@ -198,7 +206,12 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
     room_bytes = reader.end_offset - starts[0]
     if room_bytes - sum(segment.length_bytes for segment in segments) > _LARGEST_GAP_BYTES:
         raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
-    return np.zeros(room_bytes, np.uint8)
+    try:
+        return np.zeros(room_bytes, np.uint8)
+    except MemoryError as error:
+        raise SourceError(
+            f"{reader.directory}: a queue of {room_bytes} bytes, for which there is no memory"
+        ) from error
 
 
 def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) -> int:

@@ -14,7 +14,8 @@ from types import TracebackType
 
 import attrs
 
-from message_store.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
+from message_store.java_numbers import LONG_MAX
 
 NAME_DIGITS = 20
 _OPEN_FILES = 16
@@ -40,21 +41,48 @@ class Segment:
 
 
 def list_segments(directory: Path) -> tuple[Segment, ...]:
-    """The files of a row in order; links, and names that are not 20 digits, are passed over."""
-    if not directory.is_dir():
-        return ()
+    """The files of a row in order; links, and names that are not 20 digits, are passed over.
+
+    A missing directory is an empty row. Raises SourceError when it cannot be read, and
+    BadFieldError for a name that is beyond any offset: no broker starts on one.
+    """
     found = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            is_named = (
-                len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
-            )
-            if is_named and entry.is_file(follow_symlinks=False):
+    for entry in _entries(directory):
+        is_named = len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
+        if is_named and entry.is_file(follow_symlinks=False):
+            path = Path(entry.path)
+            try:
                 facts = entry.stat(follow_symlinks=False)
-                found.append(
-                    Segment(int(entry.name), facts.st_size, Path(entry.path), facts.st_mtime_ns)
-                )
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            largest = LONG_MAX - facts.st_size
+            if int(entry.name) > largest:
+                raise BadFieldError("not the name of a file", path=path, expected=f"<= {largest}")
+            found.append(Segment(int(entry.name), facts.st_size, path, facts.st_mtime_ns))
     return tuple(sorted(found, key=lambda segment: segment.start_offset))
+
+
+def list_directories(directory: Path) -> list[Path]:
+    """The directories in a directory, in order of their names; links are passed over.
+
+    A missing directory has none. Raises SourceError when it cannot be read.
+    """
+    entries = _entries(directory)
+    return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _entries(directory: Path) -> "list[os.DirEntry[str]]":
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> SourceError:
+    return SourceError(f"{path}: cannot be read: {error.strerror}")
 
 
 class SegmentReader:

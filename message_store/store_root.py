@@ -12,13 +12,13 @@ from pathlib import Path
 
 import attrs
 
+from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
-QUEUE_FILE_BYTES = 300_000 * 20
+QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
-LOCK_CONTENT = b"lock"
 
 
 @attrs.frozen
@@ -105,16 +105,20 @@ class StoreRoot:
         RocksDB queues and a DLedger log are named as such (UnsupportedStoreError): reading on would
         find nothing and report a store full of messages as empty.
         """
+        try:
+            self._require_readable()
+        except OSError as error:
+            place = error.filename or self.path
+            raise SourceError(f"{place}: cannot be read: {error.strerror}") from error
+
+    def _require_readable(self) -> None:
         if not self.path.exists():
             raise SourceError(
                 f"{self.path}: no such directory; expected a broker's store directory"
             )
         if not self.path.is_dir():
             raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
-        try:
-            names = set(os.listdir(self.path))
-        except OSError as error:
-            raise SourceError(f"{self.path}: cannot be read: {error.strerror}") from error
+        names = set(os.listdir(self.path))
         if any(name.startswith("dledger-") for name in names):
             raise UnsupportedStoreError(
                 f"{self.path}: a DLedger commit log, which is not supported"
@@ -135,15 +139,24 @@ class StoreRoot:
         """Raise SourceError when one of these leads out of the store by a link."""
         root = self.path.resolve()
         for path in paths:
-            if not path.resolve().is_relative_to(root):
-                raise SourceError(f"{path}: leads outside the store, to {path.resolve()}")
+            try:
+                end = path.resolve()
+            except RuntimeError as error:
+                raise SourceError(f"{path}: a link that leads to itself") from error
+            if not end.is_relative_to(root):
+                raise SourceError(f"{path}: leads outside the store, to {end}")
 
     def _require_no_links(self, *directories: Path) -> None:
         """Raise SourceError for a link below these, which reading would pass over: the messages
-        behind it would be missed without a word.
+        behind it would be missed without a word. Raises OSError for what cannot be looked into.
         """
+
+        def pass_over_missing(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
         for directory in directories:
-            for parent, inner, files in os.walk(directory):
+            for parent, inner, files in os.walk(directory, onerror=pass_over_missing):
                 for path in (Path(parent, name) for name in (*inner, *files)):
                     if path.is_symlink():
                         raise SourceError(
@@ -156,12 +169,19 @@ class StoreRoot:
         """Hold the store's lock file for reading, so that no broker starts meanwhile.
 
         The kind of lock that Java takes (POSIX record lock on the first byte). A store without a
-        lock file, or on a disk where it cannot be opened, is read without. Raises StoreLockedError
-        when a broker holds it.
+        lock file, or on a disk that knows no locks, is read without. Raises StoreLockedError when a
+        broker holds it, and SourceError when it cannot be opened: then nothing says that none does.
         """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+            descriptor = os.open(self.lock, flags)
+        except FileNotFoundError:
+            descriptor = None
+        except OSError as error:
+            raise SourceError(
+                f"{self.lock}: cannot be opened, so that a broker may be running: {error.strerror}"
+            ) from error
+        if descriptor is None:
             yield
             return
         try:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consume queues read as whole ranges: their end, their gaps, their extension units."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +19,21 @@ from message_store.consume_queue import (
     read_queue,
     resolve_tags_codes,
 )
-from message_store.errors import FormatError, TruncatedRecordError
+from message_store.errors import BadFieldError, FormatError, TruncatedRecordError
 from message_store.java_numbers import LONG_MIN
 from message_store.segment_files import SegmentReader, segment_name
+
+ROOT = Path(__file__).resolve().parents[2]
+READ_WITH_LITTLE_MEMORY = """
+import pathlib, resource, sys
+from message_store.consume_queue import read_queue
+from message_store.errors import SourceError
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+try:
+    read_queue(pathlib.Path(sys.argv[1]))
+except SourceError as error:
+    print(error)
+"""
 
 UNITS_A_FILE = 10
 FILE_BYTES = UNITS_A_FILE * QUEUE_UNIT.size
@@ -164,6 +179,35 @@ def test_names_that_make_no_row_are_refused(tmp_path: Path, names: list[int]) ->
         (tmp_path / segment_name(name)).write_bytes(unit(1))
     with pytest.raises(FormatError):
         read_queue(tmp_path)
+
+
+def sparse_row(directory: Path, *lengths: int) -> Path:
+    directory.mkdir()
+    for number, length in enumerate(lengths):
+        path = directory / segment_name(number * length)
+        path.write_bytes(unit(0) * 3)
+        os.truncate(path, length)
+    return directory
+
+
+def test_a_queue_file_longer_than_a_broker_can_make_it_is_refused(tmp_path: Path) -> None:
+    queue = sparse_row(tmp_path / "0", 8 << 40)
+    with pytest.raises(BadFieldError, match=r"longer than any queue file .*at most 2147483647 b"):
+        read_queue(queue)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits a process as Linux does")
+def test_a_queue_that_no_memory_holds_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    queue = sparse_row(tmp_path / "0", *[2_147_483_640] * 3)
+    run = subprocess.run(
+        [sys.executable, "-c", READ_WITH_LITTLE_MEMORY, str(queue)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert run.stdout == f"{queue}: a queue of 6442450920 bytes, for which there is no memory\n"
 
 
 def test_a_sparse_file_costs_only_its_used_part(

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import SourceError, TargetError, TruncatedRecordError
-from message_store.segment_files import SegmentReader, SegmentWriter, list_segments, segment_name
+from message_store.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
+from message_store.segment_files import (
+    SegmentReader,
+    SegmentWriter,
+    list_directories,
+    list_segments,
+    segment_name,
+)
+
+LAST_NAME = f"{2**63 - 1:020}"
 
 
 def row(directory: Path, *contents: bytes, file_bytes: int = 10, start: int = 0) -> Path:
@@ -34,6 +42,27 @@ def test_a_missing_directory_is_an_empty_row(tmp_path: Path) -> None:
         assert (reader.segments, reader.min_offset, reader.end_offset) == ((), 0, 0)
         assert reader.segment_at(0) is None
         assert reader.read_into(0, memoryview(bytearray(4))) == 0
+
+
+@pytest.mark.parametrize(("name", "length"), [("9" * 20, 0), (f"{2**63:020}", 0), (LAST_NAME, 1)])
+def test_a_name_beyond_any_offset_is_refused(tmp_path: Path, name: str, length: int) -> None:
+    (tmp_path / name).write_bytes(bytes(length))
+    with pytest.raises(BadFieldError, match=f"{name}: not the name of a file"):
+        SegmentReader(tmp_path)
+
+
+def test_the_last_name_of_all_may_be_that_of_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / LAST_NAME).write_bytes(b"")
+    assert [segment.path.name for segment in list_segments(tmp_path)] == [LAST_NAME]
+
+
+def test_directories_are_listed_by_name_without_links(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    (tmp_path / "d").write_text("a file")
+    assert list_directories(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert list_directories(tmp_path / "none") == list_directories(tmp_path / "d") == []
 
 
 def test_reading_goes_on_in_the_next_file(tmp_path: Path) -> None:

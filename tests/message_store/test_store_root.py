@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store's directory: what is one and what is not, links that lead out, a broker's lock."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from legacy_levels.level_backlog import read_backlog
 from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from message_store.store_root import StoreRoot
+from tests.independent.level_store_builder import (
+    LevelMessage,
+    OrdinaryMessage,
+    build_level_store,
+)
 
 HOLD_LOCK = """
 import fcntl, sys
@@ -72,6 +81,18 @@ def separate_rocksdb(path: Path) -> None:
     (path / "consumequeue_rocksdb").mkdir()
 
 
+def link_to_itself(path: Path) -> None:
+    root = store(path)
+    root.commit_log.rmdir()
+    root.commit_log.symlink_to("commitlog")
+
+
+def a_file_as_log(path: Path) -> None:
+    root = store(path)
+    root.commit_log.rmdir()
+    root.commit_log.write_text("")
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -79,6 +100,8 @@ def separate_rocksdb(path: Path) -> None:
         (a_file, SourceError, "not a directory"),
         (no_log, SourceError, "there is no commitlog/"),
         (link_out, SourceError, "leads outside the store"),
+        (link_to_itself, SourceError, "commitlog: a link that leads to itself"),
+        (a_file_as_log, SourceError, "commitlog: cannot be read: Not a directory"),
         (dledger, UnsupportedStoreError, "DLedger"),
         (rocksdb, UnsupportedStoreError, "RocksDB"),
         (separate_rocksdb, UnsupportedStoreError, "RocksDB"),
@@ -137,3 +160,82 @@ def test_a_backup_without_a_lock_file_is_read_without(tmp_path: Path) -> None:
     root = store(tmp_path / "s")
     with root.shared_lock():
         assert not root.lock.exists()
+
+
+# --- what may not be looked into ------------------------------------------------------------------
+
+
+def a_link(lock: Path) -> None:
+    lock.symlink_to("elsewhere")
+
+
+def links_in_a_circle(lock: Path) -> None:
+    lock.symlink_to("lock")
+
+
+@pytest.mark.parametrize("make", [a_link, links_in_a_circle])
+def test_a_lock_that_cannot_be_opened_is_no_missing_lock(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    root = store(tmp_path / "s")
+    make(root.lock)
+    with pytest.raises(SourceError, match="lock: cannot be opened"), root.shared_lock():
+        pass
+
+
+def test_a_pipe_in_the_lock_s_place_makes_nobody_wait(tmp_path: Path) -> None:
+    root = store(tmp_path / "s")
+    os.mkfifo(root.lock)
+    with root.shared_lock():
+        assert root.lock.is_fifo()
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    os.setegid(65_534)
+    os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def told_of(root: Path) -> str:
+    try:
+        read_backlog(root)
+        with StoreRoot(root).shared_lock():
+            return "read"
+    except SourceError as error:
+        return str(error)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone can become somebody who may read less")
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ".",
+        "lock",
+        "commitlog",
+        "commitlog/00000000000000000000",
+        "config",
+        "consumequeue",
+        "consumequeue/TopicA",
+        "consumequeue/TopicA/0",
+        "consumequeue/SCHEDULE_TOPIC_XXXX",
+        "consumequeue/SCHEDULE_TOPIC_XXXX/2",
+    ],
+)
+def test_what_may_not_be_read_is_named(place: str, mode: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root, path = Path(name, "s"), Path(name, "s", place)
+        os.chmod(name, 0o755)  # pytest's own directories are closed to everybody else
+        build_level_store(root, [LevelMessage(level=3), OrdinaryMessage()])
+        assert told_of(root) == "read"
+        if path.is_file():
+            mode = 0
+        path.chmod(mode)
+        with as_nobody():
+            told = told_of(root)
+        assert told.startswith(str(path))
