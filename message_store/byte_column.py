@@ -55,7 +55,7 @@ class ByteColumn:
         if len(self.starts) and (
             min(self.starts.min(), self.lengths.min()) < 0
             or self.lengths.max() > self.data.size
-            or (self.starts + self.lengths).max() > self.data.size
+            or (self.starts > self.data.size - self.lengths).any()  # their sum may overflow
         ):
             raise ValueError("a byte column reaches beyond its block")
 

@@ -414,6 +414,13 @@ def test_a_byte_column_goes_to_arrow_and_back(kind: pa.DataType) -> None:
 
 def test_a_byte_column_beyond_its_block_is_refused() -> None:
     block = np.zeros(4, np.uint8)
-    for starts, lengths in [([0], [5]), ([4], [1]), ([-1], [1]), ([0], [-1]), ([2**62], [2**62])]:
+    for starts, lengths in [
+        ([0], [5]),
+        ([4], [1]),
+        ([-1], [1]),
+        ([0], [-1]),
+        ([2**62], [2**62]),
+        ([2**63 - 1], [1]),
+    ]:
         with pytest.raises(ValueError, match="beyond its block"):
             ByteColumn(block, starts, lengths)
