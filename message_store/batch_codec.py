@@ -30,6 +30,8 @@ from message_store.record_layout import (
     BYTE_COLUMNS,
     END_OF_FILE_MIN_BYTES,
     HEAD_V4_V4,
+    IPV4_BYTES,
+    IPV6_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -113,7 +115,7 @@ def _refuse_impossible_rows(batch: StoredBatch) -> None:
         column = getattr(batch, name)
         suspect |= column != column.astype(np.int32)
     for bit, column in ((SYS_BORN_HOST_IPV6, batch.born_ip), (SYS_STORE_HOST_IPV6, batch.store_ip)):
-        suspect |= column.lengths != np.where(batch.sys_flag & bit != 0, 16, 4)
+        suspect |= column.lengths != np.where(batch.sys_flag & bit != 0, IPV6_BYTES, IPV4_BYTES)
     for row in np.flatnonzero(suspect):
         encode_message(batch.message(int(row)))
 

@@ -33,7 +33,8 @@ from message_store.record_layout import (
     CRC_MASK,
     END_OF_FILE_MIN_BYTES,
     HEAD_V4_V4,
-    HEAD_V6_V4,
+    IPV4_BYTES,
+    IPV6_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -53,6 +54,7 @@ _MAGIC, _BODY_CRC, _QUEUE_ID, _FLAG, _QUEUE_OFFSET, _COMMIT_LOG_OFFSET, _SYS_FLA
 _BORN_MS, _BORN_PORT, _STORE_MS, _STORE_PORT, _RECONSUMED, _PREPARED = range(7, 13)
 _BODY, _TOPIC, _PROPERTIES, _BORN_IP, _STORE_IP = range(len(NUMBER_COLUMNS), TABLE_LENGTH, 3)
 
+_AT_SIZE = HEAD_V4_V4.offset_of("size_bytes")
 _AT_MAGIC = HEAD_V4_V4.offset_of("magic")
 _AT_BODY_CRC = HEAD_V4_V4.offset_of("body_crc")
 _AT_QUEUE_ID = HEAD_V4_V4.offset_of("queue_id")
@@ -72,14 +74,13 @@ _PREPARED_AFTER = HEAD_V4_V4.offset_of("prepared_transaction_offset") - HEAD_V4_
     "store_port"
 )
 _HEAD_AFTER = HEAD_V4_V4.size - HEAD_V4_V4.offset_of("store_port")
-_IPV4_BYTES = HEAD_V4_V4.offset_of("born_port") - _AT_BORN_IP
-_IPV6_BYTES = HEAD_V6_V4.offset_of("born_port") - _AT_BORN_IP
 
 _BODY_LENGTH_BYTES = BODY_RUN.length.size
 _TOPIC_LENGTH_BYTES_V1 = TOPIC_RUN_V1.length.size
 _TOPIC_LENGTH_BYTES_V2 = TOPIC_RUN_V2.length.size
 _PROPERTIES_LENGTH_BYTES = PROPERTIES_RUN.length.size
 _BLANK_BYTES = BLANK_RECORD.size
+_AT_BLANK_SIZE = BLANK_RECORD.offset_of("size_bytes")
 _AT_BLANK_MAGIC = BLANK_RECORD.offset_of("magic")
 
 Int64s = NDArray[np.int64]
@@ -138,7 +139,7 @@ def place_records(sizes: Int64s, start: int, file_bytes: int, positions: Int64s)
 @inline_kernel
 def _fill_blank(place: int, length: int) -> None:
     if length >= _BLANK_BYTES:
-        store_i32(place, length)
+        store_i32(place + _AT_BLANK_SIZE, length)
         store_i32(place + _AT_BLANK_MAGIC, MAGIC_BLANK)
         for rest in range(_BLANK_BYTES, length):
             store_u8(place + rest, 0)
@@ -152,7 +153,7 @@ def _fill_record(table: Int64s, row: int, place: int, position: int, size: int) 
         crc = _number(table, _BODY_CRC, row)
     else:
         crc = int(crc32(body, body_length)) & CRC_MASK
-    store_i32(place, size)
+    store_i32(place + _AT_SIZE, size)
     store_i32(place + _AT_MAGIC, magic)
     store_i32(place + _AT_BODY_CRC, crc)
     store_i32(place + _AT_QUEUE_ID, _number(table, _QUEUE_ID, row))
@@ -212,7 +213,7 @@ def walk_records(buffer: int, length: int, positions: Int64s) -> int:
     place = 0
     count = 0
     while length - place >= _BLANK_BYTES:
-        size = load_i32(buffer + place)
+        size = load_i32(buffer + place + _AT_SIZE)
         magic = load_i32(buffer + place + _AT_MAGIC)
         if magic == MAGIC_BLANK and _BLANK_BYTES <= size <= length - place:
             place += size
@@ -250,13 +251,13 @@ def _read_head(buffer: int, place: int, row: int, table: Int64s) -> int:
     _put(table, _SYS_FLAG, row, sys_flag)
     _put(table, _BORN_MS, row, load_i64(head + _AT_BORN_MS))
     _put(table, _BORN_IP + 1, row, place + _AT_BORN_IP)
-    length = _IPV6_BYTES if sys_flag & SYS_BORN_HOST_IPV6 else _IPV4_BYTES
+    length = IPV6_BYTES if sys_flag & SYS_BORN_HOST_IPV6 else IPV4_BYTES
     _put(table, _BORN_IP + 2, row, length)
     head += _AT_BORN_IP + length
     _put(table, _BORN_PORT, row, load_i32(head + _BORN_PORT_AFTER))
     _put(table, _STORE_MS, row, load_i64(head + _STORE_MS_AFTER))
     _put(table, _STORE_IP + 1, row, head + _STORE_IP_AFTER - buffer)
-    length = _IPV6_BYTES if sys_flag & SYS_STORE_HOST_IPV6 else _IPV4_BYTES
+    length = IPV6_BYTES if sys_flag & SYS_STORE_HOST_IPV6 else IPV4_BYTES
     _put(table, _STORE_IP + 2, row, length)
     head += _STORE_IP_AFTER + length
     _put(table, _STORE_PORT, row, load_i32(head + _STORE_PORT_AFTER))
@@ -272,14 +273,14 @@ def _read_record(
     """The record at ``place`` of what ends at ``end``; False when anything about it is wrong."""
     if place < 0 or end - place < SMALLEST_RECORD_BYTES:
         return False
-    size = load_i32(buffer + place)
+    size = load_i32(buffer + place + _AT_SIZE)
     magic = load_i32(buffer + place + _AT_MAGIC)
     if not SMALLEST_RECORD_BYTES <= size <= end - place or magic not in (MAGIC_V1, MAGIC_V2):
         return False
     end = place + size
     sys_flag = load_i32(buffer + place + _AT_SYS_FLAG)
     wide = (sys_flag & SYS_BORN_HOST_IPV6 != 0) + (sys_flag & SYS_STORE_HOST_IPV6 != 0)
-    if size < SMALLEST_RECORD_BYTES + wide * (_IPV6_BYTES - _IPV4_BYTES):
+    if size < SMALLEST_RECORD_BYTES + wide * (IPV6_BYTES - IPV4_BYTES):
         return False
     place = _read_head(buffer, place, row, table)
 

@@ -13,6 +13,7 @@ from message_store.errors import BadFieldError, BadMagicError, ChecksumError, Tr
 from message_store.layout import Buffer
 from message_store.message import Host, StoredMessage
 from message_store.record_layout import (
+    BLANK_RECORD,
     CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
@@ -95,7 +96,7 @@ def record_size_at(buffer: Buffer, offset: int) -> int:
 
 def _padded_head(view: memoryview, offset: int) -> bytes:
     head_bytes = head_layout(0).size
-    if offset < 0 or offset + 8 > view.nbytes:
+    if offset < 0 or offset + BLANK_RECORD.size > view.nbytes:
         raise TruncatedRecordError(
             "no room for a record", offset=offset, found=max(0, view.nbytes - offset)
         )

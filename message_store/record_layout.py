@@ -17,9 +17,7 @@ MAGIC_BLANK = 0xCBD43194 - 2**32
 
 SYS_COMPRESSED = 0x1
 SYS_TRANSACTION_MASK = 0xC
-SYS_PREPARED = 0x4
 SYS_COMMIT = 0x8
-SYS_ROLLBACK = 0xC
 SYS_BORN_HOST_IPV6 = 0x10
 SYS_STORE_HOST_IPV6 = 0x20
 
@@ -89,6 +87,9 @@ _HEADS = {
     SYS_STORE_HOST_IPV6: HEAD_V4_V6,
     SYS_BORN_HOST_IPV6 | SYS_STORE_HOST_IPV6: HEAD_V6_V6,
 }
+
+IPV4_BYTES = HEAD_V4_V4.offset_of("born_port") - HEAD_V4_V4.offset_of("born_ip")
+IPV6_BYTES = HEAD_V6_V4.offset_of("born_port") - HEAD_V6_V4.offset_of("born_ip")
 
 
 def head_layout(sys_flag: int) -> Layout:
