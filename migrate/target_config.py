@@ -24,7 +24,7 @@ from message_store.store_config import (
     read_topics,
 )
 from message_store.store_root import StoreRoot
-from migrate.rewrite import RECORD_MARGIN_BYTES
+from migrate.rewrite import QUEUE_ID_MAX, RECORD_MARGIN_BYTES
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
 
 
@@ -39,7 +39,9 @@ class TopicDemand:
 def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
     """The JSON files of a target, by name.
 
-    A topic keeps what the source says of it, with more queues where messages ask for them. Groups
+    A topic keeps what the source says of it, with more queues where messages ask for them, and
+    no more than queue ids can count: a damaged number would fill the memory of whoever reads it.
+    Groups
     that had read one of these topics start at 0, because a group without an offset may start at the
     end and miss what was delivered before it came.
     """
@@ -51,8 +53,8 @@ def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[
         topics.append(
             attrs.evolve(
                 topic,
-                read_queues=max(topic.read_queues, queues),
-                write_queues=max(topic.write_queues, queues),
+                read_queues=_queue_count(topic.read_queues, queues),
+                write_queues=_queue_count(topic.write_queues, queues),
             )
         )
     readers = {
@@ -76,6 +78,10 @@ def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[
         GROUPS: encode_groups(groups),
         CONSUMER_OFFSETS: encode_consumer_offsets(offsets),
     }
+
+
+def _queue_count(said: int, needed: int) -> int:
+    return max(needed, min(said, QUEUE_ID_MAX + 1))
 
 
 def advised_max_message_bytes(settings: TargetSettings, largest_record_bytes: int) -> int:
