@@ -36,6 +36,7 @@ class Complaint(enum.IntEnum):
     TAGS_CODE = 21
     TOPIC_HASH = 22
     HALF_MESSAGE = 23
+    MAGIC = 24
 
 
 LAST_UNREADABLE = Complaint.LENGTHS
@@ -64,4 +65,5 @@ SENTENCES = {
     Complaint.TAGS_CODE: "its queue entry does not have the hash of its tag",
     Complaint.TOPIC_HASH: "its timer log unit does not have the hash of its topic",
     Complaint.HALF_MESSAGE: "it is half of a transaction, which no queue lists",
+    Complaint.MAGIC: "the record's magic is not that of V1, and brokers before 5.1 stop at it",
 }

@@ -12,7 +12,6 @@ from migrate.verify_report import FieldDifference
 _SHOWN_CHARS = 120
 
 _FIELDS = (
-    "magic",
     "flag",
     "sys_flag",
     "born_timestamp_ms",

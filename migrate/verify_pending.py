@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from message_store.errors import FormatError
 from message_store.message_codec import decode_message_at
+from message_store.record_layout import PROPERTIES_MAX_BYTES
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from migrate.verify_complaints import Complaint
@@ -21,7 +22,8 @@ from migrate.verify_settings import ConversionSettings, QuarantinedEntry
 from timer_wheel.wheel_math import out_ms
 
 _TOO_LARGE_BYTES = 4 << 20
-_LONG_PROPERTIES_BYTES = 32_767 - 300
+_NEAR_A_LIMIT_BYTES = 300
+_LONG_PROPERTIES_BYTES = PROPERTIES_MAX_BYTES - _NEAR_A_LIMIT_BYTES
 """Records near a limit may be set aside though nothing is wrong with them."""
 _OUT_DIGITS = 13
 """A due time with more or fewer digits is none, and reason enough."""

@@ -190,6 +190,7 @@ def _take_properties(
 
 # --- the record -----------------------------------------------------------------------------------
 
+_SIZE_PLACE = HEAD_V4_V4.offset_of("size_bytes")
 _MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
 _CRC_PLACE = HEAD_V4_V4.offset_of("body_crc")
 _FLAG_PLACE = HEAD_V4_V4.offset_of("flag")
@@ -232,11 +233,9 @@ def _take_head(
     born_ms = np.uint64(load_i64(record + _BORN_TIME_PLACE))
     growth = born_growth + store_growth
     reconsumed = np.uint64(load_i32(record + _RECONSUME_PLACE + growth))
-    magic = np.uint64(load_i32(record + _MAGIC_PLACE))
     a, b = step_a(a, flags), step_b(b, flags)
     a, b = step_a(a, born_ms), step_b(b, born_ms)
     a, b = step_a(a, reconsumed), step_b(b, reconsumed)
-    a, b = step_a(a, magic), step_b(b, magic)
     a, b = take_bytes(a, b, record + _BORN_HOST_PLACE, _HOST_BYTES + born_growth)
     return take_bytes(a, b, record + _STORE_HOST_PLACE + born_growth, _HOST_BYTES + store_growth)
 
@@ -248,7 +247,7 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     Returns a complaint. Up to ``LAST_UNREADABLE`` neither array means anything. The two hashes
     still lack the time that it is due: the caller adds it and finishes them.
     """
-    if size < SMALLEST_RECORD_BYTES or load_i32(record) != size:
+    if size < SMALLEST_RECORD_BYTES or load_i32(record + _SIZE_PLACE) != size:
         return _UNREADABLE_SIZE
     magic = load_i32(record + _MAGIC_PLACE)
     if magic not in (MAGIC_V1, MAGIC_V2):
@@ -267,7 +266,8 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     left -= body_bytes
     body = record + place + _BODY_LENGTH_BYTES
     topic = body + body_bytes + topic_length_bytes
-    topic_bytes = load_i8(topic - 1) if magic == MAGIC_V1 else load_i16(topic - 2)
+    topic_length = topic - topic_length_bytes
+    topic_bytes = load_i8(topic_length) if magic == MAGIC_V1 else load_i16(topic_length)
     if topic_bytes < 0 or topic_bytes > left:
         return _UNREADABLE_LENGTHS
     left -= topic_bytes

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from legacy_levels.delay_offsets import OffsetsChoice
+from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import BadFieldError, SourceError
 from message_store.small_files import read_small_file
 from message_store.store_root import (
@@ -15,6 +17,7 @@ from message_store.store_root import (
     TIMER_LOG_FILE_BYTES,
     StoreRoot,
 )
+from timer_wheel.timer_log import units_per_file
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
 
 CONVERSION_NAME = "conversion.json"
@@ -97,21 +100,42 @@ def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
     if "now_ms" not in given:
         raise BadFieldError("now_ms is missing", path=path)
     level_table = table.get("level_table")
-    return ConversionSettings(
+    settings = ConversionSettings(
         **given,
         level_table=level_table if isinstance(level_table, str) else None,
-        offsets=str(table.get("offsets") or "auto"),
+        offsets=_offsets(table.get("offsets"), path),
         after_crash=bool(table.get("after_crash")),
         only_levels=tuple(int(level) for level in table.get("only_levels") or ()),
         only_topics=tuple(str(topic) for topic in table.get("only_topics") or ()),
         quarantined=tuple(_entry(row, path) for row in table.get("quarantined") or ()),
     )
+    _require_sizes(settings, path)
+    return settings
 
 
 def _positive(value: object, name: str, path: Path) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**62:
         raise BadFieldError(f"{name} is not a positive number", path=path, found=repr(value)[:64])
     return value
+
+
+def _offsets(value: object, path: Path) -> str:
+    """Which offsets were believed; nothing said means as a broker would."""
+    known = [str(choice) for choice in OffsetsChoice]
+    if value is not None and value not in known:
+        what = f"offsets is none of {', '.join(known)}"
+        raise BadFieldError(what, path=path, found=repr(value)[:64])
+    return str(value or OffsetsChoice.AUTO)
+
+
+def _require_sizes(settings: ConversionSettings, path: Path) -> None:
+    """Files in which nothing would fit were never written."""
+    if units_per_file(settings.timer_log_file_bytes) < 1:
+        found = settings.timer_log_file_bytes
+        raise BadFieldError("timer_log_file_bytes holds no unit", path=path, found=found)
+    if settings.queue_file_bytes % QUEUE_UNIT.size:
+        found = settings.queue_file_bytes
+        raise BadFieldError("queue_file_bytes holds no whole units", path=path, found=found)
 
 
 def _entry(row: object, path: Path) -> QuarantinedEntry:

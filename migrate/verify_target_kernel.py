@@ -13,7 +13,13 @@ from message_store import properties as names
 from message_store.crc_kernel import crc32
 from message_store.kernel_cache import inline_kernel, kernel
 from message_store.raw_memory import load_i32, load_i64, load_u8
-from message_store.record_layout import CRC_MASK, HEAD_V4_V4, HEAD_V6_V4, SYS_BORN_HOST_IPV6
+from message_store.record_layout import (
+    CRC_MASK,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_V1,
+    SYS_BORN_HOST_IPV6,
+)
 from message_store.text_kernels import NOT_UTF8, java_hash_utf8
 from migrate.verify_complaints import Complaint
 from migrate.verify_entries import (
@@ -64,6 +70,7 @@ _TAGS_HASH = TARGET_ENTRY.offset_of("tags_code")
 _UNIT_TOPIC_HASH = TARGET_ENTRY.offset_of("topic_hash")
 _TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8).copy()
 
+_MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
 _SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
 _STORE_TIME_PLACE = HEAD_V4_V4.offset_of("store_timestamp_ms")
 _STORE_TIME_GROWTH = HEAD_V6_V4.offset_of("store_timestamp_ms") - _STORE_TIME_PLACE
@@ -73,6 +80,7 @@ _RECORD_CRC_DIGITS = 10
 
 _NONE = int(Complaint.NONE)
 _WRONG_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
+_MAGIC = int(Complaint.MAGIC)
 _STORE_TIME = int(Complaint.STORE_TIME)
 _PREPARED = int(Complaint.PREPARED_OFFSET)
 _OUT_TIME = int(Complaint.OUT_TIME)
@@ -125,6 +133,8 @@ def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any
         return complaint
     if load_i64(record + QUEUE_OFFSET_PLACE) != load_i64(entry + _QUEUE_OFFSET):
         return _WRONG_QUEUE_OFFSET
+    if load_i32(record + _MAGIC_PLACE) != MAGIC_V1:
+        return _MAGIC
     growth = facts[HEAD_GROWTH]
     born_growth = (
         _STORE_TIME_GROWTH if load_i32(record + _SYS_FLAG_PLACE) & SYS_BORN_HOST_IPV6 else 0

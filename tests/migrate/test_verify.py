@@ -20,7 +20,13 @@ from migrate.verify_report import VerifyReport
 from migrate.verify_settings import read_settings
 from tests.independent import raw_files
 from tests.independent.level_store_builder import LevelMessage, build_level_store
-from tests.independent.raw_records import RawRecord, encode_record, join_properties
+from tests.independent.raw_records import (
+    MAGIC_V1,
+    MAGIC_V2,
+    RawRecord,
+    encode_record,
+    join_properties,
+)
 from tests.migrate import verify_targets as stores_by_hand
 from tests.migrate.verify_targets import (
     LOG_FILE_BYTES,
@@ -119,6 +125,17 @@ def test_a_store_that_a_broker_runs_on_is_not_verified(stores: Stores, side: str
         broker.stdin.close()
 
 
+def test_a_source_s_record_of_v2_becomes_one_of_v1(tmp_path: Path) -> None:
+    messages = [LevelMessage(level=16, record_fields={"magic": MAGIC_V2}), *MESSAGES]
+    stores = make_stores(tmp_path, messages)
+    waiting = [one for one in stores.source.placed if isinstance(one.item, LevelMessage)]
+    converted = convert(waiting)
+    converted[0].record = attrs.evolve(converted[0].record, magic=MAGIC_V1)
+    shutil.rmtree(stores.target)
+    write_target(stores.target, converted)
+    assert stores.verify() == VerifyReport(N + 1, 0, 0, 0, sampled=N + 1)
+
+
 # --- one message is not what it was ---------------------------------------------------------------
 
 Change = Callable[[RawRecord], RawRecord]
@@ -151,6 +168,7 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("born port", fields(born_port=1), "born_host"),
     ("store host", fields(store_ip=bytes(4)), "store_host"),
     ("reconsume times", fields(reconsume_times=1), "reconsume_times"),
+    ("magic of V2", fields(magic=MAGIC_V2), "record"),
     ("real queue", renamed("REAL_QID", "3"), "property REAL_QID"),
     ("unique key", renamed("UNIQ_KEY", "other"), "property UNIQ_KEY"),
     ("tags", renamed("TAGS", "TagZ"), "property TAGS"),
@@ -628,6 +646,10 @@ def test_topics_and_levels_that_were_not_asked_for_are_left_out(tmp_path: Path) 
         ('{"conversion": {"now_ms": 1, "quarantined": [7]}}', FormatError, "not a quarantined"),
         ('{"conversion": {"now_ms": 1, "quarantined": 7}}', FormatError, "is damaged"),
         ('{"conversion": {"now_ms": 1, "only_levels": ["x"]}}', FormatError, "is damaged"),
+        ('{"conversion": {"now_ms": 1, "offsets": "foo"}}', FormatError, "offsets is none of auto"),
+        ('{"conversion": {"now_ms": 1, "offsets": {}}}', FormatError, "offsets is none of auto"),
+        ('{"conversion": {"now_ms": 1, "timer_log_file_bytes": 10}}', FormatError, "no unit"),
+        ('{"conversion": {"now_ms": 1, "queue_file_bytes": 30}}', FormatError, "no whole units"),
     ],
 )
 def test_a_store_that_no_conversion_made_is_refused(

@@ -39,6 +39,7 @@ from migrate.verify_report import VerifyReport
 from migrate.verify_runner import run_tasks
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.raw_files import QUEUE_UNIT_BYTES
+from tests.independent.raw_records import MAGIC_V2
 from tests.migrate.verify_targets import (
     LOG_FILE_BYTES,
     MESSAGES,
@@ -247,6 +248,17 @@ def test_a_conversion_is_accepted(tmp_path: Path, precision_ms: int, facts: dict
     assert count == len(MESSAGES) - (4 if "offsets" in facts else 0)
     report = verify(built.root, options.target, spark=None)
     assert report == VerifyReport(count, 0, 0, 0, sampled=count)
+
+
+def test_the_conversion_of_a_record_of_v2_is_accepted(tmp_path: Path) -> None:
+    messages = [LevelMessage(level=16, record_fields={"magic": MAGIC_V2}), *MESSAGES]
+    built = build_level_store(tmp_path / "source", messages)
+    options = ConvertOptions(
+        source=built.root, target=tmp_path / "target", now_ms=NOW_MS, settings=SMALL
+    )
+    convert(options)
+    report = verify(built.root, options.target, spark=None)
+    assert report == VerifyReport(len(messages), 0, 0, 0, sampled=len(messages))
 
 
 BAD = [

@@ -97,7 +97,6 @@ def plain_digest(message: StoredMessage, out_ms: int) -> list[int]:
         message.flag << 32 | message.sys_flag & 0xFFFFFFFF,
         message.born_timestamp_ms,
         message.reconsume_times,
-        message.magic,
         *(
             host.ip + host.port.to_bytes(4, "big", signed=True)
             for host in (message.born_host, message.store_host)
