@@ -14,6 +14,7 @@ from rich.text import Text
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Pending
 from message_store.printable import iso_time, printable, when
+from migrate.report import COUNT_NAMES
 
 if TYPE_CHECKING:
     from migrate.report import BadRecord, ConversionReport
@@ -143,18 +144,7 @@ def conversion_head(report: "ConversionReport") -> list[str]:
 def conversion_table(report: "ConversionReport") -> Table:
     """The books of a conversion, level by level; columns that are 0 everywhere left out."""
     always = ["pending", "converted", "overdue"]
-    names = [
-        "queued",
-        "already_delivered",
-        "expired",
-        "pending",
-        "converted",
-        "skipped",
-        "quarantined",
-        "overdue",
-        "rolled",
-    ]
-    shown = [name for name in names if name in always or report.total(name)]
+    shown = [name for name in COUNT_NAMES if name in always or report.total(name)]
     if report.total("queued") == report.total("pending"):
         shown.remove("queued")
     table = new_table(["level", *map(title, shown)])

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NoReturn
 
 import attrs
 
@@ -92,6 +93,20 @@ class DelayOffsets:
         return self.backup.dialect if self.source is OffsetsChoice.BACKUP else self.main.dialect
 
     @property
+    def broker_choice(self) -> OffsetsChoice | None:
+        """Which of the files a broker takes; None where it would not start."""
+        return _broker_choice(self.main, self.backup)
+
+    @property
+    def taken(self) -> str:
+        """Where the table comes from and why, as a sentence."""
+        if self.source is self.broker_choice:
+            return f"taken: {self.source}, as a broker would"
+        broker = self.broker_choice
+        instead = "would not start on these files" if broker is None else f"would take {broker}"
+        return f"taken: {self.source}, as --offsets said; a broker {instead}"
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the files, as sentences; a missing `.bak` alone is nothing wrong."""
         found = [self.main.problem]
@@ -121,7 +136,7 @@ def read_delay_offsets(
     main = _read_file(main_path)
     backup = _read_file(main_path.with_name(FILE_NAME + ".bak"))
     if choice is OffsetsChoice.AUTO:
-        choice = _broker_choice(main, backup)
+        choice = _broker_choice(main, backup) or _refuse(main, backup)
     tables = {OffsetsChoice.MAIN: main, OffsetsChoice.BACKUP: backup}
     offsets = tables[choice].offsets if choice in tables else MappingProxyType({})
     if offsets is None:
@@ -129,13 +144,17 @@ def read_delay_offsets(
     return DelayOffsets(offsets, choice, main, backup)
 
 
-def _broker_choice(main: OffsetsFile, backup: OffsetsFile) -> OffsetsChoice:
+def _broker_choice(main: OffsetsFile, backup: OffsetsFile) -> OffsetsChoice | None:
     if main.problem is None:
         return OffsetsChoice.MAIN
     if backup.problem is None:
         return OffsetsChoice.BACKUP
     if backup.is_missing:
         return OffsetsChoice.NONE
+    return None
+
+
+def _refuse(main: OffsetsFile, backup: OffsetsFile) -> NoReturn:
     raise SourceError(
         f"{main.problem}; {backup.problem}; a broker would not start: choose main, bak or none"
     )

@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The books of a conversion: from backlog, choice and plan to counts per level that add up."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog
+from message_store.consume_queue import QUEUE_UNIT
 from migrate.plan import Amendments, Plan
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
 from migrate.settings import ConvertOptions
 from migrate.target_config import broker_settings
 from migrate.write import Receipt
-from timer_wheel.timer_log import FLAG_ROLL
-from timer_wheel.wheel_math import SLOTS_TOTAL
-
-_WHEEL_MARGIN_SLOTS = 60
-"""A starting broker reads from one wheel length before now, and this much later."""
+from timer_wheel.timer_log import FLAG_ROLL, TIMER_UNIT
+from timer_wheel.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 
 _HOUR_MS = 3_600_000
 
@@ -46,7 +45,7 @@ def open_before_ms(plan: Plan) -> int | None:
         return None
     settings = plan.settings
     first_slot_ms = int(plan.slots.slot_time_ms.min())
-    wheel_ms = first_slot_ms + (SLOTS_TOTAL - _WHEEL_MARGIN_SLOTS) * settings.precision_ms
+    wheel_ms = first_slot_ms + (SLOTS_TOTAL - MARGIN_SLOTS) * settings.precision_ms
     if plan.log.end_offset <= settings.commit_log_file_bytes:
         return wheel_ms
     return min(wheel_ms, plan.now_ms + settings.retention_hours * _HOUR_MS)
@@ -89,16 +88,7 @@ def _level_reports(
 
 def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
     """What was odd about the source and how it was taken, as sentences."""
-    said = list(backlog.offsets.problems)
-    if said:
-        for choice, table in backlog.offsets.by_choice().items():
-            left = sum(
-                counts.queue_max
-                - min(max(table.get(counts.level, 0), counts.queue_min), counts.queue_max)
-                for counts in backlog.counts
-            )
-            said.append(f"--offsets {choice} would find {left:,} messages queued")
-        said.append(f"taken, as a broker would: {backlog.offsets.source}")
+    said = list(_offset_warnings(backlog))
     repaired = sum(counts.repaired for counts in backlog.counts)
     if repaired:
         said.append(f"{repaired:,} due times were no times and were made anew: store time + delay")
@@ -108,6 +98,22 @@ def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
     said += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
     said += [f"the log is damaged at {place}" for place in backlog.damaged_places]
     return tuple(said)
+
+
+def _offset_warnings(backlog: LevelBacklog) -> Iterator[str]:
+    """Nothing, unless a file is damaged or another was chosen than a broker takes."""
+    offsets = backlog.offsets
+    if not offsets.problems and offsets.source is offsets.broker_choice:
+        return
+    yield from offsets.problems
+    for choice, table in offsets.by_choice().items():
+        left = sum(
+            counts.queue_max
+            - min(max(table.get(counts.level, 0), counts.queue_min), counts.queue_max)
+            for counts in backlog.counts
+        )
+        yield f"--offsets {choice} would find {left:,} messages queued"
+    yield offsets.taken
 
 
 def conversion_report(
@@ -135,7 +141,7 @@ def conversion_report(
         due_max_ms=int(plan.due_ms.max()) if some else None,
         open_before_ms=open_before_ms(plan),
         bytes_read=sum(receipt.bytes_read for receipt in receipts),
-        bytes_written=plan.log.end_offset + len(plan) * (20 + 52),
+        bytes_written=plan.log.end_offset + len(plan) * (QUEUE_UNIT.size + TIMER_UNIT.size),
         bad_records=bad_records(backlog, amendments),
         broker_conf=broker_settings(plan.settings, largest),
         warnings=_warnings(backlog),

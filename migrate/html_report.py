@@ -18,14 +18,10 @@ from message_store.printable import iso_time, printable, span
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.forecast import Forecast, draw_forecast, read_forecast
-from migrate.report import ConversionReport
+from migrate.report import COUNT_NAMES, ConversionReport
 
 TEMPLATE = "conversion_report.html.jinja"
 LISTED_RECORDS = 1000
-COLUMNS = (
-    "queued", "already_delivered", "expired", "pending", "converted", "skipped", "quarantined",
-    "overdue", "rolled",
-)  # fmt: skip
 
 
 def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
@@ -41,7 +37,7 @@ def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
     environment.filters.update(iso=iso_time, span=span, delay=format_delay)
     return environment.get_template(TEMPLATE).render(
         report=report,
-        columns=COLUMNS,
+        columns=COUNT_NAMES,
         listed=report.bad_records[:LISTED_RECORDS],
         forecast=forecast,
         # Drawn from numbers only: no text of a store is in the picture.

@@ -130,8 +130,10 @@ class _Inspection:
         delays = tell_delays(self.store.path, readable)
         self.problems += delays.notes
         is_whole = len(readable) == len(queues)
-        if is_whole and (offsets is None or offsets.problems):
+        if is_whole and (offsets is None or offsets.problems or _is_chosen(offsets)):
             self.problems += _replays(self.store.path)
+        if offsets is not None and _is_chosen(offsets):
+            self.problems.append(offsets.taken)
         backlog = self._backlog(delays.table) if offsets is not None and is_whole else None
         states = []
         for level in sorted({*numbers, *_levels_of(backlog)}):
@@ -208,6 +210,11 @@ def _is_unfinished(store: StoreRoot) -> bool:
 def _sum_if_known(numbers: list[int | None]) -> int | None:
     known = [number for number in numbers if number is not None]
     return sum(known) if len(known) == len(numbers) else None
+
+
+def _is_chosen(offsets: DelayOffsets) -> bool:
+    """Whether these are others than a broker would take."""
+    return offsets.source is not offsets.broker_choice
 
 
 def _replays(root: Path) -> Iterator[str]:

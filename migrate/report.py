@@ -50,7 +50,7 @@ class Seconds:
     total: float
 
 
-_SUMS = (
+COUNT_NAMES = (
     "queued",
     "already_delivered",
     "expired",
@@ -61,6 +61,7 @@ _SUMS = (
     "overdue",
     "rolled",
 )
+"""The counts of a level's books, in the order in which they are shown."""
 
 
 @attrs.frozen
@@ -95,5 +96,5 @@ class ConversionReport:
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object that ``convert --json`` prints; keys are a promise."""
-        sums = {name: self.total(name) for name in _SUMS}
+        sums = {name: self.total(name) for name in COUNT_NAMES}
         return {**sums, **attrs.asdict(self, recurse=True)}

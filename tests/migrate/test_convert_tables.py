@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from message_store.delay_levels import DelayLevels
 from message_store.errors import BadRecordsError, PlanError
 from migrate.convert import convert
+from migrate.inspect_store import inspect_store
 from migrate.write_job import write_all
 from tests.independent.expected_conversion import MAY_DIFFER
 from tests.independent.level_messages import Item
@@ -385,8 +386,32 @@ def test_a_damaged_offset_file_gets_a_broker_s_choice_or_the_one_asked_for(
     converted = Converted(built=built, options=options, report=convert(options))
     assert_right(converted, [*levels[0][first_offsets[0] :], *levels[1][first_offsets[1] :]])
     assert converted.report.offsets_source == taken
-    is_damaged = main != WHOLE or backup == TORN
-    assert any("--offsets" in line for line in converted.report.warnings) == is_damaged
+    is_odd = main != WHOLE or backup == TORN or choice not in ("auto", "main")
+    assert any("--offsets" in line for line in converted.report.warnings) == is_odd
+
+
+@pytest.mark.parametrize(
+    ("main", "backup", "choice", "sentence"),
+    [
+        (WHOLE, WHOLE, "none", "taken: none, as --offsets said; a broker would take main"),
+        (WHOLE, WHOLE, "bak", "taken: bak, as --offsets said; a broker would take main"),
+        (TORN, WHOLE, "main", "taken: main, as --offsets said; a broker would take bak"),
+        (TORN, TORN, "none", "taken: none, as --offsets said; a broker would not start on these"),
+        (TORN, WHOLE, "bak", "taken: bak, as a broker would"),
+        (TORN, WHOLE, "auto", "taken: bak, as a broker would"),
+    ],
+)
+def test_which_offsets_were_taken_and_why_is_said(
+    tmp_path: Path, main: bytes, backup: bytes, choice: str, sentence: str
+) -> None:
+    items = [LevelMessage(level=level, body=b"%d" % n) for level in (1, 2) for n in range(4)]
+    build_level_store(tmp_path / "source", items, offsets=main, backup_offsets=backup)
+    warnings = convert(options_for(tmp_path, offsets=choice)).warnings
+    assert any(line.startswith(sentence) for line in warnings), warnings
+    assert "--offsets none would find 8 messages queued" in warnings
+    found = inspect_store(tmp_path / "source", now_ms=NOW_MS, offsets=choice).problems
+    assert any("--offsets none delivers 8" in line for line in found), found
+    assert any(line.startswith(sentence) for line in found) == ("as --offsets said" in sentence)
 
 
 # --- all of it at once ---------------------------------------------------------------------------
