@@ -55,9 +55,8 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
                 facts = entry.stat(follow_symlinks=False)
             except OSError as error:
                 raise _unreadable(path, error) from error
-            largest = LONG_MAX - facts.st_size
-            if int(entry.name) > largest:
-                raise BadFieldError("not the name of a file", path=path, expected=f"<= {largest}")
+            if int(entry.name) > LONG_MAX - facts.st_size:
+                raise BadFieldError("a file named beyond any offset", path=path)
             found.append(Segment(int(entry.name), facts.st_size, path, facts.st_mtime_ns))
     return tuple(sorted(found, key=lambda segment: segment.start_offset))
 

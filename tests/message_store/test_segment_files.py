@@ -47,7 +47,7 @@ def test_a_missing_directory_is_an_empty_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "length"), [("9" * 20, 0), (f"{2**63:020}", 0), (LAST_NAME, 1)])
 def test_a_name_beyond_any_offset_is_refused(tmp_path: Path, name: str, length: int) -> None:
     (tmp_path / name).write_bytes(bytes(length))
-    with pytest.raises(BadFieldError, match=f"{name}: not the name of a file"):
+    with pytest.raises(BadFieldError, match=f"{name}: a file named beyond any offset"):
         SegmentReader(tmp_path)
 
 
