@@ -4,7 +4,8 @@ must survive.
 
 Nothing here knows how a target is written. The conversion's own report is believed in its
 parameters (now, precision, what was left out); everything else is derived again: what is pending
-from the source, what will be delivered from the target's wheel, by walking it as a broker does.
+from the source, by the same ``read_backlog`` that a conversion is planned from, and what will be
+delivered from the target's wheel, by walking it as a broker does.
 Each side's messages are digested where they lie, by tasks that return only sums; equal sums mean
 equal messages, and where they differ the messages are looked up one by one.
 """
