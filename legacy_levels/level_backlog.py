@@ -93,10 +93,15 @@ def read_backlog(
     offsets_choice: OffsetsChoice | str = OffsetsChoice.AUTO,
     level_table: DelayLevels | None = None,
     after_crash: bool = False,
+    whole_log: bool = False,
     commit_log_file_bytes: int | None = None,
     queue_file_bytes: int | None = None,
 ) -> LevelBacklog:
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
+
+    The queues are believed as a broker believes them, and the log is read from their end on.
+    ``whole_log`` reads all of it, and so also finds messages whose queue was lost or cut short,
+    which a broker would not deliver any more.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
@@ -109,7 +114,7 @@ def read_backlog(
     offsets = read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
-        tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes)
+        tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
         in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
         seen = [see_delays(root, log, queue) for queue in in_use]

@@ -135,8 +135,11 @@ def read_tail(
     queues: tuple[LevelQueue, ...],
     *,
     queue_file_bytes: int | None = None,
+    whole_log: bool = False,
 ) -> LogTail:
-    """Read the log from where the level queues may not know it."""
+    """Read the log from where the level queues may not know it; with ``whole_log`` from its start,
+    which also finds what a lost or shortened queue once knew.
+    """
     indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
     level_ends = indexed_ends(queues, log)
     content = read_small_file(store.checkpoint)
@@ -149,6 +152,8 @@ def read_tail(
         is_clean=store.was_stopped_cleanly,
         checkpoint_ms=checkpoint.recover_from_ms,
     )
+    if whole_log:
+        start = log.min_offset
     notes = take_notes(log, start, known_end=indexed.log_offset)
     return LogTail(
         start=start,

@@ -35,7 +35,8 @@ from migrate.report import ConversionReport, Seconds
 from migrate.run_request import known_amendments, mismatch, request_of
 from migrate.seal import seal, topic_demands
 from migrate.settings import ConvertOptions
-from migrate.source_wheel import require_empty_wheel
+from migrate.source_warnings import source_warnings
+from migrate.source_wheel import require_empty_wheel, waiting_in_wheel
 from migrate.staged_output import (
     Staging,
     clear_staging,
@@ -118,7 +119,7 @@ class _Conversion:
             report = attrs.evolve(
                 report,
                 left_out_topics=self.left_out_topics,
-                warnings=(*report.warnings, *disk_warnings(self.target.path)),
+                warnings=(*self.warnings, *report.warnings, *disk_warnings(self.target.path)),
             )
             self._finish(report)
         return report
@@ -147,8 +148,13 @@ class _Conversion:
                 f"{self.source.abort}: the broker is running or has crashed; stop it cleanly, or"
                 " use --after-crash, which leaves out what was already delivered"
             )
+        self.warnings = source_warnings(self.source, whole_log=self.options.whole_log)
         if not self.options.levels_only:
             require_empty_wheel(self.source)
+        elif waiting := waiting_in_wheel(self.source):
+            self.warnings.append(
+                f"{waiting:,} messages wait in the source's own timer wheel and are left behind"
+            )
 
     def _read_backlog(self) -> LevelBacklog:
         self.progress("plan", 0, 1)
@@ -157,6 +163,7 @@ class _Conversion:
             offsets_choice=self.options.offsets,
             level_table=self.options.level_table,
             after_crash=self.options.after_crash,
+            whole_log=self.options.whole_log,
         )
 
     def _choose(self, backlog: LevelBacklog) -> NDArray[np.bool_]:

@@ -29,6 +29,7 @@ def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict
         "only_levels": list(options.only_levels),
         "only_topics": list(options.only_topics),
         "levels_only": options.levels_only,
+        "whole_log": options.whole_log,
         "part_bytes": options.part_bytes,
         "source": str(options.source.absolute()),
         "source_log": logs,

@@ -154,4 +154,5 @@ class ConvertOptions:
     only_levels: tuple[int, ...] = attrs.field(default=(), converter=tuple)
     only_topics: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     levels_only: bool = False
+    whole_log: bool = False
     part_bytes: int = 64 << 20

@@ -14,13 +14,22 @@ class WheelNotEmptyError(MigrationError):
 
 
 def require_empty_wheel(source: StoreRoot) -> None:
-    """Raise WheelNotEmptyError when messages wait in the source's wheel.
+    """Raise WheelNotEmptyError when messages wait in the source's wheel."""
+    if waiting := waiting_in_wheel(source):
+        raise WheelNotEmptyError(
+            f"{source.path}: {waiting:,} messages wait in its timer wheel and would be left behind;"
+            " --levels-only converts the levels alone"
+        )
+
+
+def waiting_in_wheel(source: StoreRoot) -> int:
+    """How many messages wait in the source's own wheel.
 
     What counts is what the wheel had not delivered when its hand last moved: the store may have
     lain for longer than a wheel is, and a broker that starts today would no longer reach it all.
     """
     if not source.timer_queue().is_dir():
-        return
+        return 0
     wheel = read_wheel_store(
         source,
         now_ms=read_timer_checkpoint(source).last_read_time_ms,
@@ -28,8 +37,4 @@ def require_empty_wheel(source: StoreRoot) -> None:
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )
-    if waiting := len(wheel.pending):
-        raise WheelNotEmptyError(
-            f"{source.path}: {waiting} messages wait in its timer wheel and would be left behind;"
-            " --levels-only converts the levels alone"
-        )
+    return len(wheel.pending)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog
+from message_store.errors import OptionsError
 from message_store.kernel_cache import kernel
 from message_store.raw_memory import address_of
 from message_store.record_layout import SMALLEST_RECORD_BYTES
@@ -63,7 +64,8 @@ def choose_topics(
     """A mask of the backlog: records for one of these topics, and records that cannot be read.
 
     What cannot be read stays chosen, so that it is reported as bad and not passed over. Also
-    returns how many messages of each other topic are left out.
+    returns how many messages of each other topic are left out. Raises OptionsError for a topic that
+    nothing waits for.
     """
     wanted = {topic.encode() for topic in topics}
     chosen = np.zeros(len(backlog.level), np.bool_)
@@ -88,6 +90,9 @@ def choose_topics(
                 chosen[chunk.first + at] = topic is None or topic in wanted
                 if topic is not None:
                     counts[topic] += 1
+    if unknown := sorted(topic for topic in topics if not counts[topic.encode()]):
+        waiting = ", ".join(sorted(topic.decode("utf-8", "replace") for topic in counts))
+        raise OptionsError(f"nothing waits for topic {unknown[0]}; there is: {waiting}")
     left_out = {
         topic.decode("utf-8", "replace"): count
         for topic, count in sorted(counts.items())

@@ -21,6 +21,7 @@ def read_pending(root: StoreRoot, settings: ConversionSettings) -> PendingMessag
         offsets_choice=settings.offsets,
         level_table=None if text is None else DelayLevels.parse(text),
         after_crash=settings.after_crash,
+        whole_log=True,  # also what a lost queue once knew: the conversion may not have looked
     )
     pending = PendingMessages(
         commit_log_offset=backlog.commit_log_offset,

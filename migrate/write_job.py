@@ -61,7 +61,7 @@ def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> lis
     task_count = max(1, min(part_count, TASKS_PER_CORE * context.defaultParallelism))
     bounds = [part_count * task // task_count for task in range(task_count + 1)]
     runs = context.parallelize(list(pairwise(bounds)), task_count)
-    task = partial(_write_task, str(staging.target.path))
+    task = partial(_write_task, str(staging.target.path.absolute()))
     group = f"delaywheel-{secrets.token_hex(6)}"
     context.setJobGroup(group, "delaywheel: write", interruptOnCancel=True)
     try:

@@ -3,6 +3,7 @@
 else.
 """
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from message_store.errors import OptionsError
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
+from migrate.verify import verify
 from tests.independent.real_stores import (
     LEVEL_STORES,
     LEVELS_49_CLEAN,
@@ -117,3 +119,22 @@ def test_a_level_that_the_store_does_not_have_is_refused(tmp_path: Path) -> None
     store = unpack(LEVELS_49_DEFAULT_SIZES, tmp_path / "source")
     with pytest.raises(OptionsError, match="no queue of level 40"):
         convert(options_of(store, tmp_path / "target", only_levels=[40]))
+
+
+def test_a_lost_queue_is_noticed_and_the_whole_log_brings_its_messages_back(tmp_path: Path) -> None:
+    store = unpack(LEVELS_49_CLEAN, tmp_path / "source")
+    lost = sum(line.level == 10 for line in store.pending_in_levels())
+    shutil.rmtree(store.root / "consumequeue/SCHEDULE_TOPIC_XXXX/9")
+    without = options_of(store, tmp_path / "without")
+    convert(without)
+    assert verify(store.root, without.target, spark=None).missing == lost > 0
+    options = options_of(store, tmp_path / "target", whole_log=True)
+    assert convert(options).total("converted") == len(store.pending_in_levels())
+    assert verify(store.root, options.target, spark=None).is_clean
+    checked_target(options)
+
+
+def test_a_topic_that_nothing_waits_for_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    store = unpack(LEVELS_49_DEFAULT_SIZES, tmp_path / "source")
+    with pytest.raises(OptionsError, match=r"(?s)nothing waits for topic nosuch.*OrderTimeout"):
+        convert(options_of(store, tmp_path / "target", only_topics=["nosuch"]))
