@@ -78,6 +78,19 @@ def convert(
     return _Conversion(options, spark, progress).run(spark_start_s)
 
 
+def check_request(options: ConvertOptions) -> None:
+    """Raise what ``convert`` would raise for what a glance can tell, before Spark is started.
+
+    Makes the target directory, as ``convert`` does, and leaves nothing else.
+    """
+    conversion = _Conversion(options, None, _silent)
+    conversion.check_now()
+    conversion.check_places()
+    with sole_writer(conversion.target), conversion.source.shared_lock():
+        conversion.check_target()
+        conversion.check_source()
+
+
 class _Conversion:
     """One run, stage by stage."""
 
@@ -94,10 +107,11 @@ class _Conversion:
 
     def run(self, spark_start_s: float) -> ConversionReport:
         started = stopwatch_s()
-        self._check_places()
+        self.check_now()
+        self.check_places()
         with sole_writer(self.target), self.source.shared_lock():
-            self._check_target()
-            self._check_source()
+            self.check_target()
+            self.check_source()
             backlog = self._read_backlog()
             chosen = self._choose(backlog)
             plan, amendments = self._plan(backlog, chosen)
@@ -124,7 +138,14 @@ class _Conversion:
             self._finish(report)
         return report
 
-    def _check_places(self) -> None:
+    def check_now(self) -> None:
+        """Refuse a now that has not come: a broker would skip the slots up to it."""
+        if self.options.now_ms is not None and self.options.now_ms > self.clock_ms:
+            raise OptionsError(
+                "--now is later than this machine's clock: a broker would skip slots"
+            )
+
+    def check_places(self) -> None:
         """Refuse early: a source that is none, and one of the two within the other."""
         self.source.require_readable()
         source, target = self.source.path.resolve(), self.target.path.resolve()
@@ -133,16 +154,19 @@ class _Conversion:
         with target_errors(self.target.path):
             self.target.path.mkdir(parents=True, exist_ok=True)
 
-    def _check_target(self) -> None:
+    def check_target(self) -> None:
         """Refuse a target that holds anything but the unfinished beginning of this conversion."""
         refuse_links(self.staging)
         if (self.target.own / MARKER_NAME).exists():
             clear_staging(self.staging)  # of a run that was stopped at its very end
-            raise TargetError(f"{self.target.path}: already holds a finished conversion")
+            raise TargetError(
+                f"{self.target.path}: already holds a finished conversion;"
+                " verify that one, or choose another directory"
+            )
         if names := names_in_the_way(self.staging):
             raise TargetError(f"{self.target.path}: is not empty: {', '.join(names[:5])}")
 
-    def _check_source(self) -> None:
+    def check_source(self) -> None:
         if not self.source.was_stopped_cleanly and not self.options.after_crash:
             raise UncleanStoreError(
                 f"{self.source.abort}: the broker is running or has crashed; stop it cleanly, or"
@@ -187,10 +211,6 @@ class _Conversion:
         now_ms = self.options.now_ms
         if now_ms is None:
             now_ms = facts["now_ms"] if facts else self.clock_ms
-        elif now_ms > self.clock_ms:
-            raise OptionsError(
-                "--now is later than this machine's clock: a broker would skip slots"
-            )
         self.now_ms: int = now_ms
         self.request = request_of(self.options, now_ms, backlog.level_table)
         bad = np.flatnonzero(chosen & implausible_due(backlog, self.options.settings.precision_ms))

@@ -10,9 +10,11 @@ messages), and an empty Python task costs 30 ms over TCP and 12 ms over a Unix s
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,16 +75,46 @@ def spark_session(
         builder = builder.config(key, value)
     with tempfile.TemporaryFile() as chatter:
         try:
-            with _standard_error_into(chatter.fileno()):
+            with _interrupt_later(), _standard_error_into(chatter.fileno()):
                 session = builder.getOrCreate()
         except Exception as error:
             chatter.seek(0)
-            said = chatter.read()[-2_000:].decode("utf-8", "replace").strip()
-            raise MigrationError(f"Spark does not start on {master}: {error}\n{said}") from error
+            said = chatter.read()[-20_000:].decode("utf-8", "replace")
+            reason = _reason(str(error), said)
+            raise MigrationError(f"Spark does not start on {master}: {reason}") from error
     try:
         yield session
     finally:
         session.stop()
+
+
+def _reason(error: str, said: str) -> str:
+    """One line that tells why, out of pages of Java frames."""
+    text = f"{said}\n{error}"
+    causes = re.findall(r"(?:[\w$]+\.)+\w*(?:Exception|Error): (.+)", text)
+    lines = [line for line in error.splitlines() if line.strip()]
+    return (causes or lines or ["no reason given"])[0].strip()[:300]
+
+
+@contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Hold Ctrl-C back for the seconds in which the JVM is born: one that is interrupted then is
+    left behind without a parent.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()
+        raise KeyboardInterrupt
 
 
 @contextmanager
