@@ -17,6 +17,7 @@ import click
 
 from cli_input import (
     STORE,
+    TIME_FORMS,
     LevelRange,
     Time,
     conversion_options,
@@ -248,7 +249,7 @@ def verify(
             report = verification.verify(
                 source, target, spark=spark, options=options, progress=progress
             )
-    output.verification(report)
+    output.verification(report, str(target))
     click.get_current_context().exit(DONE if report.is_clean else FINDINGS)
 
 
@@ -257,8 +258,8 @@ def verify(
 @click.option("--topic", help="Only messages for this topic.")
 @click.option("--level", type=click.IntRange(min=1), help="Only this level.")
 @click.option("--key", help="Only messages with this unique key, or with this among their keys.")
-@click.option("--due-after", "due_after_ms", type=Time(), help="Only what is due then or later.")
-@click.option("--due-before", "due_before_ms", type=Time(), help="Only what is due before then.")
+@click.option("--due-after", "due_after_ms", type=Time(), help=f"Due then or later, {TIME_FORMS}.")
+@click.option("--due-before", "due_before_ms", type=Time(), help=f"Due before then, {TIME_FORMS}.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
 @offsets_option()
 @now_option("As of when:")

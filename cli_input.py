@@ -4,6 +4,7 @@
 Anything that cannot be understood is a usage error, which names the flag and what it takes.
 """
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 LEVEL_TABLE_KEY = "messageDelayLevel"
 PRECISIONS = ("100", "200", "500", "1000")
+EPOCH_MS_MIN = 10**11
+"""A smaller number of milliseconds is a time before March 1973: somebody meant seconds."""
+EPOCH_MS_DIGITS = 13
+"""As many as milliseconds have until November 2286."""
+TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -36,13 +42,25 @@ class Time(click.ParamType[int]):
         if isinstance(value, int):
             return value
         if value.isascii() and value.isdigit():
-            return int(value)
+            return self._epoch_ms(value, param, ctx)
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
             self.fail(f"{value!r} is neither ISO 8601 nor epoch milliseconds", param, ctx)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return round(moment.timestamp() * 1000)
+
+    def _epoch_ms(
+        self, digits: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Milliseconds, unless they would be before 1973, as seconds are, or after 2286."""
+        if len(digits) > EPOCH_MS_DIGITS:
+            self.fail(
+                f"{digits[:32]!r} is beyond the year 2286; milliseconds are wanted", param, ctx
+            )
+        if int(digits) < EPOCH_MS_MIN:
+            self.fail(f"{digits!r} looks like seconds; milliseconds are wanted", param, ctx)
+        return int(digits)
 
 
 class LevelRange(click.ParamType[tuple[int, ...]]):
@@ -65,6 +83,21 @@ class LevelRange(click.ParamType[tuple[int, ...]]):
                 self.fail(f"{part!r} is not within RocketMQ's levels 1 to 18", param, ctx)
             levels |= set(range(bounds[0], bounds[1] + 1))
         return tuple(sorted(levels))
+
+
+class Place(click.Path):
+    """A path, which an empty word is not: it would become the folder that one is in."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path."""
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class LevelTable(click.ParamType[DelayLevels]):
@@ -99,7 +132,7 @@ class Setting(click.ParamType[tuple[str, str]]):
 
 # --- what several verbs take ----------------------------------------------------------------------
 
-STORE = click.Path(path_type=Path)
+STORE = Place(path_type=Path)
 
 
 def now_option(meaning: str) -> Decorator:
@@ -110,7 +143,7 @@ def now_option(meaning: str) -> Decorator:
         type=Time(),
         default=lambda: SystemClock().now_ms(),
         show_default="the clock",
-        help=f"{meaning} ISO 8601 or epoch milliseconds.",
+        help=f"{meaning} {TIME_FORMS}.",
     )
 
 
@@ -152,8 +185,8 @@ _CONVERSION_OPTIONS: tuple[Decorator, ...] = (
         "--now",
         "now_ms",
         type=Time(),
-        help="As of when, ISO 8601 or epoch milliseconds; without it the clock's time, or that of"
-        " the run that is continued.",
+        help=f"As of when, {TIME_FORMS}; without it the clock's time, or that of the run that is"
+        " continued.",
     ),
     click.option(
         "--precision-ms",
@@ -206,6 +239,11 @@ _CONVERSION_OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--levels-only", is_flag=True, help="Leave behind what waits in the source's own wheel."
     ),
+    click.option(
+        "--whole-log",
+        is_flag=True,
+        help="Look for messages in the whole log whose queue was lost or cut short.",
+    ),
 )
 
 
@@ -233,11 +271,15 @@ def _level_table(given: DelayLevels | None, broker_conf: Path | None) -> DelayLe
         return given
     from migrate.settings import read_broker_conf
 
+    hint = "--broker-conf"
     try:
         text = read_broker_conf(broker_conf).get(LEVEL_TABLE_KEY)
+    except DelayStoreError as error:
+        raise click.BadParameter(str(error), param_hint=hint) from error
+    try:
         return None if text is None else DelayLevels.parse(text)
     except DelayStoreError as error:
-        raise click.BadParameter(f"{broker_conf}: {error}", param_hint="--broker-conf") from error
+        raise click.BadParameter(f"{broker_conf}: {error}", param_hint=hint) from error
 
 
 def _target_settings(target_conf: Path | None, precision_ms: str | None) -> "TargetSettings":

@@ -108,7 +108,7 @@ class Output:
         self._say("")
         self._say_lines(text.what_next(report, clock_ms))
 
-    def verification(self, report: "VerifyReport") -> None:
+    def verification(self, report: "VerifyReport", target: str) -> None:
         """``verify``."""
         if self.as_json:
             self._print_json(report.as_json())
@@ -119,8 +119,7 @@ class Output:
             self._say_lines(text.difference_lines(difference))
         for problem in report.problems:
             self._say(f"{problem.where}: {problem.what} ({problem.count:,} times)")
-        clean = "every message is there, once, unchanged and at its time"
-        self._say(clean if report.is_clean else "do not start a broker on this target")
+        self._say_lines(text.verdict(report, target))
 
     def demo(self, result: "DemoResult") -> None:
         """``demo``."""
@@ -135,7 +134,7 @@ class Output:
         self._say_lines(text.conversion_facts(result.report))
         self._say("")
         self._say("Both sides read again, independently of the writer:")
-        self.verification(result.verification)
+        self.verification(result.verification, result.target)
         self._say("")
         self._say("The target is for looking, not for booting: a broker started today would find")
         self._say("its slots long past and deliver nothing of them. Look at both sides with")

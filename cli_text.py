@@ -19,7 +19,7 @@ from migrate.report import COUNT_NAMES
 if TYPE_CHECKING:
     from migrate.report import BadRecord, ConversionReport
     from migrate.store_inspection import LevelState, WheelSummary
-    from migrate.verify_report import Difference
+    from migrate.verify_report import Difference, VerifyReport
 
 LISTED_RECORDS = 20
 UNKNOWN = "?"
@@ -188,6 +188,33 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
         lines.append("  wait only in the source: do not throw it away")
     lines.append("  restarting the old broker would deliver the converted messages again")
     return lines
+
+
+def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
+    """What a verification comes to, said of no more than what it looked at."""
+    if not report.is_clean:
+        if report.missing and not report.whole_log:
+            yield "a lost or shortened level queue may be the reason: convert anew with --whole-log"
+        yield "do not start a broker on this target"
+        return
+    chosen = [
+        f"{name} {', '.join(map(str, values))}"
+        for name, values in (("level", report.only_levels), ("topic", report.only_topics))
+        if values
+    ]
+    of = f" of {' and '.join(chosen)}" if chosen else ""
+    aside = f"{report.quarantined:,}, which are in {quarantine_path(target)}"
+    but = f": all but {aside}" if report.quarantined else ""
+    yield f"every message{of} is there, once, unchanged and at its time{but}"
+    if chosen:
+        yield "the other messages were left out on purpose and wait only in the source"
+    if report.levels_only:
+        yield "what waits in the source's own timer wheel was left behind (--levels-only)"
+
+
+def quarantine_path(target: str) -> str:
+    """Where a target keeps what could not be converted."""
+    return f"{target}/delaywheel/quarantine"
 
 
 def difference_lines(difference: "Difference") -> Iterable[str]:

@@ -145,6 +145,10 @@ def compare_stores(
             report,
             quarantined=len(aside),
             sampled=len(sampled),
+            only_levels=settings.only_levels,
+            only_topics=settings.only_topics,
+            levels_only=settings.levels_only,
+            whole_log=settings.whole_log,
             differences=tuple(differences),
         )
 

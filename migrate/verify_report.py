@@ -58,7 +58,8 @@ class VerifyReport:
     Every pending message of the source, quarantined ones aside, is ``converted`` (it waits in the
     target once, unchanged, at its time), ``missing`` or ``different``; ``unexpected`` counts what
     the target would deliver beyond that, second copies too. ``differences`` names the first few of
-    them, ``problems`` whatever else is wrong.
+    them, ``problems`` whatever else is wrong. ``only_levels``, ``only_topics``, ``levels_only`` and
+    ``whole_log`` are what the conversion was asked for, and so what the account is about.
     """
 
     converted: int
@@ -67,6 +68,10 @@ class VerifyReport:
     different: int
     quarantined: int = 0
     sampled: int = 0
+    only_levels: tuple[int, ...] = ()
+    only_topics: tuple[str, ...] = ()
+    levels_only: bool = False
+    whole_log: bool = False
     differences: tuple[Difference, ...] = ()
     problems: tuple[Problem, ...] = ()
 

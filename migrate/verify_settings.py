@@ -47,6 +47,8 @@ class ConversionSettings:
     after_crash: bool = False
     only_levels: tuple[int, ...] = ()
     only_topics: tuple[str, ...] = ()
+    levels_only: bool = False
+    whole_log: bool = False
     quarantined: tuple[QuarantinedEntry, ...] = ()
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
     queue_file_bytes: int = QUEUE_FILE_BYTES
@@ -107,6 +109,8 @@ def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
         after_crash=bool(table.get("after_crash")),
         only_levels=tuple(int(level) for level in table.get("only_levels") or ()),
         only_topics=tuple(str(topic) for topic in table.get("only_topics") or ()),
+        levels_only=bool(table.get("levels_only")),
+        whole_log=bool(table.get("whole_log")),
         quarantined=tuple(_entry(row, path) for row in table.get("quarantined") or ()),
     )
     _require_sizes(settings, path)

@@ -686,3 +686,20 @@ def test_an_interrupted_program_says_one_sentence(source: Path, tmp_path: Path) 
     assert program.returncode == cli.INTERRUPTED
     assert rest.splitlines()[-1] == "interrupted; the same command goes on where it stopped"
     assert "Traceback" not in rest
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_a_lost_queue_is_missed_by_verification_and_found_with_the_whole_log(
+    target_conf: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    build_level_store(source, ITEMS, offsets={3: 1})
+    shutil.rmtree(StoreRoot(source).level_queue(18))
+    assert convert(source, tmp_path / "without", target_conf).exit_code == cli.DONE
+    missed = run("verify", source, tmp_path / "without")
+    assert missed.exit_code == cli.FINDINGS
+    assert "convert anew with --whole-log" in missed.stdout
+    found = convert(source, tmp_path / "with", target_conf, "--whole-log")
+    assert "3 of 3 pending messages converted" in found.stdout, found.output
+    assert run("verify", source, tmp_path / "with").exit_code == cli.DONE
