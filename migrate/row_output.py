@@ -8,6 +8,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -80,15 +81,20 @@ class PartStream:
     at both ends, which neighbouring parts share, are written through the cache, so that parts may
     be written at the same time. Disks that know no direct writing get all of it through the cache.
 
-    ``room`` gives the place for the next bytes, ``advance`` says that they are there. A context
-    manager; leaving it writes the rest.
+    ``room`` gives the place for the next bytes, ``advance`` says that they are there; a thread
+    writes one buffer while the next is filled. A context manager; leaving it writes the rest.
     """
 
     def __init__(self, path: Path, offset: int) -> None:
         self._path = path
-        self._buffer = mmap.mmap(-1, 2 * _STREAM_BYTES)
+        self._buffer, self._other = (
+            mmap.mmap(-1, 2 * _STREAM_BYTES),
+            mmap.mmap(-1, 2 * _STREAM_BYTES),
+        )
         self._page_start = offset // _PAGE_BYTES * _PAGE_BYTES
         self._begin = self._filled = offset - self._page_start
+        self._writer = ThreadPoolExecutor(1, "part-stream")
+        self._writing: Future[None] | None = None
         with target_errors(path):
             self._cached = os.open(path, WRITE_FLAGS)
             try:
@@ -106,28 +112,43 @@ class PartStream:
         return np.frombuffer(self._buffer, np.uint8, count, self._filled)
 
     def advance(self, count: int) -> None:
-        """The bytes of the last ``room`` are there. Raises TargetError."""
+        """The bytes of the last ``room`` are there. Raises TargetError, also for earlier ones."""
         self._filled += count
         if self._filled >= _STREAM_BYTES:
             self._write(self._filled // _PAGE_BYTES * _PAGE_BYTES)
 
     def _write(self, end: int) -> None:
-        """Write what is there up to ``end``, a page border, and keep the rest."""
-        view = memoryview(self._buffer)
-        with target_errors(self._path):
-            if self._begin:  # the first page belongs to the part before as well
-                self._put(self._cached, view[self._begin : _PAGE_BYTES], self._begin)
-                self._begin = _PAGE_BYTES
-            self._put(self._direct, view[self._begin : end], self._begin)
+        """Have what is there up to ``end``, a page border, written; the rest goes on in the other
+        buffer.
+        """
+        self._wait()
         rest = self._filled - end
-        self._buffer[:rest] = self._buffer[end : self._filled]
+        self._other[:rest] = self._buffer[end : self._filled]
+        self._writing = self._writer.submit(
+            self._write_pages, self._buffer, self._begin, end, self._page_start
+        )
+        self._buffer, self._other = self._other, self._buffer
         self._page_start += end
         self._begin, self._filled = 0, rest
+
+    def _wait(self) -> None:
+        """Until the bytes handed over are written, or the disk's refusal is raised here."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            with target_errors(self._path):
+                writing.result()
+
+    def _write_pages(self, buffer: mmap.mmap, begin: int, end: int, page_start: int) -> None:
+        view = memoryview(buffer)
+        if begin:  # the first page belongs to the part before as well
+            self._put(self._cached, view[begin:_PAGE_BYTES], page_start + begin)
+            begin = _PAGE_BYTES
+        self._put(self._direct, view[begin:end], page_start + begin)
 
     def _put(self, descriptor: int, data: memoryview, place: int) -> None:
         while data.nbytes:
             try:
-                count = os.pwrite(descriptor, data, self._page_start + place)
+                count = os.pwrite(descriptor, data, place)
             except OSError as error:
                 if error.errno != errno.EINVAL or descriptor == self._cached:
                     raise
@@ -146,10 +167,12 @@ class PartStream:
                 whole = self._filled // _PAGE_BYTES * _PAGE_BYTES
                 if whole > self._begin:
                     self._write(whole)
+                self._wait()
                 with target_errors(self._path):
                     rest = memoryview(self._buffer)[self._begin : self._filled]
-                    self._put(self._cached, rest, self._begin)
+                    self._put(self._cached, rest, self._page_start + self._begin)
         finally:
+            self._writer.shutdown()
             for descriptor in {self._cached, self._direct}:
                 os.close(descriptor)
 
