@@ -7,6 +7,7 @@ imported inside the verbs, so that ``delaywheel --help`` answers at once.
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from cli_input import (
 )
 from message_store.clock import SystemClock, stopwatch_s
 from message_store.errors import DelayStoreError
-from message_store.store_root import COMMIT_LOG_FILE_BYTES, StoreRoot
+from message_store.store_root import COMMIT_LOG_FILE_BYTES
 from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ TARGET_UNWRITABLE = 4
 STOPPED_BY_POLICY = 5
 """Messages would have been left behind: bad records, or a wheel that is not empty."""
 INTERRUPTED = 130
-"""Stopped by Ctrl-C; the same command continues."""
+"""Stopped by Ctrl-C; the same conversion continues."""
 
 PATIENCE_S = 1.5
 """Nobody waits longer than this without being told for what."""
@@ -60,6 +61,7 @@ PATIENCE_S = 1.5
 # By name, because importing some of these classes would start to load Spark. The first of an
 # error's own classes, from the most special to the most general, that is in the table decides.
 EXIT_CODES = {
+    "OutputError": TARGET_UNWRITABLE,
     "BadRecordsError": STOPPED_BY_POLICY,
     "WheelNotEmptyError": STOPPED_BY_POLICY,
     "VerificationError": FINDINGS,
@@ -82,6 +84,12 @@ def exit_code(error: DelayStoreError) -> int:
     )
 
 
+_INTERRUPTED = {
+    "convert": "interrupted; the same command goes on where it stopped",
+    "generate": "interrupted; what is there is not a whole store: remove it and begin anew",
+}
+
+
 class Verbs(click.Group):
     """Turns what the library refuses into one sentence and an exit code; anything else is a bug,
     and keeps its traceback.
@@ -89,13 +97,16 @@ class Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb."""
+        if sys.stdout is None:
+            click.echo("standard output is closed: there is no place for the result", err=True)
+            ctx.exit(TARGET_UNWRITABLE)
         try:
             return super().invoke(ctx)
         except DelayStoreError as error:
             _output(ctx).failure(error)
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
-            click.echo("interrupted; the same command goes on where it stopped", err=True)
+            click.echo(_INTERRUPTED.get(ctx.invoked_subcommand or "", "interrupted"), err=True)
             ctx.exit(INTERRUPTED)
 
 
@@ -201,13 +212,15 @@ def convert(
     """
     with _loading(output):
         from migrate import convert as conversion
+        from migrate.finished_target import refuse_file
     if report_file is not None:
         from migrate.html_report import require_report_place, write_html_report
 
         require_report_place(report_file)
     with output.progress() as progress:
         options = conversion_request(**given)
-        StoreRoot(options.source).require_readable()  # before the seconds that Spark takes
+        refuse_file(options.target)
+        conversion.check_request(options)  # before the seconds that Spark takes
         with _spark(progress, master, conf) as (spark, start_s):
             report = conversion.convert(
                 options, spark=spark, spark_start_s=start_s, progress=progress
@@ -240,11 +253,11 @@ def verify(
     """
     with _loading(output):
         from migrate import verify as verification
+        from migrate.finished_target import require_pair
     require_shared_directory(master, scratch, "--scratch")
     options = verification.VerifyOptions(scratch=scratch)
     with output.progress() as progress:
-        for store in (source, target):
-            StoreRoot(store).require_readable()  # before the seconds that Spark takes
+        require_pair(source, target)  # before the seconds that Spark takes
         with _spark(progress, master, conf) as (spark, _start_s):
             report = verification.verify(
                 source, target, spark=spark, options=options, progress=progress

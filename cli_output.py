@@ -5,9 +5,11 @@ Results go to stdout, warnings and refusals to stderr. Everything that comes out
 escaped before it reaches a terminal.
 """
 
+import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import cli_text as text
-from cli_progress import StageProgress
+from cli_progress import StageProgress, say_on_stderr
 from message_store.delay_store import Pending
 from message_store.errors import BadRecordsError, DelayStoreError
 from message_store.printable import iso_time, printable, when
@@ -32,12 +34,21 @@ WIDTH_WITHOUT_TERMINAL = 100
 LISTED_TOPICS = 20
 
 
+class OutputError(DelayStoreError):
+    """Standard output does not take the result."""
+
+
 class Output:
-    """Where a verb hands its result to."""
+    """Where a verb hands its result to.
+
+    A reader that has seen enough (``| head``) is no failure: what else would be printed is dropped,
+    and the command ends as its work did. Raises OutputError for any other refusal of stdout.
+    """
 
     def __init__(self, *, as_json: bool, is_quiet: bool) -> None:
         self.as_json = as_json
         self._is_quiet = is_quiet
+        self._has_reader = True
 
     def progress(self) -> StageProgress:
         """The progress of this command, for a ``with`` block."""
@@ -45,17 +56,19 @@ class Output:
 
     def warn(self, sentence: str) -> None:
         """Something that is not right, on stderr."""
-        click.echo(f"warning: {printable(sentence)}", err=True)
+        say_on_stderr(f"warning: {printable(sentence)}")
 
     def failure(self, error: DelayStoreError) -> None:
-        """Why a command stopped; bad records are all listed."""
-        records = error.records if isinstance(error, BadRecordsError) else ()
-        for line in str(error).splitlines():
-            click.echo(printable(line), err=True)
-        for record in records:
-            click.echo(f"  {text.bad_record_line(record)}", err=True)  # type: ignore[arg-type]
+        """Why a command stopped. Of bad records the reasons are counted and the first listed; all
+        of them with ``--json``.
+        """
+        records: Sequence[Any] = error.records if isinstance(error, BadRecordsError) else ()
+        for line in (*text.refused_lines(records), *str(error).splitlines()):
+            say_on_stderr(printable(line))
+        if records:
+            say_on_stderr("--on-bad-record quarantine converts the others and keeps these aside")
         if self.as_json and records:
-            listed = [attrs.asdict(record) for record in records]  # type: ignore[arg-type]
+            listed = [attrs.asdict(record) for record in records]
             self._print_json({"error": str(error), "bad_records": listed})
 
     def inspection(self, found: "StoreInspection") -> None:
@@ -84,11 +97,13 @@ class Output:
         unreadable = 0
         as_json = self.as_json or not sys.stdout.isatty()
         for message in messages:
+            if not self._has_reader:
+                break
             if not isinstance(message, Pending):
                 unreadable += 1
                 self.warn(f"cannot be read: {text.bad_record_line(message)}")
             elif as_json:
-                click.echo(json.dumps(attrs.asdict(message)))
+                self._print(json.dumps(attrs.asdict(message)))
             else:
                 self._say(text.pending_line(message, now_ms))
         return unreadable
@@ -138,8 +153,8 @@ class Output:
         self._say("")
         self._say("The target is for looking, not for booting: a broker started today would find")
         self._say("its slots long past and deliver nothing of them. Look at both sides with")
-        self._say(f"  delaywheel inspect {result.source} --now {result.stopped_ms}")
-        self._say(f"  delaywheel inspect {result.target} --now {result.stopped_ms}")
+        self._say(f"  delaywheel inspect {quote(result.source)} --now {result.stopped_ms}")
+        self._say(f"  delaywheel inspect {quote(result.target)} --now {result.stopped_ms}")
 
     def generated(self, path: str, made: "GeneratedStore", now_ms: int) -> None:
         """``generate``."""
@@ -155,10 +170,23 @@ class Output:
     # --- printing ---------------------------------------------------------------------------------
 
     def _print_json(self, value: Any) -> None:
-        click.echo(json.dumps(value, indent=1))
+        self._print(json.dumps(value, indent=1))
 
     def _say(self, line: str) -> None:
-        click.echo(printable(line))
+        self._print(printable(line))
+
+    def _print(self, line: str) -> None:
+        if not self._has_reader:
+            return
+        try:
+            click.echo(line)
+        except OSError as error:
+            # What is left in its buffer must not fail once more when the program ends.
+            sys.stdout = io.StringIO()
+            self._has_reader = False
+            if not isinstance(error, BrokenPipeError):
+                what = f"standard output cannot be written: {error.strerror}"
+                raise OutputError(what) from error
 
     def _say_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -167,4 +195,7 @@ class Output:
     def _print_table(self, table: Table) -> None:
         if table.row_count:
             width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-            Console(file=sys.stdout, width=width, highlight=False, markup=False).print(table)
+            console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+            with console.capture() as drawn:
+                console.print(table)
+            self._print(drawn.get().removesuffix("\n"))

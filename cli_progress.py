@@ -2,9 +2,10 @@
 """How far a long command is, on stderr: bars on a terminal, a line now and then elsewhere."""
 
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 
+import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,6 +24,12 @@ LINE_EVERY_S = 2.0
 SAME_LINE_EVERY_S = 20.0
 
 
+def say_on_stderr(line: str) -> None:
+    """A line on stderr; that nobody reads it is no reason to give up the work."""
+    with suppress(OSError):
+        click.echo(line, err=True)
+
+
 class StageProgress(AbstractContextManager["StageProgress"]):
     """Call it with a stage's name, how much is done, and of how much; use it in a ``with`` block.
 
@@ -31,7 +38,7 @@ class StageProgress(AbstractContextManager["StageProgress"]):
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._is_quiet = is_quiet
-        self._is_terminal = sys.stderr.isatty()
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._stage = ""
         self._started_s = self._last_line_s = 0.0
         self._last_done = 0
@@ -97,7 +104,7 @@ class StageProgress(AbstractContextManager["StageProgress"]):
             self._line(f"{self._stage}: {done:,} of {total:,}{share} after {spent}")
 
     def _line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say_on_stderr(text)
 
     def __enter__(self) -> "StageProgress":
         self._bars.start()

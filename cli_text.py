@@ -4,7 +4,10 @@
 Lines are not yet escaped, tables are: ``Output`` escapes each line that it prints.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from migrate.verify_report import Difference, VerifyReport
 
 LISTED_RECORDS = 20
+LISTED_REASONS = 10
 UNKNOWN = "?"
 
 
@@ -160,9 +164,6 @@ def conversion_facts(report: "ConversionReport") -> list[str]:
     """Due times, bytes, seconds, and what was set aside."""
     seconds = report.seconds
     due = due_span(report.due_min_ms, report.due_max_ms, report.now_ms).removeprefix(", ")
-    bad = [f"  {bad_record_line(record)}" for record in report.bad_records[:LISTED_RECORDS]]
-    if more := len(report.bad_records) - len(bad):
-        bad.append(f"  and {more:,} more")
     stages = (
         f"{seconds.total:.1f} s: Spark's start {seconds.spark_start:.1f}, plan {seconds.plan:.1f},"
         f" write {seconds.write:.1f}, seal {seconds.seal:.1f}"
@@ -170,15 +171,49 @@ def conversion_facts(report: "ConversionReport") -> list[str]:
     return [
         *([due] if due else []),
         f"{size(report.bytes_read)} read, {size(report.bytes_written)} written in {stages}",
-        *(["quarantined:", *bad] if bad else []),
+        *quarantine_lines(report),
     ]
+
+
+def quarantine_lines(report: "ConversionReport") -> list[str]:
+    """What was set aside, and where its bytes are."""
+    if not report.bad_records:
+        return []
+    where = f"  their raw bytes, and all reasons: {quarantine_path(report.target)}"
+    return ["quarantined:", *_listed(report.bad_records), where]
+
+
+def _listed(records: "Sequence[BadRecord]") -> list[str]:
+    """The first records, and how many more there are."""
+    lines = [f"  {bad_record_line(record)}" for record in records[:LISTED_RECORDS]]
+    if more := len(records) - len(lines):
+        lines.append(f"  and {more:,} more")
+    return lines
+
+
+def refused_lines(records: "Sequence[BadRecord]") -> list[str]:
+    """Why records cannot be converted, the commonest reason first, and the first of them."""
+    if len(records) <= 1:
+        return _listed(records)
+    alike = Counter(re.sub(r"-?\d+", "N", record.reason) for record in records)
+    reasons = [
+        f"{number:,} times: {reason}" for reason, number in alike.most_common(LISTED_REASONS)
+    ]
+    if more := len(alike) - len(reasons):
+        reasons.append(f"and {more:,} other reasons")
+    lines = _listed(records)
+    if len(records) > LISTED_RECORDS:
+        lines[-1] += " (--json lists them all)"
+    return [*reasons, *lines]
 
 
 def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     """What an operator does after a conversion, and must not do."""
     lines = ["What next"]
-    lines.append(f"  check it:  delaywheel verify {report.source} {report.target}")
-    lines.append(f"  settings that the broker of the target needs ({report.target}/delaywheel):")
+    stores = f"{quote(report.source)} {quote(report.target)}"
+    lines.append(f"  check it:  delaywheel verify {stores}")
+    lines.append("  settings that the broker of the target needs, which are in")
+    lines.append(f"  {report.target}/delaywheel/broker.conf:")
     lines += [f"    {key}={value}" for key, value in report.broker_conf.items()]
     if report.open_before_ms is not None:
         lines.append(f"  open before {when(report.open_before_ms, clock_ms)}: later,")

@@ -165,6 +165,8 @@ def _write_messages(
 
 def _require_empty(path: Path) -> None:
     try:
+        if path.is_file():
+            raise TargetError(f"{path}: is a file, not a directory")
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise TargetError(f"{path}: not empty")

@@ -108,8 +108,9 @@ class BadRecordsError(MigrationError):
 
     def __init__(self, records: Sequence[object]) -> None:
         self.records = tuple(records)
+        many = "record" if len(self.records) == 1 else "records"
         super().__init__(
-            f"{len(self.records)} pending records cannot be converted; nothing was written"
+            f"{len(self.records):,} pending {many} cannot be converted; nothing was written"
         )
 
 

@@ -88,7 +88,7 @@ def _level_reports(
 
 def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
     """What was odd about the source and how it was taken, as sentences."""
-    said = list(_offset_warnings(backlog))
+    said = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
     repaired = sum(counts.repaired for counts in backlog.counts)
     if repaired:
         said.append(f"{repaired:,} due times were no times and were made anew: store time + delay")
@@ -114,6 +114,17 @@ def _offset_warnings(backlog: LevelBacklog) -> Iterator[str]:
         )
         yield f"--offsets {choice} would find {left:,} messages queued"
     yield offsets.taken
+
+
+def _misplaced_offsets(backlog: LevelBacklog) -> Iterator[str]:
+    """Levels whose offset points to where their queue has nothing."""
+    for counts in backlog.counts:
+        stored = counts.stored_offset
+        if stored is not None and not counts.queue_min <= stored <= counts.queue_max:
+            yield (
+                f"level {counts.level}: offset {stored} lies outside its queue ({counts.queue_min}"
+                f" to {counts.queue_max}); taken as {counts.from_queue_offset}, as a broker does"
+            )
 
 
 def conversion_report(

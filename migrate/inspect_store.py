@@ -24,6 +24,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.errors import FormatError, PlanError, SourceError
 from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
 from message_store.store_root import StoreRoot
+from migrate.finished_target import UNFINISHED
 from migrate.level_delays import tell_delays
 from migrate.staged_output import UNFINISHED_WHEEL, Staging
 from migrate.store_files import FormatGuess, count_files, guess_format, row_problems
@@ -50,7 +51,7 @@ def inspect_store(
     """
     store = StoreRoot(path)
     if Staging(store).path.is_dir() and not store.commit_log.is_dir():
-        raise SourceError(f"{path}: an unfinished conversion; run the same command again")
+        raise SourceError(f"{path}: {UNFINISHED}")
     store.require_readable()
     with store.shared_lock():
         return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()
@@ -102,9 +103,7 @@ class _Inspection:
                 " started on this store repeats what the log shows as already delivered"
             )
         if Staging(self.store).path.exists():
-            self.problems.append(
-                f"{self.store.path}: holds an unfinished conversion; run the same command again"
-            )
+            self.problems.append(f"{self.store.path}: holds {UNFINISHED}")
 
     def _guess(self) -> FormatGuess:
         everything = read_delay_offsets(self.store.path, OffsetsChoice.NONE)

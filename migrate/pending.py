@@ -23,6 +23,7 @@ from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
+from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
 from migrate.report import BadRecord
 from timer_wheel.wheel_reader import read_wheel_store
@@ -99,6 +100,7 @@ def pending_messages(
     Raises SourceError and FormatError for a store that cannot be read.
     """
     store = StoreRoot(path)
+    refuse_unfinished(store)
     store.require_readable()
     with store.shared_lock(), SegmentReader(store.commit_log) as log:
         rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))

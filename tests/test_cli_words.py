@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the command line says of a result, and of words that it does not take."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,24 @@ from click.testing import CliRunner, Result
 
 import cli
 import cli_text
+from cli_output import Output
+from message_store import errors
+from migrate.report import BadRecord
 from migrate.verify_report import VerifyReport
+from tests.independent.level_messages import LevelMessage
+from tests.independent.level_store_builder import build_level_store
+from tests.source_laws import ROOT
 
 
 def run(*words: object) -> Result:
     return CliRunner().invoke(cli.main, [str(word) for word in words])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store in which one message waits."""
+    build_level_store(tmp_path / "store", [LevelMessage(level=3)])
+    return tmp_path / "store"
 
 
 def usage_error(result: Result, *sentences: str) -> None:
@@ -116,3 +132,143 @@ def test_a_level_table_that_cannot_be_read_is_said_with_its_file(tmp_path: Path)
     conf = tmp_path / "old.conf"
     conf.write_text("messageDelayLevel=1s 5x\n")
     usage_error(run("convert", "S", "T", "--broker-conf", conf), str(conf), "level 2")
+
+
+# --- two sides that are none ----------------------------------------------------------------------
+
+
+def test_one_directory_is_not_two_sides(store: Path) -> None:
+    usage_error(run("verify", store, store), f"{store}: given twice", "SOURCE with TARGET")
+
+
+def test_a_target_that_is_not_there_is_called_the_target(store: Path, tmp_path: Path) -> None:
+    result = run("verify", store, tmp_path / "nowhere")
+    assert result.exit_code == cli.SOURCE_UNREADABLE
+    assert f"the target {tmp_path / 'nowhere'}: no such directory" in result.stderr
+
+
+def test_arguments_in_the_wrong_order(store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    build_level_store(target, [LevelMessage(level=3)])
+    (target / "delaywheel").mkdir()
+    (target / "delaywheel" / "conversion.json").write_text("{}")
+    result = run("verify", target, store)
+    assert result.exit_code == cli.SOURCE_UNREADABLE
+    assert f"{target} is one: the order is SOURCE TARGET" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["verify", "pending", "inspect"])
+def test_an_unfinished_target_is_called_that(verb: str, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "delaywheel" / "staging").mkdir(parents=True)
+    words = [store, target] if verb == "verify" else [target]
+    result = run(verb, *words)
+    assert result.exit_code == cli.SOURCE_UNREADABLE
+    assert f"{target}: an unfinished conversion; run the same convert command again" in (
+        result.stderr
+    )
+
+
+@pytest.mark.parametrize("verb", ["convert", "generate"])
+def test_a_target_that_is_a_file(verb: str, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = [store, tmp_path / "file"] if verb == "convert" else [tmp_path / "file"]
+    result = run(verb, *words, *(["--messages", 1] if verb == "generate" else []))
+    assert result.exit_code == cli.TARGET_UNWRITABLE
+    assert f"{tmp_path / 'file'}: is a file, not a directory" in result.stderr
+
+
+# --- records that cannot be converted -------------------------------------------------------------
+
+
+def bad_records(count: int) -> list[BadRecord]:
+    return [BadRecord(4, at, 100 * at, f"checksum at {at} is wrong") for at in range(count)]
+
+
+def test_reasons_are_counted_before_the_first_records_are_listed() -> None:
+    odd = BadRecord(5, 0, 7, "its topic is missing")
+    lines = cli_text.refused_lines([odd, *bad_records(30)])
+    assert lines[:2] == ["30 times: checksum at N is wrong", "1 times: its topic is missing"]
+    listed = [line for line in lines if line.startswith("  level")]
+    assert len(listed) == cli_text.LISTED_RECORDS
+    assert lines[-1] == "  and 11 more (--json lists them all)"
+
+
+def test_a_refusal_ends_with_its_sentence_and_the_way_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output(as_json=False, is_quiet=True).failure(errors.BadRecordsError(bad_records(1)))
+    assert capsys.readouterr().err.splitlines() == [
+        "  level 4, queue offset 0, log offset 0: checksum at 0 is wrong",
+        "1 pending record cannot be converted; nothing was written",
+        "--on-bad-record quarantine converts the others and keeps these aside",
+    ]
+
+
+def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True, is_quiet=True).failure(errors.BadRecordsError(bad_records(50)))
+    assert len(json.loads(capsys.readouterr().out)["bad_records"]) == 50
+
+
+# --- interrupted ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "goes_on"),
+    [
+        (("generate", "S", "--messages", 1), "legacy_levels.generate.generate_level_store", False),
+        (("inspect", "S"), "migrate.inspect_store.inspect_store", False),
+        (("convert", "S", "T"), "migrate.convert.check_request", True),
+    ],
+)
+def test_only_a_conversion_promises_to_go_on(
+    words: tuple[object, ...], place: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_given: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stop)
+    result = run(*words)
+    assert result.exit_code == cli.INTERRUPTED
+    assert "interrupted" in result.stderr
+    assert ("goes on where it stopped" in result.stderr) is goes_on
+
+
+# --- where results go -----------------------------------------------------------------------------
+
+
+def in_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """``line`` in bash, ``"$@"`` being delaywheel with these words."""
+    command = ["bash", "-c", line, "bash", sys.executable, "-m", "cli", *map(str, words)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('"$@" >&-', "standard output is closed"),
+        ('"$@" >/dev/full', "standard output cannot be written: No space left on device"),
+    ],
+)
+def test_a_result_that_cannot_be_written_is_said(line: str, sentence: str, store: Path) -> None:
+    result = in_shell(line, "inspect", store)
+    assert result.returncode == cli.TARGET_UNWRITABLE
+    assert result.stderr.splitlines()[-1].startswith(sentence)
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
+    items = [LevelMessage(level=3, keys="k" * 200) for _ in range(2000)]
+    build_level_store(tmp_path / "many", items)
+    line = '"$@" | head -1; exit ${PIPESTATUS[0]}'
+    result = in_shell(line, "pending", tmp_path / "many", "--quiet")
+    assert (result.returncode, result.stderr) == (cli.DONE, "")
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_nobody_reading_the_progress_does_not_stop_the_work(store: Path) -> None:
+    result = in_shell('"$@" 2>/dev/full', "inspect", store)
+    assert result.returncode == cli.DONE
+    assert "1 pending" in result.stdout

@@ -454,3 +454,10 @@ def test_any_backlog_is_converted_whole(
         part_bytes=part_bytes,
     )
     assert_right(converted, items)
+
+
+def test_an_offset_outside_its_queue_is_warned_of(tmp_path: Path) -> None:
+    items = [LevelMessage(level=3), LevelMessage(level=5)]
+    converted = build_and_convert(tmp_path, items, offsets={3: 40})
+    [warning] = [each for each in converted.report.warnings if "outside its queue" in each]
+    assert warning.startswith("level 3: offset 40 lies outside its queue (0 to 1); taken as ")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a place is, or can become, the target of a conversion, as far as a glance tells."""
+
+from pathlib import Path
+
+from message_store.errors import OptionsError, SourceError, TargetError
+from message_store.store_root import StoreRoot
+from migrate.staged_output import Staging
+from migrate.verify_settings import CONVERSION_NAME
+
+UNFINISHED = "an unfinished conversion; run the same convert command again"
+
+
+def refuse_unfinished(store: StoreRoot) -> None:
+    """Raise SourceError for the target of a conversion that was stopped before its end."""
+    if Staging(store).path.is_dir() and not _marker(store).exists():
+        raise SourceError(f"{store.path}: {UNFINISHED}")
+
+
+def require_pair(source: Path, target: Path) -> None:
+    """Raise unless these can be the two sides of a conversion.
+
+    OptionsError for one directory given twice; SourceError for a side that is no store, and for a
+    target that is unfinished or that no conversion made.
+    """
+    if source.exists() and source.resolve() == target.resolve():
+        raise OptionsError(f"{target}: given twice; what is compared is SOURCE with TARGET")
+    ours, theirs = StoreRoot(source), StoreRoot(target)
+    ours.require_readable()
+    refuse_unfinished(theirs)
+    try:
+        theirs.require_readable()
+    except SourceError as error:
+        raise type(error)(f"the target {error}") from error
+    if not _marker(theirs).exists():
+        swapped = f"; {source} is one: the order is SOURCE TARGET" if _marker(ours).exists() else ""
+        raise SourceError(
+            f"the target {theirs.path}: expected the target of a finished conversion{swapped}"
+        )
+
+
+def refuse_file(target: Path) -> None:
+    """Raise TargetError where a file stands in the place of a target."""
+    if target.is_file():
+        raise TargetError(f"{target}: is a file, not a directory")
+
+
+def _marker(store: StoreRoot) -> Path:
+    return store.own / CONVERSION_NAME
