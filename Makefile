@@ -14,6 +14,7 @@ help:  ## say what can be made (this list)
 
 demo: $(INSTALLED) java  ## convert the small real store that ships with the project, and verify the result
 	$(BIN)/delaywheel demo
+	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
 test: $(INSTALLED) java broker  ## run the tests, but for the slow ones and most of those against real brokers
 	$(PYTEST) -m "not matrix and not slow"

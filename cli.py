@@ -19,17 +19,16 @@ import click
 from cli_input import (
     STORE,
     TIME_FORMS,
-    LevelRange,
     Time,
     conversion_options,
     conversion_request,
+    generate_options,
     now_option,
     offsets_option,
     spark_options,
 )
 from message_store.clock import SystemClock, stopwatch_s
 from message_store.errors import DelayStoreError
-from message_store.store_root import COMMIT_LOG_FILE_BYTES
 from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:
@@ -306,17 +305,7 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
 @verb("delaywheel generate /tmp/levels --messages 1000000 --now 2026-01-02T03:04:05Z")
 @click.argument("store", type=STORE)
 @click.option("--messages", type=click.IntRange(min=0), required=True, help="How many messages.")
-@click.option("--body-bytes", type=click.IntRange(min=0), default=200, show_default=True)
-@click.option("--levels", type=LevelRange(), default="1-18", show_default=True)
-@click.option("--topics", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--dialect", type=click.Choice(["4.9", "5.x"]), default="4.9", show_default=True)
-@click.option(
-    "--commit-log-file-bytes",
-    type=click.IntRange(min=1024),
-    default=COMMIT_LOG_FILE_BYTES,
-    show_default=True,
-)
+@generate_options
 @now_option("When the broker was stopped, as it were:")
 def generate(output: "Output", store: Path, now_ms: int, **recipe: Any) -> None:
     """Make a level store in which messages wait, as a stopped broker would have left it."""

@@ -15,6 +15,7 @@ import click
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.errors import BadFieldError, DelayStoreError
+from message_store.store_root import COMMIT_LOG_FILE_BYTES
 from migrate.spark_master import DEFAULT_MASTER
 
 if TYPE_CHECKING:
@@ -243,6 +244,59 @@ _CONVERSION_OPTIONS: tuple[Decorator, ...] = (
         "--whole-log",
         is_flag=True,
         help="Look for messages in the whole log whose queue was lost or cut short.",
+    ),
+)
+
+
+def generate_options(function: Function) -> Function:
+    """What a made-up store shall look like."""
+    for option in reversed(_GENERATE_OPTIONS):
+        function = option(function)
+    return function
+
+
+_GENERATE_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--body-bytes",
+        type=click.IntRange(min=0),
+        default=200,
+        show_default=True,
+        help="How long bodies are on average; each is up to a quarter shorter or longer.",
+    ),
+    click.option(
+        "--levels",
+        type=LevelRange(),
+        default="1-18",
+        show_default=True,
+        help="In which levels, such as 3,5,7-9; an equal share in each.",
+    ),
+    click.option(
+        "--topics",
+        type=click.IntRange(min=1),
+        default=8,
+        show_default=True,
+        help="For how many topics; the first gets the most messages.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Another number makes other messages; the same number the same.",
+    ),
+    click.option(
+        "--dialect",
+        type=click.Choice(["4.9", "5.x"]),
+        default="4.9",
+        show_default=True,
+        help="As a broker of which version writes properties and configuration files.",
+    ),
+    click.option(
+        "--commit-log-file-bytes",
+        type=click.IntRange(min=1024),
+        default=COMMIT_LOG_FILE_BYTES,
+        show_default=True,
+        help="The broker's mappedFileSizeCommitLog.",
     ),
 )
 

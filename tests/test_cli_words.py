@@ -2,12 +2,14 @@
 """What the command line says of a result, and of words that it does not take."""
 
 import json
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,7 +20,7 @@ from message_store import errors
 from migrate.report import BadRecord
 from migrate.verify_report import VerifyReport
 from tests.independent.level_messages import LevelMessage
-from tests.independent.level_store_builder import build_level_store
+from tests.independent.level_store_builder import T0, build_level_store
 from tests.source_laws import ROOT
 
 
@@ -31,6 +33,15 @@ def store(tmp_path: Path) -> Path:
     """A store in which one message waits."""
     build_level_store(tmp_path / "store", [LevelMessage(level=3)])
     return tmp_path / "store"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[None]:
+    """One session for the commands that need one."""
+    from migrate.session import spark_session
+
+    with spark_session("local[2]"):
+        yield
 
 
 def usage_error(result: Result, *sentences: str) -> None:
@@ -272,3 +283,53 @@ def test_nobody_reading_the_progress_does_not_stop_the_work(store: Path) -> None
     result = in_shell('"$@" 2>/dev/full', "inspect", store)
     assert result.returncode == cli.DONE
     assert "1 pending" in result.stdout
+
+
+# --- commands to copy -----------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_commands_to_copy_are_quoted_and_files_named(store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "two words; and 'more'"
+    result = run("convert", store, target, "--now", T0 + 1_000)
+    assert result.exit_code == cli.DONE, result.output
+    [line] = [line for line in result.stdout.splitlines() if "check it:" in line]
+    words = ["delaywheel", "verify", str(store), str(target)]
+    assert shlex.split(line.partition("check it:")[2]) == words
+    assert f"{target}/delaywheel/broker.conf:" in result.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_what_was_set_aside_is_said_with_its_place(tmp_path: Path) -> None:
+    torn = LevelMessage(level=4, damage=lambda data: data[:90] + bytes(len(data) - 90))
+    build_level_store(tmp_path / "source", [torn, LevelMessage(level=3)])
+    words = ("--now", T0 + 1_000, "--on-bad-record", "quarantine")
+    result = run("convert", tmp_path / "source", tmp_path / "target", *words)
+    aside = f"{tmp_path / 'target'}/delaywheel/quarantine"
+    assert f"their raw bytes, and all reasons: {aside}" in result.stdout
+    verified = run("verify", tmp_path / "source", tmp_path / "target")
+    assert verified.exit_code == cli.DONE
+    assert f"all but 1, which are in {aside}" in verified.stdout
+
+
+def test_what_a_glance_tells_is_refused_before_spark_is_started(
+    store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "notes.txt").write_text("mine")
+    result = run("convert", store, tmp_path / "target")
+    assert result.exit_code == cli.TARGET_UNWRITABLE
+    assert "is not empty: notes.txt" in result.stderr
+    assert "starting Spark" not in result.stderr
+
+
+def test_every_flag_says_what_it_is_for() -> None:
+    silent = [
+        f"{name} {flag.opts[0]}"
+        for name, verb in cli.main.commands.items()
+        for flag in verb.params
+        if isinstance(flag, click.Option) and not flag.help
+    ]
+    assert silent == []

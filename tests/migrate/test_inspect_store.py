@@ -277,7 +277,8 @@ def test_an_unfinished_conversion_is_recognised(tmp_path: Path) -> None:
 
 def test_a_conversion_that_has_only_begun_is_refused_as_such(tmp_path: Path) -> None:
     (tmp_path / "delaywheel" / "staging").mkdir(parents=True)
-    with pytest.raises(SourceError, match="an unfinished conversion; run the same convert command again"):
+    words = "an unfinished conversion; run the same convert command again"
+    with pytest.raises(SourceError, match=words):
         look(tmp_path)
 
 
