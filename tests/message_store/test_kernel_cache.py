@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled kernels are kept for the user alone, and never outlive a change of what they depend on."""
+"""Compiled kernels are kept for the user alone and follow every change of what they depend on."""
 
 import os
 import subprocess
