@@ -224,9 +224,11 @@ def convert(
             report = conversion.convert(
                 options, spark=spark, spark_start_s=start_s, progress=progress
             )
-    output.conversion(report, SystemClock().now_ms())
-    if report_file is not None:
-        write_html_report(report, report_file)
+    try:
+        output.conversion(report, SystemClock().now_ms())
+    finally:
+        if report_file is not None:
+            write_html_report(report, report_file)
 
 
 @verb("delaywheel verify /data/rocketmq/store /data/rocketmq/store-wheel")

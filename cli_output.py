@@ -69,7 +69,10 @@ class Output:
             say_on_stderr("--on-bad-record quarantine converts the others and keeps these aside")
         if self.as_json and records:
             listed = [attrs.asdict(record) for record in records]
-            self._print_json({"error": str(error), "bad_records": listed})
+            try:
+                self._print_json({"error": str(error), "bad_records": listed})
+            except OutputError as refused:
+                say_on_stderr(str(refused))
 
     def inspection(self, found: "StoreInspection") -> None:
         """``inspect``."""

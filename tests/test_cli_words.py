@@ -270,6 +270,17 @@ def test_a_result_that_cannot_be_written_is_said(line: str, sentence: str, store
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.spark
+def test_a_refusal_whose_records_cannot_be_written_keeps_its_exit_code(tmp_path: Path) -> None:
+    torn = LevelMessage(level=4, damage=lambda data: data[:90] + bytes(len(data) - 90))
+    build_level_store(tmp_path / "source", [torn])
+    words = ("convert", tmp_path / "source", tmp_path / "target", "--now", T0 + 1_000, "--json")
+    result = in_shell('"$@" >/dev/full', *words)
+    assert result.returncode == cli.STOPPED_BY_POLICY
+    assert "standard output cannot be written" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
     items = [LevelMessage(level=3, keys="k" * 200) for _ in range(2000)]
     build_level_store(tmp_path / "many", items)
