@@ -236,7 +236,7 @@ def test_a_plan_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"{}", b"\xff\xfe"])
 def test_a_plan_that_cannot_be_read_is_said(tmp_path: Path, content: bytes) -> None:
     stored(tmp_path, plan_of([Entry()])).plan_file.write_bytes(content)
-    with pytest.raises(PlanError, match="not a plan; remove"):
+    with pytest.raises(PlanError, match="not a plan; empty"):
         load_plan(tmp_path)
 
 
