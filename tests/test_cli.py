@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from legacy_levels.generate import generate_level_store
 from message_store import errors
 from message_store.store_root import StoreRoot
 from tests.independent.level_messages import DeliveredCopy, LevelMessage
@@ -674,7 +675,9 @@ def test_every_verb_takes_quiet_and_every_reading_verb_a_now() -> None:
 
 
 @pytest.mark.spark
-def test_an_interrupted_program_says_one_sentence(source: Path, tmp_path: Path) -> None:
+def test_an_interrupted_program_says_one_sentence(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # large enough not to be converted before the signal comes
+    generate_level_store(source, messages=300_000, now_ms=1_795_268_475_441)
     command = [sys.executable, "-m", "cli", "convert", str(source), str(tmp_path / "target")]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
