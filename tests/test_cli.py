@@ -679,7 +679,14 @@ def test_an_interrupted_program_says_one_sentence(tmp_path: Path) -> None:
     source = tmp_path / "source"  # large enough not to be converted before the signal comes
     generate_level_store(source, messages=300_000, now_ms=1_795_268_475_441)
     command = [sys.executable, "-m", "cli", "convert", str(source), str(tmp_path / "target")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as program:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell starts its background jobs, and so all that they start, deaf to SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as program:
         assert program.stderr is not None
         for line in program.stderr:
             if line.startswith("starting Spark"):

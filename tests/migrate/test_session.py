@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 _INTERRUPTED = """
 import os, signal, threading
 from migrate.session import spark_session
+signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
     with spark_session("local[1]"):
