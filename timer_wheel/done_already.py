@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a crash: which rows of a wheel the log shows as dealt with since the last checkpoint.
+"""After a crash: what the log knows of a wheel that its checkpoint and its queue do not.
 
 A broker writes down its place once a second. What it delivered and placed in the second before a
 crash it repeats when it starts again: the slots in hand (a message delivered twice, or rolled twice
 and so delivered twice later) and what had left the queue. Copies are matched as a multiset of all
-that survives delivery and rolling, each with a message that lies before it in the log.
+that survives delivery and rolling, each with a message that lies before it in the log. And the
+newest records may not stand in the queue yet, among them the copies of what has just rolled: a
+starting broker reads those from the log, and so does this.
 
 Limitations: records stored since the checkpoint are decoded one by one, some 20,000 a second; a
 damaged place hides the rest of its log file.
@@ -13,12 +15,13 @@ damaged place hides the rest of its log file.
 import hashlib
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
+import attrs
 import numpy as np
 
 from message_store.commit_log import NO_TIME, first_store_times, read_store_times
-from message_store.consume_queue import read_queue
+from message_store.consume_queue import QueueEntries, read_queue
 from message_store.message import StoredMessage
 from message_store.properties import (
     REAL_TOPIC,
@@ -29,33 +32,71 @@ from message_store.properties import (
 )
 from message_store.record_layout import head_layout
 from message_store.segment_files import SegmentReader
+from message_store.small_files import read_small_file
+from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
 from timer_wheel.pending_timers import PendingTimers, pending_records, record_at
 from timer_wheel.timer_checkpoint import TimerCheckpoint
 from timer_wheel.timer_log import TimerUnits
+from timer_wheel.timer_queue import to_be_placed
 from timer_wheel.wheel_math import Int64Array
 
 _MARKS = 20_000
 _CHANGING = frozenset({TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES})
 
 
+@attrs.frozen(eq=False)
+class LogSince:
+    """What the newest part of the log holds.
+
+    ``copies`` says where copies lie that a wheel made, in order, by what they are copies of;
+    ``newest_ms`` is when the last record was stored. ``not_in_queue`` are timed messages that their
+    queue does not know, ``blocking_queue_offsets`` those of them that will stop a broker.
+    """
+
+    copies: Mapping[Hashable, deque[int]]
+    newest_ms: int
+    not_in_queue: PendingTimers
+    blocking_queue_offsets: tuple[int, ...]
+
+
+def read_log_since(
+    root: StoreRoot, commit_log: SegmentReader, checkpoint: TimerCheckpoint
+) -> LogSince:
+    """Read the log from where the timer ``checkpoint`` or the timer queue may not know it.
+
+    Raises SourceError.
+    """
+    queue = read_queue(root.timer_queue())
+    start = _scan_start(queue, commit_log, checkpoint.last_read_time_ms)
+    tail = max(queue.indexed_end, _flushed_before(root, commit_log))
+    copies: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+    newest_ms = NO_TIME
+    not_in_queue = []
+    for message, size_bytes in _records_from(commit_log, min(start, tail)):
+        newest_ms = max(newest_ms, message.store_timestamp_ms)
+        offset = message.commit_log_offset
+        is_timed = message.topic == TIMER_TOPIC
+        if is_timed and offset >= tail:
+            not_in_queue.append((message.queue_offset, offset, size_bytes, message))
+        made_by_wheel = TIMER_DEQUEUE_MS in message.properties
+        if made_by_wheel and (is_timed or message.topic == message.properties.get(REAL_TOPIC)):
+            copies[_identity(message, is_roll=is_timed)].append(offset)
+    return LogSince(copies, newest_ms, *to_be_placed(not_in_queue))
+
+
 def still_to_do(
-    timers: PendingTimers,
-    units: TimerUnits,
-    root: StoreRoot,
-    commit_log: SegmentReader,
-    checkpoint: TimerCheckpoint,
+    timers: PendingTimers, units: TimerUnits, commit_log: SegmentReader, since: LogSince
 ) -> PendingTimers:
     """The rows that were not yet dealt with: placed from the queue, delivered or rolled.
 
     ``timers`` is all that a starting broker would find, placed and waiting; what was done before
-    the ``checkpoint`` is not among it. Raises SourceError.
+    the checkpoint is not among it. Copies that are matched are taken from ``since``.
     """
     placed = units.units["commit_log_offset"].astype(np.int64)
     is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
-    start = _scan_start(root, commit_log, checkpoint.last_read_time_ms)
-    copies, newest_ms = _copies_since(commit_log, start)
-    may_be = np.flatnonzero(~is_done & (timers.slot_time_ms < newest_ms)) if copies else ()
+    copies = since.copies
+    may_be = np.flatnonzero(~is_done & (timers.slot_time_ms < since.newest_ms)) if copies else ()
     rows = sorted(may_be, key=lambda row: int(timers.commit_log_offset[row]))
     chosen = timers.rows(np.array(rows, np.int64))
     for row, is_roll, message in zip(
@@ -72,22 +113,6 @@ def still_to_do(
     return timers.rows(~is_done)
 
 
-def _copies_since(commit_log: SegmentReader, offset: int) -> tuple[dict[Hashable, deque[int]], int]:
-    """Where the log holds copies that a wheel made, by what they are copies of; and its last time.
-
-    Places of equal copies are in order.
-    """
-    copies: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-    newest_ms = NO_TIME
-    for message in _records_from(commit_log, offset):
-        newest_ms = max(newest_ms, message.store_timestamp_ms)
-        is_roll = message.topic == TIMER_TOPIC
-        made_by_wheel = TIMER_DEQUEUE_MS in message.properties
-        if made_by_wheel and (is_roll or message.topic == message.properties.get(REAL_TOPIC)):
-            copies[_identity(message, is_roll=is_roll)].append(message.commit_log_offset)
-    return copies, newest_ms
-
-
 def _identity(message: StoredMessage, *, is_roll: bool) -> Hashable:
     """All that survives; the real topic and queue are among the properties."""
     properties = message.properties.items()
@@ -101,9 +126,8 @@ def _identity(message: StoredMessage, *, is_roll: bool) -> Hashable:
     )
 
 
-def _scan_start(root: StoreRoot, commit_log: SegmentReader, since_ms: int) -> int:
+def _scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) -> int:
     """A place where a record begins, and before which nothing was stored at or after a time."""
-    queue = read_queue(root.timer_queue())
     marks: Int64Array = queue.commit_log_offset[-_MARKS:]
     times = read_store_times(commit_log, marks, queue.size_bytes[-_MARKS:])
     is_known = times != NO_TIME
@@ -112,7 +136,16 @@ def _scan_start(root: StoreRoot, commit_log: SegmentReader, since_ms: int) -> in
     return max((int(offset) for offset, _ in before), default=commit_log.min_offset)
 
 
-def _records_from(commit_log: SegmentReader, offset: int) -> Iterator[StoredMessage]:
+def _flushed_before(root: StoreRoot, commit_log: SegmentReader) -> int:
+    """Where a log file begins up to which the store's checkpoint says that all was on disk."""
+    content = read_small_file(root.checkpoint)
+    recover_from_ms = 0 if content is None else StoreCheckpoint.decode(content).recover_from_ms
+    begins = [begin for begin, ms in first_store_times(commit_log) if ms <= recover_from_ms]
+    return max([commit_log.min_offset, *begins])
+
+
+def _records_from(commit_log: SegmentReader, offset: int) -> Iterator[tuple[StoredMessage, int]]:
+    """The records from a place on where one begins, each with its size in bytes."""
     head = head_layout(0)
     for segment in commit_log.segments:
         place = max(offset, segment.start_offset)
@@ -122,5 +155,5 @@ def _records_from(commit_log: SegmentReader, offset: int) -> Iterator[StoredMess
             message = record_at(commit_log, place, size_bytes) if size_bytes > 0 else None
             if message is None or message.commit_log_offset != place:
                 break
-            yield message
+            yield message, size_bytes
             place += size_bytes

@@ -6,11 +6,14 @@ starting broker goes on placing is decided by the last unit of the timer log, no
 the checkpoint's master offset can only lower it.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from message_store.consume_queue import read_queue
 from message_store.errors import BadFieldError
 from message_store.java_numbers import parse_long
+from message_store.message import StoredMessage
 from message_store.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
@@ -65,13 +68,25 @@ def waiting_in_queue(
     from placing anything behind it, and is in the second part of the answer.
     """
     queue = read_queue(root.timer_queue(), from_queue_offset=max(0, from_queue_offset))
+    entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
+    found = (
+        (queue_offset, offset, size_bytes, record)
+        for queue_offset, (offset, size_bytes) in enumerate(entries, queue.first_queue_offset)
+        if (record := record_at(commit_log, offset, size_bytes)) is not None
+    )
+    return to_be_placed(found)
+
+
+def to_be_placed(
+    records: Iterable[tuple[int, int, int, StoredMessage]],
+) -> tuple[PendingTimers, tuple[int, ...]]:
+    """Records of the timer topic as rows that wait in the queue; and offsets that stop a broker.
+
+    Before each come its queue offset, its place in the log and its size in bytes.
+    """
     rows = []
     blocking = []
-    entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
-    for queue_offset, (offset, size_bytes) in enumerate(entries, queue.first_queue_offset):
-        record = record_at(commit_log, offset, size_bytes)
-        if record is None:
-            continue
+    for queue_offset, offset, size_bytes, record in records:
         try:
             out_ms = parse_long(record.properties.get(TIMER_OUT_MS, ""))
         except BadFieldError:

@@ -17,7 +17,7 @@ from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
-from timer_wheel.done_already import still_to_do
+from timer_wheel.done_already import read_log_since, still_to_do
 from timer_wheel.pending_timers import PendingTimers
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.timer_log import TimerUnits, read_units
@@ -38,11 +38,12 @@ class WheelState:
     """What a store's wheel holds.
 
     ``pending`` are messages, in order of slot time and placing, then those that wait in the queue;
-    ``markers`` are delete markers, ``cancelled`` the messages that they take away;
+    ``markers`` are delete markers, ``cancelled`` the messages that they take away. Read without
+    ``after_crash``, a crashed store has some in all three as often as a broker would meet them;
     ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
     other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
-    because the log shows that they were dealt with before a crash. ``unit_count``
-    and ``slots_used`` count the timer log's units and the slots that are yet to be read.
+    because the log shows that they were dealt with before a crash. ``unit_count`` and
+    ``slots_used`` count the timer log's units and the slots that are yet to be read.
     ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
     are queue entries that a broker cannot get past, ``shared_positions`` units that it would
     deliver more than once because two chains lead to them.
@@ -81,8 +82,9 @@ def read_wheel_store(
     `appendTopicForTimerDeleteKey`; None lets delete markers count in either form, which is what
     whoever recalled wanted. A broker applies only the last timer log files to the wheel;
     ``whole_log`` applies all, which also finds what a stale wheel file has lost. A broker repeats
-    what it did in the last second before a crash; ``after_crash`` leaves that out. Raises
-    SourceError and, for a wheel file of a wrong length, FormatError.
+    what it did in the last second before a crash; ``after_crash`` leaves that out, and finds what
+    was stored and not yet put into the queue. Raises SourceError and, for a wheel file of a wrong
+    length, FormatError.
     """
     checkpoint = read_timer_checkpoint(root)
     wheel = read_wheel(root, snapshots_on=snapshots_on)
@@ -104,7 +106,12 @@ def read_wheel_store(
         resume = resume_queue_offset(root, commit_log, units, checkpoint)
         waiting, blocking = waiting_in_queue(root, commit_log, resume)
         found = placed.rows(is_there).followed_by(waiting)
-        timers = still_to_do(found, units, root, commit_log, checkpoint) if after_crash else found
+        timers = found
+        if after_crash:
+            since = read_log_since(root, commit_log, checkpoint)
+            blocking += since.blocking_queue_offsets
+            found = found.followed_by(since.not_in_queue)
+            timers = still_to_do(found, units, commit_log, since)
         recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a crash a broker repeats its last second; we leave out what the log shows as done."""
+"""After a crash a broker repeats its last second; we leave out what the log shows as done, and find
+what it shows as stored.
+"""
 
 from pathlib import Path
 
@@ -7,7 +9,11 @@ import pytest
 
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
-from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
+from tests.timer_wheel.wheel_store_builder import (
+    LOG_FILE_BYTES,
+    NOW_MS,
+    WheelStoreBuilder,
+)
 from timer_wheel import pending_records, read_wheel_store
 from timer_wheel.wheel_reader import WheelState
 
@@ -103,12 +109,136 @@ def test_a_copy_that_lies_before_the_message_is_another_ones(builder: WheelStore
     assert pending_keys(root) == ["A"]
 
 
+# --- recalled and rolled --------------------------------------------------------------------------
+
+
+def put_both(builder: WheelStoreBuilder, *, rolled: bool) -> dict[int, int]:
+    """Put a message that is due later and the marker that recalls it; their flags by number."""
+    stored_ms = DEALT_WITH_MS if rolled else 0
+    return {
+        builder.put(LATER_MS, key="A", deletes=deletes, rolled=rolled, stored_ms=stored_ms): flags
+        for deletes, flags in ((None, 1), ("A", 5))
+    }
+
+
+def place_both(builder: WheelStoreBuilder, both: dict[int, int], slot_ms: int) -> None:
+    rolls = 0 if slot_ms == LATER_MS else ROLLS
+    for number, flags in both.items():
+        builder.place(number, slot_ms, flags=flags | rolls)
+
+
+def counts(state: WheelState) -> tuple[int, int, int]:
+    return len(state.pending), len(state.cancelled), len(state.markers)
+
+
 def test_what_was_recalled_and_rolled_is_recalled_once(builder: WheelStoreBuilder) -> None:
-    both = ((None, 1), ("A", 5))
-    for deletes, flags in both:
-        builder.place(builder.put(LATER_MS, key="A", deletes=deletes), NOW_MS, flags=flags | ROLLS)
-    for deletes, flags in both:
-        new = builder.put(LATER_MS, key="A", deletes=deletes, rolled=True, stored_ms=DEALT_WITH_MS)
-        builder.place(new, LATER_MS, flags=flags)
+    place_both(builder, put_both(builder, rolled=False), NOW_MS)
+    place_both(builder, put_both(builder, rolled=True), LATER_MS)
+    root = builder.stop()
+    assert counts(read(root)) == (0, 1, 1)
+    assert counts(read(root, after_crash=False)) == (0, 2, 2)
+
+
+def test_what_was_recalled_and_rolled_and_would_be_placed_again_is_recalled_once(
+    builder: WheelStoreBuilder,
+) -> None:
+    place_both(builder, put_both(builder, rolled=False), NOW_MS)
+    copies = put_both(builder, rolled=True)
+    place_both(builder, copies, LATER_MS)
+    # Neither the slot nor the place in the queue was written down any more.
+    root = builder.stop(last_queue_offset=2, master_queue_offset=2)
+    state = read(root)
+    assert counts(state) == (0, 1, 1)
+    assert state.cancelled.slot_time_ms.tolist() == [LATER_MS]
+    assert state.done_already_count == 4
+    assert counts(read(root, after_crash=False)) == (0, 3, 3)
+
+
+def test_what_was_recalled_and_rolled_twice_since_the_checkpoint_is_recalled_once(
+    builder: WheelStoreBuilder,
+) -> None:
+    place_both(builder, put_both(builder, rolled=False), NOW_MS)
+    place_both(builder, put_both(builder, rolled=True), NOW_MS + 1000)
+    builder.put(LATER_MS, key="B", rolled=True, stored_ms=NOW_MS + 2_010)
+    place_both(builder, put_both(builder, rolled=True), LATER_MS)
+    root = builder.stop(last_queue_offset=2, master_queue_offset=2)
+    state = read(root)
+    assert counts(state) == (1, 1, 1)
+    assert state.cancelled.slot_time_ms.tolist() == [LATER_MS]
+
+
+@pytest.mark.parametrize("rolled", [0, 1], ids=["the message", "the marker"])
+def test_a_crash_between_the_rolls_of_message_and_marker_leaves_it_recalled_once(
+    rolled: int, builder: WheelStoreBuilder
+) -> None:
+    both = put_both(builder, rolled=False)
+    place_both(builder, both, NOW_MS)
+    deletes, flags = (None, 1) if rolled == 0 else ("A", 5)
+    new = builder.put(LATER_MS, key="A", deletes=deletes, rolled=True, stored_ms=DEALT_WITH_MS)
+    builder.place(new, LATER_MS, flags=flags)
     state = read(builder.stop())
-    assert (len(state.pending), len(state.cancelled), len(state.markers)) == (0, 1, 1)
+    assert counts(state) == (0, 1, 1)
+    assert state.done_already_count == 1
+
+
+# --- not yet in the queue -------------------------------------------------------------------------
+
+
+def test_what_the_queue_does_not_know_yet_waits_all_the_same(builder: WheelStoreBuilder) -> None:
+    builder.put_and_place(LATER_MS, key="A")
+    for key in ("B", "C"):
+        builder.put(LATER_MS, key=key, stored_ms=NOW_MS + 100)
+    root = builder.stop(queued=2)
+    assert pending_keys(root) == ["A", "B", "C"]
+    assert read(root).pending.queue_offset.tolist() == [-1, 1, 2]
+    assert pending_keys(root, after_crash=False) == ["A", "B"]
+
+
+def test_what_was_just_rolled_is_pending_also_before_its_copy_reaches_the_queue(
+    builder: WheelStoreBuilder,
+) -> None:
+    old = builder.put(LATER_MS, key="A")
+    builder.place(old, NOW_MS, flags=ROLLS)
+    new = builder.put(LATER_MS, key="A", rolled=True, stored_ms=DEALT_WITH_MS)
+    state = read(builder.stop(queued=1))
+    offset = builder.queue[new].commit_log_offset
+    assert state.pending.commit_log_offset.tolist() == [offset]
+    assert state.done_already_count == 1
+
+
+def test_what_was_recalled_and_rolled_is_recalled_also_before_the_copies_reach_the_queue(
+    builder: WheelStoreBuilder,
+) -> None:
+    place_both(builder, put_both(builder, rolled=False), NOW_MS)
+    put_both(builder, rolled=True)
+    assert counts(read(builder.stop(queued=2))) == (0, 1, 1)
+
+
+def test_a_message_lost_by_the_queue_long_before_the_hand_moved_last_waits(
+    builder: WheelStoreBuilder,
+) -> None:
+    """A log file later and a minute before: the wheel's own checkpoint is no bound for these."""
+    builder.put_and_place(LATER_MS, key="A")
+    for number in range(30):
+        builder.put(LATER_MS, key=f"B{number}", stored_ms=NOW_MS - 60_000 + number)
+    assert builder.log_end > LOG_FILE_BYTES
+    assert len(read(builder.stop(queued=1)).pending) == 31
+
+
+def test_a_message_on_the_wheel_that_its_queue_has_lost_waits_once(
+    builder: WheelStoreBuilder,
+) -> None:
+    for key in ("A", "B"):
+        number = builder.put(LATER_MS, key=key, stored_ms=NOW_MS + 100)
+        builder.place(number, LATER_MS)
+    assert pending_keys(builder.stop(queued=1)) == ["A", "B"]
+
+
+def test_a_message_without_a_due_time_stops_a_broker_also_before_it_reaches_the_queue(
+    builder: WheelStoreBuilder,
+) -> None:
+    builder.put(LATER_MS, key="A", stored_ms=NOW_MS + 100)
+    builder.put(None, key="B", stored_ms=NOW_MS + 100)
+    root = builder.stop(queued=1, last_queue_offset=0, master_queue_offset=0)
+    assert pending_keys(root) == ["A"]
+    assert read(root).blocking_queue_offsets == (1,)

@@ -154,11 +154,15 @@ class WheelStoreBuilder:
         last_queue_offset: int | None = None,
         master_queue_offset: int | None = None,
         slots: dict[int, Slot] | None = None,
+        queued: int | None = None,
         wheel_name: str = "timerwheel",
     ) -> StoreRoot:
-        """Write everything down; what is not given is what a clean stop would leave."""
+        """Write everything down; what is not given is what a clean stop would leave.
+
+        Only the first ``queued`` messages have reached their queue.
+        """
         write_log(self.path / "commitlog", self.records, self.log_end, LOG_FILE_BYTES)
-        queue = b"".join(encode_queue_unit(unit) for unit in self.queue)
+        queue = b"".join(encode_queue_unit(unit) for unit in self.queue[:queued])
         write_segments(self.path / "consumequeue" / TIMER_TOPIC / "0", queue, QUEUE_FILE_BYTES)
         if self.log:
             write_segments(self.path / "timerlog", self.log, TIMER_FILE_BYTES)
