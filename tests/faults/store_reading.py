@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what an engine left on disk without the product: what each topic holds, and whether log and
+queues agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from tests.independent.raw_files import (
+    commit_log_records,
+    queue_units_by_index,
+    record_at,
+    segments,
+)
+from tests.independent.raw_records import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    BadRecordError,
+    RawRecord,
+)
+
+SYSTEM_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+
+@attrs.frozen
+class Found:
+    """A record in a queue of a topic that people consume."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    name: str
+    body: str
+    store_timestamp_ms: int
+    commit_log_offset: int
+
+
+def delivered(store: Path) -> Iterator[Found]:
+    """What consumers would find, queue by queue; BadRecordError for what they could not read."""
+    log = store / "commitlog"
+    files = segments(log)
+    file_bytes = files[0].stat().st_size if files else 0
+    for topic, queue_id, directory in queues(store):
+        if topic in SYSTEM_TOPICS:
+            continue
+        for ordinal, unit in queue_units_by_index(directory).items():
+            record = record_at(log, file_bytes, unit.commit_log_offset)
+            place = record.topic, record.queue_id, record.queue_offset
+            if place != (topic, queue_id, ordinal):
+                raise BadRecordError(f"{directory} unit {ordinal} leads to a record of {place}")
+            yield Found(
+                topic,
+                queue_id,
+                ordinal,
+                record.effective["UNIQ_KEY"],
+                record.body.decode(),
+                record.store_timestamp_ms,
+                unit.commit_log_offset,
+            )
+
+
+def queues(store: Path) -> Iterator[tuple[str, int, Path]]:
+    """Every consume queue: topic, queue id, directory."""
+    root = store / "consumequeue"
+    for topic in sorted(root.iterdir()) if root.is_dir() else ():
+        for directory in sorted(topic.iterdir()):
+            yield topic.name, int(directory.name), directory
+
+
+def disagreements(store: Path) -> list[str]:
+    """Records whose queue does not lead to them, and queues that are longer than what leads back.
+
+    A unit of one byte at a record's last is a message that was taken back from its level.
+    """
+    units = {
+        (topic, queue_id): queue_units_by_index(directory)
+        for topic, queue_id, directory in queues(store)
+    }
+    unexplained = {(*queue, ordinal) for queue, known in units.items() for ordinal in known}
+    wrong = []
+    for placed in commit_log_records(store / "commitlog"):
+        record, offset = placed.record, placed.commit_log_offset
+        place = record.topic, record.queue_id, record.queue_offset
+        unit = units.get(place[:2], {}).get(place[2])
+        leads_to = None if unit is None else (unit.commit_log_offset, unit.size_bytes)
+        whole, last_byte = (offset, placed.size_bytes), (offset + placed.size_bytes - 1, 1)
+        if leads_to not in (whole, last_byte):
+            wrong.append(f"record {place} at {offset}: its unit is {unit}")
+        if record.commit_log_offset != offset:
+            wrong.append(f"record at {offset} says that it is at {record.commit_log_offset}")
+        unexplained.discard(place)
+    return wrong + [f"unit {place} without a record" for place in sorted(unexplained)]
+
+
+def copies(store: Path, topic: str) -> list[RawRecord]:
+    """All records of one topic in the log, in order."""
+    found = commit_log_records(store / "commitlog")
+    return [placed.record for placed in found if placed.record.topic == topic]
