@@ -111,7 +111,7 @@ def open_target(broker: Broker, judge: Judge, groups: Sequence[str], expect: int
         latecomer: list[Received] = []
         for group in groups[1:]:
             with judge.consume(
-                TOPICS, group, expect=expect, deadline_s=60, settle_s=2, start_at="last"
+                TOPICS, group, expect=expect, deadline_s=240, settle_s=2, start_at="last"
             ) as consumer:
                 latecomer = consumer.wait()
     return Opened(opened_ms, once(received), once(latecomer))

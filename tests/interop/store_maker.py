@@ -40,7 +40,9 @@ class StorePlan:
     """How one store comes to be.
 
     `timers` mixes in messages with free due times and recalls one in five of them (5.3.2 and
-    newer, `recallMessageEnable`). `killed` ends the broker by SIGKILL while it delivers.
+    newer, `recallMessageEnable`). `killed` ends the broker by SIGKILL while it delivers, and
+    `kill_s` says when: so long after the beginning of the second in which the last message was
+    sent. Otherwise the end comes `linger_s` after the last recall.
     """
 
     name: str
@@ -51,6 +53,7 @@ class StorePlan:
     timers: bool = False
     settings: Mapping[str, object] = attrs.field(factory=dict)
     linger_s: float = 30.0
+    kill_s: float | None = None
 
 
 @attrs.frozen
@@ -75,7 +78,7 @@ def make_store(plan: StorePlan, scratch: Path) -> RealStore:
         with judge.consume(TOPICS, GROUP, deadline_s=600, return_one_in=10) as consumer:
             sent = judge.send(workload(plan))
             recalled = judge.recall(_to_recall(plan, sent)) if plan.timers else set()
-            time.sleep(plan.linger_s)
+            _linger(plan, sent)
             if plan.killed:
                 broker.kill()
             seen = consumer.stop()
@@ -96,6 +99,14 @@ def workload(plan: StorePlan) -> list[Outgoing]:
     dice = random.Random(plan.seed)
     now_ms = time.time_ns() // 1_000_000
     return [_delayed(each, dice, plan, now_ms) for each in varied(plan.seed, plan.messages)]
+
+
+def _linger(plan: StorePlan, sent: Iterable[Sent]) -> None:
+    left_s = plan.linger_s
+    if plan.kill_s is not None:
+        last_second = max(each.sent_ms for each in sent) // 1000
+        left_s = last_second + plan.kill_s - time.time()
+    time.sleep(max(0.0, left_s))
 
 
 def read_still(
@@ -119,20 +130,27 @@ def read_still(
 
 
 def truth(sent: Iterable[Sent], records: Iterable[Received], recalled: set[str]) -> list[Line]:
-    """Write one line per message that was sent, and one per message a consumer returned."""
+    """Write one line per message that was sent, and one per message a consumer returned.
+
+    What the broker has stored counts, also where its answer never came: of messages and of recalls.
+    """
+    recalled = set(recalled)
     waiting: defaultdict[Key, list[Received]] = defaultdict(list)
     stored: dict[Key, Received] = {}
     for record in records:
         if record.topic not in (LEVEL_TOPIC, WHEEL_TOPIC):
             stored[_key(record)] = record
-        elif "TIMER_DEL_UNIQKEY" not in record.properties:
+        elif "TIMER_DEL_UNIQKEY" in record.properties:
+            recalled.add(str(record.unique_key))
+        else:
             waiting[_key(record)].append(record)
+    found = waiting.keys() | stored.keys()
     lines = [
         _sent_line(each, waiting, stored, recalled)
         for each in sent
-        if each.accepted or (each.unique_key, each.message.topic) in stored
+        if each.accepted or (each.unique_key, each.message.topic) in found
     ]
-    returned = {key for key in (*waiting, *stored) if key[1] == RETRY_TOPIC}
+    returned = {key for key in found if key[1] == RETRY_TOPIC}
     return lines + [_retry_line(key, waiting, stored) for key in sorted(returned)]
 
 
@@ -199,7 +217,7 @@ def _sent_line(
         "kind": "sent",
         "uniqKey": sent.unique_key,
         "topic": message.topic,
-        "realQueueId": sent.queue_id,
+        "realQueueId": _queue_of(sent, delayed, there),
         "tag": message.tags,
         "keys": " ".join(message.keys) or None,
         **_body_of(sent),
@@ -246,6 +264,15 @@ def _retry_line(
         **_delay_of(delayed),
         **_delivery_of(there),
     }
+
+
+def _queue_of(sent: Sent, delayed: Sequence[Received], there: Received | None) -> int:
+    """Take the producer's word, and the record's where the producer got no answer."""
+    if sent.accepted:
+        return sent.queue_id
+    if there is not None:
+        return there.queue_id
+    return int(delayed[0].properties["REAL_QID"])
 
 
 def _body_of(sent: Sent) -> Line:

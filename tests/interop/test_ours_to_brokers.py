@@ -6,7 +6,7 @@ topics and groups switched off: what the target does not bring along does not ex
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,8 @@ from tests.interop.stages import (
     now_ms,
     open_target,
 )
-from tests.interop.workload import TOPIC_TABLE, level_delays_ms, varied, with_levels
+from tests.interop.store_maker import read_still
+from tests.interop.workload import TOPIC_TABLE, TOPICS, level_delays_ms, varied, with_levels
 
 NEW: Final = ("5.3.3", "5.4.0", "5.5.0")
 MESSAGES: Final = 21_500
@@ -45,20 +46,20 @@ class Journey:
     """All that happened, once for the whole module."""
 
     backlog: Backlog
+    by_the_old: Sequence[Received]
     report: Mapping[str, Any]
     target: Path
     opened: Mapping[str, Opened]
 
     def account(self, received: list[Received]) -> Account:
         """Hold what the old broker and one new broker delivered against what was sent."""
-        return account(self.backlog.sent, [*self.backlog.received, *received], DELAYS)
+        return account(self.backlog.sent, [*self.by_the_old, *received], DELAYS)
 
 
 @pytest.fixture(scope="module")
 def journey(make_broker: MakeBroker, scratch: Path) -> Journey:
-    old = make_broker(
-        "4.9.7", scratch / "old", settings={"messageDelayLevel": TABLE}, topics=TOPIC_TABLE
-    )
+    settings = {"messageDelayLevel": TABLE}
+    old = make_broker("4.9.7", scratch / "old", settings=settings, topics=TOPIC_TABLE)
     messages = with_levels(varied(seed=7, count=MESSAGES), range(2, 11), seed=8, ordinary_every=20)
     backlog = fill(old, Judge(old, scratch / "old-judge"), messages, GROUPS)
     # Let some be overdue on a fast machine too.
@@ -78,7 +79,9 @@ def journey(make_broker: MakeBroker, scratch: Path) -> Journey:
 
     with ThreadPoolExecutor(len(NEW)) as pool:
         opened = dict(zip(NEW, pool.map(open_one, NEW), strict=True))
-    return Journey(backlog, report, target, opened)
+    # What the old broker had delivered stands in its topics, received or not.
+    by_the_old = read_still("4.9.7", settings, backlog.root, scratch, TOPICS)
+    return Journey(backlog, by_the_old, report, target, opened)
 
 
 def test_the_backlog_is_what_this_test_is_about(journey: Journey) -> None:

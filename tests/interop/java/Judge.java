@@ -265,6 +265,7 @@ public final class Judge {
     private void recall() throws Exception {
         DefaultMQProducer producer = new DefaultMQProducer("judge_recall");
         prepare(producer);
+        producer.setSendMsgTimeout(10_000);
         producer.start();
         Method recall =
             DefaultMQProducer.class.getMethod("recallMessage", String.class, String.class);
@@ -301,6 +302,8 @@ public final class Judge {
         Set<String> places = new HashSet<>();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(text("group"));
         prepare(consumer);
+        // A message that is being returned when the consumer is told to end is still returned.
+        consumer.setAwaitTerminationMillisWhenShutdown(30_000);
         consumer.setPollNameServerInterval(1_000);
         consumer.setHeartbeatBrokerInterval(2_000);
         consumer.setConsumeThreadMin(2);
@@ -377,7 +380,7 @@ public final class Judge {
         long offset = 0;
         while (true) {
             RemotingCommand answer =
-                client.invokeSync(text("broker"), pull(topic, queueId, offset), 10_000);
+                client.invokeSync(text("broker"), pull(topic, queueId, offset), 30_000);
             Map<String, String> fields = answer.getExtFields();
             if (fields == null || fields.get("nextBeginOffset") == null) {
                 throw new IllegalStateException(topic + "/" + queueId + " at " + offset + ": code "
