@@ -4,8 +4,9 @@
 from hypothesis import strategies as st
 
 from message_store.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
-from message_store.message import Host, StoredMessage
+from message_store.message import Host, Message, StoredMessage
 from message_store.message_codec import body_crc
+from message_store.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
 from message_store.properties import encode_properties
 from message_store.record_layout import (
     MAGIC_V1,
@@ -51,4 +52,31 @@ def stored_messages(draw: st.DrawFn) -> StoredMessage:
         reconsume_times=draw(int32s),
         prepared_transaction_offset=draw(int64s),
         magic=magic,
+    )
+
+
+words = st.text(
+    st.characters(codec="utf-8", exclude_characters=" /\x7f", min_codepoint=0x21), min_size=1
+)
+topics = st.one_of(
+    words.map(lambda word: word[:30]).filter(lambda word: word not in UNDELIVERABLE_TOPICS),
+    st.integers(1, 248).map(lambda count: "%RETRY%" + "g" * count),
+)
+
+
+@st.composite
+def waiting_messages(draw: st.DrawFn) -> Message:
+    """A message that any store takes, its unique key given."""
+    properties = {
+        name: value for name, value in draw(property_lists) if name not in RESERVED_PROPERTIES
+    }
+    return Message(
+        topic=draw(topics),
+        body=draw(st.binary(max_size=200)),
+        tags=draw(st.none() | texts | st.just("")),
+        keys=tuple(draw(st.lists(texts, max_size=3))),
+        properties=properties,
+        queue_id=draw(st.integers(0, 65_535)),
+        flag=draw(int32s),
+        unique_key=draw(words),
     )

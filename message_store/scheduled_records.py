@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One message → the record that waits for its time, in the system topic of levels or of the wheel.
+
+A record that waits names where it goes: REAL_TOPIC first and REAL_QID near the end, between them
+what brokers and users put there, DELAY (levels) behind UNIQ_KEY or TIMER_OUT_MS (wheel) last. All
+that is the same for the messages of one topic, tag and queue is encoded once and remembered.
+``scheduled_batch`` does the same for columns, byte for byte (docs/FORMAT.md, properties).
+"""
+
+import struct
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import attrs
+
+from message_store import properties as names
+from message_store.java_numbers import string_hash
+from message_store.message import LOCAL_HOST, Host, Message
+from message_store.message_codec import body_crc
+from message_store.message_rules import (
+    MAX_MESSAGE_BYTES,
+    RETRY_TOPIC_MAX_BYTES,
+    SizeLimits,
+    check_numbers,
+    encoded,
+    encoded_properties,
+    encoded_topic,
+    encoded_unique_key,
+)
+from message_store.record_layout import (
+    BODY_RUN,
+    MAGIC_V1,
+    PROPERTIES_MAX_BYTES,
+    PROPERTIES_RUN,
+    SYS_BORN_HOST_IPV6,
+    SYS_STORE_HOST_IPV6,
+    TOPIC_RUN_V1,
+    head_layout,
+)
+from message_store.unique_keys import new_unique_key
+
+_pack_properties_length = PROPERTIES_RUN.length.packer.pack
+
+
+@attrs.frozen(slots=False)
+class RecordForm:
+    """What all records of one store have in common.
+
+    ``closes_properties`` says whether the last property is followed by its separator (5.2 and
+    later); ``retry_topic_max_bytes`` is 127 for a store that a 4.9 broker shall read.
+    """
+
+    closes_properties: bool = True
+    store_host: Host = LOCAL_HOST
+    born_host: Host = LOCAL_HOST
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES
+
+    @cached_property
+    def sys_flag(self) -> int:
+        """The bits that say which of the two hosts are IPv6."""
+        return (
+            SYS_BORN_HOST_IPV6 * self.born_host.is_ipv6
+            | SYS_STORE_HOST_IPV6 * self.store_host.is_ipv6
+        )
+
+    @cached_property
+    def limits(self) -> SizeLimits:
+        """What is too large."""
+        return SizeLimits.of(self.max_message_bytes)
+
+    @cached_property
+    def _head(self) -> struct.Struct:
+        """A record up to its body: the head and the length of the body."""
+        body_length = BODY_RUN.length.packer.format.removeprefix(">")
+        return struct.Struct(head_layout(self.sys_flag).packer.format + body_length)
+
+    @cached_property
+    def _hosts(self) -> tuple[bytes, int, bytes, int]:
+        born, store = self.born_host, self.store_host
+        return born.ip, born.port, store.ip, store.port
+
+
+PLAIN_FORM = RecordForm()
+
+
+class _Frame(NamedTuple):
+    """The parts of a record that all messages of one topic, tag and queue share."""
+
+    topic_run: bytes
+    before_key: bytes
+    after_key: bytes
+    tags: bytes
+    real_queue_id: bytes
+    tags_code: int
+
+
+@lru_cache(maxsize=4096)
+def _frame(
+    system_topic: str,
+    topic: str,
+    tags: str | None,
+    queue_id: int,
+    delay_level: int | None,
+    retry_topic_max_bytes: int,
+) -> _Frame:
+    check_numbers(queue_id, 0)
+    real_topic = encoded_topic(topic, retry_topic_max_bytes)
+    delay = "" if delay_level is None else f"{names.DELAY}\x01{delay_level}\x02"
+    system_name = system_topic.encode()
+    return _Frame(
+        topic_run=TOPIC_RUN_V1.length.encode(length=len(system_name)) + system_name,
+        before_key=b"%b\x01%b\x02%b\x01"
+        % (names.REAL_TOPIC.encode(), real_topic, names.UNIQUE_KEY.encode()),
+        after_key=b"\x02" + delay.encode(),
+        tags=b"%b\x01%b\x02" % (names.TAGS.encode(), encoded("tags", tags)) if tags else b"",
+        real_queue_id=f"{names.REAL_QUEUE_ID}\x01{queue_id}".encode(),
+        tags_code=string_hash(tags or ""),
+    )
+
+
+@attrs.define(eq=False)
+class Draft:
+    """A record that lacks only what is known when it gets its place.
+
+    ``tags_code`` is the hash of the message's tag; 0 where there is none.
+    """
+
+    size_bytes: int
+    tags_code: int
+    unique_key: str
+    _message: Message
+    _tail: bytes
+    _form: RecordForm
+
+    def record(
+        self,
+        queue_id: int,
+        queue_offset: int,
+        commit_log_offset: int,
+        now_ms: int,
+        born_ms: int | None = None,
+    ) -> bytes:
+        """The record for this place in the system topic's queue and in the log, stored now.
+
+        It is born now too, if not told otherwise.
+        """
+        body, form = self._message.body, self._form
+        born_ip, born_port, store_ip, store_port = form._hosts
+        head = form._head.pack(
+            self.size_bytes,
+            MAGIC_V1,
+            body_crc(body),
+            queue_id,
+            self._message.flag,
+            queue_offset,
+            commit_log_offset,
+            form.sys_flag,
+            now_ms if born_ms is None else born_ms,
+            born_ip,
+            born_port,
+            now_ms,
+            store_ip,
+            store_port,
+            0,
+            0,
+            len(body),
+        )
+        return b"".join((head, body, self._tail))
+
+
+def draft(
+    message: Message,
+    *,
+    system_topic: str,
+    unique_key: str | None = None,
+    delay_level: int | None = None,
+    out_ms: int | None = None,
+    extra: Iterable[tuple[str, str]] = (),
+    form: RecordForm = PLAIN_FORM,
+) -> Draft:
+    """The record in which ``message`` waits: with DELAY for a level, with TIMER_OUT_MS for a wheel.
+
+    The unique key is the message's own, or a new one, if none is given. ``extra`` are properties
+    that the engine itself adds behind the user's. Raises BadFieldError for a message that cannot be
+    stored, or that no broker could deliver.
+    """
+    frame = _frame(
+        system_topic,
+        message.topic,
+        message.tags,
+        message.queue_id,
+        delay_level,
+        form.retry_topic_max_bytes,
+    )
+    unique_key = unique_key or message.unique_key
+    if unique_key:
+        key = encoded_unique_key(unique_key)
+    else:
+        unique_key = new_unique_key()
+        key = unique_key.encode()
+    keys = " ".join(message.keys)
+    text = b"".join(
+        (
+            frame.before_key,
+            key,
+            frame.after_key,
+            b"KEYS\x01%b\x02" % encoded("keys", keys) if keys else b"",
+            frame.tags,
+            encoded_properties(message.properties) if message.properties else b"",
+            names.encode_properties(extra) if extra else b"",
+            frame.real_queue_id,
+            b"" if out_ms is None else b"\x02TIMER_OUT_MS\x01%d" % out_ms,
+            b"\x02" if form.closes_properties else b"",
+        )
+    )
+    body_bytes, text_bytes = len(message.body), len(text)
+    tail = frame.topic_run + _pack_properties_length(min(text_bytes, PROPERTIES_MAX_BYTES)) + text
+    size_bytes = form._head.size + body_bytes + len(tail)
+    if message.flag:
+        check_numbers(message.queue_id, message.flag)
+    form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
+    return Draft(size_bytes, frame.tags_code, unique_key, message, tail, form)
