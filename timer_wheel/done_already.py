@@ -87,12 +87,15 @@ def read_log_since(
 
 def still_to_do(
     timers: PendingTimers, units: TimerUnits, commit_log: SegmentReader, since: LogSince
-) -> PendingTimers:
-    """The rows that were not yet dealt with: placed from the queue, delivered or rolled.
+) -> tuple[PendingTimers, int]:
+    """The rows that were not yet dealt with (placed from the queue, delivered or rolled); and how
+    many were.
 
-    ``timers`` is all that a starting broker would find, placed and waiting; what was done before
-    the checkpoint is not among it. Copies that are matched are taken from ``since``.
+    ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
+    was done before the checkpoint is not; what only the log has comes behind. Copies that are
+    matched are taken from ``since``.
     """
+    timers = timers.followed_by(since.not_in_queue)
     placed = units.units["commit_log_offset"].astype(np.int64)
     is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
     copies = since.copies
@@ -110,7 +113,7 @@ def still_to_do(
         if found:
             found.popleft()
             is_done[row] = True
-    return timers.rows(~is_done)
+    return timers.rows(~is_done), int(is_done.sum())
 
 
 def _identity(message: StoredMessage, *, is_roll: bool) -> Hashable:

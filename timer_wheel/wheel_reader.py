@@ -79,15 +79,12 @@ def read_wheel_store(
 
     ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
     ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
-    `appendTopicForTimerDeleteKey`; None lets delete markers count in either form, which is what
-    whoever recalled wanted. A broker applies only the last timer log files to the wheel;
-    ``whole_log`` applies all, which also finds what a stale wheel file has lost. A broker repeats
-    what it did in the last second before a crash; ``after_crash`` leaves that out, and finds what
-    was stored and not yet put into the queue. Raises SourceError and, for a wheel file of a wrong
-    length, FormatError.
+    `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
+    recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
+    finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
+    and repeats, and finds what was stored and not yet queued. Raises SourceError and FormatError.
     """
-    checkpoint = read_timer_checkpoint(root)
-    wheel = read_wheel(root, snapshots_on=snapshots_on)
+    checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     flush_position = wheel.log_position or checkpoint.flush_position
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
         begin_position = 0 if whole_log else max(0, flush_position - log.file_bytes)
@@ -105,13 +102,11 @@ def read_wheel_store(
         is_there = placed.commit_log_offset >= commit_log.min_offset
         resume = resume_queue_offset(root, commit_log, units, checkpoint)
         waiting, blocking = waiting_in_queue(root, commit_log, resume)
-        found = placed.rows(is_there).followed_by(waiting)
-        timers = found
+        timers, done_already_count = placed.rows(is_there).followed_by(waiting), 0
         if after_crash:
             since = read_log_since(root, commit_log, checkpoint)
             blocking += since.blocking_queue_offsets
-            found = found.followed_by(since.not_in_queue)
-            timers = still_to_do(found, units, commit_log, since)
+            timers, done_already_count = still_to_do(timers, units, commit_log, since)
         recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
@@ -125,7 +120,7 @@ def read_wheel_store(
         markers=timers.rows(timers.is_marker),
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
-        done_already_count=len(found) - len(timers),
+        done_already_count=done_already_count,
         expired_count=int((~is_there).sum()),
         blocking_queue_offsets=blocking,
         shared_positions=shared_positions,
