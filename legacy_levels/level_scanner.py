@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One level's queue as its delivery sees it: where the head is, and what is due at a time.
+
+In a level all delays are equal, so that due times rise along the queue and what is due stands at
+its head. Some entries are out of turn, due earlier than one before them: those promised for the
+moment they were stored, and all that came after a clock was set back. A broker lets them wait for
+their head; here they are remembered and delivered at their time. Pure but for the queue it reads.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import attrs
+import numpy as np
+
+from legacy_levels.neutral_units import is_message
+from message_store.consume_queue import BoolArray, Int64Array, UnitArray
+from message_store.java_numbers import LONG_MAX, LONG_MIN
+
+NEVER_MS = LONG_MAX
+"""When nothing is due."""
+
+_FIRST_LOOK = 256
+_LONGEST_LOOK = 1 << 18
+_NONE = np.zeros(0, np.int64)
+
+
+class UnitQueue(Protocol):
+    """What is asked of a queue."""
+
+    @property
+    def min_offset(self) -> int:
+        """The oldest entry's queue offset."""
+
+    @property
+    def max_offset(self) -> int:
+        """One past the newest entry's."""
+
+    def units(self, from_offset: int, to_offset: int) -> UnitArray:
+        """The entries from one queue offset up to another."""
+
+
+@attrs.frozen(eq=False)
+class DueEntries:
+    """Entries of one level that are due, by queue offset; those from ``stop`` on are out of turn.
+
+    Everything before ``stop`` is either here or nobody's message any more.
+    """
+
+    level: int
+    queue_offset: Int64Array
+    commit_log_offset: Int64Array
+    size_bytes: Int64Array
+    due_ms: Int64Array
+    stop: int
+
+    def __len__(self) -> int:
+        return len(self.queue_offset)
+
+
+@attrs.define(eq=False)
+class _Early:
+    """Entries out of turn: due time and queue offset, as they came."""
+
+    due_ms: Int64Array = attrs.field(factory=lambda: _NONE)
+    queue_offset: Int64Array = attrs.field(factory=lambda: _NONE)
+    fresh: list[tuple[int, int]] = attrs.field(factory=list)
+    first_ms: int = NEVER_MS
+
+    def add(self, due_ms: Int64Array, queue_offset: Int64Array) -> None:
+        if len(due_ms):
+            self.due_ms = np.concatenate([self.due_ms, due_ms])
+            self.queue_offset = np.concatenate([self.queue_offset, queue_offset])
+            self.first_ms = min(self.first_ms, int(due_ms.min()))
+
+    def settle(self) -> None:
+        """Take the single ones in among the many."""
+        if self.fresh:
+            due_ms, queue_offset = np.array(self.fresh, np.int64).T
+            self.fresh = []
+            self.add(due_ms, queue_offset)
+
+    def keep(self, which: BoolArray) -> None:
+        self.due_ms, self.queue_offset = self.due_ms[which], self.queue_offset[which]
+        self.first_ms = int(self.due_ms.min(initial=NEVER_MS))
+
+
+class LevelScanner:
+    """Where delivery of a level stands.
+
+    ``head`` is the first entry that still waits, ``head_due_ms`` when it is due. ``done`` are queue
+    offsets, sorted, of entries behind the head that were delivered out of turn and whose units do
+    not say so yet.
+    """
+
+    def __init__(
+        self, level: int, queue: UnitQueue, head: int = 0, done: Int64Array | None = None
+    ) -> None:
+        self.level = level
+        self.queue = queue
+        self.done: Int64Array = _NONE if done is None else done
+        self.head = head
+        self.head_due_ms = NEVER_MS
+        self._newest_ms = LONG_MIN
+        self._early = _Early()
+        self.rescan()
+
+    @property
+    def next_due_ms(self) -> int:
+        """When the next message is due."""
+        return min(self.head_due_ms, self._early.first_ms)
+
+    def __len__(self) -> int:
+        """How many entries there are from the head on, those that nobody delivers among them."""
+        return self.queue.max_offset - self.head
+
+    def rescan(self) -> None:
+        """Look at everything from the head on, as after opening."""
+        self._newest_ms, self._early = LONG_MIN, _Early()
+        self._move_head(max(self.head, self.queue.min_offset))
+        for first, units, waits in self.waiting():
+            due_ms = units["tags_code"].astype(np.int64)
+            self._note(due_ms[waits], (first + np.flatnonzero(waits)).astype(np.int64))
+
+    def waiting(self, from_offset: int | None = None) -> Iterator[tuple[int, UnitArray, BoolArray]]:
+        """The entries from the head on in pieces: first queue offset, units, which of them wait."""
+        first = self.head if from_offset is None else max(from_offset, self.head)
+        while first < self.queue.max_offset:
+            units = self.queue.units(first, min(first + _LONGEST_LOOK, self.queue.max_offset))
+            yield first, units, self._waits(units, first)
+            first += len(units)
+
+    def _waits(self, units: UnitArray, first: int) -> BoolArray:
+        waits = is_message(units)
+        if len(self.done):
+            low, high = np.searchsorted(self.done, [first, first + len(units)])
+            waits[self.done[low:high] - first] = False
+        return waits
+
+    def still_waits(self, queue_offset: int) -> bool:
+        """Whether the entry at a queue offset is to be delivered."""
+        if not self.head <= queue_offset < self.queue.max_offset:
+            return False
+        units = self.queue.units(queue_offset, queue_offset + 1)
+        return bool(self._waits(units, queue_offset)[0])
+
+    # --- what comes in ----------------------------------------------------------------------------
+
+    def appended(self, queue_offset: int, due_ms: int) -> None:
+        """A message was put at the end."""
+        if due_ms < self._newest_ms:
+            self._early.fresh.append((due_ms, queue_offset))
+            self._early.first_ms = min(self._early.first_ms, due_ms)
+            return
+        self._newest_ms = due_ms
+        if self.head_due_ms == NEVER_MS:
+            self.head, self.head_due_ms = queue_offset, due_ms
+
+    def appended_many(self, first_queue_offset: int, due_ms: Int64Array) -> None:
+        """Messages were put at the end, in this order."""
+        if len(due_ms):
+            if self.head_due_ms == NEVER_MS:
+                self.head, self.head_due_ms = first_queue_offset, int(due_ms[0])
+            count = len(due_ms)
+            self._note(due_ms, np.arange(first_queue_offset, first_queue_offset + count))
+
+    def _note(self, due_ms: Int64Array, queue_offset: Int64Array) -> None:
+        if len(due_ms):
+            before = np.empty_like(due_ms)
+            before[0] = self._newest_ms
+            before[1:] = due_ms[:-1]
+            np.maximum.accumulate(before, out=before)
+            early = due_ms < before
+            self._early.add(due_ms[early], queue_offset[early])
+            self._newest_ms = max(int(before[-1]), int(due_ms[-1]))
+
+    # --- what goes out ----------------------------------------------------------------------------
+
+    def due_entries(self, now_ms: int, *, limit_ms: int = NEVER_MS) -> DueEntries:
+        """Everything that is due at ``now_ms``, in the order of the queue.
+
+        What is due beyond ``limit_ms`` counts as due now, which is what a broker does.
+        """
+        offsets, units, stop = self._in_turn(now_ms, limit_ms)
+        early = self._out_of_turn(now_ms, stop)
+        if len(early):
+            picked = [self.queue.units(at, at + 1) for at in early.tolist()]
+            waits = np.array(
+                [self._waits(unit, at)[0] for unit, at in zip(picked, early.tolist(), strict=True)]
+            )
+            offsets = [*offsets, early[waits]]
+            units = [*units, *(unit for unit, wait in zip(picked, waits, strict=True) if wait)]
+        found = np.concatenate(units) if units else self.queue.units(self.head, self.head)
+        return DueEntries(
+            level=self.level,
+            queue_offset=np.concatenate(offsets) if offsets else _NONE,
+            commit_log_offset=found["commit_log_offset"].astype(np.int64),
+            size_bytes=found["size_bytes"].astype(np.int64),
+            due_ms=found["tags_code"].astype(np.int64),
+            stop=stop,
+        )
+
+    def _in_turn(self, now_ms: int, limit_ms: int) -> tuple[list[Int64Array], list[UnitArray], int]:
+        """What is due from the head on up to the first entry that is not."""
+        offsets: list[Int64Array] = []
+        found: list[UnitArray] = []
+        place, look = self.head, _FIRST_LOOK
+        while place < self.queue.max_offset and not now_ms < self.head_due_ms <= limit_ms:
+            units = self.queue.units(place, min(place + look, self.queue.max_offset))
+            waits = self._waits(units, place)
+            due_ms = units["tags_code"].astype(np.int64)
+            not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= limit_ms))
+            count = int(not_due[0]) if len(not_due) else len(units)
+            chosen = np.flatnonzero(waits[:count])
+            offsets.append(place + chosen)
+            found.append(units[chosen])
+            place += count
+            if len(not_due):
+                break
+            look = min(4 * look, _LONGEST_LOOK)
+        return offsets, found, place
+
+    def _out_of_turn(self, now_ms: int, stop: int) -> Int64Array:
+        """The queue offsets behind ``stop`` of what is due before its turn."""
+        if self._early.first_ms > now_ms:
+            return _NONE
+        self._early.settle()
+        is_due = (self._early.due_ms <= now_ms) & (self._early.queue_offset >= stop)
+        return np.sort(self._early.queue_offset[is_due])
+
+    def delivered(self, entries: DueEntries) -> None:
+        """All of these were delivered."""
+        out_of_turn = entries.queue_offset[entries.queue_offset >= entries.stop]
+        if len(out_of_turn):
+            self.done = np.union1d(self.done, out_of_turn)
+        self._move_head(entries.stop)
+
+    def delivered_some(self, entries: DueEntries, which: BoolArray) -> None:
+        """Some of these were delivered; the others wait on."""
+        left = entries.queue_offset[~which & (entries.queue_offset < entries.stop)]
+        stop = int(left[0]) if len(left) else entries.stop
+        done = entries.queue_offset[which]
+        self.done = np.union1d(self.done, done[done >= stop])
+        self.head = stop
+        self.rescan()
+
+    def forget(self, queue_offset: int) -> None:
+        """The entry there will not be delivered: its unit says so by now."""
+        self._early.settle()
+        if len(self._early.queue_offset):
+            self._early.keep(self._early.queue_offset != queue_offset)
+        if queue_offset == self.head:
+            self._move_head(queue_offset + 1)
+
+    def queue_was_cut(self) -> None:
+        """The oldest entries are gone."""
+        if self.head < self.queue.min_offset:
+            self._move_head(self.queue.min_offset)
+
+    def _move_head(self, place: int) -> None:
+        """To the first entry from ``place`` on that waits."""
+        self.head, self.head_due_ms = place, NEVER_MS
+        while self.head < self.queue.max_offset:
+            units = self.queue.units(self.head, min(self.head + _FIRST_LOOK, self.queue.max_offset))
+            waits = np.flatnonzero(self._waits(units, self.head))
+            if len(waits):
+                self.head += int(waits[0])
+                self.head_due_ms = int(units["tags_code"][waits[0]])
+                break
+            self.head += len(units)
+        self._drop_passed()
+
+    def _drop_passed(self) -> None:
+        """Nothing before the head is early or done any more."""
+        if self.head_due_ms == NEVER_MS:
+            self._newest_ms = LONG_MIN
+            self._early, self.done = _Early(), _NONE
+            return
+        if len(self.done) and self.done[0] < self.head:
+            self.done = self.done[np.searchsorted(self.done, self.head) :]
+        if self._early.first_ms != NEVER_MS:
+            self._early.settle()
+            is_done = np.isin(self._early.queue_offset, self.done)
+            self._early.keep((self._early.queue_offset >= self.head) & ~is_done)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units of a level queue that nobody delivers any more: cancelled, or delivered out of turn.
+
+The levels have no format for either. Such a unit covers only the last one or two bytes of its
+record: a broker finds no record there and skips it, while the queue's end in the log, from which a
+broker tells what it still has to index, stays what it was. The due time is kept.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from message_store.consume_queue import PRE_BLANK_SIZE, BoolArray, UnitArray
+
+CANCELLED_BYTES: Final = 1
+"""Size of a unit whose message was taken back."""
+DELIVERED_BYTES: Final = 2
+"""Size of a unit whose message was delivered before others in front of it."""
+
+
+def is_neutral(units: UnitArray) -> BoolArray:
+    """Which units nobody delivers."""
+    sizes = units["size_bytes"]
+    return np.asarray((sizes == CANCELLED_BYTES) | (sizes == DELIVERED_BYTES))
+
+
+def is_message(units: UnitArray) -> BoolArray:
+    """Which units stand for a message: neither neutral nor only there to fill the queue."""
+    sizes = units["size_bytes"]
+    is_blank = (sizes == PRE_BLANK_SIZE) & (units["commit_log_offset"] == 0)
+    return np.asarray((sizes > DELIVERED_BYTES) & ~is_blank)
