@@ -44,10 +44,11 @@ def read_small_file(path: Path) -> bytes | None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: bool = True) -> None:
     """Put ``content`` at ``path``, durably and all at once; missing directories are made.
 
-    Raises TargetError when the disk refuses.
+    Not durably, it survives the process but may be lost, or be empty, when power is. Raises
+    TargetError when the disk refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,9 +60,11 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
             os.fchmod(descriptor, mode)
             file.write(content)
             file.flush()
-            os.fsync(descriptor)
+            if is_durable:
+                os.fsync(descriptor)
         os.replace(temporary, path)
-        sync_directory(path.parent)
+        if is_durable:
+            sync_directory(path.parent)
     except OSError as error:
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""delayOffset.json as a broker keeps it: the table, its data version, and the copy before it.
+
+A broker writes it ten seconds after its start, every ten seconds from then on, and when it stops.
+4.9 writes a new file beside the old one, 5.3 writes over it, later ones move the old one away
+first; all leave the text before as `.bak`. Here old and new are each replaced in one step, so that
+a stop at any point leaves a main file that can be read.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from legacy_levels.delay_offsets import (
+    FILE_NAME,
+    DataVersion,
+    DelayOffsets,
+    encode_delay_offsets,
+)
+from message_store.dialect import Dialect
+from message_store.small_files import read_small_file, replace_file
+from message_store.store_root import StoreRoot
+
+UPDATES_A_VERSION = 200
+"""So many deliveries make a new data version (`delayOffsetUpdateVersionStep`)."""
+
+
+class OffsetsWriter:
+    """Writes the table of one store.
+
+    ``text`` is what the main file holds, None when there is none.
+    """
+
+    def __init__(self, root: Path, dialect: Dialect, found: DelayOffsets, now_ms: int) -> None:
+        self._path = StoreRoot(root).config_file(FILE_NAME)
+        self._dialect = dialect
+        self._version = found.main.data_version or DataVersion(timestamp_ms=now_ms)
+        self._updates = 0
+        self.text = read_small_file(self._path)
+
+    def count(self, deliveries: int, now_ms: int) -> None:
+        """So many offsets moved."""
+        steps, self._updates = divmod(self._updates + deliveries, UPDATES_A_VERSION)
+        if steps:
+            counter = self._version.counter + steps
+            self._version = attrs.evolve(self._version, counter=counter, timestamp_ms=now_ms)
+
+    def encode(self, offsets: Mapping[int, int]) -> bytes:
+        """The text for these offsets, level to queue offset."""
+        return encode_delay_offsets(offsets, self._dialect.config, self._version)
+
+    def write(self, text: bytes, *, is_durable: bool) -> None:
+        """Put the text in place and the one before into `.bak`. Raises TargetError."""
+        before = read_small_file(self._path)
+        if before is not None:
+            backup = self._path.with_name(FILE_NAME + ".bak")
+            replace_file(backup, before, is_durable=is_durable)
+        replace_file(self._path, text, is_durable=is_durable)
+        self.text = text
