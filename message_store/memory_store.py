@@ -4,7 +4,6 @@ against, and a delay queue for programs that need not outlive their process.
 """
 
 import threading
-import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from message_store.message_codec import body_crc, encode_message
 from message_store.promise_rules import PromiseRule, exact
 from message_store.recall_handle import RecallHandle
 from message_store.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
+from message_store.scheduled_records import draft
 
 if TYPE_CHECKING:
     from message_store.byte_column import Int64s
@@ -107,12 +107,16 @@ class MemoryStore:
     def schedule_batch(self, batch: "MessageBatch", due_ms: "Int64s") -> BatchReceipt:
         """Keep many messages, or none when one of them cannot be kept."""
         from message_store.byte_column import ByteColumn, int64s
+        from message_store.scheduled_batch import draft_batch
 
         with self._open():
             now_ms, offset = self._clock.now_ms(), self._log_end
+            levels = int64s([1] * len(batch))
+            checked = draft_batch(batch, system_topic=names.LEVEL_TOPIC, delay_levels=levels)
             entries = []
-            for row, due in zip(range(len(batch)), due_ms, strict=True):
-                entry = self._entry(batch.message(row), AtMs(int(due)), now_ms, offset)
+            for row, due, key in zip(range(len(batch)), due_ms, checked.unique_keys, strict=True):
+                message = attrs.evolve(batch.message(row), unique_key=key.decode())
+                entry = self._entry(message, AtMs(int(due)), now_ms, offset)
                 entries.append(entry)
                 offset += entry.size_bytes
             self._place(entries)
@@ -129,7 +133,8 @@ class MemoryStore:
     def _entry(self, message: Message, due: Due, now_ms: int, commit_log_offset: int) -> _Entry:
         due_ms = self._due_ms(due, now_ms)
         promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
-        unique_key = message.unique_key or uuid.uuid4().hex.upper()
+        # An engine's record is drafted and thrown away: what engines refuse is refused here too.
+        unique_key = draft(message, system_topic=names.LEVEL_TOPIC, delay_level=1).unique_key
         record = _record(message, unique_key, now_ms, commit_log_offset)
         handle = RecallHandle(message.topic, BROKER_NAME, promised_ms, unique_key).text()
         receipt = Receipt(unique_key, message.topic, due_ms, promised_ms, commit_log_offset, handle)

@@ -4,6 +4,7 @@
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from message_store import (
@@ -16,7 +17,9 @@ from message_store import (
     ManualClock,
     MemoryStore,
     Message,
+    MessageBatch,
 )
+from message_store.errors import BadFieldError
 from message_store.promise_rules import exact, to_level, to_slot_end
 from tests.contract.delay_store_contract import DelayStoreContract
 from tests.contract.delay_store_machine import DelayStoreMachine
@@ -110,6 +113,27 @@ def test_a_receipt_takes_back_its_own_message_and_a_handle_all_that_it_names() -
     assert store.cancel(receipts[1].handle) is Cancellation.ALREADY_DELIVERED
     anew = [store.schedule(Message("orders", b"", unique_key="K"), AtMs(20)) for _ in range(3)]
     assert store.cancel(anew[0].handle) is Cancellation.CANCELLED
+    assert list(store.pending()) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Message("orders", b"", properties={"DELAY": "3"}),
+        Message("orders", b"", properties={"TIMER_OUT_MS": "3"}),
+        Message("../orders", b""),
+        Message("SCHEDULE_TOPIC_XXXX", b""),
+        Message("orders", b"", unique_key="no spaces"),
+        Message("orders", bytes(4 * 1024 * 1024 + 1)),
+    ],
+    ids=["level", "timer", "path", "system topic", "unique key", "body"],
+)
+def test_what_an_engine_refuses_the_model_refuses_too(bad: Message) -> None:
+    store = MemoryStore(ManualClock(0))
+    with pytest.raises(BadFieldError):
+        store.schedule(bad, AfterMs(10))
+    with pytest.raises(BadFieldError, match="row 1: "):
+        store.schedule_batch(MessageBatch.of([Message("orders", b""), bad]), np.full(2, 10))
     assert list(store.pending()) == []
 
 
