@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics and queues the records of one redelivery go to, numbered inside the kernel.
+
+A small open-addressing table in arrays. Destinations are told apart by a hash and then by every
+byte of their names, so two that share a hash never mix. Names lie where they were first seen.
+"""
+
+import ctypes
+from typing import Any
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s
+from message_store.kernel_cache import inline_kernel, kernel
+from message_store.raw_memory import address_of
+from message_store.text_kernels import equal_bytes, hash_bytes
+
+TOPIC, LENGTH, QUEUE_ID, HASH = range(4)
+"""A destination: where its topic's name lies, how long that is, its queue, the hash of both."""
+DESTINATION_COLUMNS = 4
+
+TABLE_FULL = -1
+_SEED = np.uint64(0xA4093822299F31D0)
+_FIRST_ROOM = 256
+_SLOTS_EACH = 4
+
+
+@inline_kernel
+def find_or_add(
+    topic: int, length: int, queue_id: int, destinations: Any, slots: Any, used: Any
+) -> int:
+    """The number of a destination, by hash and then by its bytes; or ``TABLE_FULL``."""
+    value = hash_bytes(topic, length, _SEED ^ np.uint64(queue_id))
+    hashed = np.int64(value)
+    slot = np.int64(value & np.uint64(len(slots) - 1))
+    while slots[slot] >= 0:
+        number = slots[slot]
+        entry = destinations[number]
+        if (
+            entry[HASH] == hashed
+            and entry[QUEUE_ID] == queue_id
+            and entry[LENGTH] == length
+            and equal_bytes(entry[TOPIC], topic, length)
+        ):
+            return int(number)
+        slot = (slot + 1) & (len(slots) - 1)
+    number = used[0]
+    if number == len(destinations):
+        return TABLE_FULL
+    entry = destinations[number]
+    entry[TOPIC], entry[LENGTH], entry[QUEUE_ID], entry[HASH] = topic, length, queue_id, hashed
+    slots[slot] = number
+    used[0] = number + 1
+    return int(number)
+
+
+@kernel("void(int64[:, ::1], int64, int64[::1])")
+def _index(destinations: Any, count: int, slots: Any) -> None:
+    """Enter destinations that are already known into an empty index of a power of two."""
+    for number in range(count):
+        slot = np.int64(np.uint64(destinations[number, HASH]) & np.uint64(len(slots) - 1))
+        while slots[slot] >= 0:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = number
+
+
+@kernel("int64(int64, int64, int64, int64[:, ::1], int64[::1], int64[::1])")
+def _find_or_add_one(
+    topic: int, length: int, queue_id: int, destinations: Any, slots: Any, used: Any
+) -> int:
+    return find_or_add(topic, length, queue_id, destinations, slots, used)
+
+
+@attrs.frozen
+class Destination:
+    """A queue of a topic; its name as bytes, because not every name that is asked for is text."""
+
+    topic: bytes
+    queue_id: int
+
+
+class DestinationTable:
+    """The table with its arrays: ``rows`` (one a destination), ``slots`` (places by hash), and
+    ``used``, how many there are.
+
+    Whoever adds a name by its address keeps that memory; what ``number_of`` adds the table keeps.
+    """
+
+    def __init__(self, room: int = _FIRST_ROOM) -> None:
+        self.rows: Int64s = np.zeros((room, DESTINATION_COLUMNS), np.int64)
+        self.slots: Int64s = np.full(_SLOTS_EACH * room, -1, np.int64)
+        self.used: Int64s = np.zeros(1, np.int64)
+        self._kept: list[np.ndarray[Any, Any]] = []
+
+    def __len__(self) -> int:
+        return int(self.used[0])
+
+    def grow(self) -> None:
+        """Twice the room, the same contents."""
+        self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+        self.slots = np.full(2 * len(self.slots), -1, np.int64)
+        _index(self.rows, len(self), self.slots)
+
+    def number_of(self, topic: bytes, queue_id: int) -> int:
+        """The number of a destination, which is added where it is new."""
+        name = np.frombuffer(topic, np.uint8)
+        before = len(self)
+        while True:
+            number = _find_or_add_one(
+                address_of(name), len(name), queue_id, self.rows, self.slots, self.used
+            )
+            if number != TABLE_FULL:
+                break
+            self.grow()
+        if len(self) > before:
+            self._kept.append(name)
+        return number
+
+    def destinations(self) -> list[Destination]:
+        """All of them, by number."""
+        found = []
+        for topic, length, queue_id, _ in self.rows[: len(self)].tolist():
+            found.append(Destination(ctypes.string_at(topic, length), queue_id))
+        return found

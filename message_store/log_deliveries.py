@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine delivered, as a sequence over the log: nothing is made until it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store.batch_codec import decode_batch
+from message_store.batch_kernels import gather
+from message_store.byte_column import Int64s, int64s
+from message_store.delay_store import Delivered
+from message_store.errors import TruncatedRecordError
+from message_store.message_batch import StoredBatch
+from message_store.raw_memory import address_of
+from message_store.record_addresses import record_addresses
+
+if TYPE_CHECKING:
+    from message_store.live_store import LiveStore
+
+
+@attrs.frozen(eq=False)
+class LogDeliveries:
+    """Deliveries that are places in a store's log, in order of delivery.
+
+    It keeps three numbers a message. Looking into it raises StoreClosedError once the store is
+    closed, and FormatError for a record that retention has deleted since; batches that were made
+    before stay as they are. ``one + another`` are those of both.
+    """
+
+    store: LiveStore
+    offsets: Int64s = attrs.field(converter=int64s)
+    sizes: Int64s = attrs.field(converter=int64s)
+    promised_ms: Int64s = attrs.field(converter=int64s)
+
+    def __attrs_post_init__(self) -> None:
+        if not len(self.offsets) == len(self.sizes) == len(self.promised_ms):
+            raise ValueError("offsets, sizes and promised times differ in length")
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __getitem__(self, index: int) -> Delivered:
+        row = range(len(self))[index]
+        return self._delivered(
+            int(self.offsets[row]), int(self.sizes[row]), int(self.promised_ms[row])
+        )
+
+    def __iter__(self) -> Iterator[Delivered]:
+        rows = zip(
+            self.offsets.tolist(), self.sizes.tolist(), self.promised_ms.tolist(), strict=True
+        )
+        for offset, size_bytes, promised_ms in rows:
+            yield self._delivered(offset, size_bytes, promised_ms)
+
+    def __add__(self, other: LogDeliveries) -> LogDeliveries:
+        if other.store is not self.store:
+            raise ValueError("deliveries of two stores")
+        pairs = (
+            (self.offsets, other.offsets),
+            (self.sizes, other.sizes),
+            (self.promised_ms, other.promised_ms),
+        )
+        return LogDeliveries(self.store, *map(np.concatenate, pairs))
+
+    def to_batch(self) -> StoredBatch:
+        """All of them as columns, in memory of their own."""
+        packed = np.empty(int(self.sizes.sum()), np.uint8)
+        with self.store.lock:
+            self.store.require_open()
+            addresses = record_addresses(self.store.log, self.offsets, self.sizes)
+            for row in np.flatnonzero(addresses < 0)[:1].tolist():
+                raise TruncatedRecordError(
+                    "the log no longer holds this record", offset=int(self.offsets[row])
+                )
+            gather(
+                0, address_of(addresses), address_of(self.sizes), len(self), address_of(packed),
+                packed.size,
+            )  # fmt: skip
+        return decode_batch(packed, np.cumsum(self.sizes) - self.sizes)
+
+    def _delivered(self, offset: int, size_bytes: int, promised_ms: int) -> Delivered:
+        with self.store.lock:
+            self.store.require_open()
+            return Delivered(self.store.log.record(offset, size_bytes), promised_ms)

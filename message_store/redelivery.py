@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that are due go on: many at once, from the log to its end, with their queue units.
+
+Law: the bytes are those of ``redelivered_record``. Kernels measure all rows, the log gives every
+one its place, kernels fill them in; a row of unusual shape is made by the scalar code at its own
+place, and one that is damaged or can go nowhere is named and left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store import properties as names
+from message_store.byte_column import ByteColumn, Int64s, int64s
+from message_store.consume_queue import QUEUE_UNIT
+from message_store.destination_table import Destination, DestinationTable
+from message_store.errors import BadFieldError, FormatError
+from message_store.message import StoredMessage
+from message_store.message_codec import encode_message
+from message_store.property_column import join_property_columns
+from message_store.raw_memory import address_of
+from message_store.record_addresses import record_addresses
+from message_store.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.redelivered_record import (
+    FROM_LEVEL,
+    FROM_WHEEL,
+    ROLLED,
+    Rewrite,
+    destination_of,
+    redelivered,
+    tags_code_of,
+    topic_problem,
+)
+from message_store.redelivery_kernels import (
+    DESTINATION,
+    FOUND_COLUMNS,
+    NEW_SIZE,
+    TAGS_CODE,
+    fill_records,
+    fill_units,
+    measure_records,
+    number_rows,
+    read_roll_times,
+)
+
+if TYPE_CHECKING:
+    from message_store.live_store import LiveStore
+
+__all__ = [
+    "FROM_LEVEL",
+    "FROM_WHEEL",
+    "ROLLED",
+    "Redelivered",
+    "Rewrite",
+    "redeliver",
+    "redelivered",
+    "roll_times",
+    "wheel_stamps",
+]
+
+
+@attrs.frozen(eq=False)
+class Redelivered:
+    """What was appended: a place and a length for each of ``rows``, which count the input.
+
+    ``bad`` are the rows that were not, each with what is wrong with it. ``counts`` say how many
+    went to which queue.
+    """
+
+    positions: Int64s
+    sizes: Int64s
+    rows: Int64s
+    bad: list[tuple[int, FormatError]]
+    counts: dict[Destination, int]
+
+
+def wheel_stamps(enqueue_ms: Int64s, dequeue_ms: int, rolled: Int64s | None = None) -> ByteColumn:
+    """What the wheel adds to a record that leaves a slot, for each row: when it was placed, when it
+    was taken, and for those that go round again how often they have.
+
+    >>> list(wheel_stamps(int64s([7]), 9, int64s([1])))
+    [b'TIMER_ENQUEUE_MS\\x017\\x02TIMER_DEQUEUE_MS\\x019\\x02TIMER_ROLL_TIMES\\x011\\x02']
+    """
+    dequeued = np.full(len(enqueue_ms), dequeue_ms, np.int64)
+    stamps = [(names.TIMER_ENQUEUE_MS, enqueue_ms), (names.TIMER_DEQUEUE_MS, dequeued)]
+    return join_property_columns(
+        stamps if rolled is None else [*stamps, (names.TIMER_ROLL_TIMES, rolled)]
+    )
+
+
+def roll_times(store: LiveStore, offsets: Int64s, sizes: Int64s) -> Int64s:
+    """How often each of these records has gone round the wheel; 0 where it does not say."""
+    with store.lock:
+        offsets, sizes = int64s(offsets), int64s(sizes)
+        counts = np.zeros(len(offsets), np.int64)
+        read_roll_times(record_addresses(store.log, offsets, sizes), sizes, offsets, counts)
+        return counts
+
+
+def redeliver(
+    store: LiveStore,
+    offsets: Int64s,
+    sizes: Int64s,
+    how: Rewrite,
+    *,
+    suffixes: ByteColumn | None = None,
+    store_ms: int,
+) -> Redelivered:
+    """Append the successors of the records at these places of the log, in row order, and their
+    queue units.
+
+    All are appended or, if it fails or the process is killed, none. ``suffixes`` are ready
+    properties to add, each closed by 0x02. What is missing, damaged or can go nowhere comes back in
+    ``bad``. Raises TargetError when the disk refuses.
+    """
+    with store.lock:
+        work = _Work(store, int64s(offsets), int64s(sizes), how, suffixes, store_ms)
+        work.measure()
+        return work.append()
+
+
+class _Work:
+    """One call of ``redeliver``; a row of input keeps its number until all are measured."""
+
+    def __init__(
+        self,
+        store: LiveStore,
+        offsets: Int64s,
+        sizes: Int64s,
+        how: Rewrite,
+        suffixes: ByteColumn | None,
+        store_ms: int,
+    ) -> None:
+        count = len(offsets)
+        self.store, self.log, self.how, self.store_ms = store, store.log, how, store_ms
+        self.offsets, self.sizes = offsets, sizes
+        self.suffixes = ByteColumn.repeat(None, count) if suffixes is None else suffixes
+        if not len(sizes) == len(self.suffixes) == count:
+            raise ValueError("offsets, sizes and suffixes differ in length")
+        self.addresses = record_addresses(self.log, offsets, sizes)
+        self.found = np.zeros((FOUND_COLUMNS, count), np.int64)
+        self.table = DestinationTable()
+        self.names = ByteColumn.of(sorted(how.dropped_names))
+        starts = address_of(self.names.data) + self.names.starts
+        self.dropped = np.ascontiguousarray(np.stack([starts, self.names.lengths], axis=1))
+        self.bad: list[tuple[int, FormatError]] = []
+
+    def measure(self) -> None:
+        """Find for every row what its successor needs, or what is wrong with it."""
+        is_fixed = self.how.topic is not None
+        if self.how.topic is not None:
+            self.table.number_of(self.how.topic.encode(), 0)
+        row = 0
+        while True:
+            row = measure_records(
+                self.addresses, self.sizes, self.offsets, self.suffixes.lengths, is_fixed,
+                self.dropped, self.table.rows, self.table.slots, self.table.used, self.found, row,
+            )  # fmt: skip
+            if row == len(self.offsets):
+                break
+            self.table.grow()
+        if not is_fixed:
+            self._doubt_destinations()
+        new_sizes = self.found[NEW_SIZE]
+        new_sizes[new_sizes > self.log.file_bytes - END_OF_FILE_MIN_BYTES] = 0
+        for odd in np.flatnonzero(new_sizes == 0).tolist():
+            self.addresses[odd] = -1
+            try:
+                self._measure_odd(odd)
+            except FormatError as error:
+                self.bad.append((odd, error))
+
+    def _doubt_destinations(self) -> None:
+        """Leave to the scalar code, which says what is wrong, what nothing can be delivered to."""
+        found = self.found
+        for number, destination in enumerate(self.table.destinations()):
+            text = destination.topic.decode("utf-8", "replace")
+            if "\ufffd" in text or topic_problem(text, self.how):
+                found[NEW_SIZE, found[DESTINATION] == number] = 0
+
+    def _measure_odd(self, row: int) -> None:
+        """The same as the kernel for one row, by the scalar code."""
+        message = self._message(row)
+        topic, queue_id = destination_of(message, self.how)
+        size_bytes = len(self._odd_record(row, message, queue_offset=0, position=0))
+        if size_bytes + END_OF_FILE_MIN_BYTES > self.log.file_bytes:
+            raise BadFieldError(
+                "a record larger than a log file",
+                offset=message.commit_log_offset,
+                expected=f"at most {self.log.file_bytes - END_OF_FILE_MIN_BYTES}",
+                found=size_bytes,
+            )
+        self.found[NEW_SIZE, row] = size_bytes
+        self.found[DESTINATION, row] = self.table.number_of(topic.encode(), queue_id)
+        self.found[TAGS_CODE, row] = tags_code_of(message)
+
+    def _message(self, row: int) -> StoredMessage:
+        """The record at a row's place, by the strict codec."""
+        offset, size_bytes = int(self.offsets[row]), int(self.sizes[row])
+        message = self.log.record(offset, size_bytes)
+        if message.commit_log_offset != offset:
+            raise BadFieldError(
+                "the record says that it lies elsewhere",
+                offset=offset,
+                found=message.commit_log_offset,
+            )
+        if (told := len(encode_message(message))) != size_bytes:
+            raise BadFieldError(
+                "the record has another length than its queue unit says",
+                offset=offset,
+                expected=size_bytes,
+                found=told,
+            )
+        return message
+
+    def _odd_record(
+        self, row: int, message: StoredMessage, *, queue_offset: int, position: int
+    ) -> bytes:
+        return redelivered(
+            message,
+            self.how,
+            queue_offset=queue_offset,
+            position=position,
+            store_ms=self.store_ms,
+            suffix=self.suffixes[row],
+        )
+
+    def append(self) -> Redelivered:
+        """Write what was measured: the log first, then the queues."""
+        rows = np.arange(len(self.offsets), dtype=np.int64)
+        if self.bad:
+            rows = self._leave_out_bad_rows()
+        if not len(rows):
+            return Redelivered(rows, rows, rows, self.bad, {})
+        numbers, sizes = self.found[DESTINATION], self.found[NEW_SIZE]
+        counts = np.bincount(numbers, minlength=len(self.table))
+        wanted = np.flatnonzero(counts)
+        names_of = self.table.destinations()
+        targets = [names_of[number] for number in wanted.tolist()]
+        queues = [self.store.queue(to.topic.decode(), to.queue_id) for to in targets]
+        first_offsets = np.zeros(len(counts), np.int64)
+        first_offsets[wanted] = [queue.max_offset for queue in queues]
+        queue_offsets = np.empty(len(rows), np.int64)
+        number_rows(numbers, first_offsets.copy(), queue_offsets)
+        positions = self.log.append_rows(sizes, self._filler(queue_offsets))
+
+        ends = np.cumsum(counts)
+        units = np.empty(len(rows), QUEUE_UNIT.dtype)
+        places = ends - counts - first_offsets
+        fill_units(
+            numbers, queue_offsets, places, positions, sizes, self.found[TAGS_CODE],
+            address_of(units),
+        )  # fmt: skip
+        for number, queue in zip(wanted.tolist(), queues, strict=True):
+            queue.append(units[ends[number] - counts[number] : ends[number]])
+        gone = dict(zip(targets, counts[wanted].tolist(), strict=True))
+        return Redelivered(positions, sizes, rows, self.bad, gone)
+
+    def _leave_out_bad_rows(self) -> Int64s:
+        """Only what can be appended stays; returns which rows of input that is."""
+        rows = np.flatnonzero(self.found[NEW_SIZE] > 0)
+        self.found = np.ascontiguousarray(self.found[:, rows])
+        self.addresses, self.offsets, self.sizes = (
+            self.addresses[rows], self.offsets[rows], self.sizes[rows],
+        )  # fmt: skip
+        self.suffixes = self.suffixes.take(rows)
+        return rows
+
+    def _filler(self, queue_offsets: Int64s) -> Callable[[slice, Int64s, int], None]:
+        """What writes a piece of the rows to an address, for the log to call."""
+        odd_rows = np.flatnonzero(self.addresses < 0)
+        suffix_block, _, _ = self.suffixes.addresses
+
+        def fill(rows: slice, positions: Int64s, target: int) -> None:
+            fill_records(
+                self.addresses, self.sizes, self.found, self.dropped, self.table.rows,
+                queue_offsets, positions, suffix_block, self.suffixes.starts,
+                self.suffixes.lengths, self.store_ms, rows.start, rows.stop, target,
+            )  # fmt: skip
+            first, last = np.searchsorted(odd_rows, [rows.start, rows.stop])
+            for row in odd_rows[first:last].tolist():
+                position = int(positions[row])
+                record = self._odd_record(
+                    row,
+                    self._message(row),
+                    queue_offset=int(queue_offsets[row]),
+                    position=position,
+                )
+                ctypes.memmove(target + position - int(positions[rows.start]), record, len(record))
+
+        return fill
