@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that is full from some change on, until room is made."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+CHANGES = ("pwrite", "pwritev", "ftruncate", "replace", "mkdir", "fsync", "fdatasync")
+
+
+@attrs.define
+class FullDisk:
+    """Changes are counted from 0; those from ``full_at`` on are refused, so many times.
+
+    The first write that is refused may still write the beginning of what it was given, as disks do
+    that are nearly full.
+    """
+
+    full_at: int
+    refusals: int = 10**9
+    done: int = 0
+    refused: int = 0
+    is_torn: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next change is refused."""
+        return self.done >= self.full_at and self.refused < self.refusals
+
+    def change(self, name: str, real: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        """Do it, or refuse."""
+        if not self.is_full:
+            self.done += 1
+            return real(*given, **options)
+        self.refused += 1
+        if self.is_torn and self.refused == 1 and name == "pwrite" and len(given[1]) > 1:
+            self.done += 1
+            descriptor, data, *place = given
+            return real(descriptor, memoryview(data).cast("B")[: len(data) // 2], *place)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def full_disk(full_at: int, refusals: int = 10**9, *, is_torn: bool = False) -> Iterator[FullDisk]:
+    """A full disk for everything that this process changes meanwhile."""
+    disk = FullDisk(full_at, refusals, is_torn=is_torn)
+    real_open = os.open
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **options: disk.change(name, real, *given, **options)
+
+    def make_or_open(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & os.O_CREAT and not os.path.lexists(path):
+            return int(disk.change("open", real_open, path, flags, *more, **options))
+        return real_open(path, flags, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CHANGES:
+            patch.setattr(os, name, counted(name, getattr(os, name)))
+        patch.setattr(os, "open", make_or_open)
+        yield disk
