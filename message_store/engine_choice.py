@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the two engines a store directory belongs to, as its files show it.
+
+Knows both by name and neither by import: whoever may import them maps the name to the class.
+"""
+
+from typing import Literal
+
+from message_store.errors import OptionsError
+from message_store.properties import LEVEL_TOPIC
+from message_store.segment_files import list_directories, list_segments
+from message_store.store_root import StoreRoot
+
+EngineName = Literal["levels", "wheel"]
+
+DELAY_OFFSETS_NAME = "delayOffset.json"
+
+
+def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
+    """The engines that have put something into this directory; none for a new one.
+
+    Brokers of 5.x make an empty wheel and a delayOffset.json wherever they start. So the wheel's
+    files count as soon as they are there, and the levels only by their queues where there is a
+    wheel. Raises SourceError where the disk refuses.
+    """
+    has_levels = bool(list_directories(store.consume_queues / LEVEL_TOPIC))
+    has_wheel = (
+        store.timer_wheel.exists()
+        or store.timer_queue().is_dir()
+        or bool(list_segments(store.timer_log))
+    )
+    if not has_wheel:
+        has_levels |= store.config_file(DELAY_OFFSETS_NAME).exists()
+    found: dict[EngineName, bool] = {"levels": has_levels, "wheel": has_wheel}
+    return tuple(name for name, is_there in found.items() if is_there)
+
+
+def choose_engine(
+    store: StoreRoot, asked: EngineName | None = None, *, may_be_new: bool = False
+) -> EngineName:
+    """The engine to open a store with: the one asked for, or else the one whose store it is.
+
+    Raises SourceError for a directory that is no store, unless it ``may_be_new`` and is missing or
+    empty; OptionsError where nothing or both engines lie in it and none was asked for.
+    """
+    is_new = not store.path.exists() or (store.path.is_dir() and not any(store.path.iterdir()))
+    if not (is_new and may_be_new):
+        store.require_readable()
+    if asked is not None:
+        return asked
+    found = () if is_new else engines_in(store)
+    if len(found) == 1:
+        return found[0]
+    what = "both levels and a wheel" if found else "neither levels nor a wheel yet"
+    raise OptionsError(f"{store.path}: holds {what}: choose with --engine levels or --engine wheel")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory tells whose it is, and is not guessed about where it does not."""
+
+from pathlib import Path
+
+import pytest
+
+from message_store.engine_choice import choose_engine, engines_in
+from message_store.errors import OptionsError, SourceError
+from message_store.store_root import StoreRoot
+
+LEVELS = ("consumequeue/SCHEDULE_TOPIC_XXXX/2/",)
+OFFSETS = ("config/delayOffset.json",)
+
+
+@pytest.mark.parametrize(
+    ("entries", "engines"),
+    [
+        ((), ()),
+        (("consumequeue/Orders/0/",), ()),
+        (LEVELS, ("levels",)),
+        (OFFSETS, ("levels",)),
+        (("timerwheel",), ("wheel",)),
+        (("timerlog/00000000000000000000",), ("wheel",)),
+        (("timerlog/",), ()),
+        (("consumequeue/rmq_sys_wheel_timer/0/",), ("wheel",)),
+        (("timerwheel", *OFFSETS), ("wheel",)),
+        (("timerwheel", *LEVELS), ("levels", "wheel")),
+    ],
+)
+def test_what_tells_an_engine(
+    entries: tuple[str, ...], engines: tuple[str, ...], tmp_path: Path
+) -> None:
+    for entry in ("commitlog/", *entries):
+        path = tmp_path / entry
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir() if entry.endswith("/") else path.touch()
+    store = StoreRoot(tmp_path)
+    assert engines_in(store) == engines
+    assert choose_engine(store, "levels") == "levels"
+    if len(engines) == 1:
+        assert choose_engine(store) == engines[0]
+    else:
+        with pytest.raises(OptionsError, match="--engine levels or --engine wheel"):
+            choose_engine(store)
+
+
+def test_a_new_place_takes_the_engine_that_is_asked_for(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        assert choose_engine(StoreRoot(place), "wheel", may_be_new=True) == "wheel"
+        with pytest.raises(OptionsError, match="neither levels nor a wheel"):
+            choose_engine(StoreRoot(place), may_be_new=True)
+        with pytest.raises(SourceError):
+            choose_engine(StoreRoot(place), "wheel")
+
+
+def test_what_is_no_store_is_no_place_for_one(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for place in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(SourceError):
+            choose_engine(StoreRoot(place), "wheel", may_be_new=True)
