@@ -23,6 +23,7 @@ def run_store(
     stop: Callable[[], bool] = _never,
     until_ms: int | None = None,
     poll_ms: int = DEFAULT_POLL_MS,
+    flush_every_ms: int | None = None,
 ) -> int:
     """Deliver what becomes due, until told to stop; how many messages that were.
 
@@ -30,6 +31,8 @@ def run_store(
     asked before every round. What is due at ``until_ms`` is still delivered, nothing after it.
     ``poll_ms`` bounds each sleep, because another thread may schedule something sooner or ``stop``
     may change its mind; where neither can happen (a week on a ``ManualClock``) let it be long.
+    With ``flush_every_ms`` the store is flushed that often, so that a loss of power takes back no
+    more than that and a round.
 
     Errors of the store and of ``on_deliveries`` come out; what was delivered until then stays
     delivered.
@@ -41,9 +44,12 @@ def run_store(
     ...     run_store(store, clock, list, until_ms=week_ms, poll_ms=3_600_000)
     1
     """
-    delivered = 0
+    delivered, flushed_ms = 0, clock.now_ms()
     while not stop():
         now_ms = clock.now_ms()
+        if flush_every_ms is not None and not 0 <= now_ms - flushed_ms < flush_every_ms:
+            store.flush()
+            flushed_ms = now_ms
         if until_ms is not None:
             now_ms = min(now_ms, until_ms)
         deliveries = store.advance(now_ms)

@@ -166,3 +166,25 @@ def test_on_the_system_clock_another_thread_schedules_and_stops() -> None:
     loop.join(60)
     assert not loop.is_alive()
     assert found == [b"a"]
+
+
+def test_a_store_is_flushed_as_often_as_asked_for_and_no_more() -> None:
+    @attrs.define
+    class Flushed(MemoryStore):
+        clock: ManualClock
+        times_ms: list[int] = attrs.field(factory=list)
+
+        def __attrs_pre_init__(self) -> None:
+            super().__init__()
+
+        def flush(self) -> None:
+            self.times_ms.append(self.clock.now_ms())
+
+    clock = ManualClock(5_000)
+    store = Flushed(clock)
+    run_store(store, clock, list, until_ms=8_500, flush_every_ms=1_000)
+    assert store.times_ms == [6_000, 7_000, 8_000]
+    clock.tick(-4_000)
+    rounds = iter([False, False, True])
+    run_store(store, clock, lambda _all: None, stop=lambda: next(rounds), flush_every_ms=1_000)
+    assert len(store.times_ms) == 3
