@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people type, made into values: times, levels, settings; and the flags that verbs share.
+"""The flags that verbs share, and what the flags of a conversion ask for."""
 
-Anything that cannot be understood is a usage error, which names the flag and what it takes.
-"""
-
-import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli_values import TIME_FORMS, LevelRange, LevelTable, Place, Setting, Time
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError, DelayStoreError
+from message_store.errors import DelayStoreError
 from message_store.store_root import COMMIT_LOG_FILE_BYTES
 from migrate.spark_master import DEFAULT_MASTER
 
@@ -23,115 +19,9 @@ if TYPE_CHECKING:
 
 LEVEL_TABLE_KEY = "messageDelayLevel"
 PRECISIONS = ("100", "200", "500", "1000")
-EPOCH_MS_MIN = 10**11
-"""A smaller number of milliseconds is a time before March 1973: somebody meant seconds."""
-EPOCH_MS_DIGITS = 13
-"""As many as milliseconds have until November 2286."""
-TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
-
-
-class Time(click.ParamType[int]):
-    """ISO 8601 (UTC unless it says otherwise) or epoch milliseconds; becomes epoch milliseconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The time in milliseconds."""
-        if isinstance(value, int):
-            return value
-        if value.isascii() and value.isdigit():
-            return self._epoch_ms(value, param, ctx)
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither ISO 8601 nor epoch milliseconds", param, ctx)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
-
-    def _epoch_ms(
-        self, digits: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Milliseconds, unless they would be before 1973, as seconds are, or after 2286."""
-        if len(digits) > EPOCH_MS_DIGITS:
-            self.fail(
-                f"{digits[:32]!r} is beyond the year 2286; milliseconds are wanted", param, ctx
-            )
-        if int(digits) < EPOCH_MS_MIN:
-            self.fail(f"{digits!r} looks like seconds; milliseconds are wanted", param, ctx)
-        return int(digits)
-
-
-class LevelRange(click.ParamType[tuple[int, ...]]):
-    """Levels such as ``1-18`` or ``3,5,7-9``; becomes a tuple of numbers."""
-
-    name = "levels"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The levels in order, each once."""
-        levels: set[int] = set()
-        for part in value.split(","):
-            first, _, last = part.partition("-")
-            try:
-                bounds = int(first), int(last or first)
-            except ValueError:
-                self.fail(f"{value!r} is not like 1-18 or 3,5,7-9", param, ctx)
-            if not 1 <= bounds[0] <= bounds[1] <= DelayLevels.parse().max_level:
-                self.fail(f"{part!r} is not within RocketMQ's levels 1 to 18", param, ctx)
-            levels |= set(range(bounds[0], bounds[1] + 1))
-        return tuple(sorted(levels))
-
-
-class Place(click.Path):
-    """A path, which an empty word is not: it would become the folder that one is in."""
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        """The path."""
-        if value == "":
-            self.fail("an empty path", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-class LevelTable(click.ParamType[DelayLevels]):
-    """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
-
-    name = "level table"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> DelayLevels:
-        """The table."""
-        try:
-            return DelayLevels.parse(value)
-        except BadFieldError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Setting(click.ParamType[tuple[str, str]]):
-    """``KEY=VALUE``."""
-
-    name = "key=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Key and value."""
-        key, separator, text = value.partition("=")
-        if not separator or not key:
-            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
-        return key, text
-
-
-# --- what several verbs take ----------------------------------------------------------------------
 
 STORE = Place(path_type=Path)
 
@@ -313,13 +203,13 @@ def conversion_request(
     from migrate.settings import ConvertOptions
 
     return ConvertOptions(
-        level_table=_level_table(level_table, broker_conf),
+        level_table=given_level_table(level_table, broker_conf),
         settings=_target_settings(target_conf, precision_ms),
         **given,
     )
 
 
-def _level_table(given: DelayLevels | None, broker_conf: Path | None) -> DelayLevels | None:
+def given_level_table(given: DelayLevels | None, broker_conf: Path | None) -> DelayLevels | None:
     """The source's level table, as typed or from its broker's configuration; None for neither."""
     if given is not None or broker_conf is None:
         return given

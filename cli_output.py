@@ -6,9 +6,12 @@ escaped before it reaches a terminal.
 """
 
 import io
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +20,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+import cli_engine_text as engine_text
 import cli_text as text
+from cli_messages import delivered_json, message_json
 from cli_progress import StageProgress, say_on_stderr
-from message_store.delay_store import Pending
+from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
 from message_store.errors import BadRecordsError, DelayStoreError
+from message_store.message import StoredMessage
 from message_store.printable import iso_time, printable, when
+from message_store.recall_handle import RecallHandle
+from message_store.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
     from legacy_levels.generate import GeneratedStore
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 WIDTH_WITHOUT_TERMINAL = 100
 LISTED_TOPICS = 20
+LINES_AT_ONCE = 1_000
 
 
 class OutputError(DelayStoreError):
@@ -48,7 +57,7 @@ class Output:
     def __init__(self, *, as_json: bool, is_quiet: bool) -> None:
         self.as_json = as_json
         self._is_quiet = is_quiet
-        self._has_reader = True
+        self.has_reader = True
 
     def progress(self) -> StageProgress:
         """The progress of this command, for a ``with`` block."""
@@ -100,7 +109,7 @@ class Output:
         unreadable = 0
         as_json = self.as_json or not sys.stdout.isatty()
         for message in messages:
-            if not self._has_reader:
+            if not self.has_reader:
                 break
             if not isinstance(message, Pending):
                 unreadable += 1
@@ -170,6 +179,68 @@ class Output:
         )
         self._say(f"{log} of commit log{text.due_span(made.due_min_ms, made.due_max_ms, now_ms)}")
 
+    # --- engines ----------------------------------------------------------------------------------
+
+    def scheduled(self, receipts: Sequence[Receipt], now_ms: int) -> None:
+        """``schedule``."""
+        if self.as_json:
+            self._print_lines(json.dumps(attrs.asdict(receipt)) for receipt in receipts)
+        else:
+            self._say_lines(engine_text.receipt_lines(receipts, now_ms))
+
+    @contextmanager
+    def deliveries(self) -> Iterator[Callable[[Deliveries], None]]:
+        """What ``run`` hands its deliveries to: lines with ``--json``, a count otherwise."""
+        count = 0
+        with self.progress() as progress:
+            progress("delivering", 0, 0)
+
+            def take(delivered: Deliveries) -> None:
+                nonlocal count
+                if self.as_json:
+                    self._print_lines(json.dumps(delivered_json(each)) for each in delivered)
+                count += len(delivered)
+                progress("delivering", count, 0)
+
+            yield take
+
+    def ran(self, delivered: int, next_due_ms: int | None, now_ms: int, signal: str | None) -> None:
+        """``run``, at its end."""
+        line = engine_text.ran_line(delivered, next_due_ms, now_ms, signal)
+        if not self.as_json:
+            self._say(line)
+        elif not self._is_quiet:
+            say_on_stderr(line)
+
+    def cancellation(self, handle: str, answer: Cancellation, now_ms: int) -> None:
+        """``cancel``, of one handle."""
+        parts = RecallHandle.parse(handle)
+        if self.as_json:
+            facts = {"handle": handle, **attrs.asdict(parts), "cancellation": answer.value}
+            self._print(json.dumps(facts))
+        else:
+            self._say(engine_text.cancellation_line(parts, answer, now_ms))
+
+    def no_such_topic(self, path: Path, topic: str, topics: Sequence[str]) -> None:
+        """``read``, of a topic that has no queues."""
+        self.warn(f"{path}: {engine_text.no_such_topic_line(topic, topics)}")
+
+    def messages(self, messages: Iterable[StoredMessage | UnreadableMessage], now_ms: int) -> int:
+        """``read``; returns how many could not be read, which go to stderr."""
+        unreadable = 0
+        as_json = self.as_json or not sys.stdout.isatty()
+        for message in messages:
+            if not self.has_reader:
+                break
+            if isinstance(message, UnreadableMessage):
+                unreadable += 1
+                self.warn(f"cannot be read: {engine_text.unreadable_line(message)}")
+            elif as_json:
+                self._print(json.dumps(message_json(message)))
+            else:
+                self._say(engine_text.message_line(message, now_ms))
+        return unreadable
+
     # --- printing ---------------------------------------------------------------------------------
 
     def _print_json(self, value: Any) -> None:
@@ -179,17 +250,23 @@ class Output:
         self._print(printable(line))
 
     def _print(self, line: str) -> None:
-        if not self._has_reader:
+        if not self.has_reader:
             return
         try:
             click.echo(line)
         except OSError as error:
             # What is left in its buffer must not fail once more when the program ends.
             sys.stdout = io.StringIO()
-            self._has_reader = False
+            self.has_reader = False
             if not isinstance(error, BrokenPipeError):
                 what = f"standard output cannot be written: {error.strerror}"
                 raise OutputError(what) from error
+
+    def _print_lines(self, lines: Iterable[str]) -> None:
+        """Many lines, some at a time: each print is a call of the system."""
+        left = iter(lines)
+        while self.has_reader and (some := list(itertools.islice(left, LINES_AT_ONCE))):
+            self._print("\n".join(some))
 
     def _say_lines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -100,8 +100,8 @@ class StageProgress(AbstractContextManager["StageProgress"]):
         interval_s = LINE_EVERY_S if done != self._last_done else SAME_LINE_EVERY_S
         if now_s - self._last_line_s >= interval_s:
             self._last_line_s, self._last_done = now_s, done
-            share = f" ({done * 100 // total} %)" if total else ""
-            self._line(f"{self._stage}: {done:,} of {total:,}{share} after {spent}")
+            share = f" of {total:,} ({done * 100 // total} %)" if total else ""
+            self._line(f"{self._stage}: {done:,}{share} after {spent}")
 
     def _line(self, text: str) -> None:
         say_on_stderr(text)

@@ -48,7 +48,8 @@ def read_broker_conf(path: Path) -> dict[str, str]:
         raise BadFieldError(error.problem, path=path, found=error.found) from error
 
 
-def _number(conf: Mapping[str, str], key: str, default: int) -> int:
+def positive_number(conf: Mapping[str, str], key: str, default: int) -> int:
+    """A number of a broker's configuration. Raises SourceError for what is none, or not above 0."""
     if key not in conf:
         return default
     try:
@@ -100,24 +101,30 @@ class TargetSettings:
         """
         stated = "timerPrecisionMs" in conf
         precision = snap_precision(
-            _number(conf, "timerPrecisionMs", precision_ms or DEFAULT_PRECISION_MS)
+            positive_number(conf, "timerPrecisionMs", precision_ms or DEFAULT_PRECISION_MS)
         )
         if precision_ms is not None and stated and precision != precision_ms:
             raise SourceError(
                 f"--precision-ms {precision_ms} and timerPrecisionMs={precision} of the target's"
                 " configuration disagree: a broker with another precision would lose every message"
             )
-        queue_bytes = _number(conf, "mappedFileSizeConsumeQueue", QUEUE_FILE_BYTES)
+        queue_bytes = positive_number(conf, "mappedFileSizeConsumeQueue", QUEUE_FILE_BYTES)
         return cls(
             precision_ms=precision,
-            roll_window_slots=_number(conf, "timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS),
-            commit_log_file_bytes=_number(conf, "mappedFileSizeCommitLog", COMMIT_LOG_FILE_BYTES),
+            roll_window_slots=positive_number(
+                conf, "timerRollWindowSlot", DEFAULT_ROLL_WINDOW_SLOTS
+            ),
+            commit_log_file_bytes=positive_number(
+                conf, "mappedFileSizeCommitLog", COMMIT_LOG_FILE_BYTES
+            ),
             queue_file_bytes=-(-queue_bytes // QUEUE_UNIT.size) * QUEUE_UNIT.size,
-            timer_log_file_bytes=_number(conf, "mappedFileSizeTimerLog", TIMER_LOG_FILE_BYTES),
-            max_message_bytes=_number(conf, "maxMessageSize", 0)
+            timer_log_file_bytes=positive_number(
+                conf, "mappedFileSizeTimerLog", TIMER_LOG_FILE_BYTES
+            ),
+            max_message_bytes=positive_number(conf, "maxMessageSize", 0)
             if "maxMessageSize" in conf
             else None,
-            retention_hours=_number(conf, "fileReservedTime", DEFAULT_RETENTION_HOURS),
+            retention_hours=positive_number(conf, "fileReservedTime", DEFAULT_RETENTION_HOURS),
         )
 
     @property

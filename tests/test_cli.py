@@ -518,7 +518,7 @@ def test_a_precision_that_contradicts_the_target_s_broker(tmp_path: Path) -> Non
     ],
 )
 def test_times_as_people_write_them(text: str, time_ms: int) -> None:
-    from cli_input import Time
+    from cli_values import Time
 
     assert Time().convert(text, None, None) == time_ms
 
@@ -670,6 +670,7 @@ def test_every_verb_takes_quiet_and_every_reading_verb_a_now() -> None:
     }
     assert all("--quiet" in known for known in flags.values())
     asks_the_clock = {"inspect", "convert", "pending", "generate"}
+    asks_the_clock |= {"schedule", "run", "cancel", "read"}
     assert {name for name, known in flags.items() if "--now" in known} == asks_the_clock
     assert isinstance(cli.main, click.Group)
 

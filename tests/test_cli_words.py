@@ -107,6 +107,8 @@ def test_the_verdict_is_about_what_was_looked_at(
         ("convert", "S", "T", "--broker-conf", ""),
         ("verify", "S", ""),
         ("generate", "", "--messages", 1),
+        ("run", ""),
+        ("read", "", "T"),
     ],
 )
 def test_an_empty_word_is_no_path(words: tuple[object, ...]) -> None:
@@ -128,7 +130,7 @@ def test_a_number_that_is_no_time_in_milliseconds(flag: str, number: str, senten
 
 
 def test_every_flag_that_takes_a_time_says_in_which_zone() -> None:
-    for verb in ("inspect", "convert", "pending", "generate"):
+    for verb in ("inspect", "convert", "pending", "generate", "schedule", "run", "read"):
         words = " ".join(run(verb, "--help").output.split())
         assert "ISO 8601 (UTC where it names no zone) or epoch milliseconds" in words
 

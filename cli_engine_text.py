@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the verbs that use an engine say to people; lines are not yet escaped."""
+
+from collections.abc import Iterator, Sequence
+
+from cli_text import due_span, some
+from message_store.delay_store import Cancellation, Receipt
+from message_store.message import StoredMessage
+from message_store.printable import iso_time, when
+from message_store.recall_handle import RecallHandle
+from message_store.topic_listing import UnreadableMessage
+
+LISTED_TOPICS = 20
+SHOWN_BODY_BYTES = 60
+
+
+def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
+    """What was stored for later: one message with its handle, many as from when to when."""
+    if len(receipts) == 1:
+        [receipt] = receipts
+        is_exact = receipt.promised_ms == receipt.due_ms
+        asked = "" if is_exact else f", asked for {iso_time(receipt.due_ms)}"
+        yield f"{receipt.topic}: comes {when(receipt.promised_ms, now_ms)}{asked}"
+        yield f"handle: {receipt.handle}"
+        return
+    promised_ms = [receipt.promised_ms for receipt in receipts]
+    first_ms, last_ms = min(promised_ms, default=None), max(promised_ms, default=None)
+    yield f"{_messages(len(receipts))} stored{due_span(first_ms, last_ms, now_ms)}"
+
+
+def cancellation_line(handle: RecallHandle, answer: Cancellation, now_ms: int) -> str:
+    """What came of taking a message back."""
+    return f"{answer.value}: {handle.topic} {handle.unique_key}, due {when(handle.due_ms, now_ms)}"
+
+
+def ran_line(delivered: int, next_due_ms: int | None, now_ms: int, signal: str | None) -> str:
+    """What a run has done, why it ended, and what is left."""
+    ended = "" if signal is None else f" until {signal}"
+    left = (
+        "nothing waits" if next_due_ms is None else f"the next is due {when(next_due_ms, now_ms)}"
+    )
+    return f"{_messages(delivered)} delivered{ended}; {left}"
+
+
+def _messages(number: int) -> str:
+    return f"{number:,} message{'' if number == 1 else 's'}"
+
+
+def message_line(message: StoredMessage, now_ms: int) -> str:
+    """One message of a topic."""
+    text = message.body[:SHOWN_BODY_BYTES].decode("utf-8", "replace")
+    more = " ..." if len(message.body) > SHOWN_BODY_BYTES else ""
+    words = [
+        when(message.store_timestamp_ms, now_ms),
+        f"{message.topic}/{message.queue_id} at {message.queue_offset}",
+        f"tags {message.tags}" if message.tags else "",
+        f"keys {' '.join(message.keys)}" if message.keys else "",
+        message.unique_key or "",
+        f"{len(message.body):,} bytes, compressed" if message.is_compressed else text + more,
+    ]
+    return "  ".join(word for word in words if word)
+
+
+def unreadable_line(message: UnreadableMessage) -> str:
+    """An entry of a topic whose message cannot be read: where, and why."""
+    place = f"queue {message.queue_id}, queue offset {message.queue_offset}"
+    return f"{place}, log offset {message.commit_log_offset}: {message.reason}"
+
+
+def no_such_topic_line(topic: str, topics: Sequence[str]) -> str:
+    """What a store does hold, for whoever asked for something else."""
+    held = f"it holds {some(topics, LISTED_TOPICS)}" if topics else "it holds no topic yet"
+    return f"nothing was ever put into {topic}; {held}"

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that use an engine, ``schedule``, ``run`` and ``cancel``, and ``read``.
+
+Each is one call of the library, on a store that delaywheel made or that a broker left.
+"""
+
+import itertools
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli_input import STORE, now_option
+from cli_messages import message_options, requested, time_due_ms
+from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
+from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Handle, Time
+from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
+from message_store.clock import ManualClock
+from message_store.delay_store import Cancellation
+from message_store.errors import BadFieldError
+from message_store.runner import DEFAULT_POLL_MS, run_store
+
+if TYPE_CHECKING:
+    from cli_messages import Request
+    from cli_output import Output
+    from message_store.delay_store import Receipt
+
+FLUSH_EVERY_MS = 1_000
+LEAP_MS = 3_600_000
+"""How far a clock by hand leaps where nothing is due."""
+
+
+@verb(
+    "delaywheel schedule /tmp/orders --engine wheel --topic orders --body 'cancel 42' \\\n"
+    "    --after 90s --tags timeout --keys 42"
+)
+@click.argument("store", type=STORE)
+@message_options
+@engine_options
+def schedule(output: "Output", store: Path, **given: Any) -> None:
+    """Store a message now that goes into its topic later.
+
+    Prints when it will come, and the handle by which it can be cancelled. A store that is not there
+    yet is made, by the engine that --engine names.
+
+    With --lines, every line is an object such as {"topic": "orders", "body": "cancel 42", "after":
+    "90s"}. Its fields are named as the flags are; "body_base64" takes the place of "body" for what
+    is no text, and "properties" is an object.
+    """
+    how = {name: given.pop(name) for name in ENGINE_FLAGS}
+    requests = requested(**given)
+    with opened(output, store, may_be_new=True, **how) as (engine, clock):
+        try:
+            receipts = _scheduled(engine, requests, clock.now_ms())
+        except BadFieldError as error:
+            raise click.UsageError(str(error)) from error
+        now_ms = clock.now_ms()
+    output.scheduled(receipts, now_ms)
+
+
+def _scheduled(engine: "Engine", requests: "list[Request]", now_ms: int) -> "Sequence[Receipt]":
+    """The receipts of one message, or of many, of which all are stored or none."""
+    if len(requests) == 1:
+        return [engine.schedule(requests[0].message, requests[0].due)]
+    from message_store.byte_column import int64s
+    from message_store.message_batch import MessageBatch
+
+    batch = MessageBatch.of(request.message for request in requests)
+    due_ms = [time_due_ms(request.due, now_ms, engine.levels) for request in requests]
+    made = engine.schedule_batch(batch, int64s(due_ms))
+    return [made.receipt(row) for row in range(len(made))]
+
+
+@verb("delaywheel run /tmp/orders --json --for 10m")
+@click.argument("store", type=STORE)
+@click.option("--until", "until_ms", type=Time(), help=f"End then: {TIME_FORMS}.")
+@click.option("--for", "for_ms", type=Duration(), help=f"End after so long, {DURATION_FORMS}.")
+@engine_options
+def run(
+    output: "Output", store: Path, until_ms: int | None, for_ms: int | None, **given: Any
+) -> None:
+    """Deliver what is due into its topics, when it is due, until Ctrl-C, --until or --for.
+
+    With --json each delivery is an object on a line of its own. What was delivered is synced to the
+    disk every second. Nobody else can use the store meanwhile.
+
+    With --now nothing is waited for: what is due then is delivered, and with --until or --for all
+    that is due until then, as if the time had passed.
+    """
+    if until_ms is not None and for_ms is not None:
+        raise click.UsageError("--until and --for: one of them says when to end")
+    with _signals() as signals, opened(output, store, **given) as (engine, clock):
+        is_by_hand = isinstance(clock, ManualClock)
+        if for_ms is not None:
+            until_ms = clock.now_ms() + for_ms
+        elif until_ms is None and is_by_hand:
+            until_ms = clock.now_ms()
+        with output.deliveries() as feed:
+            delivered = run_store(
+                engine,
+                clock,
+                feed,
+                stop=lambda: bool(signals) or not output.has_reader,
+                until_ms=until_ms,
+                poll_ms=LEAP_MS if is_by_hand else DEFAULT_POLL_MS,
+                flush_every_ms=None if is_by_hand else FLUSH_EVERY_MS,
+            )
+        next_due_ms, now_ms = engine.next_due_ms(), clock.now_ms()
+    output.ran(delivered, next_due_ms, now_ms, signals[0] if signals else None)
+    stopped_early = bool(signals) and until_ms is not None
+    click.get_current_context().exit(INTERRUPTED if stopped_early else DONE)
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """The name of the first SIGINT or SIGTERM, once it has come; a second one acts as ever."""
+    seen: list[str] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        seen.append(signal.Signals(number).name)
+        restore()
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as in the background of a shell
+            signal.signal(number, note)
+    try:
+        yield seen
+    finally:
+        restore()
+
+
+@verb("delaywheel cancel /tmp/orders djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI=")
+@click.argument("store", type=STORE)
+@click.argument("handles", type=Handle(), nargs=-1, required=True, metavar="HANDLE...")
+@engine_options
+def cancel(output: "Output", store: Path, handles: tuple[str, ...], **given: Any) -> None:
+    """Take messages back by the handles that schedule printed.
+
+    Says of each that it was cancelled, already delivered, or never existed. Ends with exit code 1
+    unless all were cancelled.
+    """
+    with opened(output, store, **given) as (engine, clock):
+        answers = [(handle, engine.cancel(handle)) for handle in handles]
+        now_ms = clock.now_ms()
+    for handle, answer in answers:
+        output.cancellation(handle, answer, now_ms)
+    all_cancelled = all(answer is Cancellation.CANCELLED for _handle, answer in answers)
+    click.get_current_context().exit(DONE if all_cancelled else FINDINGS)
+
+
+@verb("delaywheel read /tmp/orders orders --queue-id 0 --from 0 --limit 5")
+@click.argument("store", type=STORE)
+@click.argument("topic")
+@click.option("--queue-id", type=click.IntRange(min=0), help="Only this queue; else all of them.")
+@click.option(
+    "--from",
+    "from_offset",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Begin at this ordinal of each queue.",
+)
+@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
+@now_option("As of when:")
+def read(
+    output: "Output", store: Path, topic: str, limit: int | None, now_ms: int, **which: Any
+) -> None:
+    """List the messages that stand in a topic, as a consumer would get them.
+
+    One JSON object a line; on a terminal, unless --json is given, one message a line for people.
+    The store is only read: it may be a broker's. Messages that cannot be read are named on stderr,
+    and end the command with exit code 1.
+    """
+    with loading(output):
+        from message_store.topic_listing import list_topic, topics_with_queues
+    topics = topics_with_queues(store)
+    if topic not in topics:
+        output.no_such_topic(store, topic, topics)
+    found = itertools.islice(list_topic(store, topic, **which), limit)
+    unreadable = output.messages(found, now_ms)
+    click.get_current_context().exit(FINDINGS if unreadable else DONE)

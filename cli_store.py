@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the engine of a store as the flags ask for it: which one, on whose clock, with which of a
+broker's settings.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from cli_input import PRECISIONS, STORE, given_level_table
+from cli_values import TIME_FORMS, LevelTable, Time
+from cli_verbs import loading
+from message_store.clock import Clock, ManualClock, SystemClock
+from message_store.delay_levels import DelayLevels
+from message_store.delay_store import DelayStore
+from message_store.engine_choice import EngineName, choose_engine, engines_in
+from message_store.errors import DelayStoreError
+from message_store.store_root import StoreRoot
+
+if TYPE_CHECKING:
+    from cli_output import Output
+
+CONF_FLAG = "--broker-conf"
+DEFAULT_MAX_DELAY_S = 259_200
+HOUR_MS = 3_600_000
+ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "now_ms")
+
+
+class Engine(DelayStore, Protocol):
+    """What both engines are beyond the interface: stores of a level table."""
+
+    @property
+    def levels(self) -> DelayLevels:
+        """What ``AtLevel`` means."""
+
+
+def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of every verb that opens an engine, for ``opened``."""
+    for option in reversed(_ENGINE_OPTIONS):
+        function = option(function)
+    return function
+
+
+_ENGINE_OPTIONS = (
+    click.option(
+        "--engine",
+        type=click.Choice(["levels", "wheel"]),
+        help="Which engine; needed for a new store, and where both have left something.",
+    ),
+    click.option(
+        "--precision-ms",
+        type=click.Choice(PRECISIONS),
+        help="How wide a slot of the wheel is; of a store that is there, it must be the same.",
+    ),
+    click.option(
+        "--level-table",
+        type=LevelTable(),
+        help='What the levels mean, unless RocketMQ\'s own; such as "1s 5s 10s".',
+    ),
+    click.option(
+        CONF_FLAG,
+        type=STORE,
+        help="A broker's configuration file, for its messageDelayLevel, timerPrecisionMs,"
+        " timerRollWindowSlot, timerMaxDelaySec, sizes of files, fileReservedTime and brokerName.",
+    ),
+    click.option(
+        "--now",
+        "now_ms",
+        type=Time(),
+        show_default="the clock",
+        help=f"Act as if it were then: {TIME_FORMS}.",
+    ),
+)
+
+
+@contextmanager
+def opened(
+    output: "Output",
+    path: Path,
+    *,
+    engine: EngineName | None,
+    now_ms: int | None,
+    may_be_new: bool = False,
+    **settings: Any,
+) -> Iterator[tuple[Engine, Clock]]:
+    """The engine of a store, and the clock that it goes by; closed at the end of the block.
+
+    A second engine that has something in the same directory is warned of, because what waits there
+    stays where it is.
+    """
+    with loading(output):
+        from migrate.finished_target import refuse_unfinished
+    root = StoreRoot(path)
+    refuse_unfinished(root)
+    chosen = choose_engine(root, engine, may_be_new=may_be_new)
+    how = _settings(chosen, **settings)
+    for other in engines_in(root):
+        if other != chosen:
+            output.warn(f"{path}: what waits in the {other} of this store is left alone")
+    clock = SystemClock() if now_ms is None else ManualClock(now_ms)
+    with loading(output):
+        store = _open(path, chosen, clock=clock, **how)
+    with store:
+        yield store, clock
+
+
+def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
+    if engine == "levels":
+        from legacy_levels.level_store import LevelStore
+
+        return LevelStore.open(path, **settings)
+    from timer_wheel.wheel_store import WheelStore
+
+    return WheelStore.open(path, **settings)
+
+
+def _settings(
+    engine: EngineName,
+    *,
+    precision_ms: str | None,
+    level_table: DelayLevels | None,
+    broker_conf: Path | None,
+) -> dict[str, Any]:
+    """What an engine is opened with; what nobody said is left to the engine and its store."""
+    if engine == "levels" and precision_ms is not None:
+        raise click.UsageError("--precision-ms is for the wheel, and this is a store of levels")
+    found: dict[str, Any] = {}
+    levels = given_level_table(level_table, broker_conf)
+    if levels is not None:
+        found["levels"] = levels
+    if precision_ms is not None:
+        found["precision_ms"] = int(precision_ms)
+    if broker_conf is not None:
+        found |= _of_broker(engine, broker_conf, found.get("precision_ms"))
+    return found
+
+
+def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict[str, Any]:
+    """What a broker's configuration says of an engine."""
+    from message_store.store_settings import StoreSettings
+    from migrate.settings import TargetSettings, positive_number, read_broker_conf
+
+    try:
+        conf = read_broker_conf(path)
+        told = TargetSettings.from_conf(conf, precision_ms)
+        settings = StoreSettings(
+            commit_log_file_bytes=told.commit_log_file_bytes,
+            queue_file_bytes=told.queue_file_bytes,
+            timer_log_file_bytes=told.timer_log_file_bytes,
+            retention_ms=told.retention_hours * HOUR_MS,
+            broker_name=conf.get("brokerName") or StoreSettings().broker_name,
+        )
+        if engine == "levels":
+            return {"settings": settings}
+        longest_s = positive_number(conf, "timerMaxDelaySec", DEFAULT_MAX_DELAY_S)
+    except DelayStoreError as error:
+        raise click.BadParameter(str(error), param_hint=CONF_FLAG) from error
+    return {
+        "settings": settings,
+        "precision_ms": told.precision_ms,
+        "roll_window_slots": told.roll_window_slots,
+        "max_delay_ms": longest_s * 1_000,
+    }

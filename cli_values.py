@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people type, made into values: times, durations, levels, settings, paths.
+
+Anything that cannot be understood is a usage error, which names the flag and what it takes.
+"""
+
+import os
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from message_store.delay_levels import DelayLevels
+from message_store.errors import BadFieldError
+from message_store.recall_handle import RecallHandle
+
+EPOCH_MS_MIN = 10**11
+"""A smaller number of milliseconds is a time before March 1973: somebody meant seconds."""
+EPOCH_MS_DIGITS = 13
+"""As many as milliseconds have until November 2286."""
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DURATION_FORMS = "such as 90s, 1h30m, 250ms or 2d"
+TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
+
+
+class Time(click.ParamType[int]):
+    """ISO 8601 (UTC unless it says otherwise) or epoch milliseconds; becomes epoch milliseconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The time in milliseconds."""
+        if isinstance(value, int):
+            return value
+        if value.isascii() and value.isdigit():
+            return self._epoch_ms(value, param, ctx)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither ISO 8601 nor epoch milliseconds", param, ctx)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1000)
+
+    def _epoch_ms(
+        self, digits: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Milliseconds, unless they would be before 1973, as seconds are, or after 2286."""
+        if len(digits) > EPOCH_MS_DIGITS:
+            self.fail(
+                f"{digits[:32]!r} is beyond the year 2286; milliseconds are wanted", param, ctx
+            )
+        if int(digits) < EPOCH_MS_MIN:
+            self.fail(f"{digits!r} looks like seconds; milliseconds are wanted", param, ctx)
+        return int(digits)
+
+
+class Duration(click.ParamType[int]):
+    """``90s``, ``1h30m``, ``250ms``, ``2d``; becomes milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The duration in milliseconds."""
+        if not re.fullmatch(r"([0-9]{1,12}(ms|[smhd]))+", value):
+            self.fail(f"{value!r} is not a duration {DURATION_FORMS}", param, ctx)
+        parts = re.findall(r"([0-9]+)(ms|[smhd])", value)
+        return sum(int(number) * _UNIT_MS[unit] for number, unit in parts)
+
+
+class Handle(click.ParamType[str]):
+    """A recall handle, as ``schedule`` prints it and RocketMQ's own clients get it."""
+
+    name = "handle"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The handle, once it is known to be one."""
+        try:
+            RecallHandle.parse(value)
+        except BadFieldError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+class LevelRange(click.ParamType[tuple[int, ...]]):
+    """Levels such as ``1-18`` or ``3,5,7-9``; becomes a tuple of numbers."""
+
+    name = "levels"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The levels in order, each once."""
+        levels: set[int] = set()
+        for part in value.split(","):
+            first, _, last = part.partition("-")
+            try:
+                bounds = int(first), int(last or first)
+            except ValueError:
+                self.fail(f"{value!r} is not like 1-18 or 3,5,7-9", param, ctx)
+            if not 1 <= bounds[0] <= bounds[1] <= DelayLevels.parse().max_level:
+                self.fail(f"{part!r} is not within RocketMQ's levels 1 to 18", param, ctx)
+            levels |= set(range(bounds[0], bounds[1] + 1))
+        return tuple(sorted(levels))
+
+
+class Place(click.Path):
+    """A path, which an empty word is not: it would become the folder that one is in."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        """The path."""
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class LevelTable(click.ParamType[DelayLevels]):
+    """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
+
+    name = "level table"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> DelayLevels:
+        """The table."""
+        try:
+            return DelayLevels.parse(value)
+        except BadFieldError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Setting(click.ParamType[tuple[str, str]]):
+    """``KEY=VALUE``."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Key and value."""
+        key, separator, text = value.partition("=")
+        if not separator or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key, text

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every verb is made of: exit codes, refusals as one sentence, ``--json`` and ``--quiet``, an
+example at the end of its help.
+"""
+
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from message_store.errors import DelayStoreError
+
+if TYPE_CHECKING:
+    from cli_output import Output
+
+DONE = 0
+"""Everything asked for was done, and nothing is wrong."""
+FINDINGS = 1
+"""Something is wrong that the command was asked to look for: differences, unreadable messages."""
+USAGE = 2
+"""The command was not understood, or does not fit the store: level table, now."""
+SOURCE_UNREADABLE = 3
+"""The source is missing, of a kind that is not read, in use, crashed, or damaged beyond reading."""
+TARGET_UNWRITABLE = 4
+"""The target cannot be written or continued, or there is nothing to write it with (Java, Spark)."""
+STOPPED_BY_POLICY = 5
+"""Messages would have been left behind: bad records, or a wheel that is not empty."""
+INTERRUPTED = 130
+"""Stopped by Ctrl-C; the same conversion continues."""
+
+PATIENCE_S = 1.5
+"""Nobody waits longer than this without being told for what."""
+
+# By name, because importing some of these classes would start to load Spark. The first of an
+# error's own classes, from the most special to the most general, that is in the table decides.
+EXIT_CODES = {
+    "OutputError": TARGET_UNWRITABLE,
+    "BadRecordsError": STOPPED_BY_POLICY,
+    "WheelNotEmptyError": STOPPED_BY_POLICY,
+    "VerificationError": FINDINGS,
+    "OptionsError": USAGE,
+    "PlanError": TARGET_UNWRITABLE,
+    "UnsupportedDelayError": USAGE,
+    "JavaMissingError": TARGET_UNWRITABLE,
+    "TargetError": TARGET_UNWRITABLE,
+    "MigrationError": TARGET_UNWRITABLE,
+    "SourceError": SOURCE_UNREADABLE,
+    "FormatError": SOURCE_UNREADABLE,
+    "DelayStoreError": SOURCE_UNREADABLE,
+}
+
+
+def exit_code(error: DelayStoreError) -> int:
+    """The exit code of an error that is meant for people."""
+    return next(
+        EXIT_CODES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in EXIT_CODES
+    )
+
+
+_INTERRUPTED = {
+    "convert": "interrupted; the same command goes on where it stopped",
+    "generate": "interrupted; what is there is not a whole store: remove it and begin anew",
+}
+
+
+class Verbs(click.Group):
+    """Turns what the library refuses into one sentence and an exit code; anything else is a bug,
+    and keeps its traceback.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb."""
+        if sys.stdout is None:
+            click.echo("standard output is closed: there is no place for the result", err=True)
+            ctx.exit(TARGET_UNWRITABLE)
+        try:
+            return super().invoke(ctx)
+        except DelayStoreError as error:
+            _output(ctx).failure(error)
+            ctx.exit(exit_code(error))
+        except KeyboardInterrupt:
+            click.echo(_INTERRUPTED.get(ctx.invoked_subcommand or "", "interrupted"), err=True)
+            ctx.exit(INTERRUPTED)
+
+
+def _output(ctx: click.Context, *, as_json: bool = False, is_quiet: bool = False) -> "Output":
+    """The one Output of a run."""
+    from cli_output import Output
+
+    root = ctx.find_root()
+    if root.obj is None:
+        root.obj = Output(as_json=as_json, is_quiet=is_quiet)
+    output: Output = root.obj
+    return output
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="delaywheel")
+def main() -> None:
+    """Moves what waits in RocketMQ's 18 delay levels into a RocketMQ 5 timer wheel.
+
+    Works on the store directory of a stopped broker, or a copy of it; the source is only read.
+    And both engines are here to be used: schedule, run, cancel and read.
+    """
+    # Whatever goes wrong in a library comes back as an exception; its log lines would only add
+    # tracebacks to it, as Py4J does when a run is interrupted.
+    logging.basicConfig(handlers=[logging.NullHandler()])
+
+
+def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with ``--json`` and ``--quiet`` whose help ends with ``example``; its function gets
+    the Output first.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def run(*, as_json: bool, is_quiet: bool, **given: Any) -> None:
+            ctx = click.get_current_context()
+            function(_output(ctx, as_json=as_json, is_quiet=is_quiet), **given)
+
+        quiet = click.option("--quiet", "is_quiet", is_flag=True, help="No progress on stderr.")
+        json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+        name = function.__name__.removesuffix("_")
+        lines = "\n".join(f"  {line}" for line in example.splitlines())
+        return main.command(name, epilog=f"\b\nExample:\n{lines}")(json(quiet(run)))
+
+    return decorate
+
+
+@contextmanager
+def loading(output: "Output") -> Iterator[None]:
+    """Around the imports of compiled code: when that takes long, say why."""
+    with output.progress() as progress:
+        words = "loading compiled kernels; the first run compiles them, which takes some seconds"
+        patience = threading.Timer(PATIENCE_S, progress.say, [words])
+        patience.daemon = True
+        patience.start()
+        try:
+            yield
+        finally:
+            patience.cancel()
