@@ -54,22 +54,30 @@ def _has_separator(address: int, length: int) -> bool:
 
 
 @inline_kernel
-def _write_number(target: int, value: int) -> int:
-    """The decimal digits of a number; returns the place behind them."""
-    if value < 0:
-        store_u8(target, 0x2D)
-        target += 1
+def decimal_bytes(value: int) -> int:
+    """How many bytes a number takes in decimal digits, its sign included."""
     left = np.uint64(-value) if value < 0 else np.uint64(value)
     digits = 1
     power = np.uint64(10)
     while digits < 19 and left >= power:
         digits += 1
         power *= np.uint64(10)
-    for place in range(target + digits - 1, target - 1, -1):
+    return digits + (value < 0)
+
+
+@inline_kernel
+def write_number(target: int, value: int) -> int:
+    """The decimal digits of a number; returns the place behind them."""
+    end = target + decimal_bytes(value)
+    left = np.uint64(-value) if value < 0 else np.uint64(value)
+    if value < 0:
+        store_u8(target, 0x2D)
+        target += 1
+    for place in range(end - 1, target - 1, -1):
         quotient = left // np.uint64(10)
         store_u8(place, np.int64(left - quotient * np.uint64(10)) + 0x30)
         left = quotient
-    return target + digits
+    return end
 
 
 @inline_kernel
@@ -79,7 +87,7 @@ def _write_piece(pieces: Pieces, piece: int, row: int, target: int) -> int:
     if kind == PIECE_NUMBER:
         copy_short(target, pieces[piece, _NAME], pieces[piece, _NAME_BYTES])
         value = load_native(pieces[piece, _BLOCK] + 8 * row)
-        target = _write_number(target + pieces[piece, _NAME_BYTES], value)
+        target = write_number(target + pieces[piece, _NAME_BYTES], value)
         store_u8(target, _CLOSER)
         return target + 1
     length = load_native(pieces[piece, _LENGTHS] + 8 * row)

@@ -11,23 +11,62 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store import properties as names
-from message_store.batch_kernels import fill_records
-from message_store.byte_column import ByteColumn, Int64s, int64s
+from message_store.byte_column import ByteColumn, Bytes, Int64s, int64s
 from message_store.delay_levels import DelayLevels
 from message_store.errors import BadFieldError
-from message_store.message_batch import MessageBatch, StoredBatch
-from message_store.message_rules import QUEUE_ID_MAX
-from message_store.property_column import Piece, join_property_columns
-from message_store.record_layout import BODY_RUN, PROPERTIES_RUN, TOPIC_RUN_V1, head_layout
-from message_store.scheduled_kernels import TEXT_COLUMNS, check_rows
-from message_store.scheduled_records import PLAIN_FORM, RecordForm, draft
+from message_store.message_batch import MessageBatch
+from message_store.raw_memory import address_of
+from message_store.record_layout import MAGIC_V1
+from message_store.scheduled_kernels import (
+    BODY_MAX,
+    BYTE_COLUMNS,
+    CLOSES,
+    FACTS,
+    HEAD,
+    HEAD_BYTES,
+    IS_TIMED,
+    NUMBER_COLUMNS,
+    PROPERTIES_MAX,
+    RETRY_TOPIC_MAX,
+    TIMED_RECORD_MAX,
+    TOPIC_RUN,
+    TOPIC_RUN_BYTES,
+    fill_rows,
+    measure_rows,
+)
+from message_store.scheduled_records import PLAIN_FORM, RecordForm, draft, topic_run
 from message_store.unique_keys import new_unique_keys
 
 Fill = Callable[[slice, Int64s, int], None]
 """``fill(rows, positions, target)`` writes these rows: the one at ``i``, whose place in the log is
 ``positions[i]``, to the address ``target + positions[i] - positions[rows.start]``.
 """
+
+
+@attrs.frozen(eq=False)
+class _Shared:
+    """What is the same for all rows: a head without a row's own numbers, the run of the system
+    topic, and the kernel's facts, which point to both.
+    """
+
+    head: Bytes
+    run: Bytes
+    facts: Int64s
+
+    @classmethod
+    def of(cls, system_topic: str, form: RecordForm, is_timed: bool, now_ms: int) -> "_Shared":
+        born_ip, born_port, store_ip, store_port = form.hosts
+        born, store = (now_ms, born_ip, born_port), (now_ms, store_ip, store_port)
+        packed = form.head.pack(0, MAGIC_V1, 0, 0, 0, 0, 0, form.sys_flag, *born, *store, 0, 0, 0)
+        head, run = (np.frombuffer(part, np.uint8) for part in (packed, topic_run(system_topic)))
+        facts = np.zeros(FACTS, np.int64)
+        facts[IS_TIMED], facts[CLOSES] = is_timed, form.closes_properties
+        facts[RETRY_TOPIC_MAX] = form.retry_topic_max_bytes
+        facts[BODY_MAX], facts[PROPERTIES_MAX] = form.limits.body, form.limits.properties
+        facts[TIMED_RECORD_MAX] = form.limits.timed_record
+        facts[HEAD], facts[HEAD_BYTES] = address_of(head), head.size
+        facts[TOPIC_RUN], facts[TOPIC_RUN_BYTES] = address_of(run), run.size
+        return cls(head, run, facts)
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +80,8 @@ class BatchDraft:
     tags_codes: Int64s
     unique_keys: ByteColumn
     _batch: MessageBatch
-    _texts: ByteColumn
+    _due: Int64s
+    _is_timed: bool
     _system_topic: str
     _form: RecordForm
 
@@ -54,42 +94,15 @@ class BatchDraft:
         """
         if len(queue_ids) != len(self) or len(queue_offsets) != len(self):
             raise ValueError(f"{len(self)} records need as many queue ids and offsets")
+        table = _table(attrs.evolve(self._batch, unique_key=self.unique_keys), self._due)
+        shared = _Shared.of(self._system_topic, self._form, self._is_timed, now_ms)
+        places = int64s(queue_ids), int64s(queue_offsets)
 
         def fill(rows: slice, positions: Int64s, target: int) -> None:
-            places = positions[rows]
-            if len(places):
-                piece = self._piece(rows, queue_ids[rows], queue_offsets[rows], places, now_ms)
-                table = piece.address_table()
-                fill_records(table, places, self.sizes[rows], int(places[0]), target)
+            first, stop = rows.start, rows.stop
+            fill_rows(table, shared.facts, first, stop, positions, self.sizes, *places, target)
 
         return fill
-
-    def _piece(
-        self,
-        rows: slice,
-        queue_ids: Int64s,
-        queue_offsets: Int64s,
-        positions: Int64s,
-        now_ms: int,
-    ) -> StoredBatch:
-        count, form = len(positions), self._form
-        now = np.full(count, now_ms)
-        return StoredBatch(
-            body=self._batch.body.take(rows),
-            topic=ByteColumn.repeat(self._system_topic, count),
-            properties_text=self._texts.take(rows),
-            born_ip=ByteColumn.repeat(form.born_host.ip, count),
-            store_ip=ByteColumn.repeat(form.store_host.ip, count),
-            queue_id=queue_ids,
-            queue_offset=queue_offsets,
-            commit_log_offset=positions,
-            born_timestamp_ms=now,
-            store_timestamp_ms=now,
-            born_port=np.full(count, form.born_host.port),
-            store_port=np.full(count, form.store_host.port),
-            flag=self._batch.flag[rows],
-            sys_flag=np.full(count, form.sys_flag),
-        )
 
 
 def draft_batch(
@@ -100,28 +113,32 @@ def draft_batch(
     out_ms: Int64s | None = None,
     form: RecordForm = PLAIN_FORM,
 ) -> BatchDraft:
-    """The records in which the messages wait: with DELAY for levels, with TIMER_OUT_MS for a wheel.
+    """The records in which the messages wait: with DELAY for levels, or with TIMER_OUT_MS for a
+    wheel.
 
     A row without a unique key gets a new one. Raises BadFieldError that names the first row that
     cannot be stored, or that no broker could deliver.
     """
-    tags_codes = np.zeros(len(batch), np.int64)
-    table = int64s([part for name in TEXT_COLUMNS for part in getattr(batch, name).addresses])
-    bad = check_rows(table, form.retry_topic_max_bytes, tags_codes)
-    fine = slice(0, len(batch) if bad < 0 else bad)
-    unique_keys = _filled(batch.unique_key.take(fine))
-    levels = None if delay_levels is None else int64s(delay_levels)[fine]
-    outs_ms = None if out_ms is None else int64s(out_ms)[fine]
-    texts = _texts(batch, fine, unique_keys, levels, outs_ms, form.closes_properties)
-    around = head_layout(form.sys_flag).size + len(system_topic.encode())
-    around += sum(run.length.size for run in (BODY_RUN, TOPIC_RUN_V1, PROPERTIES_RUN))
-    sizes = batch.body.lengths[fine] + texts.lengths
-    sizes += around
-    too_much = _too_much(batch, fine, texts, None if outs_ms is None else sizes, form)
-    if len(too_much) or bad >= 0:
-        row = int(too_much[0]) if len(too_much) else bad
-        _refuse(batch, row, system_topic, outs_ms is not None, form)
-    return BatchDraft(sizes, tags_codes, unique_keys, batch, texts, system_topic, form)
+    if (delay_levels is None) == (out_ms is None):
+        raise ValueError("a record waits in a level or in a wheel")
+    is_timed = out_ms is not None
+    due = int64s(out_ms if delay_levels is None else delay_levels)  # type: ignore[arg-type]
+    if len(due) != len(batch):
+        raise ValueError(f"{len(batch)} messages need as many due times, not {len(due)}")
+    sizes, tags_codes = np.empty(len(batch), np.int64), np.empty(len(batch), np.int64)
+    shared = _Shared.of(system_topic, form, is_timed, 0)
+    bad = measure_rows(_table(batch, due), shared.facts, sizes, tags_codes)
+    if bad >= 0:
+        _refuse(batch, bad, system_topic, int(due[bad]), is_timed, form)
+    keys = _filled(batch.unique_key)
+    return BatchDraft(sizes, tags_codes, keys, batch, due, is_timed, system_topic, form)
+
+
+def _table(batch: MessageBatch, due: Int64s) -> Int64s:
+    """Where the columns lie, for a kernel; keep the batch alive."""
+    table = [part for name in BYTE_COLUMNS for part in getattr(batch, name).addresses]
+    table += [address_of(getattr(batch, name)) for name in NUMBER_COLUMNS]
+    return int64s([*table, address_of(due)])
 
 
 def _filled(unique_keys: ByteColumn) -> ByteColumn:
@@ -139,63 +156,20 @@ def _filled(unique_keys: ByteColumn) -> ByteColumn:
     return ByteColumn(np.concatenate([given.data, made.data]), starts, lengths)
 
 
-def _texts(
-    batch: MessageBatch,
-    rows: slice,
-    unique_keys: ByteColumn,
-    delay_levels: Int64s | None,
-    outs_ms: Int64s | None,
-    closed: bool,
-) -> ByteColumn:
-    """The properties in the order of a record that waits."""
-    pieces: list[Piece] = [
-        (names.REAL_TOPIC, batch.topic.take(rows)),
-        (names.UNIQUE_KEY, unique_keys),
-    ]
-    if delay_levels is not None:
-        pieces.append((names.DELAY, delay_levels))
-    pieces += [
-        (names.KEYS, batch.keys.take(rows)),
-        (names.TAGS, batch.tags.take(rows)),
-        batch.user_properties.take(rows),
-        (names.REAL_QUEUE_ID, batch.queue_id[rows]),
-    ]
-    if outs_ms is not None:
-        pieces.append((names.TIMER_OUT_MS, outs_ms))
-    return join_property_columns(pieces, closed=closed)
-
-
-def _too_much(
-    batch: MessageBatch,
-    rows: slice,
-    texts: ByteColumn,
-    timed_sizes: Int64s | None,
-    form: RecordForm,
-) -> Int64s:
-    """The rows with a number out of bounds or too many bytes."""
-    queue_id, flag, limits = batch.queue_id[rows], batch.flag[rows], form.limits
-    wrong = (queue_id < 0) | (queue_id > QUEUE_ID_MAX) | (flag != flag.astype(np.int32))
-    wrong |= batch.body.lengths[rows] > limits.body
-    wrong |= texts.lengths > limits.properties
-    if timed_sizes is not None:
-        wrong |= timed_sizes > limits.timed_record
-    return np.flatnonzero(wrong)
-
-
 def _refuse(
-    batch: MessageBatch, row: int, system_topic: str, is_timed: bool, form: RecordForm
+    batch: MessageBatch, row: int, system_topic: str, due: int, is_timed: bool, form: RecordForm
 ) -> None:
     """Let the scalar rules say what is wrong with a row."""
-    for name in TEXT_COLUMNS:
+    for name in BYTE_COLUMNS[1:]:
         text = getattr(batch, name)[row]
         try:
             text.decode()
         except UnicodeDecodeError as error:
             found = repr(text[:64])
             raise BadFieldError(f"row {row}: {name} that is not UTF-8", found=found) from error
-    due: dict[str, Any] = {"out_ms": 10**12} if is_timed else {"delay_level": 1}
+    wanted: dict[str, Any] = {"out_ms" if is_timed else "delay_level": due}
     try:
-        draft(batch.message(row), system_topic=system_topic, form=form, **due)
+        draft(batch.message(row), system_topic=system_topic, form=form, **wanted)
     except BadFieldError as error:
         raise BadFieldError(
             f"row {row}: {error.problem}", expected=error.expected, found=error.found

@@ -71,18 +71,25 @@ class RecordForm:
         return SizeLimits.of(self.max_message_bytes)
 
     @cached_property
-    def _head(self) -> struct.Struct:
+    def head(self) -> struct.Struct:
         """A record up to its body: the head and the length of the body."""
         body_length = BODY_RUN.length.packer.format.removeprefix(">")
         return struct.Struct(head_layout(self.sys_flag).packer.format + body_length)
 
     @cached_property
-    def _hosts(self) -> tuple[bytes, int, bytes, int]:
+    def hosts(self) -> tuple[bytes, int, bytes, int]:
+        """Address and port of client and store, as a head takes them."""
         born, store = self.born_host, self.store_host
         return born.ip, born.port, store.ip, store.port
 
 
 PLAIN_FORM = RecordForm()
+
+
+def topic_run(system_topic: str) -> bytes:
+    """The name of a system topic as a record holds it, its length ahead."""
+    name = system_topic.encode()
+    return TOPIC_RUN_V1.length.encode(length=len(name)) + name
 
 
 class _Frame(NamedTuple):
@@ -108,9 +115,8 @@ def _frame(
     check_numbers(queue_id, 0)
     real_topic = encoded_topic(topic, retry_topic_max_bytes)
     delay = "" if delay_level is None else f"{names.DELAY}\x01{delay_level}\x02"
-    system_name = system_topic.encode()
     return _Frame(
-        topic_run=TOPIC_RUN_V1.length.encode(length=len(system_name)) + system_name,
+        topic_run=topic_run(system_topic),
         before_key=b"%b\x01%b\x02%b\x01"
         % (names.REAL_TOPIC.encode(), real_topic, names.UNIQUE_KEY.encode()),
         after_key=b"\x02" + delay.encode(),
@@ -147,8 +153,8 @@ class Draft:
         It is born now too, if not told otherwise.
         """
         body, form = self._message.body, self._form
-        born_ip, born_port, store_ip, store_port = form._hosts
-        head = form._head.pack(
+        born_ip, born_port, store_ip, store_port = form.hosts
+        head = form.head.pack(
             self.size_bytes,
             MAGIC_V1,
             body_crc(body),
@@ -217,7 +223,7 @@ def draft(
     )
     body_bytes, text_bytes = len(message.body), len(text)
     tail = frame.topic_run + _pack_properties_length(min(text_bytes, PROPERTIES_MAX_BYTES)) + text
-    size_bytes = form._head.size + body_bytes + len(tail)
+    size_bytes = form.head.size + body_bytes + len(tail)
     if message.flag:
         check_numbers(message.queue_id, message.flag)
     form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
