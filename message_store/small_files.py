@@ -6,6 +6,7 @@ The order of a replacement: write a temporary file beside it, fsync it, rename i
 directory.
 """
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -67,6 +68,37 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
             sync_directory(path.parent)
     except OSError as error:
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+class InPlaceFile:
+    """A file that is rewritten where it is, as brokers do with their checkpoints and the wheel.
+
+    What lies in one sector is old or new after a loss of power. Raises TargetError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._descriptor = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise TargetError(f"{path}: cannot be opened: {error.strerror}") from error
+
+    def write(self, content: bytes | memoryview, *, at: int = 0, durably: bool = False) -> None:
+        """Put ``content`` at a place of the file; ``durably`` comes back when it is on disk."""
+        try:
+            if os.pwrite(self._descriptor, content, at) != len(content):
+                raise OSError(errno.ENOSPC, "only a part could be written")
+            if durably:
+                os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise TargetError(f"{self._path}: cannot be written: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Give the file back; closing twice is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def sync_directory(directory: Path) -> None:

@@ -7,18 +7,25 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 
 from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
+from message_store.errors import (
+    SourceError,
+    StoreLockedError,
+    TargetError,
+    UnsupportedStoreError,
+)
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.small_files import replace_file, sync_directory
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
+_LOCK_TEXT = b"lock"
 
 
 @attrs.frozen
@@ -172,6 +179,7 @@ class StoreRoot:
         lock file, or on a disk that knows no locks, is read without. Raises StoreLockedError when a
         broker holds it, and SourceError when it cannot be opened: then nothing says that none does.
         """
+        self._refuse_own_lock()
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self.lock, flags)
@@ -195,3 +203,74 @@ class StoreRoot:
             yield
         finally:
             os.close(descriptor)
+
+    def take_lock(self) -> "WriterLock":
+        """Hold the store for writing, against brokers and all who read under ``shared_lock``.
+
+        Raises StoreLockedError when somebody holds it, this process included, and TargetError when
+        the lock file cannot be made or the disk knows no locks.
+        """
+        self._refuse_own_lock()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.lock, flags, 0o644)
+        except OSError as error:
+            raise TargetError(f"{self.lock}: cannot be opened: {error.strerror}") from error
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            os.pwrite(descriptor, _LOCK_TEXT, 0)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise StoreLockedError(
+                    f"{self.lock}: held by another process; stop the broker first"
+                ) from error
+            raise TargetError(f"{self.lock}: cannot be locked: {error.strerror}") from error
+        return WriterLock(descriptor)
+
+    def mark_open(self, abort_text: bytes) -> None:
+        """Make the `abort` file, durably: from here on the store counts as not stopped cleanly."""
+        replace_file(self.abort, abort_text)
+
+    def mark_stopped(self) -> None:
+        """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self.abort)
+            sync_directory(self.path)
+        except OSError as error:
+            raise TargetError(f"{self.abort}: cannot be removed: {error.strerror}") from error
+
+    def _refuse_own_lock(self) -> None:
+        """Raise StoreLockedError when this process has the store open for writing.
+
+        Nobody else would notice: such locks hold between processes only, and closing a second
+        handle on the file would give up the lock of the first.
+        """
+        try:
+            facts = os.stat(self.lock, follow_symlinks=False)
+        except OSError:
+            return
+        if (facts.st_dev, facts.st_ino) in _held_here:
+            raise StoreLockedError(f"{self.lock}: this process has the store open for writing")
+
+
+class WriterLock:
+    """A store's lock file, locked by this process until ``release``."""
+
+    def __init__(self, descriptor: int) -> None:
+        facts = os.fstat(descriptor)
+        self._descriptor: int | None = descriptor
+        self._identity = (facts.st_dev, facts.st_ino)
+        _held_here.add(self._identity)
+
+    def release(self) -> None:
+        """Let others in; twice is fine."""
+        if self._descriptor is not None:
+            _held_here.discard(self._identity)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+_held_here: set[tuple[int, int]] = set()
+"""The lock files that this process holds, by device and inode."""

@@ -37,6 +37,7 @@ FILE_TOUCHERS = {
     "message_store/small_files.py",
     "message_store/store_root.py",
     "message_store/kernel_cache.py",
+    "message_store/live_segments.py",
     "migrate/row_output.py",
     "migrate/staged_output.py",
 }

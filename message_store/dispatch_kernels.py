@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that walk a log file in memory for what consume queues must know of every record."""
+
+from typing import Any
+
+import numpy as np
+
+from message_store.kernel_cache import kernel
+from message_store.log_kernels import (
+    AT_MAGIC,
+    AT_QUEUE_ID,
+    AT_QUEUE_OFFSET,
+    AT_SIZE,
+    AT_SYS_FLAG,
+    PARTS,
+    PROPERTIES_AT,
+    PROPERTIES_BYTES,
+    RECORD,
+    TOPIC_AT,
+    TOPIC_BYTES,
+    record_at,
+    store_time_at,
+)
+from message_store.raw_memory import load_i32, load_i64, load_native
+from message_store.record_layout import MAGIC_V1, MAGIC_V2, SMALLEST_RECORD_BYTES
+from message_store.text_kernels import hash_bytes, java_hash_utf8
+
+ROW_FIELDS = (
+    "commit_log_offset",
+    "size_bytes",
+    "queue_id",
+    "queue_offset",
+    "sys_flag",
+    "store_timestamp_ms",
+    "topic_hash",
+    "topic_at",
+    "topic_bytes",
+    "properties_at",
+    "properties_bytes",
+)
+"""What is noted of a record; the two places count from its beginning."""
+FOUND_LENGTH = 3 + PARTS
+
+
+@kernel("int64(int64, int64, int64, int64, int64[:,::1], int64[::1])")
+def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, found: Any) -> int:
+    """Note the whole records of a file from ``place`` on, as many as ``rows`` has room for.
+
+    ``file`` is where the file is in memory and ``start`` its offset in the log. ``found`` gets
+    where the walk stopped and why (RECORD: for want of room). Returns how many.
+    """
+    parts = found[3:]
+    count = 0
+    while True:
+        record = file + place
+        room = file_bytes - place
+        why = record_at(record, room, room, start + place, parts)
+        if why != RECORD or count == rows.shape[1]:
+            break
+        size = load_i32(record + AT_SIZE)
+        topic_hash = hash_bytes(record + parts[TOPIC_AT], parts[TOPIC_BYTES], np.uint64(0))
+        rows[0, count] = start + place
+        rows[1, count] = size
+        rows[2, count] = load_i32(record + AT_QUEUE_ID)
+        rows[3, count] = load_i64(record + AT_QUEUE_OFFSET)
+        rows[4, count] = load_i32(record + AT_SYS_FLAG)
+        rows[5, count] = store_time_at(record)
+        rows[6, count] = np.int64(topic_hash)
+        rows[7, count] = parts[TOPIC_AT]
+        rows[8, count] = parts[TOPIC_BYTES]
+        rows[9, count] = parts[PROPERTIES_AT]
+        rows[10, count] = parts[PROPERTIES_BYTES]
+        place += size
+        count += 1
+    found[0], found[1] = place, why
+    return count
+
+
+@kernel("int64(int64, int64, int64, int64, int64[::1])")
+def walk_file(file: int, place: int, file_bytes: int, start: int, found: Any) -> int:
+    """Walk the whole records of a file from ``place`` on; returns how many.
+
+    ``found`` gets where the walk stopped, why, and where in the file the last record begins.
+    """
+    count = 0
+    while True:
+        record = file + place
+        room = file_bytes - place
+        why = record_at(record, room, room, start + place, found[3:])
+        if why != RECORD:
+            break
+        found[2] = place
+        place += load_i32(record + AT_SIZE)
+        count += 1
+    found[0], found[1] = place, why
+    return count
+
+
+@kernel("void(int64, int64, int64, int64, int64[::1])")
+def hash_texts(block: int, starts: int, lengths: int, count: int, hashes: Any) -> None:
+    """``String.hashCode`` of each text of a byte column; NOT_UTF8 where it is none."""
+    for row in range(count):
+        text = block + load_native(starts + 8 * row)
+        hashes[row] = java_hash_utf8(text, load_native(lengths + 8 * row))
+
+
+@kernel("int64(int64, int64)")
+def last_record_of(file: int, file_bytes: int) -> int:
+    """Where in a file in memory the last record begins, going from one to the next by their sizes;
+    -1 when none begins at its start.
+    """
+    place, last = 0, -1
+    while file_bytes - place >= SMALLEST_RECORD_BYTES:
+        magic = load_i32(file + place + AT_MAGIC)
+        size = load_i32(file + place + AT_SIZE)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < SMALLEST_RECORD_BYTES:
+            break
+        last = place
+        place += size
+    return last

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch at recovery: every record of a part of the log to its queue, unless that has it.
+
+A queue has a record when its last entry ends behind it. An entry that is there but torn, some of
+its bytes still zero, is written again. One that was neutralised stays neutralised.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store import properties as names
+from message_store.byte_column import ByteColumn, Int64s
+from message_store.consume_queue import QUEUE_UNIT, UnitArray
+from message_store.dispatch_kernels import FOUND_LENGTH, ROW_FIELDS, hash_texts, list_records
+from message_store.errors import BadFieldError
+from message_store.java_numbers import parse_long, string_hash
+from message_store.live_queue import NEUTRAL_SIZE, LiveQueue
+from message_store.live_topics import is_topic_name
+from message_store.log_kernels import FILE_ENDS, RECORD
+from message_store.property_column import find_property_column
+from message_store.raw_memory import address_of
+from message_store.record_layout import SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.text_kernels import NOT_UTF8
+
+if TYPE_CHECKING:
+    from message_store.live_store import LiveStore
+
+_ROWS_AT_ONCE = 1 << 16
+_SYS_INNER_BATCH = 0x80
+_HASH_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+class _Rows:
+    """Records of one log file: a column for each of ``ROW_FIELDS``, and the file's bytes."""
+
+    def __init__(self, columns: NDArray[np.int64], file: NDArray[np.uint8], start: int) -> None:
+        self.columns = columns
+        self.file = file
+        self.start = start
+
+    def __len__(self) -> int:
+        return int(self.columns.shape[1])
+
+    def __getitem__(self, name: str) -> Int64s:
+        column: Int64s = self.columns[ROW_FIELDS.index(name)]
+        return column
+
+    def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> "_Rows":
+        return _Rows(np.ascontiguousarray(self.columns[:, chosen]), self.file, self.start)
+
+    @property
+    def ends(self) -> Int64s:
+        ends: Int64s = self["commit_log_offset"] + self["size_bytes"]
+        return ends
+
+    def texts(self, place: str, length: str) -> ByteColumn:
+        starts = self["commit_log_offset"] - self.start + self[place]
+        return ByteColumn(self.file, starts, self[length])
+
+    def property(self, name: str) -> ByteColumn:
+        return find_property_column(self.texts("properties_at", "properties_bytes"), name)
+
+
+class Dispatcher:
+    """Brings queues up to the log, and counts what that took."""
+
+    def __init__(self, store: "LiveStore") -> None:
+        self._store = store
+        self.dispatched = 0
+        self.repaired = 0
+
+    def run(self, start: int, end: int) -> None:
+        """Dispatch what lies between two places where records begin."""
+        segments = self._store.log.segments
+        found = np.zeros(FOUND_LENGTH, np.int64)
+        columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
+        while start < end:
+            file_start = start - start % segments.file_bytes
+            file = np.frombuffer(segments.view(file_start, segments.file_bytes), np.uint8)
+            place = start - file_start
+            count = list_records(
+                address_of(file), place, segments.file_bytes, file_start, columns, found
+            )
+            self._dispatch(_Rows(columns[:, :count], file, file_start))
+            start = file_start + int(found[0])
+            if found[1] == FILE_ENDS:
+                start = file_start + segments.file_bytes
+            elif found[1] != RECORD:
+                return
+
+    def _dispatch(self, rows: _Rows) -> None:
+        kind = rows["sys_flag"] & SYS_TRANSACTION_MASK
+        is_visible = ((kind == 0) | (kind == SYS_COMMIT)) & (rows["queue_id"] >= 0)
+        rows = rows.take(is_visible & (rows["sys_flag"] & _SYS_INNER_BATCH == 0))
+        keys = rows["topic_hash"] + rows["queue_id"] * _HASH_SPREAD
+        _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
+        order = np.argsort(groups, kind="stable")
+        limits = np.searchsorted(groups[order], np.arange(len(firsts) + 1))
+        for group in range(len(firsts)):
+            self._dispatch_to_one(rows.take(order[limits[group] : limits[group + 1]]))
+
+    def _dispatch_to_one(self, rows: _Rows) -> None:
+        """Records of one topic and queue id, in the order of the log."""
+        topic = rows.texts("topic_at", "topic_bytes")[0].decode("utf-8", "replace")
+        queue_id = int(rows["queue_id"][0])
+        if not is_topic_name(topic):
+            return
+        queue = self._store.queue(topic, queue_id)
+        units = self._units(topic, rows)
+        is_new = rows.ends > queue.end_position
+        self._repair(queue, rows, units, ~is_new)
+        if is_new.any():
+            first = int(np.argmax(is_new))
+            queue.begin_at(int(rows["queue_offset"][first]))
+            queue.append(units[is_new])
+            self.dispatched += int(is_new.sum())
+
+    def _units(self, topic: str, rows: _Rows) -> UnitArray:
+        """The entries that these records should have."""
+        units = np.empty(len(rows), QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = rows["commit_log_offset"]
+        units["size_bytes"] = rows["size_bytes"]
+        units["tags_code"] = self._tags_codes(topic, rows)
+        return units
+
+    def _tags_codes(self, topic: str, rows: _Rows) -> Int64s:
+        tags = rows.property(names.TAGS)
+        codes = np.empty(len(rows), np.int64)
+        hash_texts(*tags.addresses, len(tags), codes)
+        for row in np.flatnonzero(codes == NOT_UTF8).tolist():
+            codes[row] = string_hash(tags[row].decode("utf-8", "replace"))
+        if topic == names.LEVEL_TOPIC:
+            delays = [self._delay_ms(text) for text in rows.property(names.DELAY)]
+            is_level = np.array([delay is not None for delay in delays], bool)
+            delay_ms = np.array([delay or 0 for delay in delays], np.int64)
+            codes = np.where(is_level, rows["store_timestamp_ms"] + delay_ms, codes)
+        return codes
+
+    def _delay_ms(self, text: bytes) -> int | None:
+        """The delay that a DELAY property asks for; None when it asks for none."""
+        levels = self._store.levels
+        try:
+            level = levels.clamp(parse_long(text.decode("ascii", "replace")))
+        except BadFieldError:
+            return None
+        return levels.delay_ms(level) if level else None
+
+    def _repair(
+        self, queue: LiveQueue, rows: _Rows, units: UnitArray, is_old: NDArray[np.bool_]
+    ) -> None:
+        """Write torn entries again, among those that should stand at their records' ordinals."""
+        queue_offsets = rows["queue_offset"]
+        first = queue.segments.min_offset // QUEUE_UNIT.size
+        here = np.flatnonzero(
+            is_old & (queue_offsets >= first) & (queue_offsets < queue.max_offset)
+        )
+        if not len(here):
+            return
+        wanted, places = units[here], queue_offsets[here]
+        low = int(places.min())
+        stored = queue.units(low, int(places.max()) + 1)[places - low].astype(QUEUE_UNIT.dtype)
+        neutral = wanted.copy()
+        neutral["commit_log_offset"] = rows.ends[here] - NEUTRAL_SIZE
+        neutral["size_bytes"] = NEUTRAL_SIZE
+        stored_bytes, wanted_bytes, neutral_bytes = map(_bytes_of, (stored, wanted, neutral))
+        is_wanted, is_neutral = stored_bytes == wanted_bytes, stored_bytes == neutral_bytes
+        is_whole = is_wanted.all(axis=1) | is_neutral[:, : QUEUE_UNIT.offset_of("tags_code")].all(
+            axis=1
+        )
+        is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
+        for row in np.flatnonzero(is_part & ~is_whole).tolist():
+            # Half neutralised: finish it, because nobody was told that it was not.
+            became_neutral = bool((is_neutral[row] & ~is_wanted[row]).any())
+            unit = (neutral if became_neutral else wanted)[row]
+            queue.overwrite(int(places[row]), *map(int, unit.tolist()))
+            self.repaired += 1
+
+
+def _bytes_of(units: UnitArray) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(units).view(np.uint8).reshape(len(units), QUEUE_UNIT.size)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commit log open for writing: records go to its end, all of an append or none.
+
+An append writes everything but the first record's first eight bytes, its size and magic, and then
+those: a process that is killed anywhere before leaves a log that ends where it ended. Nothing here
+locks; the store does.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.errors import BadFieldError, TargetError, TruncatedRecordError
+from message_store.live_segments import LiveSegments, write_head_last
+from message_store.message import StoredMessage
+from message_store.message_codec import decode_message_at
+from message_store.record_layout import (
+    BLANK_RECORD,
+    END_OF_FILE_MIN_BYTES,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+)
+from message_store.unsynced import Unsynced
+
+Int64s = NDArray[np.int64]
+Fill = Callable[[slice, Int64s, int], None]
+
+PUBLISHED_LAST_BYTES = BLANK_RECORD.size
+"""Size and magic: without them nothing begins at a place."""
+
+_PIECE_BYTES = 4 << 20
+_NO_ROOM = -1
+
+
+class LiveLog:
+    """The log's files, and where it ends.
+
+    ``end`` is where the next record goes, or the blank before it; ``last_start`` is where the last
+    record begins, 0 when there is none. Both are the business of whoever opened the log: it is
+    found by recovery. ``file_bytes`` is the size of each file.
+    """
+
+    def __init__(self, segments: LiveSegments, end: int, last_start: int) -> None:
+        self.segments = segments
+        self.file_bytes = segments.file_bytes
+        self.end = end
+        self.last_start = last_start
+        self.is_broken = False
+        self._file_start = 0
+        self._file_end = _NO_ROOM
+        self._descriptor = -1
+        self._last_times_ms: dict[int, int] = {}
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins."""
+        return self.segments.min_offset
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def append(self, size_bytes: int, make: Callable[[int], bytes]) -> int:
+        """Put one record at the end; returns where it begins.
+
+        ``make`` is told where, and answers the record, of ``size_bytes``. Raises TargetError when
+        the disk refuses, and BadFieldError for a record that no file can hold; nothing is stored
+        then.
+        """
+        position = self.end
+        if position + size_bytes + END_OF_FILE_MIN_BYTES > self._file_end:
+            position = self._turn_to_room(size_bytes)
+        record = make(position)
+        if len(record) != size_bytes:
+            raise ValueError(f"a record of {len(record)} bytes, where {size_bytes} were announced")
+        try:
+            write_head_last(
+                self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES
+            )
+        except OSError as error:
+            self._undo()
+            raise self.segments.error("written", self._file_start, error) from error
+        except BaseException:
+            self._undo()
+            raise
+        self.end = position + size_bytes
+        self.last_start = position
+        return position
+
+    def _turn_to_room(self, size_bytes: int) -> int:
+        """Make the file where ``size_bytes`` go the current one; returns where they go."""
+        if self.is_broken:
+            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
+        if size_bytes + END_OF_FILE_MIN_BYTES > self.file_bytes:
+            raise BadFieldError(
+                "a record larger than a log file",
+                expected=f"at most {self.file_bytes - END_OF_FILE_MIN_BYTES}",
+                found=size_bytes,
+            )
+        start = self.end - self.end % self.file_bytes
+        if self.end + size_bytes + END_OF_FILE_MIN_BYTES > start + self.file_bytes:
+            self._enter_file(start + self.file_bytes)
+            self._write_blank(self.end)
+            self.end = start + self.file_bytes
+        else:
+            self._enter_file(start)
+        return self.end
+
+    def _enter_file(self, start: int) -> None:
+        self._file_end = _NO_ROOM
+        self.segments.make_file(start)
+        self.segments.mark_dirty(start)
+        self._descriptor = self.segments.descriptor(start)
+        self._file_start, self._file_end = start, start + self.file_bytes
+
+    def _write_blank(self, position: int) -> None:
+        """Say that nothing follows in the file that ends behind ``position``."""
+        left = self.file_bytes - position % self.file_bytes
+        self.segments.write_at(position, BLANK_RECORD.encode(size_bytes=left, magic=MAGIC_BLANK))
+
+    def append_rows(self, sizes: Int64s, fill: Fill) -> Int64s:
+        """Put many records at the end, all or none; returns where each begins.
+
+        ``fill(rows, positions, target_address)`` is called for some rows after another: it writes
+        the record of row ``i`` to ``target_address + positions[i] - positions[rows.start]``.
+        Raises as ``append``; what ``fill`` raises goes through, and nothing is stored then.
+        """
+        from message_store.batch_kernels import place_records
+
+        positions = np.empty(len(sizes), np.int64)
+        if not len(sizes):
+            return positions
+        if int(sizes.min()) < SMALLEST_RECORD_BYTES:
+            raise BadFieldError("a record smaller than any can be", found=int(sizes.min()))
+        if self.is_broken:
+            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
+        end = place_records(sizes, self.end, self.file_bytes, positions)
+        if end < 0:
+            self._turn_to_room(int(sizes[-1 - end]))
+        try:
+            head = b""
+            for rows in _pieces(positions, self.file_bytes):
+                first = self._write_rows(rows, positions, sizes, fill, is_first=not head)
+                head = head or first
+            self._write_blanks_between(positions, sizes)
+            self.segments.write_at(int(positions[0]), head)
+        except BaseException:
+            self._undo()
+            raise
+        self.end, self.last_start = end, int(positions[-1])
+        self._file_end = _NO_ROOM
+        return positions
+
+    def _write_rows(
+        self, rows: slice, positions: Int64s, sizes: Int64s, fill: Fill, *, is_first: bool
+    ) -> bytes:
+        """Write a piece; returns its first eight bytes, which the first piece does not write."""
+        start = int(positions[rows.start])
+        stop = int(positions[rows.stop - 1] + sizes[rows.stop - 1])
+        piece = np.empty(stop - start, np.uint8)
+        fill(rows, positions, int(piece.ctypes.data))
+        head = piece[:PUBLISHED_LAST_BYTES].tobytes()
+        if is_first:
+            piece[:PUBLISHED_LAST_BYTES] = 0
+        self.segments.write_at(start, piece.data)
+        return head
+
+    def _write_blanks_between(self, positions: Int64s, sizes: Int64s) -> None:
+        ends = np.concatenate([[self.end], positions + sizes])
+        for row in np.flatnonzero(positions != ends[:-1]).tolist():
+            self._write_blank(int(ends[row]))
+
+    def _undo(self) -> None:
+        """Take away what a failed append has written: it must not come to light behind the next."""
+        self._file_end = _NO_ROOM
+        try:
+            self.segments.zero_from(self.end)
+        except TargetError:
+            self.is_broken = True
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def holds(self, offset: int, size_bytes: int) -> bool:
+        """Whether so many bytes from ``offset`` on lie in the log and in one file."""
+        is_inside = self.min_offset <= offset and 0 < size_bytes <= self.end - offset
+        return is_inside and size_bytes <= self.file_bytes - offset % self.file_bytes
+
+    def record(self, offset: int, size_bytes: int) -> StoredMessage:
+        """The record that a queue says is there. Raises FormatError when it is not."""
+        if not self.holds(offset, size_bytes):
+            raise TruncatedRecordError(
+                "not in the log", path=self.segments.directory, offset=offset, expected=size_bytes
+            )
+        message = decode_message_at(self.segments.view(offset, size_bytes))
+        if message.commit_log_offset != offset:
+            raise BadFieldError(
+                "a record of another place", expected=offset, found=message.commit_log_offset
+            )
+        return message
+
+    def addresses(self, offsets: Int64s) -> Int64s:
+        """Where in memory each of these offsets is, for kernels; -1 outside the log.
+
+        ``rooms`` says how much can be read there.
+        """
+        is_inside = (offsets >= self.min_offset) & (offsets < self.end)
+        return self.segments.addresses(np.where(is_inside, offsets, -1))
+
+    def rooms(self, offsets: Int64s) -> Int64s:
+        """How many bytes each of these offsets has behind it, in its file and in the log."""
+        in_file = self.file_bytes - offsets % self.file_bytes
+        rooms: Int64s = np.clip(np.minimum(in_file, self.end - offsets), 0, None)
+        return rooms
+
+    # --- syncing and keeping ----------------------------------------------------------------------
+
+    def store_time_ms(self, offset: int) -> int:
+        """When the record at ``offset`` was stored; 0 where none begins."""
+        if not self.holds(offset, SMALLEST_RECORD_BYTES):
+            return 0
+        head = self.segments.read_at(offset, SMALLEST_RECORD_BYTES)
+        fields = HEAD_V4_V4.decode_at(head, 0)
+        if fields["magic"] not in (MAGIC_V1, MAGIC_V2) or fields["commit_log_offset"] != offset:
+            return 0
+        if fields["sys_flag"] & SYS_BORN_HOST_IPV6:
+            fields = HEAD_V6_V4.decode_at(head.ljust(HEAD_V6_V4.size, b"\0"), 0)
+        return fields["store_timestamp_ms"]
+
+    def begin_sync(self) -> Unsynced:
+        """Take note of what was written and not synced; the next write will note itself again."""
+        self._file_end = _NO_ROOM
+        return self.segments.begin_sync()
+
+    def break_off(self) -> None:
+        """Refuse every further append: nobody knows any more what is on disk."""
+        self.is_broken = True
+        self._file_end = _NO_ROOM
+
+    def delete_expired(self, now_ms: int, retention_ms: int, keep_from: int) -> list[Path]:
+        """Take away the oldest files whose last record was stored longer than ``retention_ms`` ago.
+
+        Never the last file, never one that ``keep_from`` lies in or before. Raises TargetError.
+        """
+        stop = self.min_offset
+        for start in self.segments.starts[:-1]:
+            file_end = start + self.file_bytes
+            if file_end > min(keep_from, self.end):
+                break
+            if self.store_time_ms(start) + retention_ms > now_ms:  # it only gets younger
+                break
+            if self._last_time_ms(start) + retention_ms > now_ms:
+                break
+            stop = file_end
+        return self.segments.delete_before(stop)
+
+    def _last_time_ms(self, start: int) -> int:
+        """When the last record of a full file was stored."""
+        from message_store.dispatch_kernels import last_record_of
+
+        if start not in self._last_times_ms:
+            address = self.segments.address_of_file(start)
+            place = last_record_of(address, self.file_bytes)
+            # A file that begins with damage is as old as what follows it.
+            last = start + place if place >= 0 else start + self.file_bytes
+            self._last_times_ms[start] = self.store_time_ms(last)
+        return self._last_times_ms[start]
+
+
+def _pieces(positions: Int64s, file_bytes: int) -> list[slice]:
+    """Rows that are written together: near each other, in one file."""
+    pieces, first, count = [], 0, len(positions)
+    while first < count:
+        start = int(positions[first])
+        limit = min(start + _PIECE_BYTES, start - start % file_bytes + file_bytes)
+        stop = int(np.searchsorted(positions, limit))
+        pieces.append(slice(first, stop))
+        first = stop
+    return pieces

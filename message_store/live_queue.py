@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One consume queue open for writing: entries go to its end, in the order of the log.
+
+A unit that crosses a page is written from its end, so that a process that is killed leaves all of
+it or nothing that counts as a unit. Nothing here locks; the store does.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from message_store.consume_queue import (
+    PRE_BLANK,
+    PRE_BLANK_SIZE,
+    QUEUE_UNIT,
+    UnitArray,
+    is_filled,
+    read_queue,
+)
+from message_store.live_segments import LiveSegments, write_small
+from message_store.unsynced import Unsynced
+
+NEUTRAL_SIZE = 1
+"""The size in a unit that nobody delivers any more: it points at the last byte of its record."""
+
+NATIVE_UNIT = QUEUE_UNIT.dtype.newbyteorder("=")
+
+_UNIT_BYTES = QUEUE_UNIT.size
+_NO_ROOM = -1
+_pack = QUEUE_UNIT.packer.pack
+
+
+class LiveQueue:
+    """The queue of one topic and queue id. It has no files before its first entry.
+
+    ``max_offset`` is the queue offset that the next entry gets, ``min_offset`` that of the oldest
+    one whose record the log still has; ``end_position`` is where in the log the last entry's record
+    ends, 0 when there is none. Made by ``open_queue``.
+    """
+
+    def __init__(self, topic: str, queue_id: int, segments: LiveSegments) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.segments = segments
+        self.min_offset = 0
+        self.max_offset = 0
+        self.end_position = 0
+        self.has_stale_rest = False
+        self._file_start = 0
+        self._file_end = _NO_ROOM
+        self._descriptor = -1
+
+    def load(self, log_min: int) -> None:
+        """Find where the entries begin and end, by a broker's rule: the first unit without a size,
+        in the last three files, is the end. Raises FormatError and SourceError for a queue in which
+        that cannot be told.
+        """
+        segments = self.segments
+        entries = read_queue(segments.directory, file_bytes=segments.file_bytes)
+        self.max_offset = entries.queue_max
+        self.min_offset = entries.queue_min
+        if len(entries):
+            self.end_position = self._end_of(entries.units[-1:])
+        self.correct_min_offset(log_min)
+        self.has_stale_rest = entries.is_damaged or segments.has_data_from(
+            self.max_offset * _UNIT_BYTES
+        )
+
+    @staticmethod
+    def _end_of(unit: UnitArray) -> int:
+        if int(unit["size_bytes"][0]) == PRE_BLANK_SIZE:
+            return 0
+        return int(unit["commit_log_offset"][0]) + int(unit["size_bytes"][0])
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def append_one(self, commit_log_offset: int, size_bytes: int, tags_code: int) -> int:
+        """Put one entry at the end; returns its queue offset. Raises TargetError."""
+        queue_offset = self.max_offset
+        position = queue_offset * _UNIT_BYTES
+        if position + _UNIT_BYTES > self._file_end:
+            self._enter_file(position)
+        self._write_unit(
+            _pack(commit_log_offset, size_bytes, tags_code), position - self._file_start
+        )
+        self.max_offset = queue_offset + 1
+        self.end_position = commit_log_offset + size_bytes
+        return queue_offset
+
+    def _write_unit(self, unit: bytes, place: int) -> None:
+        try:
+            write_small(self._descriptor, unit, place)
+        except OSError as error:
+            self._file_end = _NO_ROOM
+            raise self.segments.error("written", self._file_start, error) from error
+
+    def _enter_file(self, position: int) -> None:
+        self._file_end = _NO_ROOM
+        start = position - position % self.segments.file_bytes
+        self.segments.make_file(start)
+        self.segments.mark_dirty(start)
+        self._descriptor = self.segments.descriptor(start)
+        self._file_start, self._file_end = start, start + self.segments.file_bytes
+
+    def append(self, units: UnitArray) -> int:
+        """Put many entries at the end, in any byte order; returns the first one's queue offset.
+
+        The first is written last, so that a killed process leaves all or none of them.
+        """
+        first = self.max_offset
+        if not len(units):
+            return first
+        stored = units.astype(QUEUE_UNIT.dtype)
+        position = first * _UNIT_BYTES
+        self._enter_file(position)
+        self.segments.write_at(position + _UNIT_BYTES, memoryview(stored[1:].tobytes()))
+        self._enter_file(position)
+        self._write_unit(stored[:1].tobytes(), position - self._file_start)
+        self.max_offset = first + len(units)
+        self.end_position = self._end_of(stored[-1:])
+        return first
+
+    def overwrite(
+        self, queue_offset: int, commit_log_offset: int, size_bytes: int, tags_code: int
+    ) -> None:
+        """Replace an entry that is there. Raises TargetError, and ValueError for one that is not.
+
+        One that is neutralised keeps the place where its record ends, so that the queue's end stays
+        what it is.
+        """
+        if not self.segments.min_offset <= queue_offset * _UNIT_BYTES < self._end_place:
+            raise ValueError(f"queue offset {queue_offset} of {self.topic}/{self.queue_id}")
+        self._enter_file(queue_offset * _UNIT_BYTES)
+        unit = _pack(commit_log_offset, size_bytes, tags_code)
+        self._write_unit(unit, queue_offset * _UNIT_BYTES - self._file_start)
+        self._file_end = _NO_ROOM
+        if queue_offset == self.max_offset - 1:
+            self.end_position = commit_log_offset + size_bytes
+
+    @property
+    def _end_place(self) -> int:
+        return self.max_offset * _UNIT_BYTES
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Let a queue without files begin at this queue offset, as a broker does for a topic whose
+        first record is not its first any more: units before it, in its file, say nothing.
+        """
+        if self.segments.starts or queue_offset == 0:
+            return
+        position = queue_offset * _UNIT_BYTES
+        start = position - position % self.segments.file_bytes
+        blanks = (position - start) // _UNIT_BYTES
+        self.segments.make_file(start)
+        self.segments.write_at(start, PRE_BLANK * blanks)
+        self.min_offset = self.max_offset = queue_offset
+
+    def cut(self, log_end: int) -> int:
+        """Take away the entries at the end whose records do not lie before ``log_end``, and
+        whatever else is behind the end; returns how many entries that were.
+        """
+        kept = self.max_offset
+        while kept > self.segments.min_offset // _UNIT_BYTES:
+            low = max(self.segments.min_offset // _UNIT_BYTES, kept - 4096)
+            units = self.units(low, kept)
+            ends = units["commit_log_offset"] + units["size_bytes"].astype(np.int64)
+            inside = np.flatnonzero((ends <= log_end) | (units["size_bytes"] == PRE_BLANK_SIZE))
+            kept = low + int(inside[-1]) + 1 if len(inside) else low
+            if len(inside):
+                break
+        taken = self.max_offset - kept
+        self.segments.zero_from(kept * _UNIT_BYTES)
+        self._file_end = _NO_ROOM
+        self.max_offset = kept
+        last = self.units(kept - 1, kept)
+        self.end_position = self._end_of(last) if len(last) else 0
+        self.min_offset = min(self.min_offset, kept)
+        self.has_stale_rest = False
+        return taken
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def units(self, from_offset: int, to_offset: int) -> UnitArray:
+        """The entries from one queue offset up to another, as far as there are files for them; a
+        copy, in the machine's byte order.
+        """
+        first = max(from_offset, self.segments.min_offset // _UNIT_BYTES)
+        last = max(first, min(to_offset, self.max_offset))
+        stored = np.empty(last - first, QUEUE_UNIT.dtype)
+        target = stored.view(np.uint8).data
+        position, done = first * _UNIT_BYTES, 0
+        while done < target.nbytes:
+            room = self.segments.file_bytes - (position + done) % self.segments.file_bytes
+            size_bytes = min(room, target.nbytes - done)
+            target[done : done + size_bytes] = self.segments.read_at(position + done, size_bytes)
+            done += size_bytes
+        return stored.astype(NATIVE_UNIT)
+
+    # --- syncing and keeping ----------------------------------------------------------------------
+
+    def begin_sync(self) -> Unsynced:
+        """Take note of what was written and not synced; the next write will note itself again."""
+        self._file_end = _NO_ROOM
+        return self.segments.begin_sync()
+
+    def sync(self) -> None:
+        """Come back when all entries are on disk. Raises TargetError."""
+        self.begin_sync().finish()
+
+    def delete_before(self, log_min: int) -> list[Path]:
+        """Take away the files whose records the log does not have any more, never the last one."""
+        stop = self.segments.min_offset
+        for start in self.segments.starts[:-1]:
+            last = (start + self.segments.file_bytes) // _UNIT_BYTES
+            if self._end_of(self.units(last - 1, last)) > log_min:
+                break
+            stop = start + self.segments.file_bytes
+        gone = self.segments.delete_before(stop)
+        self.correct_min_offset(log_min)
+        return gone
+
+    def correct_min_offset(self, log_min: int) -> None:
+        """Let the queue begin with the first entry whose record the log still has."""
+        first = self.segments.min_offset // _UNIT_BYTES
+        last_of_file = first + self.segments.file_bytes // _UNIT_BYTES
+        units = self.units(first, last_of_file)
+        is_there = (units["commit_log_offset"] >= log_min) & is_filled(units)
+        places = np.flatnonzero(is_there & (units["size_bytes"] != PRE_BLANK_SIZE))
+        self.min_offset = first + (int(places[0]) if len(places) else len(units))
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        self._file_end = _NO_ROOM
+        self.segments.close()

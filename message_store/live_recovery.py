@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What opening a store for writing has to put right: the log's end, and what queues do not know.
+
+The log is walked, every checksum included, from a place before which everything is known to be
+whole and in its queues. It ends before the first thing that is no record. What lies behind is made
+zeros, because the rest of a torn append would come to light behind the next one. Each record goes
+to its queue unless that has it.
+"""
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store.errors import FormatError, SourceError
+from message_store.live_dispatch import Dispatcher
+from message_store.live_log import LiveLog
+from message_store.live_queue import LiveQueue
+from message_store.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.store_checkpoint import StoreCheckpoint
+
+if TYPE_CHECKING:
+    from message_store.live_store import LiveStore
+
+_QUEUE_FILES_IN_DOUBT = 3
+_HEAD = END_OF_FILE_MIN_BYTES
+
+
+@attrs.frozen
+class Recovery:
+    """What was found and done: the log from ``start`` to ``end`` was walked.
+
+    ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` told of
+    records behind the log's end; ``zeroed_bytes`` behind it were not zero.
+    """
+
+    start: int
+    end: int
+    dispatched: int = 0
+    repaired: int = 0
+    cut: int = 0
+    zeroed_bytes: int = 0
+
+
+def recover(store: "LiveStore", checkpoint: StoreCheckpoint) -> Recovery:
+    """Give the log its end and every queue what it lacks.
+
+    Raises SourceError, before anything is changed, when the log is damaged where it was known to be
+    whole: what follows the damage would be lost without a word.
+    """
+    log, queues = store.log, store.queues()
+    start, last_start = _clean_start(log, queues) if store.was_clean else (-1, 0)
+    if start < 0:
+        start = _unclean_start(log, queues, checkpoint)
+    end, last_record = _find_end(log, start)
+    _refuse_damage(log, queues, checkpoint, start, end, was_clean=store.was_clean)
+    zeroed_bytes = log.segments.zero_from(end)
+    log.end = end
+    log.last_start = last_record if last_record >= 0 else last_start or _last_known(queues, end)
+    cut = 0
+    for queue in queues:
+        if queue.end_position > end or queue.has_stale_rest:
+            cut += queue.cut(end)
+            queue.correct_min_offset(log.min_offset)
+    dispatcher = Dispatcher(store)
+    dispatcher.run(start, end)
+    if not store.was_clean:
+        _doubt_what_is_on_disk(log, store.queues(), start)
+    return Recovery(
+        start, end, dispatcher.dispatched, dispatcher.repaired, cut, zeroed_bytes=zeroed_bytes
+    )
+
+
+# --- where to begin -------------------------------------------------------------------------------
+
+
+def _clean_start(log: LiveLog, queues: list[LiveQueue]) -> tuple[int, int]:
+    """Behind the newest record that a queue knows, and where that begins; -1 when none does.
+
+    A queue with something behind its end has lost a part: the log is walked from what it knows.
+    """
+    known = sorted(
+        (queue for queue in queues if queue.end_position > log.min_offset),
+        key=lambda queue: -queue.end_position,
+    )
+    lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
+    log.end = log.segments.end_offset
+    for queue in known:
+        [unit] = queue.units(queue.max_offset - 1, queue.max_offset).tolist()
+        try:
+            message = log.record(unit[0], unit[1])
+        except FormatError:
+            continue
+        start = message.commit_log_offset
+        return min([queue.end_position, *lowest]), start
+    return -1, 0
+
+
+def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint) -> int:
+    """Where a file begins before which everything is on disk and in its queue."""
+    lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
+    starts = log.segments.starts
+    if not starts:
+        return 0
+    log.end = log.segments.end_offset
+    place = checkpoint.queue_commit_log_offset
+    if place > 0 and _is_record(log, place):
+        limit = place
+    else:
+        times = [(start, log.store_time_ms(start)) for start in starts]
+        passed = [s for s, ms in times if 0 < ms <= checkpoint.recover_from_ms]
+        limit = max(passed, default=starts[0])
+    limit = min([limit, *lowest])
+    whole = [s for s in starts if s <= limit and _is_record(log, s)]
+    return max(whole, default=starts[0])
+
+
+def _is_record(log: LiveLog, offset: int) -> bool:
+    """Whether a whole record begins here."""
+    if not log.store_time_ms(offset):
+        return False
+    size_bytes = int.from_bytes(log.segments.read_at(offset, 4), "big", signed=True)
+    try:
+        log.record(offset, size_bytes)
+    except FormatError:
+        return False
+    return True
+
+
+# --- where it ends --------------------------------------------------------------------------------
+
+
+def _find_end(log: LiveLog, start: int) -> tuple[int, int]:
+    """Where the log ends that is whole from ``start`` on, and where its last record begins there,
+    -1 for none.
+    """
+    segments = log.segments
+    if start >= segments.end_offset:
+        return start, -1
+    if not any(segments.read_at(start, _HEAD)):  # nothing was ever begun here
+        return start, -1
+    from message_store.dispatch_kernels import FOUND_LENGTH, walk_file
+    from message_store.log_kernels import FILE_ENDS
+
+    found = np.zeros(FOUND_LENGTH, np.int64)
+    end, last = start, -1
+    while start < segments.end_offset:
+        file_start = start - start % segments.file_bytes
+        address = segments.address_of_file(file_start)
+        count = walk_file(address, start - file_start, segments.file_bytes, file_start, found)
+        if count:
+            end, last = file_start + int(found[0]), file_start + int(found[2])
+        if found[1] != FILE_ENDS:
+            break
+        start = file_start + segments.file_bytes
+    return end, last
+
+
+def _refuse_damage(
+    log: LiveLog,
+    queues: list[LiveQueue],
+    checkpoint: StoreCheckpoint,
+    start: int,
+    end: int,
+    *,
+    was_clean: bool,
+) -> None:
+    """Raise SourceError when the log ends where it cannot have ended."""
+    synced = checkpoint.queue_commit_log_offset
+    is_short = not was_clean and start <= synced and end <= synced and _is_record(log, synced)
+    has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)
+    if is_short or has_lost_all:
+        raise SourceError(
+            f"{log.segments.directory}: damaged at {end}: no whole record begins there, and the log"
+            " goes on behind it; nothing was changed"
+        )
+
+
+def _last_known(queues: list[LiveQueue], end: int) -> int:
+    """The newest record that a queue tells of, where the walk has met none."""
+    starts = [0]
+    for queue in queues:
+        if 0 < queue.end_position <= end:
+            [unit] = queue.units(queue.max_offset - 1, queue.max_offset).tolist()
+            starts.append(unit[0] if unit[1] > 1 else 0)
+    return max(starts)
+
+
+def _doubt_what_is_on_disk(log: LiveLog, queues: list[LiveQueue], start: int) -> None:
+    """What a killed process wrote is in memory and maybe nowhere else: the next sync takes it."""
+    for file_start in log.segments.starts:
+        if file_start + log.file_bytes > start:
+            log.segments.mark_dirty(file_start)
+    for queue in queues:
+        for file_start in queue.segments.starts[-_QUEUE_FILES_IN_DOUBT:]:
+            queue.segments.mark_dirty(file_start)

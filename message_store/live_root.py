@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening what lies under a store root for writing: what is refused, the log's files, the queues.
+
+A broker has one size of queue file for all queues and refuses to start on another, so new queues
+take the size of those that are there.
+"""
+
+from pathlib import Path
+
+from message_store.errors import SourceError, UnsupportedStoreError
+from message_store.live_log import LiveLog
+from message_store.live_queue import LiveQueue
+from message_store.live_segments import LiveSegments
+from message_store.segment_files import list_directories, list_segments
+from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
+
+Queues = dict[tuple[str, int], LiveQueue]
+"""By topic and queue id."""
+
+
+def refuse_unwritable(root: StoreRoot) -> None:
+    """Raise SourceError (UnsupportedStoreError where it is a kind of store that we know) for a
+    directory that we cannot append to; make one that is not there.
+    """
+    try:
+        root.path.mkdir(parents=True, exist_ok=True)
+        is_new = not root.commit_log.exists() and not root.consume_queues.exists()
+        if is_new:
+            root.commit_log.mkdir()
+    except OSError as error:
+        raise SourceError(f"{root.path}: cannot be a store: {error.strerror}") from error
+    root.require_readable()
+    for name, what in (
+        ("consumequeue_ext", "extension units of consume queues (enableConsumeQueueExt)"),
+        ("batchconsumequeue", "batch consume queues"),
+    ):
+        if _has_segments(root.path / name):
+            raise UnsupportedStoreError(
+                f"{root.path / name}: {what}, which can be read and converted but not appended to"
+            )
+
+
+def _has_segments(directory: Path) -> bool:
+    return any(
+        list_segments(queue)
+        for topic in list_directories(directory)
+        for queue in list_directories(topic)
+    )
+
+
+def open_log(root: StoreRoot, settings: StoreSettings) -> LiveLog:
+    """The log, its end not known yet."""
+    segments = LiveSegments(root.commit_log, settings.commit_log_file_bytes, root=root.path)
+    return LiveLog(segments, segments.min_offset, 0)
+
+
+def queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
+    """Topic, queue id and place of every queue; names that are no queue ids are passed over."""
+    return [
+        (topic.name, int(queue.name), queue)
+        for topic in list_directories(root.consume_queues)
+        for queue in list_directories(topic)
+        if queue.name.isascii() and queue.name.isdigit()
+    ]
+
+
+def queue_file_bytes(root: StoreRoot, settings: StoreSettings) -> int:
+    """The size of a queue file: that of one that is there, else what the settings say."""
+    for _, _, directory in queue_directories(root):
+        lengths = [segment.length_bytes for segment in list_segments(directory)]
+        if lengths and lengths[0]:
+            return lengths[0]
+    return settings.queue_file_bytes
+
+
+def open_queues(root: StoreRoot, file_bytes: int, log_min: int) -> Queues:
+    """Every queue that has a directory, with its end found. Raises SourceError and FormatError for
+    one that nobody can append to.
+    """
+    queues: Queues = {}
+    for topic, queue_id, directory in queue_directories(root):
+        segments = LiveSegments(directory, file_bytes, root=root.path)
+        if segments.starts and segments.file_bytes != file_bytes:
+            raise SourceError(
+                f"{directory}: files of {segments.file_bytes} bytes, where other queues have"
+                f" {file_bytes}"
+            )
+        queue = LiveQueue(topic, queue_id, segments)
+        queue.load(log_min)
+        queue.close()  # handles come back when they are needed: there may be thousands of queues
+        queues[topic, queue_id] = queue
+    return queues

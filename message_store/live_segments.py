@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of segment files that is open for writing: written by ``pwrite``, read by ``pread`` or by
+mappings that cannot be written to.
+
+Files are made at their full length, sparse. A full disk is an OSError and no SIGBUS, because
+nothing is ever written through a mapping; reading through one is safe because the store's lock is
+ours, so that nobody cuts the files short. Nothing here locks: whoever owns the row does.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.segment_files import list_segments, segment_name
+from message_store.unsynced import Unsynced
+
+Int64s = NDArray[np.int64]
+
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_ZEROING_BYTES = 1 << 20
+_ZEROS = bytes(_ZEROING_BYTES)
+_PAGE_BYTES = 4096
+
+
+def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -> None:
+    """Write ``data`` into a file so that a process that is killed leaves its head out or all in.
+
+    A head that crosses a page may be cut off there, its end missing. Raises OSError.
+    """
+    rest = os.pwrite(descriptor, data[head_bytes:], place + head_bytes)
+    if (
+        rest + head_bytes != len(data)
+        or os.pwrite(descriptor, data[:head_bytes], place) < head_bytes
+    ):
+        raise OSError(errno.ENOSPC, "only a part could be written")
+
+
+def write_small(descriptor: int, data: bytes, place: int) -> None:
+    """Write less than a page into a file; where that crosses a page, what is on the second first.
+
+    A kill can come only between two pages: it leaves the front of ``data`` out or all in. Raises
+    OSError.
+    """
+    here = _PAGE_BYTES - place % _PAGE_BYTES
+    if here < len(data):
+        write_head_last(descriptor, data, place, here)
+    elif os.pwrite(descriptor, data, place) < len(data):
+        raise OSError(errno.ENOSPC, "only a part could be written")
+
+
+@attrs.frozen(eq=False)
+class _Mapping:
+    """One file in memory, for reading. The memory goes when the last view of ``array`` does."""
+
+    memory: mmap.mmap
+    array: NDArray[np.uint8]
+    address: int
+
+
+class LiveSegments:
+    """A row of files of one size. Offsets are those of the row, and may lie in any file.
+
+    ``root`` is the directory down to which new directories are synced. Files that are there decide
+    the size; ``file_bytes`` is that of a row without files. Raises SourceError for a row with gaps,
+    with files of several sizes, or with names that are no multiples of the size: nobody can append
+    to one. Only the last file may be too short: it was being made when its maker was killed.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int, *, root: Path | None = None) -> None:
+        self.directory = directory
+        self.starts: list[int] = []
+        self.file_bytes = file_bytes
+        self._root = root or directory
+        self._descriptors: dict[int, int] = {}
+        self._mappings: dict[int, _Mapping] = {}
+        self._dirty: set[int] = set()
+        self._unsynced_names: set[Path] = set()
+        self._load()
+
+    def _load(self) -> None:
+        segments = list_segments(self.directory)
+        if not segments:
+            return
+        self.starts = [segment.start_offset for segment in segments]
+        if len(segments) > 1:
+            self.file_bytes = self.starts[1] - self.starts[0]
+        elif segments[0].length_bytes:
+            self.file_bytes = segments[0].length_bytes
+        for index, segment in enumerate(segments):
+            is_last = index == len(segments) - 1
+            fits = segment.length_bytes == self.file_bytes
+            if segment.start_offset != self.starts[0] + index * self.file_bytes:
+                raise SourceError(f"{segment.path}: a file before this one is missing")
+            if segment.start_offset % self.file_bytes:
+                raise SourceError(f"{segment.path}: its name does not fit files of its size")
+            if not fits and not (is_last and segment.length_bytes < self.file_bytes):
+                raise SourceError(
+                    f"{segment.path}: {segment.length_bytes} bytes,"
+                    f" where the row has files of {self.file_bytes}"
+                )
+            if not fits:
+                self._lengthen(segment.start_offset)
+
+    # --- where it begins and ends -----------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """Where the row begins; 0 when it has no file."""
+        return self.starts[0] if self.starts else 0
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last byte that there is a file for."""
+        return self.starts[-1] + self.file_bytes if self.starts else 0
+
+    def path_of(self, start: int) -> Path:
+        """The file that begins at ``start``."""
+        return self.directory / segment_name(start)
+
+    def descriptor(self, start: int) -> int:
+        """The handle of the file that begins at ``start``, for a caller that writes itself and has
+        said so by ``mark_dirty``. Raises TargetError.
+        """
+        if start not in self._descriptors:
+            try:
+                self._descriptors[start] = os.open(self.path_of(start), _FLAGS)
+            except OSError as error:
+                raise self.error("opened", start, error) from error
+        return self._descriptors[start]
+
+    def mark_dirty(self, start: int) -> None:
+        """Say that the file that begins at ``start`` is being written to."""
+        self._dirty.add(start)
+
+    def make_file(self, start: int) -> None:
+        """Make the file that begins at ``start``, and the files between the row's end and it.
+
+        A row without files begins with it. Nothing happens when it is there. Raises TargetError.
+        """
+        first = self.starts[-1] + self.file_bytes if self.starts else start
+        for place in range(first, start + 1, self.file_bytes):
+            try:
+                self._make_directory(self.directory)
+                flags = _FLAGS | os.O_CREAT
+                self._descriptors[place] = os.open(self.path_of(place), flags, 0o644)
+                os.ftruncate(self._descriptors[place], self.file_bytes)
+            except OSError as error:
+                raise self.error("made", place, error) from error
+            self.starts.append(place)
+            self._dirty.add(place)
+            self._unsynced_names.add(self.directory)
+
+    def _make_directory(self, directory: Path) -> None:
+        if directory.is_dir():
+            return
+        if directory != self._root:
+            self._make_directory(directory.parent)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._unsynced_names.add(directory.parent)
+
+    def _lengthen(self, start: int) -> None:
+        try:
+            os.ftruncate(self.descriptor(start), self.file_bytes)
+        except OSError as error:
+            raise self.error("lengthened", start, error) from error
+        self._dirty.add(start)
+
+    def error(self, what: str, start: int, error: OSError) -> TargetError:
+        """What to raise when the disk has refused something about a file."""
+        return TargetError(f"{self.path_of(start)}: cannot be {what}: {error.strerror}")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write_at(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Put these bytes at ``offset``, across files where need be; missing files are made.
+
+        Raises TargetError when the disk refuses; a part may be written then.
+        """
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            start = offset - offset % self.file_bytes
+            self.make_file(start)
+            self._dirty.add(start)
+            here = view[: start + self.file_bytes - offset]
+            try:
+                count = os.pwrite(self.descriptor(start), here, offset - start)
+            except OSError as error:
+                raise self.error("written", start, error) from error
+            offset += count
+            view = view[count:]
+
+    def zero_from(self, offset: int) -> int:
+        """Make everything from ``offset`` on zeros, and take away the files that begin behind it.
+
+        From the back to the front, so that what was valid behind ``offset`` is never reached while
+        it is still there. Holes stay holes. Returns how many bytes were not zero. Raises
+        TargetError.
+        """
+        while self.starts and self.starts[-1] > offset:
+            self._remove(self.starts[-1])
+        if not self.starts or offset >= self.end_offset:
+            return 0
+        start, found = self.starts[-1], 0
+        pieces = list(self._data_pieces(start, max(offset - start, 0)))
+        for place, size_bytes in reversed(pieces):
+            piece = np.frombuffer(self.read_at(start + place, size_bytes), np.uint8)
+            used = np.flatnonzero(piece)
+            if len(used):
+                first, last = int(used[0]), int(used[-1]) + 1
+                self.write_at(start + place + first, memoryview(_ZEROS)[: last - first])
+                found += len(used)
+        return found
+
+    def has_data_from(self, offset: int) -> bool:
+        """Whether the last file holds any byte but zero from ``offset`` on."""
+        if not self.starts or offset >= self.end_offset:
+            return False
+        start = self.starts[-1]
+        return any(
+            any(self.read_at(start + place, size_bytes))
+            for place, size_bytes in self._data_pieces(start, max(offset - start, 0))
+        )
+
+    def _data_pieces(self, start: int, place: int) -> Iterator[tuple[int, int]]:
+        """Where a file from ``place`` on is no hole, in pieces of a bounded size."""
+        descriptor = self.descriptor(start)
+        while place < self.file_bytes:
+            try:
+                place = os.lseek(descriptor, place, os.SEEK_DATA)
+                hole = os.lseek(descriptor, place, os.SEEK_HOLE)
+            except OSError:  # no data behind this place
+                return
+            while place < hole:
+                size_bytes = min(hole - place, _ZEROING_BYTES)
+                yield place, size_bytes
+                place += size_bytes
+
+    def delete_before(self, offset: int) -> list[Path]:
+        """Take away the files that end at or before ``offset``, but never the last one.
+
+        Oldest first, so that a stop at any point leaves a row without gaps. What was mapped of them
+        stays readable. Raises TargetError.
+        """
+        gone = []
+        while len(self.starts) > 1 and self.starts[0] + self.file_bytes <= offset:
+            gone.append(self._remove(self.starts[0]))
+        return gone
+
+    def _remove(self, start: int) -> Path:
+        path = self.path_of(start)
+        try:
+            os.unlink(path)
+        except OSError as error:
+            raise self.error("removed", start, error) from error
+        self._unsynced_names.add(self.directory)
+        self.starts.remove(start)
+        self._dirty.discard(start)
+        if start in self._descriptors:
+            os.close(self._descriptors.pop(start))
+        self._mappings.pop(start, None)
+        return path
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Exactly these bytes, of one file. Raises TruncatedRecordError when they are not there."""
+        start = offset - offset % self.file_bytes
+        if not self._holds(offset, size_bytes):
+            raise self._missing(offset, size_bytes)
+        try:
+            data = os.pread(self.descriptor(start), size_bytes, offset - start)
+        except OSError as error:
+            raise SourceError(f"{self.path_of(start)}: cannot be read: {error.strerror}") from error
+        if len(data) != size_bytes:
+            raise self._missing(offset, size_bytes)
+        return data
+
+    def view(self, offset: int, size_bytes: int) -> memoryview:
+        """These bytes of one file, as they are in memory and as they change.
+
+        Valid also after the row was closed. Raises TruncatedRecordError when they are not there.
+        """
+        if not self._holds(offset, size_bytes):
+            raise self._missing(offset, size_bytes)
+        start = offset - offset % self.file_bytes
+        return self._mapping(start).array.data[offset - start :][:size_bytes]
+
+    def _holds(self, offset: int, size_bytes: int) -> bool:
+        is_inside = self.min_offset <= offset < self.end_offset
+        return is_inside and 0 <= size_bytes <= self.file_bytes - offset % self.file_bytes
+
+    def _missing(self, offset: int, size_bytes: int) -> TruncatedRecordError:
+        return TruncatedRecordError(
+            "the files do not hold these bytes",
+            path=self.directory,
+            offset=offset,
+            expected=size_bytes,
+        )
+
+    def addresses(self, offsets: Int64s) -> Int64s:
+        """Where in memory each of these offsets is, for kernels; -1 outside the row.
+
+        From an address to the end of its file all bytes can be read, until the file is deleted or
+        the row closed. Files are mapped when one of their offsets is asked for.
+        """
+        found = np.full(len(offsets), -1, np.int64)
+        indexes = (offsets - self.min_offset) // self.file_bytes
+        for index in np.unique(indexes).tolist():
+            if 0 <= index < len(self.starts):
+                start = self.starts[index]
+                here = indexes == index
+                found[here] = offsets[here] + (self._mapping(start).address - start)
+        return found
+
+    def address_of_file(self, start: int) -> int:
+        """Where in memory the file that begins at ``start`` is."""
+        return self._mapping(start).address
+
+    def _mapping(self, start: int) -> _Mapping:
+        if start not in self._mappings:
+            try:
+                memory = mmap.mmap(self.descriptor(start), self.file_bytes, prot=mmap.PROT_READ)
+            except (OSError, ValueError) as error:
+                raise SourceError(f"{self.path_of(start)}: cannot be mapped: {error}") from error
+            array = np.frombuffer(memory, np.uint8)
+            self._mappings[start] = _Mapping(memory, array, int(array.ctypes.data))
+        return self._mappings[start]
+
+    # --- syncing and closing ----------------------------------------------------------------------
+
+    def begin_sync(self) -> Unsynced:
+        """Take note of all that was written and not synced; ``finish`` may run without a lock."""
+        descriptors = tuple(os.dup(self.descriptor(start)) for start in sorted(self._dirty))
+        directories = sorted(self._unsynced_names, key=lambda path: -len(path.parts))
+        self._dirty.clear()
+        self._unsynced_names.clear()
+        return Unsynced(descriptors, tuple(directories))
+
+    def sync(self) -> None:
+        """Come back when all that was written is on disk. Raises TargetError."""
+        self.begin_sync().finish()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything was written that nobody synced."""
+        return bool(self._dirty or self._unsynced_names)
+
+    def close(self) -> None:
+        """Give the files back, as they are; closing twice is fine."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+        self._mappings.clear()

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store root open for writing: its log, its queues, its lock, and how it begins and ends.
+
+What both engines stand on. It knows records and queues and no delays, but for one thing that
+brokers do at dispatch: a level's entry holds its due time in place of the hash of its tag.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from message_store.clock import Clock, SystemClock
+from message_store.delay_levels import DelayLevels
+from message_store.dialect import Dialect
+from message_store.errors import BadFieldError, StoreClosedError, TargetError
+from message_store.live_checkpoint import LiveCheckpoint
+from message_store.live_log import LiveLog
+from message_store.live_queue import LiveQueue
+from message_store.live_recovery import Recovery, recover
+from message_store.live_root import open_log, open_queues, queue_file_bytes, refuse_unwritable
+from message_store.live_segments import LiveSegments
+from message_store.live_topics import LiveTopic, is_topic_name, merge_topics
+from message_store.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
+from message_store.store_root import StoreRoot, WriterLock
+from message_store.store_settings import StoreSettings
+from message_store.unsynced import GroupSync
+
+_SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
+_DEFAULTS = StoreSettings()
+
+
+class LiveStore:
+    """One store root, held by this process alone. Made by ``open``.
+
+    Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``levels`` the level table,
+    ``recovery`` what opening had to do, ``was_clean`` whether the last user stopped orderly.
+    """
+
+    def __init__(
+        self,
+        root: StoreRoot,
+        writer_lock: WriterLock,
+        *,
+        clock: Clock,
+        dialect: Dialect,
+        settings: StoreSettings,
+        levels: DelayLevels,
+    ) -> None:
+        self.root = root
+        self.clock = clock
+        self.dialect = dialect
+        self.settings = settings
+        self.levels = levels
+        self.lock = threading.RLock()
+        self.was_clean = root.was_stopped_cleanly
+        self._writer_lock = writer_lock
+        self._is_closed = False
+        self._topics: dict[str, int] = {}
+        self.log: LiveLog = open_log(root, settings)
+        self._queue_file_bytes = queue_file_bytes(root, settings)
+        self._queues = open_queues(root, self._queue_file_bytes, self.log.min_offset)
+        self._checkpoint = LiveCheckpoint(root, dialect, self.log)
+        root.mark_open(dialect.abort_text(os.getpid()))
+        self.recovery: Recovery = recover(self, self._checkpoint.found)
+        self.sync_log()
+        self.sync_queues()
+        self._checkpoint.write(durably=True)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_5_5,
+        settings: StoreSettings = _DEFAULTS,
+        level_table: DelayLevels | None = None,
+    ) -> "LiveStore":
+        """Open the store at ``path`` for writing, and make it when nothing is there.
+
+        A store that was not stopped cleanly is recovered first. Raises StoreLockedError when
+        somebody has it open, UnsupportedStoreError and SourceError for one that cannot be written
+        to (the sentence says why; nothing is changed then), TargetError when the disk refuses.
+        """
+        root = StoreRoot(path)
+        refuse_unwritable(root)
+        writer_lock = root.take_lock()
+        try:
+            return cls(
+                root,
+                writer_lock,
+                clock=clock or SystemClock(),
+                dialect=dialect,
+                settings=settings,
+                levels=level_table or DelayLevels.parse(),
+            )
+        except BaseException:
+            writer_lock.release()
+            raise
+
+    # --- queues and topics ------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> LiveQueue:
+        """The consume queue of a topic, to be appended to; a new one gets its files with its first
+        entry. Raises BadFieldError for a name that can be none on disk.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if not is_topic_name(topic) or queue_id < 0:
+                found = f"{topic!r}, queue {queue_id}"
+                raise BadFieldError("a topic that can have no queue", found=found)
+            directory = self.root.consume_queue(topic, queue_id)
+            segments = LiveSegments(directory, self._queue_file_bytes, root=self.root.path)
+            queue = LiveQueue(topic, queue_id, segments)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def find_queue(self, topic: str, queue_id: int) -> LiveQueue | None:
+        """The consume queue of a topic, or None when nothing was ever put there."""
+        return self._queues.get((topic, queue_id))
+
+    def queues_of(self, topic: str) -> list[LiveQueue]:
+        """The queues of a topic, by queue id."""
+        found = [queue for (name, _), queue in self._queues.items() if name == topic]
+        return sorted(found, key=lambda queue: queue.queue_id)
+
+    def queues(self) -> list[LiveQueue]:
+        """Every queue."""
+        return list(self._queues.values())
+
+    def topic(self, name: str) -> LiveTopic:
+        """A topic's queues, for reading; one that has no messages reads as empty."""
+        return LiveTopic(self, name)
+
+    def remember_topic(self, name: str, queue_id: int) -> None:
+        """See to it that topics.json knows this queue, from the next flush on."""
+        if self._topics.get(name, 0) <= queue_id and name not in _SYSTEM_TOPICS:
+            self._topics[name] = queue_id + 1
+
+    def write_topics(self) -> None:
+        """Put the topics to be remembered into topics.json. Raises TargetError."""
+        with self.lock:
+            topics, self._topics = self._topics, {}
+        if topics:
+            merge_topics(self.root, topics, self.dialect)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold the lock of a store that is open; raises StoreClosedError for one that is not."""
+        with self.lock:
+            self.require_open()
+            yield
+
+    def require_open(self) -> None:
+        """Raise StoreClosedError when the store was closed."""
+        if self._is_closed:
+            raise StoreClosedError("the store is closed")
+
+    # --- durability -------------------------------------------------------------------------------
+
+    def sync_log(self) -> None:
+        """Come back when every record appended so far is on disk.
+
+        The lock is held for a moment only. Raises TargetError; nothing can be appended then until
+        the store is opened again, because nobody knows what is on disk.
+        """
+        with self.lock:
+            self.require_open()
+            unsynced = self.log.begin_sync()
+            last_start = self.log.last_start
+        self._finish(unsynced.finish)
+        self._checkpoint.log_is_synced(last_start)
+
+    def sync_queues(self) -> None:
+        """The same for every queue entry."""
+        with self.lock:
+            self.require_open()
+            dirty = [queue for queue in self._queues.values() if queue.segments.is_dirty]
+            unsynced = [queue.begin_sync() for queue in dirty]
+            last_start = self.log.last_start
+        for each in unsynced:
+            self._finish(each.finish)
+        self._checkpoint.queues_are_synced(last_start)
+
+    def _finish(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except TargetError:
+            self.log.break_off()
+            raise
+
+    def write_checkpoint(self, *, durably: bool = False) -> None:
+        """Say in `checkpoint` what was synced so far; cheap where nothing changed."""
+        with self.lock:
+            self.require_open()
+            self._checkpoint.write(durably=durably)
+
+    def flush(self) -> None:
+        """Log, queues, topics, checkpoint: everything of the floor, durably and in this order."""
+        self.sync_log()
+        self.sync_queues()
+        self.write_topics()
+        self.write_checkpoint(durably=True)
+
+    @staticmethod
+    def group(work: Callable[[], None]) -> GroupSync:
+        """A ``flush`` that many threads may call at once: they share the work."""
+        return GroupSync(work)
+
+    # --- retention and the end --------------------------------------------------------------------
+
+    def clean(self, now_ms: int, keep_from: int) -> list[Path]:
+        """Take away log files that are older than the settings keep them, and queue files that say
+        nothing any more; returns them.
+
+        Never what ``keep_from`` lies in or before, never the last file of a row.
+        """
+        with self.lock:
+            self.require_open()
+            gone = self.log.delete_expired(now_ms, self.settings.retention_ms, keep_from)
+            if gone:
+                for queue in self._queues.values():
+                    gone += queue.delete_before(self.log.min_offset)
+            return gone
+
+    def close(self) -> None:
+        """Flush, say that the store was stopped cleanly, and let go of it; twice is fine.
+
+        A store that a failed write has left in doubt is let go of as after a kill: the next one who
+        opens it recovers it. Raises TargetError when the last flush fails.
+        """
+        with self.lock:
+            if self._is_closed:
+                return
+            try:
+                if not self.log.is_broken:
+                    self.flush()
+                    self._checkpoint.write_last()
+                    self.root.mark_stopped()
+            finally:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of everything without a last word, as a kill would."""
+        with self.lock:
+            self._is_closed = True
+            self._checkpoint.close()
+            for queue in self._queues.values():
+                queue.close()
+            self.log.segments.close()
+            self._writer_lock.release()
