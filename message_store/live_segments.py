@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.errors import SourceError, TargetError, TruncatedRecordError
-from message_store.segment_files import list_segments, segment_name
+from message_store.segment_files import list_segments, require_appendable, segment_name
 from message_store.unsynced import Unsynced
 
 Int64s = NDArray[np.int64]
@@ -86,27 +86,10 @@ class LiveSegments:
 
     def _load(self) -> None:
         segments = list_segments(self.directory)
-        if not segments:
-            return
+        self.file_bytes = require_appendable(segments, self.file_bytes)
         self.starts = [segment.start_offset for segment in segments]
-        if len(segments) > 1:
-            self.file_bytes = self.starts[1] - self.starts[0]
-        elif segments[0].length_bytes:
-            self.file_bytes = segments[0].length_bytes
-        for index, segment in enumerate(segments):
-            is_last = index == len(segments) - 1
-            fits = segment.length_bytes == self.file_bytes
-            if segment.start_offset != self.starts[0] + index * self.file_bytes:
-                raise SourceError(f"{segment.path}: a file before this one is missing")
-            if segment.start_offset % self.file_bytes:
-                raise SourceError(f"{segment.path}: its name does not fit files of its size")
-            if not fits and not (is_last and segment.length_bytes < self.file_bytes):
-                raise SourceError(
-                    f"{segment.path}: {segment.length_bytes} bytes,"
-                    f" where the row has files of {self.file_bytes}"
-                )
-            if not fits:
-                self._lengthen(segment.start_offset)
+        if segments and segments[-1].length_bytes < self.file_bytes:
+            self._lengthen(self.starts[-1])
 
     # --- where it begins and ends -----------------------------------------------------------------
 
@@ -205,32 +188,25 @@ class LiveSegments:
         """
         while self.starts and self.starts[-1] > offset:
             self._remove(self.starts[-1])
-        if not self.starts or offset >= self.end_offset:
-            return 0
-        start, found = self.starts[-1], 0
-        pieces = list(self._data_pieces(start, max(offset - start, 0)))
-        for place, size_bytes in reversed(pieces):
-            piece = np.frombuffer(self.read_at(start + place, size_bytes), np.uint8)
-            used = np.flatnonzero(piece)
+        found = 0
+        for place, size_bytes in reversed(list(self._data_pieces(offset))):
+            used = np.flatnonzero(np.frombuffer(self.read_at(place, size_bytes), np.uint8))
             if len(used):
                 first, last = int(used[0]), int(used[-1]) + 1
-                self.write_at(start + place + first, memoryview(_ZEROS)[: last - first])
+                self.write_at(place + first, memoryview(_ZEROS)[: last - first])
                 found += len(used)
         return found
 
     def has_data_from(self, offset: int) -> bool:
         """Whether the last file holds any byte but zero from ``offset`` on."""
-        if not self.starts or offset >= self.end_offset:
-            return False
-        start = self.starts[-1]
-        return any(
-            any(self.read_at(start + place, size_bytes))
-            for place, size_bytes in self._data_pieces(start, max(offset - start, 0))
-        )
+        return any(any(self.read_at(*piece)) for piece in self._data_pieces(offset))
 
-    def _data_pieces(self, start: int, place: int) -> Iterator[tuple[int, int]]:
-        """Where a file from ``place`` on is no hole, in pieces of a bounded size."""
-        descriptor = self.descriptor(start)
+    def _data_pieces(self, offset: int) -> Iterator[tuple[int, int]]:
+        """What is no hole in the last file from ``offset`` on, in pieces of a bounded size."""
+        if not self.starts or offset >= self.end_offset:
+            return
+        start = self.starts[-1]
+        descriptor, place = self.descriptor(start), max(offset - start, 0)
         while place < self.file_bytes:
             try:
                 place = os.lseek(descriptor, place, os.SEEK_DATA)
@@ -239,7 +215,7 @@ class LiveSegments:
                 return
             while place < hole:
                 size_bytes = min(hole - place, _ZEROING_BYTES)
-                yield place, size_bytes
+                yield start + place, size_bytes
                 place += size_bytes
 
     def delete_before(self, offset: int) -> list[Path]:

@@ -9,6 +9,7 @@ the writer is for rows that are new; the parts of a converted store are written 
 
 import bisect
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -59,6 +60,31 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
                 raise BadFieldError("a file named beyond any offset", path=path)
             found.append(Segment(int(entry.name), facts.st_size, path, facts.st_mtime_ns))
     return tuple(sorted(found, key=lambda segment: segment.start_offset))
+
+
+def require_appendable(segments: Sequence[Segment], file_bytes: int) -> int:
+    """The size of the files of a row that something can be appended to; ``file_bytes`` is that of a
+    row without files.
+
+    Raises SourceError for a row with gaps, with files of several sizes, or with names that are no
+    multiples of the size. The last file may be too short: its maker was stopped.
+    """
+    if len(segments) > 1:
+        file_bytes = segments[1].start_offset - segments[0].start_offset
+    elif segments:
+        file_bytes = segments[0].length_bytes or file_bytes
+    for index, segment in enumerate(segments):
+        if segment.start_offset != segments[0].start_offset + index * file_bytes:
+            raise SourceError(f"{segment.path}: a file before this one is missing")
+        if segment.start_offset % file_bytes:
+            raise SourceError(f"{segment.path}: its name does not fit files of its size")
+        is_last = index == len(segments) - 1
+        if segment.length_bytes > file_bytes or (segment.length_bytes < file_bytes and not is_last):
+            raise SourceError(
+                f"{segment.path}: {segment.length_bytes} bytes, where the row has files of"
+                f" {file_bytes}"
+            )
+    return file_bytes
 
 
 def list_directories(directory: Path) -> list[Path]:
