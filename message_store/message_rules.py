@@ -66,16 +66,15 @@ def encoded(what: str, text: str) -> bytes:
     """``text`` as UTF-8. Raises BadFieldError for half a character and for what separates
     properties.
     """
-    try:
-        data = text.encode()
-    except UnicodeEncodeError as error:
-        raise BadFieldError(f"{what} that is not Unicode", found=repr(text[:64])) from error
-    if b"\x01" in data or b"\x02" in data:
+    if "\x01" in text or "\x02" in text:
         raise BadFieldError(
             f"{what} with a control character 0x01 or 0x02, which separate properties",
             found=repr(text[:64]),
         )
-    return data
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadFieldError(f"{what} that is not Unicode", found=repr(text[:64])) from error
 
 
 def _is_one_word(data: bytes) -> bool:

@@ -7,8 +7,7 @@ that is the same for the messages of one topic, tag and queue is encoded once an
 ``scheduled_batch`` does the same for columns, byte for byte (docs/FORMAT.md, properties).
 """
 
-import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import attrs
 
 from message_store import properties as names
 from message_store.java_numbers import string_hash
+from message_store.layout import Layout
 from message_store.message import LOCAL_HOST, Host, Message
 from message_store.message_codec import body_crc
 from message_store.message_rules import (
@@ -31,7 +31,6 @@ from message_store.message_rules import (
 from message_store.record_layout import (
     BODY_RUN,
     MAGIC_V1,
-    PROPERTIES_MAX_BYTES,
     PROPERTIES_RUN,
     SYS_BORN_HOST_IPV6,
     SYS_STORE_HOST_IPV6,
@@ -40,7 +39,8 @@ from message_store.record_layout import (
 )
 from message_store.unique_keys import new_unique_key
 
-_pack_properties_length = PROPERTIES_RUN.length.packer.pack
+_LENGTH_BYTES = PROPERTIES_RUN.length.size
+_pack_length = PROPERTIES_RUN.length.packer.pack
 
 
 @attrs.frozen(slots=False)
@@ -71,10 +71,19 @@ class RecordForm:
         return SizeLimits.of(self.max_message_bytes)
 
     @cached_property
-    def head(self) -> struct.Struct:
-        """A record up to its body: the head and the length of the body."""
-        body_length = BODY_RUN.length.packer.format.removeprefix(">")
-        return struct.Struct(head_layout(self.sys_flag).packer.format + body_length)
+    def _head(self) -> Layout:
+        fields = head_layout(self.sys_flag).fields + BODY_RUN.length.fields
+        return Layout("commit log record up to its body", fields)
+
+    @cached_property
+    def head_bytes(self) -> int:
+        """How many bytes of a record are ahead of its body."""
+        return self._head.size
+
+    @cached_property
+    def pack_head(self) -> Callable[..., bytes]:
+        """Takes the fields of a head in their order, and the length of the body."""
+        return self._head.packer.pack
 
     @cached_property
     def hosts(self) -> tuple[bytes, int, bytes, int]:
@@ -154,7 +163,7 @@ class Draft:
         """
         body, form = self._message.body, self._form
         born_ip, born_port, store_ip, store_port = form.hosts
-        head = form.head.pack(
+        head = form.pack_head(
             self.size_bytes,
             MAGIC_V1,
             body_crc(body),
@@ -222,9 +231,9 @@ def draft(
         )
     )
     body_bytes, text_bytes = len(message.body), len(text)
-    tail = frame.topic_run + _pack_properties_length(min(text_bytes, PROPERTIES_MAX_BYTES)) + text
-    size_bytes = form.head.size + body_bytes + len(tail)
+    size_bytes = form.head_bytes + body_bytes + len(frame.topic_run) + _LENGTH_BYTES + text_bytes
     if message.flag:
         check_numbers(message.queue_id, message.flag)
     form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
+    tail = frame.topic_run + _pack_length(text_bytes) + text
     return Draft(size_bytes, frame.tags_code, unique_key, message, tail, form)
