@@ -45,6 +45,10 @@ def is_deliverable(topic: int, length: int, retry_topic_max_bytes: int) -> bool:
     is_retry = length >= len(_RETRY) and equal_bytes(topic, _RETRY.ctypes.data, len(_RETRY))
     if length > (retry_topic_max_bytes if is_retry else TOPIC_MAX_BYTES):
         return False
+    if length > TOPIC_MAX_BYTES:
+        for place in range(topic, topic + length):
+            if load_u8(place) > 0x7F:
+                return False
     for each in range(len(_NO_TOPICS_LENGTHS)):
         if length == _NO_TOPICS_LENGTHS[each] and equal_bytes(
             topic, _NO_TOPICS.ctypes.data + _NO_TOPICS_STARTS[each], length

@@ -85,7 +85,8 @@ def encoded_topic(topic: str, retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES
     """The name of a topic that messages can be delivered to, as UTF-8.
 
     A name may have 127 bytes, that of a retry topic ``retry_topic_max_bytes`` (5.x: 255). Raises
-    BadFieldError.
+    BadFieldError, also for a long name of few characters: brokers count those when they choose a
+    record version, and then write a length that nobody can read.
     """
     data = encoded("a topic", topic)
     is_retry = topic.startswith(names.RETRY_PREFIX)
@@ -94,6 +95,8 @@ def encoded_topic(topic: str, retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES
         raise BadFieldError(
             "a topic whose name is too long", expected=f"at most {max_bytes} bytes", found=len(data)
         )
+    if len(data) > TOPIC_MAX_BYTES and not data.isascii():
+        raise BadFieldError("a long topic name that is not plain ASCII", found=repr(topic))
     if topic in UNDELIVERABLE_TOPICS:
         raise BadFieldError("a topic that nobody may deliver to", found=repr(topic))
     if "/" in topic or not _is_one_word(data):

@@ -9,7 +9,7 @@ that is the same for the messages of one topic, tag and queue is encoded once an
 
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
@@ -21,6 +21,7 @@ from message_store.message_codec import body_crc
 from message_store.message_rules import (
     MAX_MESSAGE_BYTES,
     RETRY_TOPIC_MAX_BYTES,
+    TOPIC_MAX_BYTES,
     SizeLimits,
     check_numbers,
     encoded,
@@ -39,6 +40,10 @@ from message_store.record_layout import (
 )
 from message_store.unique_keys import new_unique_key
 
+if TYPE_CHECKING:
+    from message_store.dialect import Dialect
+    from message_store.store_settings import StoreSettings
+
 _LENGTH_BYTES = PROPERTIES_RUN.length.size
 _pack_length = PROPERTIES_RUN.length.packer.pack
 
@@ -56,6 +61,17 @@ class RecordForm:
     born_host: Host = LOCAL_HOST
     max_message_bytes: int = MAX_MESSAGE_BYTES
     retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES
+
+    @classmethod
+    def of(cls, dialect: "Dialect", settings: "StoreSettings") -> "RecordForm":
+        """The form that a store's brokers read."""
+        return cls(
+            closes_properties=dialect.closes_properties,
+            store_host=settings.store_host,
+            retry_topic_max_bytes=(
+                RETRY_TOPIC_MAX_BYTES if dialect.knows_long_topics else TOPIC_MAX_BYTES
+            ),
+        )
 
     @cached_property
     def sys_flag(self) -> int:

@@ -164,6 +164,7 @@ BAD_MESSAGES: dict[str, dict[str, object]] = {
     "a control character": {"topic": "a\x7f"},
     "a topic too long": {"topic": "t" * 128},
     "a retry topic too long": {"topic": "%RETRY%" + "g" * 249},
+    "a long topic of few characters": {"topic": "%RETRY%" + "ü" * 61},
     "the topic of levels": {"topic": LEVEL_TOPIC},
     "the topic of the wheel": {"topic": TIMER_TOPIC},
     "a separator in tags": {"tags": "a\x02b"},

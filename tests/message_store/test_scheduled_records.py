@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from message_store.dialect import Dialect
 from message_store.errors import BadFieldError
 from message_store.java_numbers import string_hash
 from message_store.message import Host, Message, StoredMessage
@@ -16,6 +17,7 @@ from message_store.message_rules import RESERVED_PROPERTIES, SizeLimits
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC, encode_properties
 from message_store.record_layout import PROPERTIES_MAX_BYTES
 from message_store.scheduled_records import Draft, RecordForm, draft
+from message_store.store_settings import StoreSettings
 from tests.message_store import vectors
 from tests.message_store.strategies import hosts, int32s, int64s, waiting_messages
 
@@ -168,6 +170,7 @@ def test_a_property_of_another_name_is_the_users(name: str) -> None:
         ({"topic": "t" * 128}, "name is too long .*127 bytes, found 128"),
         ({"topic": "ü" * 64}, "name is too long .*127 bytes, found 128"),
         ({"topic": "%RETRY%" + "g" * 249}, "name is too long .*255 bytes, found 256"),
+        ({"topic": "%RETRY%" + "ü" * 61}, "not plain ASCII"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, "nobody may deliver"),
         ({"topic": "rmq_sys_wheel_timer"}, "nobody may deliver"),
         ({"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, "nobody may deliver"),
@@ -201,6 +204,18 @@ def test_the_topic_of_a_4_9_broker_is_never_longer_than_127_bytes() -> None:
     message = attrs.evolve(VECTOR, topic="%RETRY%" + "g" * 121)
     assert level(message).size_bytes > 0
     refused(message, "at most 127 bytes", attrs.evolve(FORM, retry_topic_max_bytes=127))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "is_closed", "longest"),
+    [(Dialect.ROCKETMQ_4_9, False, 127), (Dialect.ROCKETMQ_5_3, True, 255)],
+)
+def test_a_stores_form_is_that_of_its_brokers(
+    dialect: Dialect, is_closed: bool, longest: int
+) -> None:
+    form = RecordForm.of(dialect, StoreSettings(store_host=vectors.STORE))
+    assert (form.closes_properties, form.retry_topic_max_bytes) == (is_closed, longest)
+    assert form.store_host == vectors.STORE
 
 
 def test_properties_leave_room_for_what_delivery_adds() -> None:
