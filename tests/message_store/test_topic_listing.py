@@ -59,8 +59,10 @@ def test_queues_come_in_order_of_their_numbers(store: StoreRoot) -> None:
     assert keys(store, from_offset=9) == keys(store, queue_id=1) == []
 
 
-def test_what_only_fills_a_queue_is_no_message(store: StoreRoot) -> None:
-    put(store, 0, PRE_BLANK, unit(*places(store)[1]))
+def test_what_only_fills_a_queue_or_was_taken_back_is_no_message(store: StoreRoot) -> None:
+    offset, size_bytes = places(store)[1]
+    taken_back = unit(offset + size_bytes - 1, 1)
+    put(store, 0, PRE_BLANK, taken_back, unit(offset, size_bytes))
     assert keys(store) == ["k1"]
 
 
