@@ -11,7 +11,15 @@ import numpy as np
 
 from message_store import properties as names
 from message_store.kernel_cache import inline_kernel
-from message_store.raw_memory import copy_bytes, copy_short, load_u8, store_i16, store_u8
+from message_store.raw_memory import (
+    copy_bytes,
+    copy_short,
+    load_u8,
+    load_word,
+    store_i16,
+    store_u8,
+    trailing_zeros,
+)
 from message_store.record_layout import PROPERTIES_RUN
 from message_store.text_kernels import equal_bytes
 
@@ -26,7 +34,10 @@ _ROLL_TIMES = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _CLOSER = names.PROPERTY_SEPARATOR[0]
 _LENGTH_BYTES = PROPERTIES_RUN.length.size
 _DIGITS_MAX = 9
-_ONE = np.uint64(1)
+_NONE, _ONE = np.uint64(0), np.uint64(1)
+_ONES = np.uint64(0x0101010101010101)
+_THREES, _CLOSERS = _ONES * np.uint64(3), _ONES * np.uint64(_CLOSER)
+_HIGH_BITS = np.uint64(0x8080808080808080)
 
 
 @inline_kernel
@@ -46,7 +57,7 @@ def _is(name: int, length: int, wanted: Any) -> bool:
 @inline_kernel
 def _is_dropped(name: int, length: int, mask: np.uint64, dropped: Any) -> bool:
     """Whether a name is one of those to leave out; ``dropped`` has address and length of each."""
-    if length > 63 or mask >> np.uint64(length) & _ONE == np.uint64(0):
+    if length > 63 or mask >> np.uint64(length) & _ONE == _NONE:
         return False
     for number in range(dropped.shape[0]):
         if dropped[number, 1] == length and equal_bytes(name, dropped[number, 0], length):
@@ -57,6 +68,16 @@ def _is_dropped(name: int, length: int, mask: np.uint64, dropped: Any) -> bool:
 @inline_kernel
 def _divider(place: int, end: int) -> int:
     """The first separator of either kind from a place on, or the end."""
+    while end - place >= 8:
+        word = load_word(place)
+        below_3 = (word - _THREES) & ~word & _HIGH_BITS  # exact up to the first that is
+        if below_3 == _NONE:
+            place += 8
+            continue
+        place += trailing_zeros(below_3) >> 3
+        if load_u8(place) != 0:
+            return place
+        place += 1
     while place < end and not 1 <= load_u8(place) <= 2:
         place += 1
     return place
@@ -64,6 +85,13 @@ def _divider(place: int, end: int) -> int:
 
 @inline_kernel
 def _entry_end(place: int, end: int) -> int:
+    """The first separator of entries from a place on, or the end."""
+    while end - place >= 8:
+        word = load_word(place) ^ _CLOSERS
+        closers = (word - _ONES) & ~word & _HIGH_BITS
+        if closers != _NONE:
+            return place + (trailing_zeros(closers) >> 3)  # type: ignore[no-any-return]
+        place += 8
     while place < end and load_u8(place) != _CLOSER:
         place += 1
     return place

@@ -69,8 +69,7 @@ class LogDeliveries:
     def to_batch(self) -> StoredBatch:
         """All of them as columns, in memory of their own."""
         packed = np.empty(int(self.sizes.sum()), np.uint8)
-        with self.store.lock:
-            self.store.require_open()
+        with self.store.reading():
             addresses = record_addresses(self.store.log, self.offsets, self.sizes)
             for row in np.flatnonzero(addresses < 0)[:1].tolist():
                 raise TruncatedRecordError(
@@ -83,6 +82,5 @@ class LogDeliveries:
         return decode_batch(packed, np.cumsum(self.sizes) - self.sizes)
 
     def _delivered(self, offset: int, size_bytes: int, promised_ms: int) -> Delivered:
-        with self.store.lock:
-            self.store.require_open()
+        with self.store.reading():
             return Delivered(self.store.log.record(offset, size_bytes), promised_ms)

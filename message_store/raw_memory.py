@@ -97,6 +97,17 @@ copy_bytes: Any = intrinsic(_copy_bytes)
 """memcpy(target, source, count): the two ranges do not overlap."""
 
 
+def _trailing_zeros(_context: Any, word: Any) -> Any:
+    def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), code
+
+
+trailing_zeros: Any = intrinsic(_trailing_zeros)
+"""How many of the lowest bits of a word are zero."""
+
+
 @inline_kernel
 def copy_short(target: int, source: int, count: int) -> None:
     """The same for a name or a short value, without the call that memcpy is."""

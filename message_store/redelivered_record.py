@@ -12,6 +12,7 @@ import attrs
 from message_store import properties as names
 from message_store.errors import BadFieldError
 from message_store.java_numbers import INT_MAX, parse_long, string_hash
+from message_store.live_topics import is_topic_name
 from message_store.message import StoredMessage
 from message_store.message_codec import encode_message
 from message_store.record_layout import (
@@ -29,8 +30,6 @@ would index the copy at stale places.
 """
 NEVER_DROPPED = frozenset({names.REAL_TOPIC, names.REAL_QUEUE_ID, names.TAGS})
 
-TOPIC_MAX_BYTES = 255
-"""A topic is the name of a directory."""
 _NAME_MAX_BYTES = 63
 _NO_DESTINATIONS = {
     names.HALF_TOPIC: "a half message of a transaction, which is never delivered",
@@ -56,8 +55,8 @@ class Rewrite:
 
     ``topic`` None sends each to its own REAL_TOPIC and REAL_QID, else all to queue 0 of this topic.
     ``dropped`` are names of properties to leave out, besides ``ALWAYS_DROPPED``.
-    ``takes_long_topics`` False refuses topics that need a record of version 2, on which brokers of
-    4.9 end their log.
+    ``takes_long_topics`` False refuses topics that need a record of version 2: a broker of 4.9 ends
+    its log there.
     """
 
     topic: str | None = None
@@ -125,10 +124,8 @@ def topic_problem(topic: str, how: Rewrite) -> str | None:
     size_bytes = len(topic.encode())
     if problem := _NO_DESTINATIONS.get(topic):
         return problem
-    if topic in (".", "..") or "/" in topic or "\0" in topic:
-        return "a real topic that leads to another directory"
-    if size_bytes > TOPIC_MAX_BYTES:
-        return f"a real topic of more than {TOPIC_MAX_BYTES} bytes"
+    if not is_topic_name(topic):
+        return "a real topic that can have no directory of its own"
     if size_bytes > TOPIC_MAX_CHARS_V1 and not how.takes_long_topics:
         return f"a real topic of more than {TOPIC_MAX_CHARS_V1} bytes in a store of 4.9"
     return None

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from message_store import properties as names
 from message_store.byte_column import ByteColumn, Int64s, int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.destination_table import Destination, DestinationTable
 from message_store.errors import BadFieldError, FormatError
 from message_store.message import StoredMessage
 from message_store.message_codec import encode_message
-from message_store.property_column import join_property_columns
 from message_store.raw_memory import address_of
 from message_store.record_addresses import record_addresses
 from message_store.record_layout import END_OF_FILE_MIN_BYTES
@@ -45,7 +44,6 @@ from message_store.redelivery_kernels import (
     fill_units,
     measure_records,
     number_rows,
-    read_roll_times,
 )
 
 if TYPE_CHECKING:
@@ -59,8 +57,6 @@ __all__ = [
     "Rewrite",
     "redeliver",
     "redelivered",
-    "roll_times",
-    "wheel_stamps",
 ]
 
 
@@ -79,29 +75,6 @@ class Redelivered:
     counts: dict[Destination, int]
 
 
-def wheel_stamps(enqueue_ms: Int64s, dequeue_ms: int, rolled: Int64s | None = None) -> ByteColumn:
-    """What the wheel adds to a record that leaves a slot, for each row: when it was placed, when it
-    was taken, and for those that go round again how often they have.
-
-    >>> list(wheel_stamps(int64s([7]), 9, int64s([1])))
-    [b'TIMER_ENQUEUE_MS\\x017\\x02TIMER_DEQUEUE_MS\\x019\\x02TIMER_ROLL_TIMES\\x011\\x02']
-    """
-    dequeued = np.full(len(enqueue_ms), dequeue_ms, np.int64)
-    stamps = [(names.TIMER_ENQUEUE_MS, enqueue_ms), (names.TIMER_DEQUEUE_MS, dequeued)]
-    return join_property_columns(
-        stamps if rolled is None else [*stamps, (names.TIMER_ROLL_TIMES, rolled)]
-    )
-
-
-def roll_times(store: LiveStore, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """How often each of these records has gone round the wheel; 0 where it does not say."""
-    with store.lock:
-        offsets, sizes = int64s(offsets), int64s(sizes)
-        counts = np.zeros(len(offsets), np.int64)
-        read_roll_times(record_addresses(store.log, offsets, sizes), sizes, offsets, counts)
-        return counts
-
-
 def redeliver(
     store: LiveStore,
     offsets: Int64s,
@@ -116,12 +89,21 @@ def redeliver(
 
     All are appended or, if it fails or the process is killed, none. ``suffixes`` are ready
     properties to add, each closed by 0x02. What is missing, damaged or can go nowhere comes back in
-    ``bad``. Raises TargetError when the disk refuses.
+    ``bad``. A store of 4.9 takes no long topics, whatever ``how`` says. Raises TargetError when the
+    disk refuses.
     """
-    with store.lock:
+    with store.reading():
         work = _Work(store, int64s(offsets), int64s(sizes), how, suffixes, store_ms)
         work.measure()
         return work.append()
+
+
+@lru_cache
+def _dropped_table(dropped: frozenset[bytes]) -> tuple[ByteColumn, Int64s]:
+    """Names for a kernel, an address and a length each; the column keeps them where they are."""
+    column = ByteColumn.of(sorted(dropped))
+    starts = address_of(column.data) + column.starts
+    return column, np.ascontiguousarray(np.stack([starts, column.lengths], axis=1))
 
 
 class _Work:
@@ -137,7 +119,9 @@ class _Work:
         store_ms: int,
     ) -> None:
         count = len(offsets)
-        self.store, self.log, self.how, self.store_ms = store, store.log, how, store_ms
+        self.store, self.log, self.store_ms = store, store.log, store_ms
+        takes_long = how.takes_long_topics and store.dialect.knows_long_topics
+        self.how = attrs.evolve(how, takes_long_topics=takes_long)
         self.offsets, self.sizes = offsets, sizes
         self.suffixes = ByteColumn.repeat(None, count) if suffixes is None else suffixes
         if not len(sizes) == len(self.suffixes) == count:
@@ -145,9 +129,7 @@ class _Work:
         self.addresses = record_addresses(self.log, offsets, sizes)
         self.found = np.zeros((FOUND_COLUMNS, count), np.int64)
         self.table = DestinationTable()
-        self.names = ByteColumn.of(sorted(how.dropped_names))
-        starts = address_of(self.names.data) + self.names.starts
-        self.dropped = np.ascontiguousarray(np.stack([starts, self.names.lengths], axis=1))
+        self.names, self.dropped = _dropped_table(self.how.dropped_names)
         self.bad: list[tuple[int, FormatError]] = []
 
     def measure(self) -> None:
@@ -256,8 +238,9 @@ class _Work:
             numbers, queue_offsets, places, positions, sizes, self.found[TAGS_CODE],
             address_of(units),
         )  # fmt: skip
-        for number, queue in zip(wanted.tolist(), queues, strict=True):
+        for number, to, queue in zip(wanted.tolist(), targets, queues, strict=True):
             queue.append(units[ends[number] - counts[number] : ends[number]])
+            self.store.remember_topic(to.topic.decode(), to.queue_id)
         gone = dict(zip(targets, counts[wanted].tolist(), strict=True))
         return Redelivered(positions, sizes, rows, self.bad, gone)
 

@@ -72,7 +72,6 @@ from message_store.record_layout import (
     TOPIC_RUN_V1,
     TOPIC_RUN_V2,
 )
-from message_store.redelivered_record import TOPIC_MAX_BYTES
 from message_store.text_kernels import NOT_UTF8, java_hash_utf8
 
 NEW_SIZE, DESTINATION, TAGS_CODE, GONE_BYTES = range(4)
@@ -153,7 +152,7 @@ def measure_records(
         if not is_fixed:
             queue_id = whole_number(spots[QUEUE_VALUE], spots[QUEUE_VALUE + 1])
             topic_bytes = spots[TOPIC_VALUE + 1]
-            if queue_id < 0 or not 0 < topic_bytes <= TOPIC_MAX_BYTES:
+            if queue_id < 0 or topic_bytes <= 0:
                 continue
             number = find_or_add(
                 spots[TOPIC_VALUE], topic_bytes, queue_id, destinations, slots, used

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log and its queues in plain memory: what a redelivery needs of a store, and nothing else."""
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from message_store.batch_kernels import place_records
 from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT, UnitArray
+from message_store.dialect import Dialect
 from message_store.errors import StoreClosedError, TruncatedRecordError
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
@@ -88,7 +89,7 @@ class MemoryStoreFloor:
 
     def __init__(self, file_bytes: int = 1 << 20, files: int = 64) -> None:
         self.log = MemoryLog(file_bytes, files)
-        self.lock = threading.RLock()
+        self.dialect = Dialect.ROCKETMQ_5_5
         self.queues: dict[tuple[str, int], MemoryQueue] = {}
         self.is_closed = False
 
@@ -96,9 +97,14 @@ class MemoryStoreFloor:
         start = (len(topic) + queue_id) % 5
         return self.queues.setdefault((topic, queue_id), MemoryQueue(start))
 
-    def require_open(self) -> None:
+    def remember_topic(self, topic: str, queue_id: int) -> None:
+        assert (topic, queue_id) in self.queues
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
         if self.is_closed:
             raise StoreClosedError("the store is closed")
+        yield
 
     def put_all(self, records: Iterable[Callable[[int], bytes]]) -> tuple[Int64s, Int64s]:
         offsets, sizes = [], []

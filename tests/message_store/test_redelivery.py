@@ -15,6 +15,7 @@ from message_store import properties as names
 from message_store.byte_column import ByteColumn
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.destination_table import HASH, DestinationTable
+from message_store.dialect import Dialect
 from message_store.errors import FormatError
 from message_store.java_numbers import string_hash
 from message_store.message import StoredMessage
@@ -44,9 +45,8 @@ from message_store.redelivery import (
     Rewrite,
     redeliver,
     redelivered,
-    roll_times,
-    wheel_stamps,
 )
+from message_store.wheel_stamps import roll_times, wheel_stamps
 from tests.message_store.log_in_memory import MemoryStoreFloor
 from tests.message_store.strategies import hosts, int32s, int64s
 from tests.message_store.vectors import message
@@ -331,11 +331,11 @@ def test_a_long_topic_makes_it_version_2(topic: str, magic: int) -> None:
         (b"REAL_TOPIC\x01TopicA\x02REAL_QID\x01-1", "no queue"),
         (b"REAL_TOPIC\x01TopicA\x02REAL_QID\x01\xff", "not UTF-8"),
         (b"REAL_TOPIC\x01\xff\x02REAL_QID\x010", "not UTF-8"),
-        (b"REAL_TOPIC\x01../x\x02REAL_QID\x010", "another directory"),
-        (b"REAL_TOPIC\x01..\x02REAL_QID\x010", "another directory"),
+        (b"REAL_TOPIC\x01../x\x02REAL_QID\x010", "no directory"),
+        (b"REAL_TOPIC\x01..\x02REAL_QID\x010", "no directory"),
         (b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010", "half message"),
         (b"REAL_TOPIC\x01SCHEDULE_TOPIC_XXXX\x02REAL_QID\x010", "the levels' own"),
-        (b"REAL_TOPIC\x01" + b"t" * 256 + b"\x02REAL_QID\x010", "more than 255 bytes"),
+        (b"REAL_TOPIC\x01" + b"t" * 256 + b"\x02REAL_QID\x010", "no directory"),
         (b"REAL_TOPIC\x01TopicA\x02REAL_QID\x010\x02X\x01" + b"x" * 32_700, "too long"),
     ],
 )
@@ -357,9 +357,10 @@ def test_what_can_go_nowhere_comes_back_with_the_reason_and_the_rest_goes(
 
 def test_a_store_of_4_9_refuses_what_only_a_record_of_version_2_can_hold() -> None:
     store = memory_store()
+    store.dialect = Dialect.ROCKETMQ_4_9
     text = b"REAL_QID\x010\x02REAL_TOPIC\x01" + b"t" * 128
     offsets, sizes = put_all(store, [waiting(text)])
-    result = redeliver(store, offsets, sizes, Rewrite(takes_long_topics=False), store_ms=NOW_MS)
+    result = redeliver(store, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS)
     assert "4.9" in str(result.bad[0][1])
     assert len(result.rows) == 0
 
