@@ -70,10 +70,18 @@ class Dispatcher:
         self._store = store
         self.dispatched = 0
         self.repaired = 0
+        self._is_whole_log = True
+        self._lacks_beginning = False
 
-    def run(self, start: int, end: int) -> None:
-        """Dispatch what lies between two places where records begin."""
+    def run(self, start: int, end: int) -> bool:
+        """Dispatch what lies between two places where records begin.
+
+        Returns False when a queue has nothing of what came before ``start``: it was lost, and the
+        whole log has to be dispatched to bring it back. Nothing is put into such a queue.
+        """
         segments = self._store.log.segments
+        self._is_whole_log = start <= segments.min_offset
+        self._lacks_beginning = False
         found = np.zeros(FOUND_LENGTH, np.int64)
         columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
         while start < end:
@@ -88,7 +96,8 @@ class Dispatcher:
             if found[1] == FILE_ENDS:
                 start = file_start + segments.file_bytes
             elif found[1] != RECORD:
-                return
+                break
+        return not self._lacks_beginning
 
     def _dispatch(self, rows: _Rows) -> None:
         kind = rows["sys_flag"] & SYS_TRANSACTION_MASK
@@ -112,8 +121,11 @@ class Dispatcher:
         is_new = rows.ends > queue.end_position
         self._repair(queue, rows, units, ~is_new)
         if is_new.any():
-            first = int(np.argmax(is_new))
-            queue.begin_at(int(rows["queue_offset"][first]))
+            first = int(rows["queue_offset"][int(np.argmax(is_new))])
+            if not queue.max_offset and first > 0 and not self._is_whole_log:
+                self._lacks_beginning = True
+                return
+            queue.begin_at(first)
             queue.append(units[is_new])
             self.dispatched += int(is_new.sum())
 

@@ -42,29 +42,55 @@ class Recovery:
     zeroed_bytes: int = 0
 
 
-def recover(store: "LiveStore", checkpoint: StoreCheckpoint) -> Recovery:
-    """Give the log its end and every queue what it lacks.
-
-    Raises SourceError, before anything is changed, when the log is damaged where it was known to be
-    whole: what follows the damage would be lost without a word.
+@attrs.frozen
+class Extent:
+    """The log as it was found: whole from ``start`` to ``end``; its last record begins at
+    ``last_start``, -1 when that was not met on the way.
     """
-    log, queues = store.log, store.queues()
-    start, last_start = _clean_start(log, queues) if store.was_clean else (-1, 0)
+
+    start: int
+    end: int
+    last_start: int
+    is_clean: bool
+
+
+def survey(
+    log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint, *, was_clean: bool
+) -> Extent:
+    """Find where the log ends, and change nothing.
+
+    Raises SourceError when the log is damaged where it was known to be whole: what follows the
+    damage would be lost without a word.
+    """
+    log.end = log.segments.end_offset
+    start, last_start = _clean_start(log, queues) if was_clean else (-1, -1)
     if start < 0:
         start = _unclean_start(log, queues, checkpoint)
     end, last_record = _find_end(log, start)
-    _refuse_damage(log, queues, checkpoint, start, end, was_clean=store.was_clean)
+    extent = Extent(start, end, last_record if last_record >= 0 else last_start, was_clean)
+    _refuse_damage(log, queues, checkpoint, extent)
+    return extent
+
+
+def recover(store: "LiveStore", extent: Extent) -> Recovery:
+    """Give the log its end and every queue what it lacks. Raises TargetError."""
+    log, queues = store.log, store.queues()
+    start, end = extent.start, extent.end
     zeroed_bytes = log.segments.zero_from(end)
     log.end = end
-    log.last_start = last_record if last_record >= 0 else last_start or _last_known(queues, end)
+    log.last_start = extent.last_start
+    if log.last_start < 0:
+        log.last_start = _last_known(queues, end)
     cut = 0
     for queue in queues:
         if queue.end_position > end or queue.has_stale_rest:
             cut += queue.cut(end)
             queue.correct_min_offset(log.min_offset)
     dispatcher = Dispatcher(store)
-    dispatcher.run(start, end)
-    if not store.was_clean:
+    if not dispatcher.run(start, end):
+        start = log.min_offset
+        dispatcher.run(start, end)
+    if not extent.is_clean:
         _doubt_what_is_on_disk(log, store.queues(), start)
     return Recovery(
         start, end, dispatcher.dispatched, dispatcher.repaired, cut, zeroed_bytes=zeroed_bytes
@@ -84,7 +110,6 @@ def _clean_start(log: LiveLog, queues: list[LiveQueue]) -> tuple[int, int]:
         key=lambda queue: -queue.end_position,
     )
     lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
-    log.end = log.segments.end_offset
     for queue in known:
         [unit] = queue.units(queue.max_offset - 1, queue.max_offset).tolist()
         try:
@@ -93,16 +118,15 @@ def _clean_start(log: LiveLog, queues: list[LiveQueue]) -> tuple[int, int]:
             continue
         start = message.commit_log_offset
         return min([queue.end_position, *lowest]), start
-    return -1, 0
+    return -1, -1
 
 
 def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint) -> int:
     """Where a file begins before which everything is on disk and in its queue."""
     lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
     starts = log.segments.starts
-    if not starts:
-        return 0
-    log.end = log.segments.end_offset
+    if not any(queue.max_offset > queue.segments.min_offset for queue in queues):
+        return log.min_offset
     place = checkpoint.queue_commit_log_offset
     if place > 0 and _is_record(log, place):
         limit = place
@@ -157,17 +181,11 @@ def _find_end(log: LiveLog, start: int) -> tuple[int, int]:
 
 
 def _refuse_damage(
-    log: LiveLog,
-    queues: list[LiveQueue],
-    checkpoint: StoreCheckpoint,
-    start: int,
-    end: int,
-    *,
-    was_clean: bool,
+    log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint, extent: Extent
 ) -> None:
     """Raise SourceError when the log ends where it cannot have ended."""
-    synced = checkpoint.queue_commit_log_offset
-    is_short = not was_clean and start <= synced and end <= synced and _is_record(log, synced)
+    synced, end = checkpoint.queue_commit_log_offset, extent.end
+    is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
     has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)
     if is_short or has_lost_all:
         raise SourceError(

@@ -5,6 +5,7 @@ A broker has one size of queue file for all queues and refuses to start on anoth
 take the size of those that are there.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from message_store.errors import SourceError, UnsupportedStoreError
@@ -61,7 +62,7 @@ def queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
         (topic.name, int(queue.name), queue)
         for topic in list_directories(root.consume_queues)
         for queue in list_directories(topic)
-        if queue.name.isascii() and queue.name.isdigit()
+        if queue.name.isascii() and queue.name.isdigit() and str(int(queue.name)) == queue.name
     ]
 
 
@@ -74,20 +75,17 @@ def queue_file_bytes(root: StoreRoot, settings: StoreSettings) -> int:
     return settings.queue_file_bytes
 
 
-def open_queues(root: StoreRoot, file_bytes: int, log_min: int) -> Queues:
-    """Every queue that has a directory, with its end found. Raises SourceError and FormatError for
-    one that nobody can append to.
+def open_queue(
+    root: StoreRoot, topic: str, queue_id: int, file_bytes: int, on_open: Callable[[], None]
+) -> LiveQueue:
+    """One queue, where its entries end not known yet. Raises SourceError for one that nobody can
+    append to.
     """
-    queues: Queues = {}
-    for topic, queue_id, directory in queue_directories(root):
-        segments = LiveSegments(directory, file_bytes, root=root.path)
-        if segments.starts and segments.file_bytes != file_bytes:
-            raise SourceError(
-                f"{directory}: files of {segments.file_bytes} bytes, where other queues have"
-                f" {file_bytes}"
-            )
-        queue = LiveQueue(topic, queue_id, segments)
-        queue.load(log_min)
-        queue.close()  # handles come back when they are needed: there may be thousands of queues
-        queues[topic, queue_id] = queue
-    return queues
+    directory = root.consume_queue(topic, queue_id)
+    segments = LiveSegments(directory, file_bytes, root=root.path, on_open=on_open)
+    if segments.starts and segments.file_bytes != file_bytes:
+        raise SourceError(
+            f"{directory}: files of {segments.file_bytes} bytes, where other queues have"
+            f" {file_bytes}"
+        )
+    return LiveQueue(topic, queue_id, segments)

@@ -10,7 +10,7 @@ ours, so that nobody cuts the files short. Nothing here locks: whoever owns the 
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -67,17 +67,25 @@ class _Mapping:
 class LiveSegments:
     """A row of files of one size. Offsets are those of the row, and may lie in any file.
 
-    ``root`` is the directory down to which new directories are synced. Files that are there decide
-    the size; ``file_bytes`` is that of a row without files. Raises SourceError for a row with gaps,
-    with files of several sizes, or with names that are no multiples of the size: nobody can append
-    to one. Only the last file may be too short: it was being made when its maker was killed.
+    Files that are there decide the size; ``file_bytes`` is that of a row without files. ``root`` is
+    the directory down to which new directories are synced; ``on_open`` is called before a file is
+    opened, and may ``close`` the row: what it needs, it opens again. Raises SourceError for a row
+    that nobody can append to; a last file that is too short is lengthened.
     """
 
-    def __init__(self, directory: Path, file_bytes: int, *, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        file_bytes: int,
+        *,
+        root: Path | None = None,
+        on_open: Callable[[], None] = lambda: None,
+    ) -> None:
         self.directory = directory
         self.starts: list[int] = []
         self.file_bytes = file_bytes
         self._root = root or directory
+        self._on_open = on_open
         self._descriptors: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
         self._dirty: set[int] = set()
@@ -112,6 +120,7 @@ class LiveSegments:
         said so by ``mark_dirty``. Raises TargetError.
         """
         if start not in self._descriptors:
+            self._on_open()
             try:
                 self._descriptors[start] = os.open(self.path_of(start), _FLAGS)
             except OSError as error:
@@ -129,6 +138,7 @@ class LiveSegments:
         """
         first = self.starts[-1] + self.file_bytes if self.starts else start
         for place in range(first, start + 1, self.file_bytes):
+            self._on_open()
             try:
                 self._make_directory(self.directory)
                 flags = _FLAGS | os.O_CREAT

@@ -18,9 +18,15 @@ from message_store.errors import BadFieldError, StoreClosedError, TargetError
 from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
-from message_store.live_recovery import Recovery, recover
-from message_store.live_root import open_log, open_queues, queue_file_bytes, refuse_unwritable
-from message_store.live_segments import LiveSegments
+from message_store.live_recovery import Recovery, recover, survey
+from message_store.live_root import (
+    Queues,
+    open_log,
+    open_queue,
+    queue_directories,
+    queue_file_bytes,
+    refuse_unwritable,
+)
 from message_store.live_topics import LiveTopic, is_topic_name, merge_topics
 from message_store.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
 from message_store.store_root import StoreRoot, WriterLock
@@ -29,6 +35,7 @@ from message_store.unsynced import GroupSync
 
 _SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 _DEFAULTS = StoreSettings()
+_MAX_QUEUE_HANDLES = 400
 
 
 class LiveStore:
@@ -58,15 +65,29 @@ class LiveStore:
         self._writer_lock = writer_lock
         self._is_closed = False
         self._topics: dict[str, int] = {}
+        self._queues: Queues = {}
+        self._queue_handles = 0
         self.log: LiveLog = open_log(root, settings)
-        self._queue_file_bytes = queue_file_bytes(root, settings)
-        self._queues = open_queues(root, self._queue_file_bytes, self.log.min_offset)
         self._checkpoint = LiveCheckpoint(root, dialect, self.log)
-        root.mark_open(dialect.abort_text(os.getpid()))
-        self.recovery: Recovery = recover(self, self._checkpoint.found)
+        self._queue_file_bytes = queue_file_bytes(root, settings)
+        try:
+            for topic, queue_id, _ in queue_directories(root):
+                self.queue(topic, queue_id).load(self.log.min_offset)
+            self.recovery: Recovery = self._recover()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _recover(self) -> Recovery:
+        """Make the store one that can be appended to, durably, before anything is appended."""
+        found = self._checkpoint.found
+        extent = survey(self.log, self.queues(), found, was_clean=self.was_clean)
+        self.root.mark_open(self.dialect.abort_text(os.getpid()))
+        recovery = recover(self, extent)
         self.sync_log()
         self.sync_queues()
         self._checkpoint.write(durably=True)
+        return recovery
 
     @classmethod
     def open(
@@ -111,15 +132,25 @@ class LiveStore:
             if not is_topic_name(topic) or queue_id < 0:
                 found = f"{topic!r}, queue {queue_id}"
                 raise BadFieldError("a topic that can have no queue", found=found)
-            directory = self.root.consume_queue(topic, queue_id)
-            segments = LiveSegments(directory, self._queue_file_bytes, root=self.root.path)
-            queue = LiveQueue(topic, queue_id, segments)
+            queue = open_queue(
+                self.root, topic, queue_id, self._queue_file_bytes, self._count_handle
+            )
             self._queues[topic, queue_id] = queue
         return queue
 
     def find_queue(self, topic: str, queue_id: int) -> LiveQueue | None:
         """The consume queue of a topic, or None when nothing was ever put there."""
         return self._queues.get((topic, queue_id))
+
+    def _count_handle(self) -> None:
+        """Before one more queue file is opened: close all when there are many. They come back when
+        they are needed; a store may have more queues than a process can have files.
+        """
+        self._queue_handles += 1
+        if self._queue_handles > _MAX_QUEUE_HANDLES:
+            self._queue_handles = 1
+            for queue in self._queues.values():
+                queue.close()
 
     def queues_of(self, topic: str) -> list[LiveQueue]:
         """The queues of a topic, by queue id."""
@@ -153,6 +184,11 @@ class LiveStore:
             self.require_open()
             yield
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store was closed."""
+        return self._is_closed
+
     def require_open(self) -> None:
         """Raise StoreClosedError when the store was closed."""
         if self._is_closed:
@@ -178,10 +214,11 @@ class LiveStore:
         with self.lock:
             self.require_open()
             dirty = [queue for queue in self._queues.values() if queue.segments.is_dirty]
-            unsynced = [queue.begin_sync() for queue in dirty]
             last_start = self.log.last_start
-        for each in unsynced:
-            self._finish(each.finish)
+        for queue in dirty:
+            with self.lock:
+                unsynced = queue.begin_sync()
+            self._finish(unsynced.finish)
         self._checkpoint.queues_are_synced(last_start)
 
     def _finish(self, work: Callable[[], None]) -> None:
@@ -246,6 +283,7 @@ class LiveStore:
         """Let go of everything without a last word, as a kill would."""
         with self.lock:
             self._is_closed = True
+            self.log.break_off()
             self._checkpoint.close()
             for queue in self._queues.values():
                 queue.close()
