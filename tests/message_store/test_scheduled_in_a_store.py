@@ -2,6 +2,7 @@
 """Records that wait go into a log on disk, alone and as columns, over the ends of its files."""
 
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from message_store.message import Message
 from message_store.message_batch import MessageBatch
 from message_store.properties import LEVEL_TOPIC
 from message_store.scheduled_batch import draft_batch
-from message_store.scheduled_records import RecordForm, draft
+from message_store.scheduled_records import Draft, RecordForm, draft
 from message_store.store_settings import StoreSettings
 
 NOW_MS = 1_793_000_000_123
@@ -26,6 +27,10 @@ MESSAGES = [
 ]
 
 
+def _placed(made: Draft, row: int, position: int) -> bytes:
+    return made.record(row % 4, row, position, NOW_MS)
+
+
 @pytest.mark.parametrize("dialect", [Dialect.ROCKETMQ_4_9, Dialect.ROCKETMQ_5_5])
 def test_a_log_is_the_same_however_its_records_came_into_it(
     tmp_path: Path, dialect: Dialect
@@ -36,10 +41,7 @@ def test_a_log_is_the_same_however_its_records_came_into_it(
         for row, message in enumerate(MESSAGES):
             level = int(levels[row])
             made = draft(message, system_topic=LEVEL_TOPIC, delay_level=level, form=form)
-            store.log.append(
-                made.size_bytes,
-                lambda position, made=made, row=row: made.record(row % 4, row, position, NOW_MS),
-            )
+            store.log.append(made.size_bytes, partial(_placed, made, row))
     with closing(LiveStore.open(tmp_path / "columns", dialect=dialect, settings=SETTINGS)) as store:
         batch = draft_batch(
             MessageBatch.of(MESSAGES), system_topic=LEVEL_TOPIC, delay_levels=levels, form=form
