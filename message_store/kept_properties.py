@@ -23,14 +23,13 @@ from message_store.raw_memory import (
 from message_store.record_layout import PROPERTIES_RUN
 from message_store.text_kernels import equal_bytes
 
-TOPIC_VALUE, QUEUE_VALUE, TAGS_VALUE, ROLLS_VALUE, GONE = 0, 2, 4, 6, 8
-"""What a walk leaves behind: address and length of four values, and how many bytes stay behind."""
-SPOTS = 9
+TOPIC_VALUE, QUEUE_VALUE, TAGS_VALUE, GONE = 0, 2, 4, 6
+"""What a walk leaves behind: address and length of three values, and how many bytes stay behind."""
+SPOTS = 7
 
 _REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
 _TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
-_ROLL_TIMES = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _CLOSER = names.PROPERTY_SEPARATOR[0]
 _LENGTH_BYTES = PROPERTIES_RUN.length.size
 _DIGITS_MAX = 9
@@ -120,8 +119,6 @@ def walk_properties(place: int, end: int, mask: np.uint64, dropped: Any, spots: 
                     which = QUEUE_VALUE
                 elif _is(place, length, _TAGS):
                     which = TAGS_VALUE
-                elif _is(place, length, _ROLL_TIMES):
-                    which = ROLLS_VALUE
                 if which >= 0:
                     spots[which] = name_end + 1
                     spots[which + 1] = stop - name_end - 1

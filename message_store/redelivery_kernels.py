@@ -16,7 +16,6 @@ from message_store.destination_table import LENGTH, QUEUE_ID, TABLE_FULL, TOPIC,
 from message_store.kept_properties import (
     GONE,
     QUEUE_VALUE,
-    ROLLS_VALUE,
     SPOTS,
     TAGS_VALUE,
     TOPIC_VALUE,
@@ -52,7 +51,6 @@ from message_store.raw_memory import (
     copy_bytes,
     copy_short,
     load_i32,
-    load_i64,
     load_u8,
     load_word,
     store_i16,
@@ -250,24 +248,3 @@ def fill_records(
             place, properties, length, suffix, suffix_lengths[row], found[GONE_BYTES, row],
             mask, dropped,
         )  # fmt: skip
-
-
-@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1])")
-def read_roll_times(addresses: Any, sizes: Any, offsets: Any, counts: Any) -> None:
-    """How often each record says that it went round the wheel; 0 where it does not."""
-    parts = np.zeros(PARTS, np.int64)
-    spots = np.zeros(SPOTS, np.int64)
-    none = np.zeros((0, 2), np.int64)
-    for row in range(len(addresses)):
-        counts[row] = 0
-        record, size = addresses[row], sizes[row]
-        if record < 0 or size < SMALLEST_RECORD_BYTES or load_i32(record + AT_SIZE) != size:
-            continue
-        if load_i64(record + AT_LOG_OFFSET) != offsets[row]:
-            continue
-        if not find_parts(record, size, parts):
-            continue
-        properties = record + parts[PROPERTIES_AT]
-        end = properties + parts[PROPERTIES_BYTES]
-        walk_properties(properties, end, np.uint64(0), none, spots)
-        counts[row] = max(0, whole_number(spots[ROLLS_VALUE], spots[ROLLS_VALUE + 1]))

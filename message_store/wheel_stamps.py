@@ -1,27 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The properties that the wheel gives a record which leaves a slot, in columns."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from message_store import properties as names
-from message_store.byte_column import ByteColumn, Int64s, int64s
+from message_store.byte_column import ByteColumn, Int64s
 from message_store.property_column import join_property_columns
-from message_store.record_addresses import record_addresses
-from message_store.redelivery_kernels import read_roll_times
-
-if TYPE_CHECKING:
-    from message_store.live_store import LiveStore
 
 
 def wheel_stamps(enqueue_ms: Int64s, dequeue_ms: int, rolled: Int64s | None = None) -> ByteColumn:
     """What the wheel adds to a record that leaves a slot, for each row: when it was placed, when it
     was taken, and for those that go round again how often they have.
 
-    >>> list(wheel_stamps(int64s([7]), 9, int64s([1])))
+    >>> list(wheel_stamps(np.array([7]), 9, np.array([1])))
     [b'TIMER_ENQUEUE_MS\\x017\\x02TIMER_DEQUEUE_MS\\x019\\x02TIMER_ROLL_TIMES\\x011\\x02']
     """
     columns = [enqueue_ms] if rolled is None else [enqueue_ms, rolled]
@@ -36,12 +27,3 @@ def wheel_stamps(enqueue_ms: Int64s, dequeue_ms: int, rolled: Int64s | None = No
     if rolled is not None:
         stamps.append((names.TIMER_ROLL_TIMES, rolled[is_new]))
     return join_property_columns(stamps).take(np.cumsum(is_new) - 1)
-
-
-def roll_times(store: LiveStore, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """How often each of these records has gone round the wheel; 0 where it does not say."""
-    with store.reading():
-        offsets, sizes = int64s(offsets), int64s(sizes)
-        counts = np.zeros(len(offsets), np.int64)
-        read_roll_times(record_addresses(store.log, offsets, sizes), sizes, offsets, counts)
-        return counts

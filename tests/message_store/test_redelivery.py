@@ -46,7 +46,7 @@ from message_store.redelivery import (
     redeliver,
     redelivered,
 )
-from message_store.wheel_stamps import roll_times, wheel_stamps
+from message_store.wheel_stamps import wheel_stamps
 from tests.message_store.log_in_memory import MemoryStoreFloor
 from tests.message_store.strategies import hosts, int32s, int64s
 from tests.message_store.vectors import message
@@ -434,9 +434,7 @@ def test_a_round_drops_the_old_stamps_and_counts_one_more() -> None:
     old = b"TIMER_ENQUEUE_MS\x011\x02TIMER_DEQUEUE_MS\x012\x02TIMER_ROLL_TIMES\x0141\x02"
     messages = [waiting(old + timer + b"DELAY\x015\x02"), waiting(timer)]
     offsets, sizes = put_all(store, messages)
-    rounds = roll_times(store, offsets, sizes)
-    assert rounds.tolist() == [41, 0]
-    stamps = wheel_stamps(np.array([5_000, 6_000]), NOW_MS, rounds + 1)
+    stamps = wheel_stamps(np.array([5_000, 6_000]), NOW_MS, np.array([42, 1]))
     result = redeliver(store, offsets, sizes, ROLLED, suffixes=stamps, store_ms=NOW_MS)
     for row, (enqueued, times) in enumerate([(5_000, 42), (6_000, 1)]):
         copy = store.log.record(int(result.positions[row]), int(result.sizes[row]))
@@ -447,10 +445,15 @@ def test_a_round_drops_the_old_stamps_and_counts_one_more() -> None:
         )
 
 
-@given(st.lists(waiting_messages(), max_size=6))
-def test_rounds_are_read_as_the_properties_say(messages: list[StoredMessage]) -> None:
-    store = memory_store()
-    offsets, sizes = put_all(store, messages)
-    stored = [one.properties.get(names.TIMER_ROLL_TIMES, "0") for one in messages]
-    plain = [int(text) if text.isascii() and text.isdecimal() else 0 for text in stored]
-    assert roll_times(store, offsets, sizes).tolist() == plain
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), max_size=30), st.booleans())
+def test_stamps_are_the_properties_of_each_row(
+    rows: list[tuple[int, int]], is_rolled: bool
+) -> None:
+    enqueued, rolled = (np.array([row[which] for row in rows], np.int64) for which in (0, 1))
+    expected = [
+        f"TIMER_ENQUEUE_MS\x01{one}\x02TIMER_DEQUEUE_MS\x01{NOW_MS}\x02"
+        + (f"TIMER_ROLL_TIMES\x01{times}\x02" if is_rolled else "")
+        for one, times in rows
+    ]
+    stamps = wheel_stamps(enqueued, NOW_MS, rolled if is_rolled else None)
+    assert [text.decode() for text in stamps] == expected
