@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timer log of a store that is open for writing: units go to its end, all of an append or none.
+
+The first unit's first eight bytes are written last; until then the log ends before it. What lies
+behind the end is zeros (docs/FORMAT.md, timer log).
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s, int64s
+from message_store.live_segments import LiveSegments
+from message_store.raw_memory import address_of
+from message_store.record_layout import MAGIC_BLANK
+from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.timer_log import TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
+from timer_wheel.timer_rows import TimerRows
+from timer_wheel.wheel_kernels import (
+    COUNTS,
+    POSITION,
+    ROW_COLUMNS,
+    count_units,
+    place_units,
+    revise_wheel,
+    scan_units,
+    walk_slots,
+)
+
+_UNIT = TIMER_UNIT.size
+_PUBLISHED_LAST_BYTES = 8
+_PIECE_UNITS = 1 << 17
+
+
+@attrs.frozen
+class FileUnits:
+    """The units of one file: how many there are from its beginning on."""
+
+    start: int
+    count: int
+
+
+class LiveTimerLog:
+    """The log's files and where it ends; ``end`` is found by ``find_end``."""
+
+    def __init__(self, segments: LiveSegments) -> None:
+        self.segments = segments
+        self.end = 0
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of each file."""
+        return self.segments.file_bytes
+
+    @property
+    def last_position(self) -> int | None:
+        """Where the last unit is; None when there is none."""
+        files = [file for file in self.files() if file.count]
+        return files[-1].start + (files[-1].count - 1) * _UNIT if files else None
+
+    def files(self) -> Iterator[FileUnits]:
+        """The files up to the end."""
+        per_file = units_per_file(self.file_bytes)
+        for start in self.segments.starts:
+            if start >= self.end:
+                return
+            yield FileUnits(start, min((self.end - start) // _UNIT, per_file))
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def find_end(self) -> int:
+        """Find the end, where the first thing is that is neither a unit nor a blank before another
+        file, and make all behind it zeros; returns how many bytes were not.
+        """
+        per_file = units_per_file(self.file_bytes)
+        self.end = self.segments.min_offset
+        for start in self.segments.starts:
+            count = count_units(self.segments.address_of_file(start), per_file)
+            self.end = start + count * _UNIT
+            if count < per_file or not self._has_blank(self.end):
+                break
+            self.end = start + self.file_bytes
+        return self.segments.zero_from(self.end)
+
+    def _has_blank(self, position: int) -> bool:
+        left = self.file_bytes - position % self.file_bytes
+        if left < TIMER_BLANK.size:
+            return False
+        blank = TIMER_BLANK.decode_at(self.segments.read_at(position, TIMER_BLANK.size), 0)
+        return blank["magic"] == MAGIC_BLANK
+
+    def cut(self, position: int) -> None:
+        """Let the log end before the unit at this position, or at its end where there is none."""
+        if position < self.end:
+            self.end = position
+            self.segments.zero_from(position)
+
+    def revise(self, wheel: LiveWheel) -> Int64s:
+        """Hang every unit that the hand has not passed on an empty wheel; returns what
+        ``wheel_kernels`` counts.
+        """
+        counts = np.zeros(COUNTS, np.int64)
+        for file in self.files():
+            revise_wheel(
+                self.segments.address_of_file(file.start),
+                file.count,
+                file.start,
+                wheel.address,
+                wheel.dirty,
+                wheel.precision_ms,
+                wheel.hand_ms,
+                counts,
+            )
+        return counts
+
+    # --- appending --------------------------------------------------------------------------------
+
+    def next_positions(self, count: int) -> Int64s:
+        """Where the next ``count`` units go."""
+        per_file = units_per_file(self.file_bytes)
+        if per_file == 0:
+            raise ValueError(f"timer log files of {self.file_bytes} bytes hold no unit")
+        index = self.end // self.file_bytes * per_file
+        index += min(self.end % self.file_bytes // _UNIT, per_file)
+        indexes = index + np.arange(count, dtype=np.int64)
+        return indexes // per_file * self.file_bytes + indexes % per_file * _UNIT
+
+    def append(self, rows: TimerRows, wheel: LiveWheel) -> None:
+        """Put a unit for each row at the end, and hang it on the wheel; sets their positions.
+
+        Raises TargetError when the disk refuses: the log is then what it was, and the wheel is not.
+        """
+        if not len(rows):
+            return
+        rows.table[POSITION] = self.next_positions(len(rows))
+        head, done = b"", 0
+        try:
+            for piece in self._pieces(rows.position):
+                head = self._write_piece(rows, piece, wheel, head)
+                done = piece.stop
+            self._write_blanks(rows.position)
+            self.segments.write_at(int(rows.position[0]), head)
+        except BaseException:
+            self.segments.zero_from(self.end)
+            raise
+        self.end = int(rows.position[done - 1]) + _UNIT
+
+    @staticmethod
+    def _pieces(positions: Int64s) -> Iterator[slice]:
+        """Rows whose units lie one behind another, in pieces of a bounded size."""
+        breaks = np.flatnonzero(np.diff(positions) != _UNIT) + 1
+        bounds = [0, *breaks.tolist(), len(positions)]
+        for first, stop in itertools.pairwise(bounds):
+            for begin in range(first, stop, _PIECE_UNITS):
+                yield slice(begin, min(begin + _PIECE_UNITS, stop))
+
+    def _write_piece(self, rows: TimerRows, piece: slice, wheel: LiveWheel, head: bytes) -> bytes:
+        """Write some units; returns the first eight bytes of all, which are not yet written."""
+        part = rows.rows(piece)
+        buffer = np.empty(len(part) * _UNIT, np.uint8)
+        place_units(
+            part.table,
+            wheel.address,
+            address_of(buffer),
+            wheel.dirty,
+            wheel.precision_ms,
+            wheel.hand_ms,
+            0,
+        )
+        if not head:
+            head = buffer[:_PUBLISHED_LAST_BYTES].tobytes()
+            buffer[:_PUBLISHED_LAST_BYTES] = 0
+        self.segments.write_at(int(part.position[0]), buffer.data)
+        return head
+
+    def _write_blanks(self, positions: Int64s) -> None:
+        """Say at the end of each file that is left that the log goes on in the next."""
+        used = units_per_file(self.file_bytes) * _UNIT
+        first = self.end // self.file_bytes
+        if self.end % self.file_bytes == 0:  # nothing of the file is used yet
+            first = int(positions[0]) // self.file_bytes
+        for file in range(first, int(positions[-1]) // self.file_bytes):
+            self.segments.write_at(file * self.file_bytes + used, blank_bytes(self.file_bytes))
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def walk(self, wheel: LiveWheel, slots: Int64s) -> tuple[TimerRows, int]:
+        """What these slots hold, slot after slot and each in order of placing; and how many links
+        of their chains led astray.
+        """
+        if not len(slots) or not self.segments.starts:
+            return TimerRows.empty(), 0
+        heads = wheel.last_positions(slots)
+        files = int64s([self.segments.address_of_file(start) for start in self.segments.starts])
+        where = (files, self.segments.min_offset, self.end, self.file_bytes, wheel.precision_ms)
+        lengths = np.zeros(len(slots), np.int64)
+        astray = walk_slots(heads, slots, *where, lengths, np.empty((ROW_COLUMNS, 0), np.int64))
+        rows = TimerRows.empty(int(lengths.sum()))
+        if len(rows):
+            walk_slots(heads, slots, *where, lengths, rows.table)
+        return rows, astray
+
+    def find(
+        self, topic_hash: int | None, slot_time_ms: int, precision_ms: int, *, flags: int = 0
+    ) -> TimerRows:
+        """Every unit, old and new, of a topic or of any, that is in one slot, has one of some
+        flags, or says by its time that it was overdue.
+        """
+        is_any, wanted = topic_hash is None, topic_hash or 0
+        parts = [TimerRows.empty()]
+        for file in self.files():
+            address = self.segments.address_of_file(file.start)
+            last_ms = slot_time_ms + precision_ms - 1
+            room = 16
+            while True:
+                found = np.zeros((ROW_COLUMNS, room), np.int64)
+                count = scan_units(
+                    address, file.count, file.start, is_any, wanted, slot_time_ms, last_ms, flags,
+                    found,
+                )  # fmt: skip
+                if count <= room:
+                    break
+                room = count
+            parts.append(TimerRows(found[:, :count]))
+        return TimerRows.together(parts)
+
+    def last_unit(self) -> TimerRows:
+        """The last unit as a row, or no row."""
+        position = self.last_position
+        return TimerRows.empty() if position is None else self.units(position, 1)
+
+    def units(self, position: int, count: int) -> TimerRows:
+        """Units that stand one behind another in one file."""
+        view = self.segments.view(position, count * _UNIT)
+        return _rows_of(np.frombuffer(view, TIMER_UNIT.dtype), position)
+
+    def all_units(self, position: int = 0) -> Iterator[TimerRows]:
+        """Every unit from a position on, in order and in pieces."""
+        for file in self.files():
+            end = file.start + file.count * _UNIT
+            for begin in range(max(position, file.start), end, _PIECE_UNITS * _UNIT):
+                yield self.units(begin, min(_PIECE_UNITS, (end - begin) // _UNIT))
+
+    # --- keeping ----------------------------------------------------------------------------------
+
+    def delete_expired(self, commit_log_min: int) -> list[Path]:
+        """Take away the oldest files whose last unit's record the log no longer has, never the
+        last, as a broker's cleanup does.
+        """
+        stop = self.segments.min_offset
+        for file in self.files():
+            if file.start + self.file_bytes >= self.end or not file.count:
+                break
+            last = self.units(file.start + (file.count - 1) * _UNIT, 1)
+            if last.commit_log_offset[0] >= commit_log_min:
+                break
+            stop = file.start + self.file_bytes
+        return self.segments.delete_before(stop)
+
+
+def _rows_of(units: "np.ndarray[tuple[int], np.dtype[np.void]]", position: int) -> TimerRows:
+    table = np.empty((ROW_COLUMNS, len(units)), np.int64)
+    table[POSITION] = position + np.arange(len(units), dtype=np.int64) * _UNIT
+    times = units["write_time_ms"].astype(np.int64)
+    table[1:] = (
+        times + units["delay_ms"],
+        times,
+        units["magic"],
+        units["commit_log_offset"],
+        units["record_size_bytes"],
+        units["topic_hash"],
+    )
+    return TimerRows(table)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel at work: from the timer queue into timer log and slots, and out of the slots again.
+
+Units are appended in the order of the queue, and none for an entry that is to be delivered before
+its slot: a broker that takes over goes on behind the last unit.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s
+from message_store.errors import TargetError
+from message_store.live_store import LiveStore
+from message_store.properties import TIMER_TOPIC
+from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
+from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.wheel_files import WheelFiles
+from timer_wheel.wheel_kernels import (
+    FLAGS,
+    LOG_OFFSET,
+    SIZE,
+    SLOT_TIME,
+    TOPIC_HASH,
+    WRITE_TIME,
+)
+from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
+
+_PIECE = 1 << 17
+_NOTHING: Int64s = np.empty(0, np.int64)
+
+
+@attrs.frozen(eq=False)
+class Unplaced:
+    """Entries of the timer queue that have no unit: their rows, without positions, and facts.
+
+    ``queue_offset`` is the first one's, ``end`` is behind the last. Entries that cannot be timed
+    messages have the slot time 0.
+    """
+
+    rows: TimerRows
+    facts: TimerFacts
+    queue_offset: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def end(self) -> int:
+        """The queue offset behind the last."""
+        return self.queue_offset + len(self.rows)
+
+    def first(self, count: int) -> "Unplaced":
+        """Only the first of them."""
+        if count >= len(self.rows):
+            return self
+        part = slice(0, count)
+        table = np.ascontiguousarray(self.facts.table[:, part])
+        problems = {row: why for row, why in self.facts.problems.items() if row < count}
+        facts = TimerFacts(table, problems, self.facts.precision_ms)
+        return Unplaced(self.rows.rows(part), facts, self.queue_offset)
+
+
+class LiveTimers:
+    """Timer log, wheel and the place in the queue, of one store.
+
+    ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
+    are the log offsets of messages on the wheel that were dealt with although their slot is not
+    over, in order; ``early`` are messages on the wheel that are due before their slot is over.
+    """
+
+    def __init__(
+        self,
+        store: LiveStore,
+        log: LiveTimerLog,
+        wheel: LiveWheel,
+        files: WheelFiles,
+        window_slots: int,
+    ) -> None:
+        self.store = store
+        self.log = log
+        self.wheel = wheel
+        self.files = files
+        self.window_slots = window_slots
+        self.queue = store.queue(TIMER_TOPIC, 0)
+        self.placed_end = 0
+        self.done: Int64s = _NOTHING
+        self.early = TimerRows.empty()
+        self._first_needed = 0
+
+    @property
+    def precision_ms(self) -> int:
+        """The width of a slot."""
+        return self.wheel.precision_ms
+
+    # --- what the queue holds ---------------------------------------------------------------------
+
+    def unplaced(self, limit: int = _PIECE) -> Unplaced:
+        """The first entries without units, some of them if there are many."""
+        first = max(self.placed_end, self.queue.min_offset)
+        units = self.queue.units(first, min(self.queue.max_offset, first + limit))
+        rows = TimerRows.empty(len(units))
+        rows.table[LOG_OFFSET] = units["commit_log_offset"]
+        rows.table[SIZE] = units["size_bytes"]
+        facts = read_facts(
+            self.store.log, rows.commit_log_offset, rows.size_bytes, self.precision_ms
+        )
+        rows.table[SLOT_TIME] = np.where(facts.is_fine, facts.out_ms, 0)
+        rows.table[TOPIC_HASH] = facts.topic_hash
+        rows.table[FLAGS] = np.where(facts.is_marker, FLAG_DEFAULT | FLAG_DELETE, FLAG_DEFAULT)
+        return Unplaced(rows, facts, first)
+
+    def _plan(self, rows: TimerRows, is_message: Bools, now_ms: int) -> None:
+        """Give each message its slot, and each row its placing time."""
+        write_ms = floor_ms(now_ms, self.precision_ms)
+        out_ms = rows.slot_time_ms
+        rolls = is_message & needs_roll(out_ms, write_ms, self.precision_ms, self.window_slots)
+        if rolls.any():
+            rows.table[FLAGS] |= np.where(rolls, FLAG_ROLL, 0)
+            parked = roll_slot_ms(out_ms, write_ms, self.precision_ms, self.window_slots)
+            rows.table[SLOT_TIME] = np.where(rolls, parked, out_ms)
+        rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
+
+    # --- placing ----------------------------------------------------------------------------------
+
+    def settle(self, now_ms: int) -> None:
+        """Place what the queue holds, up to the first message that the slots cannot take as it is:
+        one that is due at once, or whose slot the hand has passed, or would come round to.
+        """
+        now_ms = max(now_ms, self.wheel.hand_ms)
+        while self.placed_end < self.queue.max_offset:
+            found = self.unplaced()
+            if not len(found):
+                break
+            self._plan(found.rows, found.facts.is_fine, now_ms)
+            stop = self._first_unfit(found)
+            self._place(found.first(stop))
+            if stop < len(found):
+                break
+
+    def _first_unfit(self, found: Unplaced) -> int:
+        slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
+        fits = (slot_ms >= hand_ms) & ~is_overdue(slot_ms)
+        fits &= slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms
+        misfits = np.flatnonzero(~fits)
+        return int(misfits[0]) if len(misfits) else len(found)
+
+    def place_rest(self, found: Unplaced, is_done: Bools, now_ms: int) -> None:
+        """Place entries of which some were dealt with: those get units before the hand.
+
+        The others must not be due; where the hand has passed their slots it moves back.
+        """
+        rows, hand_ms = found.rows, self.wheel.hand_ms
+        is_done = is_done | ~found.facts.is_fine
+        last_ms = hand_ms - self.precision_ms
+        past_ms = np.where(is_overdue(rows.slot_time_ms), last_ms + OVERDUE_MARK_MS, last_ms)
+        is_past = is_done & (rows.slot_time_ms < hand_ms) & found.facts.is_fine
+        rows.table[SLOT_TIME] = np.where(is_done & ~is_past, past_ms, rows.slot_time_ms)
+        self._plan(rows, ~is_done, max(now_ms, hand_ms))
+        waiting_ms = rows.slot_time_ms[~is_done]
+        if len(waiting_ms) and waiting_ms.min() < hand_ms:
+            self.wheel.move_hand(floor_ms(int(waiting_ms.min()), self.precision_ms))
+            self._first_needed = 0
+        self._place(found)
+
+    def place_all(self, now_ms: int) -> None:
+        """Place everything, also what is due: a broker that takes over finds it on the wheel."""
+        self.settle(now_ms)
+        rest = self.unplaced(2**40)
+        self.place_rest(rest, np.isin(rest.rows.commit_log_offset, self.done), now_ms)
+        self.save()
+
+    def _place(self, found: Unplaced) -> None:
+        """Append the units of these entries, which are the next."""
+        if not len(found):
+            return
+        self.files.announce(found.end)
+        try:
+            self.log.append(found.rows.rows(found.facts.is_there), self.wheel)
+        except TargetError:
+            self.rebuild()
+            raise
+        self.placed_end = found.end
+
+    def rebuild(self) -> None:
+        """Make the wheel in memory again from the timer log."""
+        self.wheel.clear()
+        self.log.revise(self.wheel)
+
+    # --- reading slots ----------------------------------------------------------------------------
+
+    def in_slots(self, slots: Int64s) -> TimerRows:
+        """What waits in these slots, given in units of the precision; without what is done."""
+        rows, _ = self.log.walk(self.wheel, slots)
+        if len(self.done) and len(rows):
+            rows = rows.rows(~np.isin(rows.commit_log_offset, self.done))
+        return rows
+
+    def due_rows(self, now_ms: int) -> TimerRows:
+        """What lies in the slots that are over at a time, and in no earlier one."""
+        return self.in_slots(self.wheel.used_slots(floor_ms(now_ms, self.precision_ms)))
+
+    def promised_ms(self, rows: TimerRows, facts: TimerFacts) -> Int64s:
+        """When each row is due: by its slot or, if that is not its last, by its record."""
+        times = np.where(rows.is_roll, facts.out_ms, rows.slot_time_ms)
+        return promised_times(times, facts.store_ms, self.precision_ms)
+
+    def facts(self, rows: TimerRows) -> TimerFacts:
+        """What the records of these rows say."""
+        return read_facts(
+            self.store.log, rows.commit_log_offset, rows.size_bytes, self.precision_ms
+        )
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    def mark_done(self, rows: TimerRows) -> None:
+        """Say that rows which stay in their slots were dealt with."""
+        self.done = np.union1d(self.done, rows.commit_log_offset)
+
+    def pass_slots(self, until_ms: int) -> None:
+        """Move the hand on: all slots before this time were dealt with."""
+        if len(self.done):
+            rows, _ = self.log.walk(self.wheel, self.wheel.used_slots(until_ms))
+            self.done = self.done[~np.isin(self.done, rows.commit_log_offset)]
+        if len(self.early):
+            self.early = self.early.rows(self.early.slot_time_ms >= until_ms)
+        self.wheel.move_hand(until_ms)
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        self.files.save(self.wheel, self.placed_end)
+
+    def keep_from(self) -> int:
+        """A place in the log before which no record is needed by anything that waits."""
+        waiting = self.unplaced(1)
+        first = [self.store.log.end]
+        if len(waiting):
+            first.append(int(waiting.rows.commit_log_offset[0]))
+        for rows in self.log.all_units(self._first_needed):
+            needed = np.flatnonzero(rows.slot_time_ms >= self.wheel.hand_ms)
+            if len(needed):
+                self._first_needed = int(rows.position[needed[0]])
+                first.append(int(rows.commit_log_offset[needed[0]]))
+                break
+        return min(first)

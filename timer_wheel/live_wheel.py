@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel of a store that is open for writing: its slots in memory, as the bytes of its file.
+
+Slots before the hand are over, whatever they hold; nobody looks at them until the hand is moved
+back, which wipes them first. Pages that change are noted and written together.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.byte_column import Int64s
+from message_store.raw_memory import address_of
+from timer_wheel.timer_rows import TimerRows
+from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES
+from timer_wheel.wheel_kernels import PAGE_BYTES
+from timer_wheel.wheel_math import WHEEL_SLOTS
+
+_SLOTS_A_PAGE = PAGE_BYTES // SLOT.size
+
+
+class LiveWheel:
+    """1,209,600 slots, and the hand: the time of the first slot that is not over.
+
+    ``image`` is what the file is to hold, ``dirty`` has a byte for each of its pages. ``precision``
+    is the width of a slot in milliseconds.
+    """
+
+    def __init__(self, precision_ms: int, hand_ms: int) -> None:
+        self.precision_ms = precision_ms
+        self.hand_ms = hand_ms
+        self.image: NDArray[np.uint8] = np.zeros(WHEEL_FILE_BYTES, np.uint8)
+        self.dirty: NDArray[np.uint8] = np.zeros(WHEEL_FILE_BYTES // PAGE_BYTES, np.uint8)
+
+    @property
+    def slots(self) -> NDArray[np.void]:
+        """The slots as an array of SLOT's dtype over the same memory."""
+        return self.image.view(SLOT.dtype)
+
+    @property
+    def address(self) -> int:
+        """Where the image is in memory."""
+        return address_of(self.image)
+
+    def used_slots(self, until_ms: int | None = None) -> Int64s:
+        """The times of the slots that hold something, in units of the precision and in order:
+        from the hand on, and before ``until_ms`` where that is given.
+        """
+        first = self.hand_ms // self.precision_ms
+        last = first + WHEEL_SLOTS
+        if until_ms is not None:
+            last = min(last, until_ms // self.precision_ms)
+        if last <= first:
+            return np.empty(0, np.int64)
+        times = self.slots["time_units"]
+        if last - first < WHEEL_SLOTS // 8:
+            wanted = np.arange(first, last, dtype=np.int64)
+            return np.asarray(wanted[times[wanted % WHEEL_SLOTS] == wanted])
+        held = times.astype(np.int64)
+        held = held[(held >= first) & (held < last)]
+        held.sort()
+        return held
+
+    def next_slot_ms(self) -> int | None:
+        """The time of the first slot that holds something; None when none does."""
+        first = self.hand_ms // self.precision_ms
+        step = 4096
+        while step < WHEEL_SLOTS // 8:
+            near = self.used_slots((first + step) * self.precision_ms)
+            if len(near):
+                return int(near[0]) * self.precision_ms
+            step *= 8
+        held = self.used_slots()
+        return int(held[0]) * self.precision_ms if len(held) else None
+
+    def last_positions(self, slots: Int64s) -> Int64s:
+        """Where the chains of these slots begin."""
+        positions: Int64s = self.slots["last_position"][slots % WHEEL_SLOTS].astype(np.int64)
+        return positions
+
+    def unit_count(self, slot_time_ms: int) -> int:
+        """How many messages a slot holds, less its delete markers."""
+        slot = slot_time_ms // self.precision_ms
+        held = self.slots[slot % WHEEL_SLOTS]
+        is_it = held["time_units"] == slot and slot_time_ms >= self.hand_ms
+        return int(held["unit_count"]) if is_it else 0
+
+    def move_hand(self, to_ms: int) -> None:
+        """Say that all slots before ``to_ms`` are over, and none from there on.
+
+        Backwards, the slots between are wiped: what they held was dealt with.
+        """
+        if to_ms < self.hand_ms:
+            first, last = to_ms // self.precision_ms, self.hand_ms // self.precision_ms
+            passed = np.arange(first, min(last, first + WHEEL_SLOTS), dtype=np.int64)
+            passed = passed[self.slots["time_units"][passed % WHEEL_SLOTS] == passed] % WHEEL_SLOTS
+            self.slots[passed] = np.zeros(1, SLOT.dtype)
+            self.dirty[passed // _SLOTS_A_PAGE] = 1
+        self.hand_ms = to_ms
+
+    def clear(self) -> None:
+        """Forget all slots; every page that held one is to be written."""
+        held = np.flatnonzero(self.slots["time_units"])
+        self.dirty[held // _SLOTS_A_PAGE] = 1
+        self.image[:] = 0
+
+    def note_differences(self, content: NDArray[np.uint8]) -> None:
+        """Note the pages in which a file's content is not what it should be.
+
+        Slots that are over, and those that hold nothing here, may hold anything there before the
+        hand.
+        """
+        there = content.view(SLOT.dtype)
+        differs = (self.image.view(np.int64) != content.view(np.int64)).reshape(WHEEL_SLOTS, -1)
+        first = self.hand_ms // self.precision_ms
+        matters = (self.slots["time_units"] >= first) | (there["time_units"] >= first)
+        self.dirty[np.flatnonzero(differs.any(axis=1) & matters) // _SLOTS_A_PAGE] = 1
+
+    def take_dirty_pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """The pages that changed, neighbours together, as (file offset, bytes); each is noted as
+        written when the next is asked for.
+        """
+        pages = np.flatnonzero(self.dirty)
+        if not len(pages):
+            return
+        cuts = np.flatnonzero(np.diff(pages) != 1) + 1
+        for run in np.split(pages, cuts):
+            begin, end = int(run[0]) * PAGE_BYTES, (int(run[-1]) + 1) * PAGE_BYTES
+            yield begin, self.image[begin:end].data
+            self.dirty[run] = 0
+
+
+def by_placing(rows: TimerRows) -> TimerRows:
+    """The same rows in the order in which they were placed."""
+    return rows.rows(np.argsort(rows.position, kind="stable"))

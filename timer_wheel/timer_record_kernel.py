@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads from many records of the timer topic what the wheel wants to know: one walk of each
+properties text.
+
+A recall key stands for slot, real topic and unique key; a message and the delete marker that takes
+it away have the same one. It is two words of hash, 128 bits: good enough to tell messages apart.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store import properties as names
+from message_store.kernel_cache import inline_kernel, kernel
+from message_store.log_kernels import (
+    AT_LOG_OFFSET,
+    AT_MAGIC,
+    AT_SIZE,
+    PARTS,
+    PROPERTIES_AT,
+    PROPERTIES_BYTES,
+    find_parts,
+    store_time_at,
+)
+from message_store.raw_memory import load_i32, load_i64, load_u8
+from message_store.record_layout import (
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+)
+from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
+
+Int64s = NDArray[np.int64]
+
+STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, KEY_ONE, KEY_TWO = range(9)
+FACT_COLUMNS = 9
+"""What is told of each record."""
+
+FINE, MISSING, UNUSUAL = range(3)
+"""A record of the usual shape; none of this size at this place; one for the scalar code."""
+
+_OUT = np.frombuffer(names.TIMER_OUT_MS.encode(), np.uint8)
+_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
+_KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
+_DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
+_ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
+_AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
+_CLOSER = names.PROPERTY_SEPARATOR[0]
+_PLUS = ord("+")
+_DIGITS_MAX = 18
+_SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
+
+_OUT_SPOT, _TOPIC_SPOT, _KEY_SPOT, _DELETE_SPOT, _ROLLS_SPOT = 0, 2, 4, 6, 8
+_SPOTS = 10
+
+
+@inline_kernel
+def _is(name: int, length: int, wanted: Any) -> bool:
+    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
+
+
+@inline_kernel
+def _spot_of(name: int, length: int) -> int:
+    if length == len(_KEY) and _is(name, length, _KEY):
+        return _KEY_SPOT
+    if length == len(_TOPIC) and _is(name, length, _TOPIC):
+        return _TOPIC_SPOT
+    if length == len(_OUT) and _is(name, length, _OUT):
+        return _OUT_SPOT
+    if length == len(_ROLLS) and _is(name, length, _ROLLS):
+        return _ROLLS_SPOT
+    if length == len(_DELETE_KEY) and _is(name, length, _DELETE_KEY):
+        return _DELETE_SPOT
+    return -1
+
+
+@inline_kernel
+def _walk(place: int, end: int, spots: Any) -> None:
+    """Where five values lie; of equal names the last counts, and an empty one does not."""
+    for spot in range(_SPOTS):
+        spots[spot] = 0
+    while place < end:
+        divider = place
+        while divider < end and not 1 <= load_u8(divider) <= 2:
+            divider += 1
+        stop = divider
+        while stop < end and load_u8(stop) != _CLOSER:
+            stop += 1
+        if stop - divider > 1:
+            spot = _spot_of(place, divider - place)
+            if spot >= 0:
+                spots[spot], spots[spot + 1] = divider + 1, stop - divider - 1
+        place = stop + 1
+
+
+@inline_kernel
+def _plain_number(place: int, length: int) -> int:
+    """The number of some plain digits, or -1 for anything else, which may still be a number."""
+    if not 0 < length <= _DIGITS_MAX:
+        return -1
+    value = 0
+    for at in range(place, place + length):
+        digit = load_u8(at) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline_kernel
+def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
+    """The recall key; of a marker that of its target, in whichever form its text names it."""
+    topic, topic_bytes = spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1]
+    spot = _DELETE_SPOT if spots[_DELETE_SPOT + 1] else _KEY_SPOT
+    key, key_bytes = spots[spot], spots[spot + 1]
+    if spot == _DELETE_SPOT and key_bytes > topic_bytes + 1:
+        has_topic = topic_bytes > 0 and equal_bytes(key, topic, topic_bytes)
+        if has_topic and load_u8(key + topic_bytes) == _PLUS:
+            key += topic_bytes + 1
+            key_bytes -= topic_bytes + 1
+    one = hash_bytes(topic, topic_bytes, _SEED_ONE ^ np.uint64(slot))
+    two = hash_bytes(topic, topic_bytes, _SEED_TWO ^ np.uint64(slot))
+    facts[KEY_ONE, row] = np.int64(hash_bytes(key, key_bytes, one)) if key_bytes else 0
+    facts[KEY_TWO, row] = np.int64(hash_bytes(key, key_bytes, two)) if key_bytes else 0
+
+
+@inline_kernel
+def _is_record(record: int, size: int, offset: int, parts: Any) -> bool:
+    if size < SMALLEST_RECORD_BYTES or load_i32(record + AT_SIZE) != size:
+        return False
+    magic = load_i32(record + AT_MAGIC)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return False
+    return load_i64(record + AT_LOG_OFFSET) == offset and find_parts(record, size, parts)
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, int64[:, ::1])")
+def read_timer_records(
+    addresses: Int64s, sizes: Int64s, offsets: Int64s, precision_ms: int, facts: Any
+) -> None:
+    """Fill ``facts``, a column a record. An address is -1 where there is no memory to look at;
+    otherwise ``sizes`` bytes can be read there.
+    """
+    parts = np.empty(PARTS, np.int64)
+    spots = np.empty(_SPOTS, np.int64)
+    for row in range(len(addresses)):
+        record = addresses[row]
+        if record < 0 or not _is_record(record, sizes[row], offsets[row], parts):
+            facts[STATUS, row] = MISSING
+            continue
+        text = record + parts[PROPERTIES_AT]
+        _walk(text, text + parts[PROPERTIES_BYTES], spots)
+        out_ms = _plain_number(spots[_OUT_SPOT], spots[_OUT_SPOT + 1])
+        topic_hash = 0
+        if spots[_TOPIC_SPOT + 1]:
+            topic_hash = java_hash_utf8(spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1])
+        usual = out_ms >= 0 and topic_hash != NOT_UTF8
+        facts[STATUS, row] = FINE if usual else UNUSUAL
+        facts[OUT_MS, row] = out_ms
+        facts[STORE_MS, row] = store_time_at(record)
+        facts[BORN_MS, row] = load_i64(record + _AT_BORN_TIME)
+        facts[TOPIC_HASH, row] = topic_hash
+        facts[IS_MARKER, row] = spots[_DELETE_SPOT + 1] > 0
+        rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
+        facts[ROLL_TIMES, row] = max(rolls, 0)
+        _tell_key(spots, out_ms // precision_ms, facts, row)

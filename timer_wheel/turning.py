@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One turn of the wheel: what is due at a time goes to its topic, what has farther to go goes round
+again, and the hand moves on.
+
+Order: deliveries to the log and the queues, then rolls, then the units of what the queue held, then
+the checkpoint. A process that is killed in between has delivered all or nothing; whoever opens the
+store then finds in the log what was done.
+"""
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s
+from message_store.delay_store import Finding, Severity
+from message_store.errors import FormatError
+from message_store.log_deliveries import LogDeliveries
+from message_store.redelivery import (
+    FROM_WHEEL,
+    ROLLED,
+    Redelivered,
+    Rewrite,
+    redeliver,
+)
+from message_store.wheel_stamps import wheel_stamps
+from timer_wheel.live_timers import LiveTimers, Unplaced
+from timer_wheel.recall import RecallMarks
+from timer_wheel.timer_due import is_overdue
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.wheel_math import floor_ms
+
+if TYPE_CHECKING:
+    from message_store.live_store import LiveStore
+
+_EVERYTHING = 2**40
+
+
+@attrs.frozen(eq=False)
+class Due:
+    """Rows that a turn looks at: of the slots that are over, and of what never gets a slot."""
+
+    rows: TimerRows
+    facts: TimerFacts
+    promised_ms: Int64s
+
+
+class Turning:
+    """Turns the wheel of one store; ``losses`` tells of records that nobody can deliver."""
+
+    def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
+        self._store = store
+        self._timers = timers
+        self.losses: list[Finding] = []
+
+    def turn(self, now_ms: int, marks: RecallMarks) -> LogDeliveries:
+        """Deliver what is due at ``now_ms``. Raises TargetError when the disk refuses."""
+        timers = self._timers
+        stamp_ms = max(self._store.clock.now_ms(), now_ms)
+        timers.settle(stamp_ms)
+        rest = self._rest(now_ms)
+        due = self._due(rest, now_ms)
+        is_marker = due.rows.is_marker
+        is_recalled = marks.take_away(due.facts) & ~is_marker
+        is_due = due.promised_ms <= now_ms
+        rolls = ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
+        goes = is_due & due.facts.is_fine & ~is_marker & ~is_recalled
+        self._tell_losses(due)
+        order = _in_order(due, np.flatnonzero(goes))
+        delivered = self._redeliver(due, order, FROM_WHEEL, stamp_ms)
+        deliveries = LogDeliveries(
+            self._store,
+            delivered.positions,
+            delivered.sizes,
+            due.promised_ms[order[delivered.rows]],
+        )
+        self._roll(due, np.flatnonzero(rolls), stamp_ms)
+        self._move_on(rest, due, now_ms, stamp_ms)
+        marks.forget_before(timers.wheel.hand_ms)
+        return deliveries
+
+    # --- what is looked at ------------------------------------------------------------------------
+
+    def _rest(self, now_ms: int) -> Unplaced:
+        """What the queue holds that could not be placed, but for what was stored later than now."""
+        rest = self._timers.unplaced(_EVERYTHING)
+        facts = rest.facts
+        later = np.flatnonzero(facts.is_fine & is_overdue(facts.out_ms) & (facts.store_ms > now_ms))
+        return rest.first(int(later[0])) if len(later) else rest
+
+    def _due(self, rest: Unplaced, now_ms: int) -> Due:
+        """The slots that are over, what is due before its slot is, and what has no slot."""
+        timers = self._timers
+        taken = timers.due_rows(now_ms)
+        early = timers.early
+        if len(early):
+            early = early.rows(early.slot_time_ms >= floor_ms(now_ms, timers.precision_ms))
+        rows = TimerRows.together([taken, early])
+        facts = timers.facts(rows)
+        promised_ms = timers.promised_ms(rows, facts)
+        if not len(rest):
+            return Due(rows, facts, promised_ms)
+        is_open = rest.facts.promised_ms <= now_ms
+        is_open &= rest.facts.is_fine & ~np.isin(rest.rows.commit_log_offset, timers.done)
+        direct, its_facts = rest.rows.rows(is_open), rest.facts.rows(is_open)
+        return Due(
+            TimerRows.together([rows, direct]),
+            TimerFacts(
+                np.concatenate([facts.table, its_facts.table], axis=1),
+                facts.problems,
+                facts.precision_ms,
+            ),
+            np.concatenate([promised_ms, its_facts.promised_ms]),
+        )
+
+    # --- what becomes of it -----------------------------------------------------------------------
+
+    def _redeliver(self, due: Due, chosen: Int64s, how: Rewrite, stamp_ms: int) -> Redelivered:
+        rows = due.rows.rows(chosen)
+        rolled = due.facts.roll_times[chosen] + 1 if how is ROLLED else None
+        done = redeliver(
+            self._store,
+            rows.commit_log_offset,
+            rows.size_bytes,
+            how,
+            suffixes=wheel_stamps(_enqueued_ms(rows), stamp_ms, rolled) if len(rows) else None,
+            store_ms=stamp_ms,
+        )
+        for row, error in done.bad:
+            self._lose(int(rows.commit_log_offset[row]), error)
+        for destination in done.counts:
+            self._store.remember_topic(destination.topic.decode(), destination.queue_id)
+        return done
+
+    def _roll(self, due: Due, chosen: Int64s, stamp_ms: int) -> None:
+        """Store again what has farther to go, in order of placing."""
+        if len(chosen):
+            order = np.argsort(due.rows.commit_log_offset[chosen], kind="stable")
+            self._redeliver(due, chosen[order], ROLLED, stamp_ms)
+
+    def _move_on(self, rest: Unplaced, due: Due, now_ms: int, stamp_ms: int) -> None:
+        timers = self._timers
+        until_ms = floor_ms(now_ms, timers.precision_ms)
+        is_early = due.promised_ms <= now_ms
+        is_early &= (due.rows.slot_time_ms >= until_ms) & (due.rows.write_time_ms > 0)
+        if is_early.any():
+            timers.mark_done(due.rows.rows(is_early))
+            kept = ~np.isin(timers.early.commit_log_offset, timers.done)
+            timers.early = timers.early.rows(kept)
+        if until_ms > timers.wheel.hand_ms:
+            timers.pass_slots(until_ms)
+        if len(rest):
+            is_done = rest.facts.is_fine & (rest.facts.promised_ms <= now_ms)
+            is_done |= np.isin(rest.rows.commit_log_offset, timers.done)
+            timers.place_rest(rest, is_done, stamp_ms)
+        timers.settle(stamp_ms)
+        timers.save()
+
+    def _tell_losses(self, due: Due) -> None:
+        for row, error in due.facts.problems.items():
+            self._lose(int(due.rows.commit_log_offset[row]), error)
+
+    def _lose(self, offset: int, error: FormatError) -> None:
+        """Remember a record that nobody can deliver."""
+        self.losses.append(
+            Finding(
+                Severity.WARNING,
+                f"commit log {offset}",
+                f"a message was due that cannot be delivered: {error}",
+                "a broker drops it without a word, or stops at it for ever",
+                "look at the record; schedule its message again if it is still wanted",
+            )
+        )
+
+
+def _enqueued_ms(rows: TimerRows) -> Int64s:
+    """When each was placed; the latest time of all for what never was, as a broker says it."""
+    never = np.iinfo(np.int64).max
+    return np.where(rows.write_time_ms > 0, rows.write_time_ms, never)
+
+
+def _in_order(due: Due, chosen: Int64s) -> Int64s:
+    """These rows in order of promise; equal ones in the order in which they were first stored.
+
+    A message that has rolled was stored before any of the same slot that has not; among those that
+    have, the time of birth tells.
+    """
+    offsets, promised_ms = due.rows.commit_log_offset[chosen], due.promised_ms[chosen]
+    has_rolled: Bools = (due.facts.roll_times[chosen] > 0) | due.rows.is_roll[chosen]
+    is_sorted = (np.diff(promised_ms) == 0) & (np.diff(offsets) > 0) | (np.diff(promised_ms) > 0)
+    if is_sorted.all() and not has_rolled.any():
+        return chosen
+    born_ms = np.where(has_rolled, due.facts.born_ms[chosen], 0)
+    return chosen[np.lexsort((offsets, born_ms, ~has_rolled, promised_ms))]

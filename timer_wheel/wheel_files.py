@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small files of a wheel that is open for writing: the wheel itself, its snapshots, timercheck
+and timermetrics.
+
+Checkpoint and wheel are rewritten in place. The checkpoint's master offset is raised before units
+are appended and its last offset afterwards, so that at any moment a broker that takes over goes on
+placing behind the last unit: neither again what has one nor behind what has none.
+"""
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+
+from message_store.clock import Clock
+from message_store.small_files import (
+    InPlaceFile,
+    read_small_file,
+    remove_file,
+    replace_file,
+    sync_directory,
+)
+from message_store.store_root import StoreRoot
+from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.timer_checkpoint import (
+    TIMER_CHECKPOINT_NAME,
+    TimerCheckpoint,
+    encode_timer_checkpoint,
+    read_timer_checkpoint,
+)
+from timer_wheel.timer_metrics import (
+    TIMER_METRICS_NAME,
+    TimerMetrics,
+    TopicCount,
+    encode_timer_metrics,
+)
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES, snapshots
+
+_SNAPSHOTS_KEPT = 2
+
+
+class WheelFiles:
+    """The files, and what the checkpoint says; ``found`` is what it said at opening."""
+
+    def __init__(self, root: StoreRoot, clock: Clock, *, snapshots: bool) -> None:
+        self._root = root
+        self._clock = clock
+        self._writes_snapshots = snapshots
+        self.found = read_timer_checkpoint(root)
+        self.checkpoint = self.found
+        self._checkpoint_file: InPlaceFile | None = None
+        self._wheel_file: InPlaceFile | None = None
+        self._wheel_is_unsynced = False
+
+    # --- the checkpoint ---------------------------------------------------------------------------
+
+    def announce(self, queue_offset: int) -> None:
+        """Say that entries before this queue offset may be placed from now on."""
+        if queue_offset > self.checkpoint.master_queue_offset:
+            self._write(
+                attrs.evolve(
+                    self.checkpoint,
+                    master_queue_offset=queue_offset,
+                    timestamp_ms=self._clock.now_ms(),
+                    counter=self.checkpoint.counter + 1,
+                )
+            )
+
+    def save(self, wheel: LiveWheel, placed_end: int) -> None:
+        """Say where the hand is, and up to which queue offset all entries have units."""
+        self.announce(placed_end)
+        self._write(
+            attrs.evolve(
+                self.checkpoint,
+                last_read_time_ms=wheel.hand_ms,
+                last_queue_offset=placed_end,
+                master_queue_offset=placed_end,
+            )
+        )
+
+    def _write(self, checkpoint: TimerCheckpoint, *, durably: bool = False) -> None:
+        if self._checkpoint_file is None:
+            path = self._root.config_file(TIMER_CHECKPOINT_NAME)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._checkpoint_file = InPlaceFile(path)
+        if durably or checkpoint != self.checkpoint:
+            self._checkpoint_file.write(encode_timer_checkpoint(checkpoint), durably=durably)
+            self.checkpoint = checkpoint
+
+    def sync_checkpoint(self, flush_position: int, hand_ms: int) -> None:
+        """Come back when it is on disk, and says up to where log and wheel are too."""
+        self._write(attrs.evolve(self.checkpoint, flush_position=flush_position), durably=True)
+        sync_directory(self._root.config)
+
+    # --- the wheel --------------------------------------------------------------------------------
+
+    def compare(self, wheel: LiveWheel) -> None:
+        """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
+        content = read_small_file(self._root.timer_wheel)
+        if not content:
+            return
+        if len(content) != WHEEL_FILE_BYTES:
+            remove_file(self._root.timer_wheel)
+            return
+        wheel.note_differences(np.frombuffer(content, np.uint8))
+
+    def write_wheel(self, wheel: LiveWheel, log_position: int) -> None:
+        """Put what changed into the file, or all into a snapshot that is right up to a position of
+        the timer log.
+        """
+        if self._writes_snapshots:
+            self._write_snapshot(wheel, log_position)
+            return
+        if self._wheel_file is None:
+            self._wheel_file = InPlaceFile(self._root.timer_wheel)
+            self._wheel_file.write(b"\0", at=WHEEL_FILE_BYTES - 1)  # the last slot's magic
+            last_page = wheel.dirty[-1:]
+            last_page |= wheel.image[-1:] != 0
+        for at, piece in wheel.take_dirty_pieces():
+            self._wheel_file.write(piece, at=at)
+            self._wheel_is_unsynced = True
+
+    def _write_snapshot(self, wheel: LiveWheel, log_position: int) -> None:
+        if not wheel.dirty.any() and snapshots(self._root):
+            return
+        path = self._root.timer_wheel
+        if not path.exists():
+            InPlaceFile(path).close()
+        path = path.with_name(f"{path.name}.{log_position}")
+        replace_file(path, wheel.image.tobytes())
+        wheel.dirty[:] = 0
+        for _, old in snapshots(self._root)[:-_SNAPSHOTS_KEPT]:
+            remove_file(old)
+
+    def sync_wheel(self) -> None:
+        """Come back when the wheel file is on disk."""
+        if self._wheel_file is not None and self._wheel_is_unsynced:
+            self._wheel_file.write(b"", durably=True)
+            sync_directory(self._root.path)
+            self._wheel_is_unsynced = False
+
+    # --- metrics ----------------------------------------------------------------------------------
+
+    def write_metrics(self, counts: Mapping[str, int]) -> None:
+        """Say how many messages of each topic are on the wheel."""
+        now_ms = self._clock.now_ms()
+        topics = {topic: TopicCount(count, now_ms) for topic, count in sorted(counts.items())}
+        checkpoint = self.checkpoint
+        text = encode_timer_metrics(TimerMetrics(topics, checkpoint.counter, 0, now_ms))
+        replace_file(self._root.config_file(TIMER_METRICS_NAME), text.encode())
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        for file in (self._checkpoint_file, self._wheel_file):
+            if file is not None:
+                file.close()
