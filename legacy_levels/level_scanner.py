@@ -57,6 +57,15 @@ class DueEntries:
     def __len__(self) -> int:
         return len(self.queue_offset)
 
+    def before(self, row: int) -> "DueEntries":
+        """The entries in front of a row; delivery of the level goes on at that one."""
+        in_front = self.queue_offset < self.queue_offset[row]
+        kept = {
+            name: getattr(self, name)[in_front]
+            for name in ("queue_offset", "commit_log_offset", "size_bytes", "due_ms")
+        }
+        return attrs.evolve(self, stop=min(self.stop, int(self.queue_offset[row])), **kept)
+
 
 @attrs.define(eq=False)
 class _Early:
@@ -176,12 +185,15 @@ class LevelScanner:
 
     # --- what goes out ----------------------------------------------------------------------------
 
-    def due_entries(self, now_ms: int, *, limit_ms: int = NEVER_MS) -> DueEntries:
-        """Everything that is due at ``now_ms``, in the order of the queue.
+    def due_entries(
+        self, now_ms: int, *, limit_ms: int = NEVER_MS, most: int = NEVER_MS
+    ) -> DueEntries:
+        """Everything that is due at ``now_ms``, in the order of the queue; of what is in turn at
+        most so many.
 
         What is due beyond ``limit_ms`` counts as due now, which is what a broker does.
         """
-        offsets, units, stop = self._in_turn(now_ms, limit_ms)
+        offsets, units, stop = self._in_turn(now_ms, limit_ms, most)
         early = self._out_of_turn(now_ms, stop)
         if len(early):
             picked = [self.queue.units(at, at + 1) for at in early.tolist()]
@@ -200,7 +212,9 @@ class LevelScanner:
             stop=stop,
         )
 
-    def _in_turn(self, now_ms: int, limit_ms: int) -> tuple[list[Int64Array], list[UnitArray], int]:
+    def _in_turn(
+        self, now_ms: int, limit_ms: int, most: int
+    ) -> tuple[list[Int64Array], list[UnitArray], int]:
         """What is due from the head on up to the first entry that is not."""
         offsets: list[Int64Array] = []
         found: list[UnitArray] = []
@@ -212,11 +226,16 @@ class LevelScanner:
             not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= limit_ms))
             count = int(not_due[0]) if len(not_due) else len(units)
             chosen = np.flatnonzero(waits[:count])
+            is_enough = len(chosen) > most
+            if is_enough:
+                count = int(chosen[most])
+                chosen = chosen[:most]
             offsets.append(place + chosen)
             found.append(units[chosen])
             place += count
-            if len(not_due):
+            if len(not_due) or is_enough:
                 break
+            most -= len(chosen)
             look = min(4 * look, _LONGEST_LOOK)
         return offsets, found, place
 
@@ -226,7 +245,7 @@ class LevelScanner:
             return _NONE
         self._early.settle()
         is_due = (self._early.due_ms <= now_ms) & (self._early.queue_offset >= stop)
-        return np.sort(self._early.queue_offset[is_due])
+        return np.unique(self._early.queue_offset[is_due])
 
     def delivered(self, entries: DueEntries) -> None:
         """All of these were delivered."""
@@ -237,12 +256,20 @@ class LevelScanner:
 
     def delivered_some(self, entries: DueEntries, which: BoolArray) -> None:
         """Some of these were delivered; the others wait on."""
-        left = entries.queue_offset[~which & (entries.queue_offset < entries.stop)]
-        stop = int(left[0]) if len(left) else entries.stop
+        in_turn = entries.queue_offset < entries.stop
+        left = np.flatnonzero(~which & in_turn)
+        stop = int(entries.queue_offset[left[0]]) if len(left) else entries.stop
         done = entries.queue_offset[which]
         self.done = np.union1d(self.done, done[done >= stop])
-        self.head = stop
-        self.rescan()
+        # Those left behind one that is due later have lost their turn.
+        self._early.add(entries.due_ms[left], entries.queue_offset[left])
+        self._move_head(stop)
+
+    def pass_over(self, queue_offsets: Int64Array) -> None:
+        """These were delivered, whoever did it; their units do not say so."""
+        if len(queue_offsets):
+            self.done = np.union1d(self.done, queue_offsets)
+            self.rescan()
 
     def forget(self, queue_offset: int) -> None:
         """The entry there will not be delivered: its unit says so by now."""

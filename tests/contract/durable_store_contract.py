@@ -90,7 +90,7 @@ class DurableStoreContract(DelayStoreContract):
             store.schedule(message(1), AfterMs(2_000))
         for _ in range(4):
             found += delivered_bodies(store.advance(clock.now_ms()))
-            clock.tick(1_000)
+            clock.tick(2_000)
             end(store)
             store = open_one(clock)
         assert found == [b"body 1"] * 6

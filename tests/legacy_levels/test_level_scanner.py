@@ -218,3 +218,15 @@ def test_a_record_is_found_by_its_end_also_when_its_unit_is_neutral() -> None:
         assert find_record_end(queue, (at + 1) * RECORD_BYTES) == at
     assert find_record_end(queue, 4 * RECORD_BYTES + 1) is None
     assert find_record_end(UnitList(), 100) is None
+
+
+def test_no_more_is_taken_than_asked_for() -> None:
+    queue = UnitList([10, 20, 30, 40, 5])
+    queue.neutralise(1, CANCELLED_BYTES)
+    scanner = LevelScanner(1, queue)
+    entries = scanner.due_entries(40, most=2)
+    assert (entries.queue_offset.tolist(), entries.stop) == ([0, 2, 4], 3)
+    scanner.delivered(entries)
+    assert (scanner.head, scanner.done.tolist()) == (3, [4])
+    assert scanner.due_entries(40, most=0).queue_offset.tolist() == []
+    assert take(scanner, 40) == [3]

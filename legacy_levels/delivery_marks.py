@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Up to which place of the log the offsets of the levels know what was delivered.
+
+delayOffset.json says how far each level came, and not when: after a kill the copies in the log that
+it knows of cannot be told from those that it does not. So beside it, among delaywheel's own files,
+stands what it cannot say. Two such marks are kept. The flushed one was synced after the log; the
+latest one survives a kill but maybe no loss of power, after which it may be ahead of the log.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import attrs
+
+from message_store.small_files import read_small_file, replace_file
+from message_store.store_root import StoreRoot
+
+FLUSHED_NAME = "levels-flushed.json"
+LATEST_NAME = "levels-latest.json"
+
+
+@attrs.frozen
+class DeliveryMark:
+    """All deliveries before ``log_end``, and none behind it, are in the offsets.
+
+    ``offsets`` are by level. ``done`` are entries behind them that were delivered out of turn and
+    whose units do not say so. ``tables`` are checksums of the delayOffset.json that it goes with:
+    before that was written, and after.
+    """
+
+    log_end: int
+    offsets: Mapping[int, int]
+    done: Mapping[int, tuple[int, ...]] = attrs.field(factory=dict)
+    tables: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """The file's text."""
+        return json.dumps(attrs.asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, text: bytes) -> "DeliveryMark | None":
+        """What a file says; None for one that is torn.
+
+        >>> mark = DeliveryMark(100, {3: 7}, {3: (9,)})
+        >>> DeliveryMark.decode(mark.encode()) == mark, DeliveryMark.decode(b'{"log_e')
+        (True, None)
+        """
+        try:
+            facts: Any = json.loads(text)
+            return cls(
+                log_end=int(facts["log_end"]),
+                offsets={int(level): int(at) for level, at in facts["offsets"].items()},
+                done={int(level): tuple(map(int, at)) for level, at in facts["done"].items()},
+                tables=tuple(map(int, facts["tables"])),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def checksum(table: bytes | None) -> int:
+    """What a mark keeps of delayOffset.json; -1 for none."""
+    return -1 if table is None else crc32(table)
+
+
+def read_mark(root: Path, name: str) -> DeliveryMark | None:
+    """One of the two marks, where there is one that can be read."""
+    text = read_small_file(StoreRoot(root).own / name)
+    return None if text is None else DeliveryMark.decode(text)
+
+
+def write_mark(root: Path, name: str, mark: DeliveryMark, *, is_durable: bool) -> None:
+    """Put a mark in place. Raises TargetError."""
+    replace_file(StoreRoot(root).own / name, mark.encode(), is_durable=is_durable)
+
+
+def mark_to_trust(root: Path, table: bytes | None, log_end: int) -> DeliveryMark | None:
+    """What to go on from after a kill; None where delayOffset.json alone is to be believed.
+
+    The latest mark counts where it belongs to this delayOffset.json and the log is as long as it
+    says; the flushed one whenever the log is that long, because what was delivered since is found
+    behind it, whoever did it.
+    """
+    latest, flushed = read_mark(root, LATEST_NAME), read_mark(root, FLUSHED_NAME)
+    if latest and latest.log_end <= log_end and checksum(table) in latest.tables:
+        return latest
+    if flushed and flushed.log_end <= log_end:
+        return flushed
+    return None

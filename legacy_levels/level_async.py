@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delivery through the asynchronous machine of each level (``async_delivery``).
+
+A disk that refuses is then no error of ``advance``: what failed stays under way and is sent again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from legacy_levels.async_delivery import AsyncLevel, AsyncPut, Resent
+from legacy_levels.level_delivery import RETRY_MS, DueRows, LevelDelivery
+from legacy_levels.level_scanner import NEVER_MS, DueEntries
+from message_store.consume_queue import BoolArray
+from message_store.errors import TargetError
+from message_store.log_deliveries import LogDeliveries
+
+if TYPE_CHECKING:
+    from legacy_levels.level_state import LevelState
+
+
+class AsyncDelivery(LevelDelivery):
+    """Delivers what is due with many under way, settled in the order of each level."""
+
+    def __init__(self, state: LevelState) -> None:
+        super().__init__(state)
+        rules = state.rules.async_rules
+        self._under_way = {level: AsyncLevel(rules) for level in state.scanners}
+        self._now_ms = 0
+        self._answer = self._nothing()
+
+    def _nothing(self) -> LogDeliveries:
+        nothing = np.zeros(0, np.int64)
+        return LogDeliveries(self._state.live, nothing, nothing, nothing)
+
+    @property
+    def failing(self) -> dict[int, int]:
+        """Of each level with deliveries under way, how often its oldest one was sent again."""
+        return {level: one.puts[0].resend_count for level, one in self._under_way.items() if one}
+
+    def offset_to_save(self, level: int, head: int) -> int:
+        """The offset of a level: what was given up does not move it until something is stored."""
+        unsaved = self._under_way[level].unsaved_skip
+        return head if unsaved is None else min(head, unsaved)
+
+    def forget(self, level: int, queue_offset: int) -> None:
+        """A message was taken back."""
+        self._under_way[level].forget(queue_offset)
+
+    def next_due_ms(self) -> int:
+        """When something is due, or sent again; ``NEVER_MS`` when nothing waits."""
+        found = NEVER_MS
+        for level, scanner in self._state.scanners.items():
+            try_ms = self._under_way[level].next_try_ms
+            if try_ms is None:
+                found = min(found, scanner.next_due_ms)
+            else:
+                found = min(found, max(try_ms, self._now_ms + 1), self._now_ms + RETRY_MS)
+        return found
+
+    def deliver(self, now_ms: int) -> LogDeliveries:
+        """Everything that is due at ``now_ms`` and can be delivered."""
+        self._now_ms = now_ms
+        self._answer = self._nothing()
+        self._settle()
+        while self._start_a_round():
+            self._settle()
+        return self._answer
+
+    def _start_a_round(self) -> bool:
+        """Put what is due as far as the limits allow; whether there is more to do."""
+        parts, masks, cutoffs = self._choose()
+        rows = DueRows.merge(parts)
+        if not len(rows):
+            return False
+        starts = np.cumsum([0, *map(len, parts)])
+        chosen = np.concatenate(masks)[starts[rows.part] + rows.place]
+        if cutoffs:
+            due_ms, offset = min(cutoffs)
+            is_before = (rows.due_ms < due_ms) | (
+                (rows.due_ms == due_ms) & (rows.commit_log_offset <= offset)
+            )
+            chosen &= is_before
+        if not chosen.any():
+            return False
+        puts: list[AsyncPut] = []
+        kept = rows.of_part(chosen)
+        for part, mask in zip(parts, kept, strict=True):
+            puts += self._under_way[part.level].start(part.queue_offset[mask].tolist())
+        is_stored = True
+        try:
+            self._answer = self.put(rows, np.flatnonzero(chosen), self._now_ms, self._answer)
+        except TargetError:
+            is_stored = False
+        for put in puts:
+            self._finish(put, is_stored=is_stored)
+        if is_stored:
+            for part, mask in zip(parts, kept, strict=True):
+                scanner = self._state.scanners[part.level]
+                if mask.all():
+                    scanner.delivered(part)
+                else:
+                    scanner.delivered_some(part, mask)
+        return is_stored
+
+    def _finish(self, put: AsyncPut, *, is_stored: bool) -> None:
+        # Any level will do: how long to wait is the same rule for all.
+        next(iter(self._under_way.values())).finish(put, is_stored=is_stored, now_ms=self._now_ms)
+
+    def _choose(self) -> tuple[list[DueEntries], list[BoolArray], list[tuple[int, int]]]:
+        """What is due, which of it may be started, and where levels had to be cut off."""
+        parts, masks, cutoffs = [], [], []
+        for level, scanner in self._state.scanners.items():
+            under_way = self._under_way[level]
+            limit_ms = self._state.limit_ms(level, self._now_ms)
+            if not under_way.room:
+                continue
+            found = scanner.due_entries(
+                self._now_ms,
+                limit_ms=NEVER_MS if limit_ms is None else limit_ms,
+                most=under_way.room + len(under_way),
+            )
+            started = np.array([put.queue_offset for put in under_way.puts], np.int64)
+            mask = ~np.isin(found.queue_offset, started)
+            in_turn = found.queue_offset < found.stop
+            if in_turn.sum() == under_way.room + len(under_way):
+                last = np.flatnonzero(in_turn)[-1]
+                cutoffs.append((int(found.due_ms[last]), int(found.commit_log_offset[last])))
+            parts.append(found)
+            masks.append(mask)
+        return parts, masks, cutoffs
+
+    def _settle(self) -> None:
+        """Let what is done go, and send again what failed."""
+        for level, under_way in self._under_way.items():
+            if not under_way:
+                continue
+            settled = under_way.settle(self._now_ms, partial(self._resend, level))
+            gone = np.array(settled.skipped, np.int64)
+            if len(gone):
+                self._state.scanners[level].pass_over(gone)
+
+    def _resend(self, level: int, queue_offset: int) -> Resent:
+        """Put one again, synchronously."""
+        scanner = self._state.scanners[level]
+        found = scanner.queue.units(queue_offset, queue_offset + 1)
+        entries = DueEntries(
+            level,
+            np.array([queue_offset], np.int64),
+            found["commit_log_offset"].astype(np.int64),
+            found["size_bytes"].astype(np.int64),
+            found["tags_code"].astype(np.int64),
+            queue_offset,
+        )
+        before = len(self._answer)
+        try:
+            self._answer = self.put(
+                DueRows.merge([entries]), np.zeros(1, np.int64), self._now_ms, self._answer
+            )
+        except TargetError:
+            return Resent.FAILED
+        if len(self._answer) == before:
+            return Resent.MISSING
+        scanner.pass_over(entries.queue_offset)
+        return Resent.STORED

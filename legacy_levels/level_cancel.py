@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take a message back out of its level: find its entry, say what became of it, neutralise it."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import attrs
+
+from legacy_levels.due_search import find_record_end
+from legacy_levels.neutral_units import CANCELLED_BYTES, DELIVERED_BYTES
+from message_store.consume_queue import PRE_BLANK_SIZE
+from message_store.delay_store import Cancellation, Receipt
+from message_store.errors import FormatError
+from message_store.message import StoredMessage
+from message_store.recall_handle import RecallHandle
+from message_store.record_layout import (
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+)
+
+if TYPE_CHECKING:
+    from legacy_levels.level_state import LevelState
+    from message_store.live_log import LiveLog
+
+_LOOK_BACK_BYTES = 64 << 10
+_MAGICS = [(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)]
+_AT_MAGIC = HEAD_V4_V4.offset_of("magic")
+
+
+class Fate(enum.Enum):
+    """What became of an entry."""
+
+    WAITS = "waits"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+
+
+@attrs.frozen
+class Entry:
+    """An entry of a level by its queue offset, and where its record lies."""
+
+    level: int
+    queue_offset: int
+    commit_log_offset: int
+    size_bytes: int
+    due_ms: int
+    fate: Fate
+
+
+def entries_of_receipt(state: LevelState, receipt: Receipt) -> list[Entry]:
+    """The entry of one receipt, or none."""
+    handle = RecallHandle.parse(receipt.handle)
+    if handle.broker_name != state.live.settings.broker_name:
+        return []
+    message = _record_from(state.live.log, receipt.commit_log_offset)
+    if message is None or not _is_meant(message, handle):
+        return []
+    level = message.queue_id + 1
+    if level not in state.scanners:
+        return []
+    size_bytes = _size_at(state.live.log, receipt.commit_log_offset)
+    queue_offset = find_record_end(state.queue(level), receipt.commit_log_offset + size_bytes)
+    entry = None if queue_offset is None else _entry_at(state, level, queue_offset)
+    return [entry] if entry is not None and entry.due_ms == handle.due_ms else []
+
+
+def entries_of_handle(state: LevelState, handle: RecallHandle) -> list[Entry]:
+    """All entries that a handle names, those already delivered or cancelled too."""
+    if handle.broker_name != state.live.settings.broker_name:
+        return []
+    found = []
+    for level in state.scanners:
+        for queue_offset in state.runs(level).find(handle.due_ms).tolist():
+            entry = _entry_at(state, level, queue_offset)
+            if entry is None:
+                continue
+            message = _record_from(state.live.log, entry.commit_log_offset)
+            if message is not None and _is_meant(message, handle):
+                found.append(entry)
+    return found
+
+
+def verdict(entries: list[Entry]) -> Cancellation:
+    """What to answer when nothing of these waits."""
+    if not entries:
+        return Cancellation.NEVER_EXISTED
+    was_delivered = any(entry.fate is Fate.DELIVERED for entry in entries)
+    return Cancellation.ALREADY_DELIVERED if was_delivered else Cancellation.CANCELLED
+
+
+def _is_meant(message: StoredMessage, handle: RecallHandle) -> bool:
+    return message.real_topic == handle.topic and message.unique_key == handle.unique_key
+
+
+def _entry_at(state: LevelState, level: int, queue_offset: int) -> Entry | None:
+    """An entry with its record's place, which a neutral unit does not tell."""
+    scanner = state.scanners[level]
+    [unit] = scanner.queue.units(queue_offset, queue_offset + 1)
+    offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
+    if size_bytes == PRE_BLANK_SIZE:
+        return None
+    fate = Fate.WAITS if scanner.still_waits(queue_offset) else Fate.DELIVERED
+    if size_bytes <= DELIVERED_BYTES:
+        fate = Fate.CANCELLED if size_bytes == CANCELLED_BYTES else Fate.DELIVERED
+        end = offset + size_bytes
+        start = _start_of_record(state.live.log, end)
+        if start is None:
+            return None
+        offset, size_bytes = start, end - start
+    return Entry(level, queue_offset, offset, size_bytes, int(unit["tags_code"]), fate)
+
+
+# --- records by place -----------------------------------------------------------------------------
+
+
+def _size_at(log: LiveLog, offset: int) -> int:
+    if not log.holds(offset, SMALLEST_RECORD_BYTES):
+        return 0
+    return HEAD_V4_V4.decode_at(log.segments.read_at(offset, HEAD_V4_V4.size), 0)["size_bytes"]
+
+
+def _record_from(log: LiveLog, offset: int) -> StoredMessage | None:
+    """The record that begins at a place of the log, if one does."""
+    try:
+        return log.record(offset, _size_at(log, offset))
+    except FormatError:
+        return None
+
+
+def _start_of_record(log: LiveLog, end: int) -> int | None:
+    """Where the record begins that ends at a place of the log: looked for backwards."""
+    file_start = (end - 1) - (end - 1) % log.file_bytes
+    reach = _LOOK_BACK_BYTES
+    while True:
+        base = max(file_start, log.min_offset, end - reach)
+        data = bytes(log.segments.view(base, end - base))
+        for start in _heads(data, base):
+            if _size_at(log, start) == end - start and _record_from(log, start) is not None:
+                return start
+        if base in (file_start, log.min_offset):
+            return None
+        reach *= 8
+
+
+def _heads(data: bytes, base: int) -> list[int]:
+    """The places where one of the magics stands, as beginnings of records, the last first."""
+    found = []
+    for magic in _MAGICS:
+        place = data.find(magic, _AT_MAGIC)
+        while place >= 0:
+            found.append(base + place - _AT_MAGIC)
+            place = data.find(magic, place + 1)
+    return sorted(found, reverse=True)

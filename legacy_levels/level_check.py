@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a level store that is open: findings for a person, worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from legacy_levels.level_async import AsyncDelivery
+from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.waiting_records import (
+    are_plain_numbers,
+    equals,
+    read_waiting,
+    real_queue_id,
+)
+from message_store import properties as names
+from message_store.consume_queue import Int64Array
+from message_store.delay_levels import format_delay
+from message_store.delay_store import Finding, Severity
+from message_store.errors import DelayStoreError, FormatError
+
+if TYPE_CHECKING:
+    from legacy_levels.level_delivery import LevelDelivery
+    from legacy_levels.level_state import LevelState
+    from legacy_levels.waiting_records import WaitingRecords
+
+_MOST_NAMED = 20
+_WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
+
+
+def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
+    """Everything that is noticed about queues, offsets, and the records that wait."""
+    found: list[Finding] = []
+    parts: list[Callable[[], Iterator[Finding]]] = [
+        lambda: _of_offsets(state),
+        lambda: _of_skipped(state),
+        lambda: _of_delivery(state, delivery),
+        *(
+            (lambda scanner=scanner: _of_level(state, scanner))
+            for scanner in state.scanners.values()
+        ),
+    ]
+    for part in parts:
+        try:
+            found += part()
+        except (DelayStoreError, OSError) as error:
+            found.append(
+                Finding(
+                    Severity.ERROR,
+                    str(state.live.root.path),
+                    f"it cannot be looked at: {error}",
+                    "a broker may refuse to start, or stop there",
+                    "look at the file that is named",
+                )
+            )
+    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
+
+
+def _of_offsets(state: LevelState) -> Iterator[Finding]:
+    for file in (state.found.main, state.found.backup):
+        if file.damage is not None and file.problem is not None:
+            yield Finding(
+                Severity.WARNING,
+                str(file.path),
+                f"it was damaged when the store was opened: {file.damage}",
+                f"{state.found.taken}; levels that it does not name are delivered again from the"
+                " beginning of their queue",
+                "compare what was delivered since with the topics",
+            )
+    for one in state.corrections:
+        yield Finding(
+            Severity.WARNING,
+            f"level {one.level}",
+            f"its offset {one.stored_offset} lay outside its queue",
+            f"delivery went on at {one.corrected_offset}, as a broker's does",
+            "where it was before the queue, retention has deleted messages that waited",
+        )
+    if state.already_delivered:
+        yield Finding(
+            Severity.INFO,
+            "config/delayOffset.json",
+            f"{state.already_delivered:,} deliveries before the last kill are not in its offsets",
+            "a broker would have delivered them again; this store does not",
+            "nothing",
+        )
+
+
+def _of_skipped(state: LevelState) -> Iterator[Finding]:
+    skipped = state.skipped.all()
+    for one in skipped[:_MOST_NAMED]:
+        yield Finding(
+            Severity.ERROR,
+            f"level {one.level}, queue offset {one.queue_offset}",
+            f"a message could not be delivered: {one.reason}",
+            "it was passed over when it was due; 4.9 would have stopped its level there",
+            f"look at {one.size_bytes} bytes at {one.commit_log_offset} of the commit log",
+        )
+    if len(skipped) > _MOST_NAMED:
+        yield Finding(
+            Severity.ERROR,
+            "delaywheel/levels-skipped.json",
+            f"{len(skipped) - _MOST_NAMED:,} more messages could not be delivered",
+            "they were passed over when they were due",
+            "look at the list in that file",
+        )
+
+
+def _of_delivery(state: LevelState, delivery: LevelDelivery) -> Iterator[Finding]:
+    if delivery.discarded:
+        yield Finding(
+            Severity.INFO,
+            names.HALF_TOPIC,
+            f"{delivery.discarded:,} half messages of transactions were due",
+            "they were dropped, as a broker does",
+            "nothing",
+        )
+    if isinstance(delivery, AsyncDelivery):
+        for level, resends in delivery.failing.items():
+            yield Finding(
+                Severity.WARNING,
+                f"level {level}",
+                f"a delivery fails; it was sent again {resends} times",
+                "the level's offset does not move, and after a few times nothing new is started",
+                "make room on the disk",
+            )
+    if not state.rules.spare_waiting:
+        for level in range(1, state.table.max_level + 1):
+            delay_ms = state.table.delay_ms(level)
+            if delay_ms > state.live.settings.retention_ms:
+                yield Finding(
+                    Severity.WARNING,
+                    state.table.describe(level),
+                    "its delay is longer than log files are kept",
+                    "messages are deleted before they are due",
+                    f"keep log files longer than {format_delay(delay_ms)}",
+                )
+
+
+def _of_level(state: LevelState, scanner: LevelScanner) -> Iterator[Finding]:
+    beyond, early = 0, 0
+    now_ms = state.live.clock.now_ms()
+    is_known = scanner.level <= state.table.max_level
+    delay_ms = state.table.delay_ms(scanner.level) if is_known else 0
+    named = 0
+    newest_ms = -1
+    for first, units, waits in scanner.waiting():
+        rows = np.flatnonzero(waits)
+        due_ms = units["tags_code"][rows].astype(np.int64)
+        beyond += int((due_ms > now_ms + delay_ms).sum())
+        if len(due_ms):
+            rising = np.maximum.accumulate(np.append(newest_ms, due_ms))
+            early += int((due_ms < rising[:-1]).sum())
+            newest_ms = int(rising[-1])
+        offsets = units["commit_log_offset"][rows].astype(np.int64)
+        sizes = units["size_bytes"][rows].astype(np.int64)
+        for finding in _of_records(state, scanner.level, first + rows, offsets, sizes):
+            if named < _MOST_NAMED:
+                named += 1
+                yield finding
+    where = state.table.describe(scanner.level)
+    if not is_known and len(scanner):
+        yield Finding(
+            Severity.WARNING,
+            where,
+            "messages wait in a level that the level table does not have",
+            "a broker with this table never delivers them",
+            "give the broker the table that they were stored under",
+        )
+    elif beyond:
+        yield Finding(
+            Severity.WARNING,
+            where,
+            f"{beyond:,} messages are due later than the level's delay from now",
+            "a broker delivers them at once, too early",
+            "see whether the clock was set back or the level table changed",
+        )
+    if early:
+        yield Finding(
+            Severity.INFO,
+            where,
+            f"{early:,} messages are due before one in front of them",
+            "a broker delivers them late, when that one is due; this store does not",
+            "nothing",
+        )
+
+
+def _of_records(
+    state: LevelState, level: int, queue_offsets: Int64Array, offsets: Int64Array, sizes: Int64Array
+) -> Iterator[Finding]:
+    """Records that are none, and those that can go nowhere."""
+    bad: list[tuple[int, FormatError]] = []
+    for part in read_waiting(state.live.log, offsets, sizes, bad):
+        for row, problem in _undeliverable(part):
+            place = int(part.rows[row])
+            is_half = problem is None
+            yield Finding(
+                Severity.WARNING if is_half else Severity.ERROR,
+                f"level {level}, queue offset {queue_offsets[place]}",
+                problem or "a half message of a transaction",
+                "it is dropped when it is due"
+                if is_half
+                else "it cannot be delivered: 4.9 stops its level there, 5.x passes over it",
+                f"look at {sizes[place]} bytes at {offsets[place]} of the commit log",
+            )
+    for row, error in bad:
+        yield Finding(
+            Severity.ERROR,
+            f"level {level}, queue offset {queue_offsets[row]}",
+            f"no record is where the queue says: {error}",
+            "a broker passes over it: the message is lost",
+            f"look at {sizes[row]} bytes at {offsets[row]} of the commit log",
+        )
+
+
+def _undeliverable(part: WaitingRecords) -> Iterator[tuple[int, str | None]]:
+    """Rows that do not say where they go, with the reason; without one for half messages."""
+    topics = part.real_topic
+    doubtful = (topics.lengths == 0) | ~equals(part.batch.topic, names.LEVEL_TOPIC.encode())
+    doubtful |= equals(topics, names.HALF_TOPIC.encode()) | ~are_plain_numbers(part.real_queue_id)
+    for row in np.flatnonzero(doubtful).tolist():
+        message = part.batch.message(row)
+        if message.topic != names.LEVEL_TOPIC:
+            yield row, f"a record of topic {message.topic!r} and not of a level"
+        elif message.properties.get(names.REAL_TOPIC) == names.HALF_TOPIC:
+            yield row, None
+        elif names.REAL_TOPIC not in message.properties:
+            yield row, f"no {names.REAL_TOPIC}"
+        else:
+            try:
+                real_queue_id(message)
+            except FormatError as error:
+                yield row, str(error)

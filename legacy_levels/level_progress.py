@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the levels came, written down: delayOffset.json for brokers, the marks for ourselves.
+
+At an interval as brokers do it, which survives a kill; at a flush after everything that it speaks
+of, so that it also survives a loss of power.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from legacy_levels.delivery_marks import (
+    FLUSHED_NAME,
+    LATEST_NAME,
+    DeliveryMark,
+    checksum,
+    write_mark,
+)
+from legacy_levels.neutral_units import DELIVERED_BYTES
+from legacy_levels.offsets_writer import OffsetsWriter
+from message_store.consume_queue import Int64Array
+
+if TYPE_CHECKING:
+    from legacy_levels.level_scanner import LevelScanner
+    from legacy_levels.level_state import LevelState
+
+_MOST_DONE_IN_A_MARK = 10_000
+_LOG_BYTES_A_MARK = 64 << 20
+
+
+@attrs.frozen(eq=False)
+class _Snapshot:
+    """Where the levels stood at one moment."""
+
+    log_end: int
+    offsets: dict[int, int]
+    done: dict[int, Int64Array]
+
+    @property
+    def done_count(self) -> int:
+        return sum(map(len, self.done.values()))
+
+    def says_the_same(self, other: _Snapshot) -> bool:
+        """Whether nothing was delivered between the two, and the log is not much longer."""
+        return (
+            self.offsets == other.offsets
+            and self.done_count == other.done_count == 0
+            and self.log_end - other.log_end < _LOG_BYTES_A_MARK
+        )
+
+
+class LevelProgress:
+    """Writes down where the levels of one store stand."""
+
+    def __init__(self, state: LevelState, hold: Callable[[int, int], int]) -> None:
+        self._state = state
+        self._hold = hold
+        live = state.live
+        self._writer = OffsetsWriter(live.root.path, live.dialect, state.found, live.clock.now_ms())
+        self._writing = threading.Lock()
+        self._latest: _Snapshot | None = None
+        self._flushed: _Snapshot | None = None
+        self._next_ms: int | None = None
+
+    def count(self, deliveries: int, now_ms: int) -> None:
+        """So many were delivered."""
+        self._writer.count(deliveries, now_ms)
+
+    def at_interval(self, now_ms: int) -> None:
+        """Write down what changed if it is time to; called with the store's lock held.
+
+        The first time is one interval after the first call. Raises TargetError.
+        """
+        interval_ms = self._state.rules.timings.persist_offsets_ms
+        is_time = self._next_ms is None or not self._next_ms - interval_ms <= now_ms < self._next_ms
+        if self._next_ms is not None and is_time and self._writing.acquire(blocking=False):
+            try:
+                self._write_latest()
+            finally:
+                self._writing.release()
+        if is_time:
+            self._next_ms = now_ms + interval_ms
+
+    def _write_latest(self) -> None:
+        now = self._snapshot()
+        if self._latest is not None and now.says_the_same(self._latest):
+            return
+        if now.done_count > _MOST_DONE_IN_A_MARK:
+            self._state.live.sync_log()
+            self._neutralise(now)
+            now = attrs.evolve(now, done={})
+        self._put(now, is_durable=False)
+        self._latest = now
+
+    def flush(self) -> None:
+        """Come back when all that was stored and delivered so far survives a loss of power.
+
+        Raises TargetError.
+        """
+        with self._writing:
+            self._flush()
+
+    def close(self) -> None:
+        """Flush, and close the store, without anything between the two; twice is fine."""
+        live = self._state.live
+        with self._writing, live.lock:
+            try:
+                if not live.is_closed and not live.log.is_broken:
+                    self._flush()
+            except BaseException:
+                live.abandon()
+                raise
+            live.close()
+
+    def _flush(self) -> None:
+        live = self._state.live
+        with live.lock:
+            live.require_open()
+            now = self._snapshot()
+        live.sync_log()
+        with live.lock:
+            self._neutralise(now)
+        live.flush()
+        now = attrs.evolve(now, done={})
+        if self._flushed is None or not now.says_the_same(self._flushed):
+            self._put(now, is_durable=True)
+            self._latest = self._flushed = now
+
+    def _snapshot(self) -> _Snapshot:
+        scanners = self._state.scanners
+        return _Snapshot(
+            self._state.live.log.end,
+            {level: self._hold(level, scanner.head) for level, scanner in scanners.items()},
+            {level: scanner.done for level, scanner in scanners.items() if len(scanner.done)},
+        )
+
+    def _neutralise(self, snapshot: _Snapshot) -> None:
+        """Let the units say what was delivered out of turn: its copies are on disk by now."""
+        for level, done in snapshot.done.items():
+            scanner = self._state.scanners[level]
+            neutralise(self._state, scanner, np.intersect1d(done, scanner.done), DELIVERED_BYTES)
+            scanner.done = np.setdiff1d(scanner.done, done)
+
+    def _put(self, snapshot: _Snapshot, *, is_durable: bool) -> None:
+        text = self._writer.encode(self._table(snapshot.offsets))
+        mark = DeliveryMark(
+            snapshot.log_end,
+            snapshot.offsets,
+            {level: tuple(done.tolist()) for level, done in snapshot.done.items()},
+            (checksum(self._writer.text), checksum(text)),
+        )
+        root = self._state.live.root.path
+        if is_durable:
+            write_mark(root, FLUSHED_NAME, mark, is_durable=True)
+        write_mark(root, LATEST_NAME, mark, is_durable=is_durable)
+        if text != self._writer.text:
+            self._writer.write(text, is_durable=is_durable)
+
+    def _table(self, offsets: dict[int, int]) -> dict[int, int]:
+        """What delayOffset.json names: levels that it named, and those that were ever used."""
+        named = self._state.found.offsets
+        return {level: at for level, at in offsets.items() if at or level in named} | {
+            level: at for level, at in named.items() if level not in offsets
+        }
+
+
+def neutralise(
+    state: LevelState, scanner: LevelScanner, queue_offsets: Int64Array, size_bytes: int
+) -> None:
+    """Make these entries ones that nobody delivers. Raises TargetError."""
+    queue = state.queue(scanner.level)
+    for at in queue_offsets.tolist():
+        for unit in queue.units(at, at + 1):
+            end = int(unit["commit_log_offset"]) + int(unit["size_bytes"])
+            queue.overwrite(at, end - size_bytes, size_bytes, int(unit["tags_code"]))

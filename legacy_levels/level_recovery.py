@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a kill: which waiting entries the log already holds a delivered copy of.
+
+A broker delivers these again. Copies are told by all that survives delivery, as a multiset, so that
+equal messages are each delivered once (``reconcile``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+
+from legacy_levels.delivery_kernels import NOTE_COLUMNS
+from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
+from legacy_levels.reconcile import Waiting, find_delivered, match_copies
+from message_store.commit_log import BoolArray, Int64Array
+from message_store.live_log import LiveLog
+from message_store.segment_files import SegmentReader
+
+
+@attrs.frozen(eq=False)
+class _Candidates:
+    """Waiting entries in log order."""
+
+    level: Int64Array
+    queue_offset: Int64Array
+    commit_log_offset: Int64Array
+    size_bytes: Int64Array
+    due_ms: Int64Array
+
+
+def drop_delivered(
+    scanners: Sequence[LevelScanner], log: LiveLog, *, since: int | None, newest_ms: int
+) -> int:
+    """Make the scanners pass over what was delivered already; returns how much that is.
+
+    ``since`` is the place in the log before which the scanners know of every delivery; None where
+    only times can tell. ``newest_ms`` is a time before which no copy was stored that is not in the
+    log: what is due later is not looked for.
+    """
+    with SegmentReader(log.segments.directory, log.file_bytes) as reader:
+        if since is None:
+            found = _candidates(scanners, newest_ms)
+            if not len(found.level):
+                return 0
+            waiting = Waiting(
+                found.commit_log_offset, found.size_bytes.astype(np.int32), found.due_ms
+            )
+            nothing = LogNotes(np.zeros((0, NOTE_COLUMNS), np.int64), log.end)
+            delivered, _ = find_delivered(
+                reader, waiting, found.commit_log_offset, nothing, log.end
+            )
+        else:
+            first = max(since, log.min_offset)
+            copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
+            if not len(copies.rows):
+                return 0
+            found = _candidates(scanners, int(copies.store_timestamp_ms.max()))
+            delivered = _match(reader, found, copies)
+    for scanner in scanners:
+        scanner.pass_over(found.queue_offset[delivered & (found.level == scanner.level)])
+    return int(delivered.sum())
+
+
+def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates:
+    """What waits and is due by then."""
+    rows: list[Int64Array] = []
+    for scanner in scanners:
+        for first, units, waits in scanner.waiting():
+            chosen = np.flatnonzero(waits & (units["tags_code"] <= newest_ms))
+            picked = units[chosen]
+            rows.append(
+                np.stack(
+                    [
+                        np.full(len(chosen), scanner.level, np.int64),
+                        first + chosen,
+                        picked["commit_log_offset"].astype(np.int64),
+                        picked["size_bytes"].astype(np.int64),
+                        picked["tags_code"].astype(np.int64),
+                    ]
+                )
+            )
+    table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0), np.int64)
+    table = table[:, np.argsort(table[2], kind="stable")]
+    return _Candidates(*(np.ascontiguousarray(row) for row in table))
+
+
+def _match(reader: SegmentReader, found: _Candidates, copies: LogNotes) -> BoolArray:
+    digests, is_record = digest_level_records(reader, found.commit_log_offset, found.size_bytes)
+    delivered = np.zeros(len(found.level), np.bool_)
+    rows = np.flatnonzero(is_record)
+    delivered[rows] = match_copies(
+        digests[rows], found.due_ms[rows], copies.digests, copies.store_timestamp_ms
+    )
+    return delivered

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Due times in a queue that are none, made anew; and messages of another level table, refused.
+
+A broker of 4.9 that builds a queue anew after a crash writes the hash of the tag where the due time
+belongs, and then delivers everything at once. With extension files the queue holds addresses of due
+times. Both are replaced by the due time itself, which every broker reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.level_table import PLAUSIBLE_DUE_MS, SAMPLES_A_QUEUE, WHOLE_DELAY_MS
+from message_store.commit_log import NO_TIME, read_store_times
+from message_store.consume_queue import QueueEntries, resolve_tags_codes
+from message_store.delay_levels import format_delay
+from message_store.errors import OptionsError
+from message_store.properties import LEVEL_TOPIC
+from message_store.segment_files import SegmentReader
+
+if TYPE_CHECKING:
+    from message_store.live_store import LiveStore
+
+
+def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
+    """Replace what is no due time in the units that wait; returns how many that were.
+
+    Only a time before the message was stored is none: what is due at once is due when stored.
+    """
+    if scanner.next_due_ms > PLAUSIBLE_DUE_MS or scanner.level > live.levels.max_level:
+        return 0
+    queue = live.queue(LEVEL_TOPIC, scanner.level - 1)
+    delay_ms = live.levels.delay_ms(scanner.level)
+    ext_directory = live.root.consume_queue_ext(LEVEL_TOPIC, scanner.level - 1)
+    repaired = 0
+    with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
+        for first, units, waits in scanner.waiting():
+            rows = np.flatnonzero(waits & (units["tags_code"] <= PLAUSIBLE_DUE_MS))
+            doubted = QueueEntries(units[rows], 0, 0)
+            offsets, sizes = doubted.commit_log_offset, doubted.size_bytes
+            due_ms, is_unknown = resolve_tags_codes(doubted, ext_directory)
+            stored_ms = read_store_times(reader, offsets, sizes)
+            is_wrong = (stored_ms != NO_TIME) & (is_unknown | (due_ms < stored_ms))
+            due_ms = np.where(is_wrong, stored_ms + delay_ms, due_ms)
+            for row in np.flatnonzero(due_ms != doubted.tags_code).tolist():
+                at = first + int(rows[row])
+                queue.overwrite(at, int(offsets[row]), int(sizes[row]), int(due_ms[row]))
+                repaired += 1
+    if repaired:
+        scanner.rescan()
+    return repaired
+
+
+def refuse_another_table(live: LiveStore, scanners: Iterable[LevelScanner]) -> None:
+    """Raise OptionsError where messages wait with another delay than the level table has.
+
+    A sample of each level's messages is looked at.
+    """
+    table, problems = live.levels, []
+    with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
+        for scanner in scanners:
+            if not len(scanner):
+                continue
+            if scanner.level > table.max_level:
+                problems.append(f"messages wait in level {scanner.level}, which it does not have")
+                continue
+            shown = _shown_delays_ms(reader, scanner) - {table.delay_ms(scanner.level)}
+            problems += [
+                f"{table.describe(scanner.level)} holds messages that are due after"
+                f" {format_delay(delay_ms)}"
+                for delay_ms in sorted(shown)
+            ]
+    if problems:
+        raise OptionsError(
+            f"messages wait that were stored under another level table than {table.text()!r}:"
+            f" {'; '.join(problems)}; open the store with the table it had, or with"
+            ' on_table_change="keep" to let each message keep its due time'
+        )
+
+
+def _shown_delays_ms(reader: SegmentReader, scanner: LevelScanner) -> set[int]:
+    """The delays that a sample of the waiting messages was stored with."""
+    places = np.linspace(scanner.head, scanner.queue.max_offset - 1, SAMPLES_A_QUEUE)
+    chosen = np.unique(places.astype(np.int64)).tolist()
+    picked = [scanner.queue.units(at, at + 1) for at in chosen if scanner.still_waits(at)]
+    if not picked:
+        return set()
+    sample = QueueEntries(np.concatenate(picked), 0, 0)
+    stored_ms = read_store_times(reader, sample.commit_log_offset, sample.size_bytes)
+    shown = (sample.tags_code - stored_ms)[stored_ms != NO_TIME]
+    # What was due at once stands in level 1 without a delay.
+    return set(shown[(shown >= WHOLE_DELAY_MS) & (shown % WHOLE_DELAY_MS == 0)].tolist())

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a level store behaves where brokers lose, repeat or hurry messages: safe if nothing is said,
+a broker's own way by name.
+"""
+
+from typing import Literal
+
+import attrs
+
+_not_negative = attrs.validators.ge(0)
+
+
+@attrs.frozen
+class LevelTimings:
+    """How often a level is looked at, and its offsets are written down.
+
+    A store is advanced by its user, so that it looks whenever it is told to; ``BROKER_TIMINGS`` are
+    those of a broker, which polls. ``first_run_ms`` counts from the first ``advance`` and
+    ``poll_ms`` from the last one that looked. ``persist_offsets_ms`` is the interval at which
+    delayOffset.json is written, and ``clean_ms`` that at which old files are looked for.
+    """
+
+    first_run_ms: int = attrs.field(default=0, validator=_not_negative)
+    poll_ms: int = attrs.field(default=0, validator=_not_negative)
+    persist_offsets_ms: int = attrs.field(default=10_000, validator=_not_negative)
+    clean_ms: int = attrs.field(default=10_000, validator=_not_negative)
+
+
+BROKER_TIMINGS = LevelTimings(first_run_ms=1_000, poll_ms=100)
+"""A second after the start, then every 100 ms."""
+
+
+@attrs.frozen
+class AsyncRules:
+    """The limits of asynchronous delivery, by a broker's names.
+
+    ``max_pending`` deliveries of a level may be under way. A level whose oldest one was sent again
+    more than ``blocked_after`` times starts no new ones; a record that is missing then is given up
+    after twice as many. ``first_wait`` is the number that the waiting times begin with: 0 in 4.9, 1
+    in 5.x.
+    """
+
+    max_pending: int = attrs.field(default=2_000, validator=attrs.validators.ge(1))
+    blocked_after: int = attrs.field(default=3, validator=_not_negative)
+    first_wait: int = attrs.field(default=1, validator=_not_negative)
+
+
+@attrs.frozen
+class LevelRules:
+    """What to do where a broker's way is not safe.
+
+    - ``poison``: a record that can never be delivered (REAL_TOPIC or REAL_QID missing or wrong) is
+      passed over and reported by ``check`` (``skip``; 5.x skips it without a word), or blocks its
+      level, as in 4.9 (``block``).
+    - ``beyond_level``: a due time further away than the level's delay, which a clock set back or a
+      shorter level leaves behind, is waited for (``wait``), or the message delivered at once, as
+      brokers do (``deliver``).
+    - ``on_table_change``: where messages wait with another delay than the level table has, opening
+      is refused (``refuse``), or they keep their due times (``keep``), or levels that the table
+      does not have are left alone, as brokers do (``broker``).
+    - ``spare_waiting``: retention never takes a log file in which a message waits (brokers do).
+    - ``async_delivery``: deliver as a broker with `enableScheduleAsyncDeliver`; a failing disk is
+      then no error of ``advance``, but tried again.
+    """
+
+    poison: Literal["skip", "block"] = "skip"
+    beyond_level: Literal["wait", "deliver"] = "wait"
+    on_table_change: Literal["refuse", "keep", "broker"] = "refuse"
+    spare_waiting: bool = True
+    async_delivery: bool = False
+    async_rules: AsyncRules = AsyncRules()
+    timings: LevelTimings = LevelTimings()

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in: which level a message waits in, its record, its entry, its receipt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from message_store.consume_queue import QUEUE_UNIT
+from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.errors import TargetError
+from message_store.message import Message
+from message_store.message_rules import RETRY_TOPIC_MAX_BYTES
+from message_store.promise_rules import to_level
+from message_store.properties import LEVEL_TOPIC
+from message_store.recall_handle import RecallHandle
+from message_store.record_layout import TOPIC_MAX_CHARS_V1
+from message_store.scheduled_records import RecordForm, draft
+
+if TYPE_CHECKING:
+    from legacy_levels.level_state import LevelState
+    from message_store.byte_column import Int64s
+    from message_store.message_batch import MessageBatch
+
+AT_ONCE_LEVEL = 1
+"""Where a message waits that is promised for now."""
+
+
+class LevelScheduling:
+    """Appends messages to log and level queues; the store's lock is the caller's."""
+
+    def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
+        self._state = state
+        self._live = state.live
+        self._rule = to_level(state.table, rounding=rounding)
+        self._is_exact = rounding == "exact"
+        dialect, settings = state.live.dialect, state.live.settings
+        self._form = RecordForm(
+            closes_properties=dialect.closes_properties,
+            store_host=settings.store_host,
+            born_host=settings.store_host,
+            retry_topic_max_bytes=RETRY_TOPIC_MAX_BYTES
+            if dialect.knows_long_topics
+            else TOPIC_MAX_CHARS_V1,
+        )
+
+    def _place(self, due: Due, now_ms: int) -> tuple[int, int, int]:
+        """Level, time asked for, time promised. Raises UnsupportedDelayError."""
+        table = self._state.table
+        match due:
+            case AtLevel(level):
+                level = table.clamp(level)
+                due_ms = now_ms + table.delay_ms(level)
+                return (level, due_ms, due_ms) if due_ms > now_ms else (level, due_ms, now_ms)
+            case AfterMs(delay_ms):
+                due_ms = now_ms + delay_ms
+            case AtMs(due_ms):
+                pass
+        if due_ms <= now_ms:
+            return AT_ONCE_LEVEL, due_ms, now_ms
+        promised_ms = self._rule(due_ms, now_ms)
+        level = table.smallest_not_shorter(due_ms - now_ms) or AT_ONCE_LEVEL
+        return level, due_ms, promised_ms
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        """Store one message."""
+        live = self._live
+        now_ms = live.clock.now_ms()
+        level, due_ms, promised_ms = self._place(due, now_ms)
+        made = draft(message, system_topic=LEVEL_TOPIC, delay_level=level, form=self._form)
+        handle = RecallHandle(
+            message.topic, live.settings.broker_name, promised_ms, made.unique_key
+        ).text()
+        scanner = self._state.scanners[level]
+        queue = self._state.queue(level)
+        queue_offset = queue.max_offset
+        offset = live.log.append(
+            made.size_bytes, lambda place: made.record(level - 1, queue_offset, place, now_ms)
+        )
+        try:
+            queue.append_one(offset, made.size_bytes, promised_ms)
+        except TargetError:
+            live.log.break_off()  # the log holds what its queue does not know
+            raise
+        scanner.appended(queue_offset, promised_ms)
+        return Receipt(made.unique_key, message.topic, due_ms, promised_ms, offset, handle)
+
+    # --- many -------------------------------------------------------------------------------------
+
+    def _levels(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
+        """Level and promised time of each. Raises UnsupportedDelayError for the first that has
+        none.
+        """
+        from message_store.scheduled_batch import levels_for
+
+        table = self._state.table
+        delays_ms = due_ms - now_ms
+        is_past = delays_ms <= 0
+        found = levels_for(delays_ms, table)
+        kept_ms = np.array([0, *table.delays_ms], np.int64)[found]
+        refused = found == 0
+        if self._is_exact:
+            refused |= kept_ms != delays_ms
+        for row in np.flatnonzero(refused & ~is_past)[:1].tolist():
+            self._rule(int(due_ms[row]), now_ms)
+        levels = np.where(is_past, AT_ONCE_LEVEL, found)
+        return levels, np.where(is_past, now_ms, now_ms + kept_ms)
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
+        """Store many, all or none."""
+        from message_store.byte_column import int64s
+        from message_store.scheduled_batch import draft_batch
+
+        due_ms = int64s(due_ms)
+        if len(due_ms) != len(batch):
+            raise ValueError(f"{len(batch)} messages need as many due times, not {len(due_ms)}")
+        live = self._live
+        now_ms = live.clock.now_ms()
+        levels, promised_ms = self._levels(due_ms, now_ms)
+        made = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=levels, form=self._form)
+        queue_offsets = self._queue_offsets(levels)
+        positions = live.log.append_rows(made.sizes, made.bind(levels - 1, queue_offsets, now_ms))
+        self._append_units(levels, positions, made.sizes, promised_ms)
+        live.write_checkpoint()
+        return BatchReceipt(
+            unique_keys=made.unique_keys,
+            topics=batch.topic,
+            due_ms=due_ms,
+            promised_ms=promised_ms,
+            commit_log_offsets=positions,
+            broker_name=live.settings.broker_name,
+        )
+
+    def _queue_offsets(self, levels: Int64s) -> Int64s:
+        offsets = np.zeros(len(levels), np.int64)
+        for level in np.unique(levels).tolist():
+            rows = np.flatnonzero(levels == level)
+            offsets[rows] = self._state.queue(level).max_offset + np.arange(len(rows))
+        return offsets
+
+    def _append_units(
+        self, levels: Int64s, positions: Int64s, sizes: Int64s, promised_ms: Int64s
+    ) -> None:
+        for level in np.unique(levels).tolist():
+            rows = np.flatnonzero(levels == level)
+            units = np.empty(len(rows), QUEUE_UNIT.dtype)
+            units["commit_log_offset"] = positions[rows]
+            units["size_bytes"] = sizes[rows]
+            units["tags_code"] = promised_ms[rows]
+            try:
+                first = self._state.queue(level).append(units)
+            except TargetError:
+                self._live.log.break_off()
+                raise
+            self._state.scanners[level].appended_many(first, promised_ms[rows])

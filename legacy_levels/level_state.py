@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an open level store consists of, and how it is found when it is opened.
+
+Where the levels stand is told by delayOffset.json after an orderly stop, and by the marks beside it
+and the log's own copies after a kill (``delivery_marks``, ``level_recovery``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from legacy_levels.delay_offsets import (
+    DelayOffsets,
+    OffsetsChoice,
+    OffsetsFile,
+    read_delay_offsets,
+)
+from legacy_levels.delivery_marks import mark_to_trust
+from legacy_levels.due_search import DueRuns
+from legacy_levels.level_queues import levels_with_queue
+from legacy_levels.level_repair import refuse_another_table, repair_due_times
+from legacy_levels.level_rules import LevelRules
+from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.skipped_messages import SkippedMessages
+from message_store.delay_levels import DelayLevels
+from message_store.errors import SourceError
+from message_store.properties import LEVEL_TOPIC
+from message_store.small_files import read_small_file
+
+if TYPE_CHECKING:
+    from message_store.live_queue import LiveQueue
+    from message_store.live_store import LiveStore
+
+
+@attrs.frozen
+class Correction:
+    """A stored offset that lay outside its queue."""
+
+    level: int
+    stored_offset: int
+    corrected_offset: int
+
+
+@attrs.define(eq=False)
+class LevelState:
+    """The levels of one open store.
+
+    ``found`` is what delayOffset.json said; ``corrections`` are offsets of it that lay outside
+    their queues; ``already_delivered`` is how much of what they say waits was delivered before a
+    kill.
+    """
+
+    live: LiveStore
+    table: DelayLevels
+    rules: LevelRules
+    found: DelayOffsets
+    scanners: dict[int, LevelScanner]
+    skipped: SkippedMessages
+    corrections: list[Correction] = attrs.field(factory=list)
+    already_delivered: int = 0
+    _runs: dict[int, DueRuns] = attrs.field(factory=dict)
+
+    def queue(self, level: int) -> LiveQueue:
+        """The queue of a level."""
+        return self.live.queue(LEVEL_TOPIC, level - 1)
+
+    def runs(self, level: int) -> DueRuns:
+        """What finds entries of a level by their due time."""
+        if level not in self._runs:
+            self._runs[level] = DueRuns(self.queue(level))
+        return self._runs[level]
+
+    def limit_ms(self, level: int, now_ms: int) -> int | None:
+        """The latest time for which a level can hold a message, where one due later than that is
+        delivered at once; None where it is waited for.
+        """
+        if self.rules.beyond_level == "wait" or level > self.table.max_level:
+            return None
+        return now_ms + self.table.delay_ms(level)
+
+    def first_waiting_log_offset(self) -> int:
+        """Where in the log the oldest message that waits lies; the log's end for none."""
+        found = [self.live.log.end]
+        for scanner in self.scanners.values():
+            [*units] = scanner.queue.units(scanner.head, scanner.head + 1)
+            found += [int(unit["commit_log_offset"]) for unit in units]
+        return min(found)
+
+
+def open_levels(
+    live: LiveStore, rules: LevelRules, offsets_choice: OffsetsChoice = OffsetsChoice.AUTO
+) -> LevelState:
+    """Find where the levels of an open store stand.
+
+    Raises SourceError where the offsets cannot be read, and OptionsError where messages wait that
+    the level table does not fit.
+    """
+    start = _where_to_start(live, offsets_choice)
+    levels = set(range(1, live.levels.max_level + 1))
+    if rules.on_table_change != "broker":
+        levels |= set(levels_with_queue(live.root.path))
+    state = LevelState(live, live.levels, rules, start.found, {}, SkippedMessages(live.root.path))
+    for level in sorted(levels):
+        state.scanners[level] = _scanner(state, level, start)
+        repair_due_times(live, state.scanners[level])
+    if rules.on_table_change == "refuse":
+        refuse_another_table(live, state.scanners.values())
+    is_in_doubt = not live.was_clean and not live.settings.repeat_after_kill
+    if is_in_doubt or start.since is not None:
+        state.already_delivered = _drop_delivered(state, start)
+    return state
+
+
+@attrs.frozen(eq=False)
+class _Start:
+    """What the offsets are, and the place in the log that they belong to, if that is known."""
+
+    found: DelayOffsets
+    offsets: Mapping[int, int]
+    done: Mapping[int, tuple[int, ...]]
+    since: int | None
+
+
+def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
+    root = live.root.path
+    if choice is not OffsetsChoice.AUTO:
+        chosen = read_delay_offsets(root, choice)
+        return _Start(chosen, chosen.offsets, {}, None)
+    found = _broker_offsets(root)
+    is_in_doubt = not live.was_clean or found is None or found.main.problem is not None
+    if is_in_doubt and not live.settings.repeat_after_kill:
+        path = live.root.config_file("delayOffset.json")
+        mark = mark_to_trust(root, read_small_file(path), live.log.end)
+        if mark is not None:
+            nothing = OffsetsFile(path, None, "not used")
+            known = found or DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
+            return _Start(known, mark.offsets, mark.done, mark.log_end)
+    if found is None:
+        found = read_delay_offsets(root)
+    return _Start(found, found.offsets, {}, None)
+
+
+def _broker_offsets(root: Path) -> DelayOffsets | None:
+    """What a broker would start from; None where it would not start."""
+    try:
+        return read_delay_offsets(root)
+    except SourceError:
+        return None
+
+
+def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
+    """A level from its offset on, moved into the queue as a broker corrects it."""
+    queue = state.queue(level)
+    stored = start.offsets.get(level, 0)
+    head = min(max(stored, queue.min_offset), queue.max_offset)
+    if level in start.offsets and head != stored:
+        state.corrections.append(Correction(level, stored, head))
+    done = np.array(start.done.get(level, ()), np.int64)
+    return LevelScanner(level, queue, head, done[done >= head])
+
+
+def _drop_delivered(state: LevelState, start: _Start) -> int:
+    from legacy_levels.level_recovery import drop_delivered
+
+    log = state.live.log
+    newest_ms = log.store_time_ms(log.last_start)
+    scanners = list(state.scanners.values())
+    return drop_delivered(scanners, log, since=start.since, newest_ms=newest_ms)

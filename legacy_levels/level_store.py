@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``LevelStore``: RocketMQ's delay levels, on the files that its brokers write.
+
+Each message waits in the queue of its level, whose entries hold due times, until it is appended to
+its real topic. What is due at once waits in level 1, behind nobody. Limitations: a delay that is no
+level's is rounded up to the next; a longer one than the longest is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+
+from legacy_levels.delay_offsets import OffsetsChoice
+from legacy_levels.level_async import AsyncDelivery
+from legacy_levels.level_cancel import Fate, entries_of_handle, entries_of_receipt, verdict
+from legacy_levels.level_check import check_levels
+from legacy_levels.level_delivery import LevelDelivery
+from legacy_levels.level_pending import PendingFilter, iterate_pending
+from legacy_levels.level_progress import LevelProgress, neutralise
+from legacy_levels.level_rules import LevelRules
+from legacy_levels.level_scanner import NEVER_MS
+from legacy_levels.level_scheduling import LevelScheduling
+from legacy_levels.level_state import LevelState, open_levels
+from legacy_levels.neutral_units import CANCELLED_BYTES
+from message_store.delay_store import (
+    BatchReceipt,
+    Cancellation,
+    Due,
+    Finding,
+    Pending,
+    Receipt,
+)
+from message_store.dialect import Dialect
+from message_store.live_store import LiveStore
+from message_store.log_deliveries import LogDeliveries
+from message_store.message import Message
+from message_store.recall_handle import RecallHandle
+from message_store.store_settings import StoreSettings
+
+if TYPE_CHECKING:
+    from message_store.byte_column import Int64s
+    from message_store.clock import Clock
+    from message_store.delay_levels import DelayLevels
+    from message_store.live_topics import LiveTopic
+    from message_store.message_batch import MessageBatch
+
+_SETTINGS = StoreSettings()
+_RULES = LevelRules()
+
+
+class LevelStore:
+    """``DelayStore`` over the delay levels of one store directory. Made by ``open``.
+
+    ``state`` and ``live`` are what it is made of, for tools that look closer.
+    """
+
+    def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
+        self.state = state
+        self.live = state.live
+        self._scheduling = LevelScheduling(state, rounding)
+        is_async = state.rules.async_delivery
+        self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
+        self._progress = LevelProgress(state, self._delivery.offset_to_save)
+        self._group = LiveStore.group(self._progress.flush)
+        self._first_look_ms: int | None = None
+        self._last_look_ms: int | None = None
+        self._last_clean_ms: int | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        levels: DelayLevels | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_4_9,
+        settings: StoreSettings = _SETTINGS,
+        rounding: Literal["up", "exact"] = "up",
+        rules: LevelRules = _RULES,
+        offsets: OffsetsChoice | str = OffsetsChoice.AUTO,
+    ) -> Self:
+        """Open the store at ``path`` for writing, and make it when nothing is there.
+
+        ``levels`` is the level table (a broker's `messageDelayLevel`). ``rounding`` says what
+        becomes of a delay that is no level's: up to the next, or refused. ``offsets`` chooses which
+        of the two offset files to believe, whatever a broker would. Raises StoreLockedError when
+        somebody has it open, SourceError when it cannot be read, OptionsError when messages wait
+        that the level table does not fit, TargetError when the disk refuses.
+        """
+        live = LiveStore.open(
+            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+        )
+        try:
+            store = cls(open_levels(live, rules, OffsetsChoice(offsets)), rounding)
+            store._progress.flush()
+        except BaseException:
+            # What was in order stays so; what was not is for the next who opens it.
+            if live.was_clean:
+                live.close()
+            else:
+                live.abandon()
+            raise
+        return store
+
+    # --- in ---------------------------------------------------------------------------------------
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        """Store a message for later."""
+        live = self.live
+        with live.lock:
+            live.require_open()
+            return self._scheduling.schedule(message, due)
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be stored."""
+        with self.live.reading():
+            return self._scheduling.schedule_batch(batch, due_ms)
+
+    # --- out --------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> LogDeliveries:
+        """Move everything that is due at ``now_ms`` into its topic.
+
+        Raises TargetError when the disk refuses; what was delivered before that is delivered.
+        """
+        with self.live.reading():
+            self._progress.at_interval(now_ms)
+            if not self._looks_at(now_ms):
+                nothing = np.zeros(0, np.int64)
+                return LogDeliveries(self.live, nothing, nothing, nothing)
+            deliveries = self._delivery.deliver(now_ms)
+            if len(deliveries):
+                self._progress.count(len(deliveries), self.live.clock.now_ms())
+                self.live.write_checkpoint()
+            self._clean(now_ms)
+            return deliveries
+
+    def _looks_at(self, now_ms: int) -> bool:
+        """Whether a broker with these timings would look at its levels now."""
+        timings = self.state.rules.timings
+        if self._first_look_ms is None:
+            self._first_look_ms = now_ms + timings.first_run_ms
+        last_ms = self._last_look_ms
+        is_polled = last_ms is None or not last_ms <= now_ms < last_ms + timings.poll_ms
+        if now_ms < self._first_look_ms or not is_polled:
+            return False
+        self._last_look_ms = now_ms
+        return True
+
+    def _clean(self, now_ms: int) -> None:
+        """Let retention take what is old, at its interval."""
+        last_ms, interval_ms = self._last_clean_ms, self.state.rules.timings.clean_ms
+        if last_ms is not None and last_ms <= now_ms < last_ms + interval_ms:
+            return
+        self._last_clean_ms = now_ms
+        spares = self.state.rules.spare_waiting
+        keep_from = self.state.first_waiting_log_offset() if spares else self.live.log.end
+        if self.live.clean(now_ms, keep_from):
+            for scanner in self.state.scanners.values():
+                scanner.queue_was_cut()
+
+    def next_due_ms(self) -> int | None:
+        """The earliest time at which ``advance`` would deliver something."""
+        with self.live.reading():
+            due_ms = self._delivery.next_due_ms()
+            if due_ms == NEVER_MS:
+                return None
+            if self._last_look_ms is not None:
+                due_ms = max(due_ms, self._last_look_ms + self.state.rules.timings.poll_ms)
+            return max(due_ms, self._first_look_ms or 0)
+
+    # --- looking and taking back ------------------------------------------------------------------
+
+    def pending(
+        self,
+        *,
+        topic: str | None = None,
+        level: int | None = None,
+        due_after_ms: int | None = None,
+        due_before_ms: int | None = None,
+        unique_key: str | None = None,
+    ) -> Iterator[Pending]:
+        """What waits and passes every filter given, level by level."""
+        wanted = PendingFilter(topic, level, due_after_ms, due_before_ms, unique_key)
+        with self.live.reading():
+            return iterate_pending(self.state, wanted)
+
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """Take back the message of a receipt, or all that a handle names.
+
+        The entry is neutralised, in a way that brokers pass over too.
+        """
+        handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
+        with self.live.reading():
+            if isinstance(receipt, Receipt):
+                entries = entries_of_receipt(self.state, receipt)
+            else:
+                entries = entries_of_handle(self.state, handle)
+            waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
+            for entry in waiting:
+                scanner = self.state.scanners[entry.level]
+                place = np.array([entry.queue_offset], np.int64)
+                neutralise(self.state, scanner, place, CANCELLED_BYTES)
+                scanner.forget(entry.queue_offset)
+                self._delivery.forget(entry.level, entry.queue_offset)
+            return Cancellation.CANCELLED if waiting else verdict(entries)
+
+    def topic(self, name: str) -> LiveTopic:
+        """A topic's queues, for reading."""
+        with self.live.reading():
+            return self.live.topic(name)
+
+    def check(self) -> list[Finding]:
+        """Everything that is noticed about this store, worst first."""
+        with self.live.reading():
+            return check_levels(self.state, self._delivery)
+
+    # --- durability and the end -------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Come back when everything stored so far survives a loss of power.
+
+        Threads that flush at the same time share the work.
+        """
+        self.live.require_open()
+        self._group.run()
+
+    def close(self) -> None:
+        """Flush, and let go of the files; closing twice is fine."""
+        self._progress.close()
+
+    def abandon(self) -> None:
+        """Let go of the files without a last word, as a kill would; for tests of what follows."""
+        self.live.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records behind entries of level queues, read in bulk: who waits, for which topic and queue.
+
+Rows whose record is missing or damaged are told apart from the others, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store import properties as names
+from message_store.batch_codec import decode_batch
+from message_store.byte_column import ByteColumn, Int64s
+from message_store.consume_queue import BoolArray
+from message_store.delay_store import Pending
+from message_store.errors import BadFieldError, FormatError
+from message_store.java_numbers import INT_MAX, parse_long
+from message_store.message_batch import StoredBatch
+from message_store.property_column import find_property_column
+
+if TYPE_CHECKING:
+    from message_store.live_log import LiveLog
+    from message_store.message import StoredMessage
+
+ROWS_AT_ONCE = 8_192
+
+_SIZE_FIELD_BYTES = 4
+_LONGEST_PLAIN_NUMBER = 9
+
+
+@attrs.frozen(eq=False)
+class WaitingRecords:
+    """Some of the rows asked for: ``rows`` counts them, ``batch`` holds their records in order."""
+
+    rows: Int64s
+    batch: StoredBatch
+
+    @property
+    def real_topic(self) -> ByteColumn:
+        """Where each goes; empty where it does not say."""
+        return self._property(names.REAL_TOPIC)
+
+    @property
+    def unique_key(self) -> ByteColumn:
+        """The client's message id of each; empty for none."""
+        return self._property(names.UNIQUE_KEY)
+
+    @property
+    def real_queue_id(self) -> ByteColumn:
+        """The queue that each goes to, as text."""
+        return self._property(names.REAL_QUEUE_ID)
+
+    def _property(self, name: str) -> ByteColumn:
+        return find_property_column(self.batch.properties_text, name)
+
+    def pending(self, row: int, level: int, due_ms: int, size_bytes: int) -> Pending:
+        """What is to be told of the record at ``row`` of the batch."""
+        return pending_of(self.batch.message(row), level, due_ms, size_bytes)
+
+
+def pending_of(message: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:
+    """What is to be told of a record that waits in a level."""
+    return Pending(
+        unique_key=message.unique_key,
+        topic=message.real_topic,
+        queue_id=real_queue_id(message),
+        tags=message.tags,
+        keys=message.keys,
+        level=level,
+        due_ms=due_ms,
+        size_bytes=size_bytes,
+        commit_log_offset=message.commit_log_offset,
+    )
+
+
+def real_queue_id(message: StoredMessage) -> int:
+    """The queue that a record goes to. Raises BadFieldError where it does not say."""
+    text = message.properties.get(names.REAL_QUEUE_ID)
+    if text is None:
+        raise BadFieldError(f"no {names.REAL_QUEUE_ID}", offset=message.commit_log_offset)
+    queue_id = parse_long(text)
+    if not 0 <= queue_id <= INT_MAX:
+        raise BadFieldError(f"{names.REAL_QUEUE_ID} is no queue", found=queue_id)
+    return queue_id
+
+
+def read_waiting(
+    log: LiveLog, offsets: Int64s, sizes: Int64s, bad: list[tuple[int, FormatError]] | None = None
+) -> Iterator[WaitingRecords]:
+    """The records at these places of the log, a part at a time; ``bad`` gets the rows without one.
+
+    A part lies in one log file; parts are in order for offsets that are.
+    """
+    file_numbers = offsets // log.file_bytes
+    edges = np.flatnonzero(np.diff(file_numbers)) + 1
+    for first, last in zip([0, *edges.tolist()], [*edges.tolist(), len(offsets)], strict=True):
+        for start in range(first, last, ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + ROWS_AT_ONCE, last))
+            yield from _read_part(log, offsets, sizes, rows, bad)
+
+
+def _read_part(
+    log: LiveLog,
+    offsets: Int64s,
+    sizes: Int64s,
+    rows: Int64s,
+    bad: list[tuple[int, FormatError]] | None,
+) -> Iterator[WaitingRecords]:
+    """One part; where a bulk read finds damage, its records are read one by one."""
+    is_whole = (offsets[rows] >= log.min_offset) & (offsets[rows] + sizes[rows] <= log.end)
+    try:
+        if not is_whole.all():
+            raise BadFieldError("not in the log")
+        yield WaitingRecords(rows, _decode(log, offsets[rows], sizes[rows]))
+        return
+    except FormatError:
+        pass
+    good = []
+    for row in rows.tolist():
+        try:
+            log.record(int(offsets[row]), int(sizes[row]))
+            good.append(row)
+        except FormatError as error:
+            if bad is not None:
+                bad.append((row, error))
+    if good:
+        chosen = np.array(good, np.int64)
+        yield WaitingRecords(chosen, _decode(log, offsets[chosen], sizes[chosen]))
+
+
+def _decode(log: LiveLog, offsets: Int64s, sizes: Int64s) -> StoredBatch:
+    """Records of one file as columns. Raises FormatError for the first that is none."""
+    base, end = int(offsets.min()), int((offsets + sizes).max())
+    end = min(end, base - base % log.file_bytes + log.file_bytes)
+    data = np.frombuffer(log.segments.view(base, end - base), np.uint8)
+    places = offsets - base
+    if len(data) < int(places.max()) + _SIZE_FIELD_BYTES:
+        raise BadFieldError("not in the log", offset=end)
+    heads = data[places[:, None] + np.arange(_SIZE_FIELD_BYTES)]
+    told = np.ascontiguousarray(heads).view(">i4")[:, 0]
+    batch = decode_batch(data, places)
+    if (told != sizes).any() or (batch.commit_log_offset != offsets).any():
+        raise BadFieldError("a record of another place or size")
+    return batch
+
+
+def equals(column: ByteColumn, value: bytes) -> BoolArray:
+    """Which rows of a column are exactly this.
+
+    >>> equals(ByteColumn.of(["ab", "a", "ab"]), b"ab").tolist()
+    [True, False, True]
+    """
+    found = column.lengths == len(value)
+    rows = np.flatnonzero(found)
+    if len(rows) and value:
+        texts = column.data[column.starts[rows][:, None] + np.arange(len(value))]
+        found[rows] = (texts == np.frombuffer(value, np.uint8)).all(axis=1)
+    return np.asarray(found)
+
+
+def are_plain_numbers(column: ByteColumn) -> BoolArray:
+    """Which rows are one to nine decimal digits.
+
+    >>> are_plain_numbers(ByteColumn.of(["0", "", "12x", "4294967296", "-1"])).tolist()
+    [True, False, False, False, False]
+    """
+    found = (column.lengths > 0) & (column.lengths <= _LONGEST_PLAIN_NUMBER)
+    for place in range(_LONGEST_PLAIN_NUMBER):
+        rows = np.flatnonzero(found & (column.lengths > place))
+        digits = column.data[column.starts[rows] + place]
+        found[rows] = (digits >= ord("0")) & (digits <= ord("9"))
+    return np.asarray(found)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine of asynchronous delivery, a rule at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from legacy_levels.async_delivery import AsyncLevel, PutState, Resent, Settled
+from legacy_levels.level_rules import AsyncRules
+
+RULES = AsyncRules()
+
+
+class Disk:
+    """Answers to sending again, in order; the last one stays."""
+
+    def __init__(self, *answers: Resent) -> None:
+        self.answers = list(answers)
+        self.asked: list[int] = []
+
+    def __call__(self, queue_offset: int) -> Resent:
+        self.asked.append(queue_offset)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+NOBODY = Disk(Resent.FAILED)
+
+
+def started(offsets: Iterable[int], rules: AsyncRules = RULES) -> AsyncLevel:
+    level = AsyncLevel(rules)
+    level.start(list(offsets))
+    return level
+
+
+def finish(level: AsyncLevel, *outcomes: bool, now_ms: int = 0) -> None:
+    for put, is_stored in zip(level.puts, outcomes, strict=False):
+        level.finish(put, is_stored=is_stored, now_ms=now_ms)
+
+
+def test_what_is_stored_leaves_in_order() -> None:
+    level = started([4, 5, 6])
+    finish(level, True, True, True)
+    assert level.settle(0, NOBODY) == Settled(stored=(4, 5, 6))
+    assert len(level) == 0
+
+
+def test_a_running_head_holds_back_what_is_done_behind_it() -> None:
+    level = started([4, 5])
+    level.finish(level.puts[1], is_stored=True, now_ms=0)
+    assert level.settle(10**9, NOBODY) == Settled()
+    level.finish(level.puts[0], is_stored=True, now_ms=0)
+    assert level.settle(10**9, NOBODY).stored == (4, 5)
+
+
+def test_a_failed_one_is_sent_again_and_then_lets_the_others_go() -> None:
+    level = started([4, 5])
+    finish(level, False, True)
+    disk = Disk(Resent.STORED)
+    assert level.settle(99, disk) == Settled()
+    assert level.next_try_ms == 100
+    assert level.settle(100, disk).stored == (4, 5)
+    assert disk.asked == [4]
+
+
+@pytest.mark.parametrize(
+    ("first_wait", "tries_ms"), [(0, [0, 100, 300, 600, 1_000]), (1, [100, 300, 600, 1_000])]
+)
+def test_waiting_times_grow_by_100_ms_and_begin_at_0_in_4_9(
+    first_wait: int, tries_ms: list[int]
+) -> None:
+    level = started([1], AsyncRules(first_wait=first_wait))
+    finish(level, False)
+    disk = Disk(Resent.FAILED)
+    seen = []
+    for now_ms in range(0, 1_001, 50):
+        before = len(disk.asked)
+        level.settle(now_ms, disk)
+        seen += [now_ms] * (len(disk.asked) - before)
+    assert seen == tries_ms
+
+
+def test_no_wait_is_longer_than_a_minute() -> None:
+    level = started([1])
+    finish(level, False)
+    now_ms, waits = 0, []
+    for _ in range(700):
+        next_ms = level.next_try_ms
+        assert next_ms is not None
+        waits.append(next_ms - now_ms)
+        now_ms = next_ms
+        level.settle(now_ms, NOBODY)
+    assert waits[-1] == 60_000
+    assert max(waits) == 60_000
+
+
+def test_a_put_that_keeps_failing_is_tried_without_end() -> None:
+    level = started([1])
+    finish(level, False)
+    for now_ms in range(0, 10**8, 60_000):
+        assert level.settle(now_ms, NOBODY) == Settled()
+    assert level.puts[0].state is PutState.EXCEPTION
+    assert level.settle(10**9, Disk(Resent.STORED)).stored == (1,)
+
+
+def test_more_than_the_limit_under_way_starts_nothing_new() -> None:
+    level = started(range(3), AsyncRules(max_pending=3))
+    assert level.room == 1
+    level.start([3])
+    assert level.room == 0
+    finish(level, True)
+    level.settle(0, NOBODY)
+    assert level.room == 1
+
+
+def test_a_level_is_blocked_after_more_than_three_resends_of_its_head() -> None:
+    level = started([1, 2])
+    finish(level, False, True)
+    rooms = []
+    for _ in range(5):
+        rooms.append((level.puts[0].resend_count, level.is_blocked, level.room > 0))
+        next_ms = level.next_try_ms
+        assert next_ms is not None
+        level.settle(next_ms, NOBODY)
+    assert rooms == [
+        (0, False, True),
+        (1, False, True),
+        (2, False, True),
+        (3, False, True),
+        (4, True, False),
+    ]
+    level.settle(10**6, Disk(Resent.STORED))
+    assert not level.is_blocked
+
+
+def test_a_missing_record_is_given_up_after_six_resends_and_saves_no_offset() -> None:
+    level = started([1, 2])
+    finish(level, False, True)
+    disk = Disk(Resent.MISSING)
+    for _ in range(6):
+        next_ms = level.next_try_ms
+        assert next_ms is not None
+        assert level.settle(next_ms, disk) == Settled()
+    next_ms = level.next_try_ms
+    assert next_ms is not None
+    level.finish(level.puts[1], is_stored=False, now_ms=10**9)
+    assert level.settle(next_ms, disk) == Settled(skipped=(1,))
+    assert level.unsaved_skip == 1
+    assert level.settle(10**10, Disk(Resent.STORED)).stored == (2,)
+    assert level.unsaved_skip is None
+
+
+def test_a_message_that_was_taken_back_is_not_sent_again() -> None:
+    level = started([1, 2])
+    finish(level, False, True)
+    level.forget(1)
+    assert level.settle(10**6, NOBODY).stored == (2,)
