@@ -132,6 +132,8 @@ class LevelProgress:
             self._latest = self._flushed = now
 
     def _snapshot(self) -> _Snapshot:
+        # The log of a store in doubt may hold deliveries that nobody has counted.
+        self._state.live.log.require_unbroken()
         scanners = self._state.scanners
         return _Snapshot(
             self._state.live.log.end,

@@ -94,8 +94,7 @@ class LiveLog:
 
     def _turn_to_room(self, size_bytes: int) -> int:
         """Make the file where ``size_bytes`` go the current one; returns where they go."""
-        if self.is_broken:
-            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
+        self.require_unbroken()
         if size_bytes + END_OF_FILE_MIN_BYTES > self.file_bytes:
             raise BadFieldError(
                 "a record larger than a log file",
@@ -137,8 +136,7 @@ class LiveLog:
             return positions
         if int(sizes.min()) < SMALLEST_RECORD_BYTES:
             raise BadFieldError("a record smaller than any can be", found=int(sizes.min()))
-        if self.is_broken:
-            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
+        self.require_unbroken()
         end = place_records(sizes, self.end, self.file_bytes, positions)
         if end < 0:
             self._turn_to_room(int(sizes[-1 - end]))
@@ -235,6 +233,11 @@ class LiveLog:
         """Take note of what was written and not synced; the next write will note itself again."""
         self._file_end = _NO_ROOM
         return self.segments.begin_sync()
+
+    def require_unbroken(self) -> None:
+        """Raise TargetError after ``break_off``."""
+        if self.is_broken:
+            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
 
     def break_off(self) -> None:
         """Refuse every further append: nobody knows any more what is on disk."""
