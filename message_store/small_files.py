@@ -101,6 +101,14 @@ class InPlaceFile:
             self._descriptor = -1
 
 
+def remove_file(path: Path) -> None:
+    """Take a file away, if it is there. Raises TargetError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be removed: {error.strerror}") from error
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
