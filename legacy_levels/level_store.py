@@ -107,6 +107,11 @@ class LevelStore:
             raise
         return store
 
+    @property
+    def levels(self) -> DelayLevels:
+        """What ``AtLevel`` means."""
+        return self.live.levels
+
     # --- in ---------------------------------------------------------------------------------------
 
     def schedule(self, message: Message, due: Due) -> Receipt:
