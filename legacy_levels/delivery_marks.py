@@ -15,11 +15,13 @@ from zlib import crc32
 
 import attrs
 
-from message_store.small_files import read_small_file, replace_file
+from message_store.small_files import read_small_file, replace_file, write_over
 from message_store.store_root import StoreRoot
 
 FLUSHED_NAME = "levels-flushed.json"
 LATEST_NAME = "levels-latest.json"
+
+_MARK_BYTES = 4_096
 
 
 @attrs.frozen
@@ -73,7 +75,13 @@ def read_mark(root: Path, name: str) -> DeliveryMark | None:
 
 def write_mark(root: Path, name: str, mark: DeliveryMark, *, is_durable: bool) -> None:
     """Put a mark in place. Raises TargetError."""
-    replace_file(StoreRoot(root).own / name, mark.encode(), is_durable=is_durable)
+    path = StoreRoot(root).own / name
+    text = mark.encode().ljust(_MARK_BYTES)
+    is_as_long = path.exists() and path.stat().st_size == len(text) == _MARK_BYTES
+    if is_as_long and not is_durable:
+        write_over(path, text)
+    else:
+        replace_file(path, text, is_durable=is_durable)
 
 
 def mark_to_trust(root: Path, table: bytes | None, log_end: int) -> DeliveryMark | None:

@@ -7,6 +7,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
+from legacy_levels.neutral_units import is_neutral
 from message_store.consume_queue import (
     BoolArray,
     Int64Array,
@@ -72,12 +73,13 @@ class LevelQueue:
         return self.entries.is_damaged
 
     def is_expired(self, log_min: int) -> BoolArray:
-        """Entries that a broker skips: their record is gone with the oldest log files, or they only
-        fill the queue before its first message.
+        """Entries that a broker skips: their record is gone with the oldest log files, their message
+        was taken back or delivered out of turn, or they only fill the queue before its first
+        message.
         """
         units = self.entries.units
         is_gone = is_filled(units) & (units["commit_log_offset"] < log_min)
-        return np.asarray(is_gone | self.entries.is_pre_blank)
+        return np.asarray(is_gone | is_neutral(units) | self.entries.is_pre_blank)
 
 
 def open_level_queues(

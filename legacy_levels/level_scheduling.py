@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -35,6 +36,8 @@ class LevelScheduling:
         self._live = state.live
         self._rule = to_level(state.table, rounding=rounding)
         self._is_exact = rounding == "exact"
+        ranked = sorted((delay, level) for level, delay in enumerate(state.table.delays_ms, 1))
+        self._delays_ms, self._ranked = [list(column) for column in zip(*ranked, strict=True)]
         dialect, settings = state.live.dialect, state.live.settings
         self._form = RecordForm(
             closes_properties=dialect.closes_properties,
@@ -59,9 +62,11 @@ class LevelScheduling:
                 pass
         if due_ms <= now_ms:
             return AT_ONCE_LEVEL, due_ms, now_ms
-        promised_ms = self._rule(due_ms, now_ms)
-        level = table.smallest_not_shorter(due_ms - now_ms) or AT_ONCE_LEVEL
-        return level, due_ms, promised_ms
+        delay_ms = due_ms - now_ms
+        place = bisect.bisect_left(self._delays_ms, delay_ms)
+        if place == len(self._delays_ms) or (self._is_exact and self._delays_ms[place] != delay_ms):
+            self._rule(due_ms, now_ms)  # says why not
+        return self._ranked[place], due_ms, now_ms + self._delays_ms[place]
 
     def schedule(self, message: Message, due: Due) -> Receipt:
         """Store one message."""

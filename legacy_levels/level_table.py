@@ -86,8 +86,10 @@ def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> 
     stored_ms = read_store_times(log, sample.commit_log_offset, sample.size_bytes)
     tells = ~is_unknown & (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
     delays_ms = due_ms[tells] - stored_ms[tells]
-    # A level is whole seconds: anything else is the store time of a torn record.
-    return np.asarray(delays_ms[delays_ms % WHOLE_DELAY_MS == 0])
+    # A level is whole seconds: anything else is the store time of a torn record. What was due at
+    # once, and waits in level 1 all the same, tells nothing of that level's delay.
+    is_delay = (delays_ms % WHOLE_DELAY_MS == 0) & (delays_ms != 0)
+    return np.asarray(delays_ms[is_delay])
 
 
 def _supported(delays_ms: Int64Array) -> tuple[int, ...]:

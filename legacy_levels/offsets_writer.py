@@ -3,8 +3,9 @@
 
 A broker writes it ten seconds after its start, every ten seconds from then on, and when it stops.
 4.9 writes a new file beside the old one, 5.3 writes over it, later ones move the old one away
-first; all leave the text before as `.bak`. Here old and new are each replaced in one step, so that
-a stop at any point leaves a main file that can be read.
+first; all leave the text before as `.bak`. Here each file is replaced in one step, or, where only
+the process may die and the text did not become shorter, written over in one: a stop at any point
+leaves a main file that can be read.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from legacy_levels.delay_offsets import (
     encode_delay_offsets,
 )
 from message_store.dialect import Dialect
-from message_store.small_files import read_small_file, replace_file
+from message_store.small_files import read_small_file, replace_file, write_over
 from message_store.store_root import StoreRoot
 
 UPDATES_A_VERSION = 200
@@ -37,6 +38,7 @@ class OffsetsWriter:
         self._dialect = dialect
         self._version = found.main.data_version or DataVersion(timestamp_ms=now_ms)
         self._updates = 0
+        self._lengths: dict[Path, int] = {}
         self.text = read_small_file(self._path)
 
     def count(self, deliveries: int, now_ms: int) -> None:
@@ -52,9 +54,14 @@ class OffsetsWriter:
 
     def write(self, text: bytes, *, is_durable: bool) -> None:
         """Put the text in place and the one before into `.bak`. Raises TargetError."""
-        before = read_small_file(self._path)
-        if before is not None:
-            backup = self._path.with_name(FILE_NAME + ".bak")
-            replace_file(backup, before, is_durable=is_durable)
-        replace_file(self._path, text, is_durable=is_durable)
+        if self.text is not None:
+            self._put(self._path.with_name(FILE_NAME + ".bak"), self.text, is_durable)
+        self._put(self._path, text, is_durable)
         self.text = text
+
+    def _put(self, path: Path, text: bytes, is_durable: bool) -> None:
+        if is_durable or len(text) < self._lengths.get(path, len(text) + 1):
+            replace_file(path, text, is_durable=is_durable)
+        else:
+            write_over(path, text)
+        self._lengths[path] = len(text)

@@ -35,10 +35,11 @@ class RecallHandle:
 
         Raises BadFieldError for a part that is empty or holds a space: it could not be read back.
         """
-        parts = (_VERSION, self.topic, self.broker_name, str(self.due_ms), self.unique_key)
-        if any(not part or " " in part for part in parts):
-            raise BadFieldError("not fit for a recall handle", found=repr(parts))
-        return base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
+        topic, broker_name, unique_key = self.topic, self.broker_name, self.unique_key
+        text = f"{_VERSION} {topic} {broker_name} {self.due_ms} {unique_key}"
+        if text.count(" ") != 4 or not (topic and broker_name and unique_key):
+            raise BadFieldError("not fit for a recall handle", found=repr(text))
+        return base64.urlsafe_b64encode(text.encode()).decode()
 
     @classmethod
     def parse(cls, text: str) -> "RecallHandle":
