@@ -237,6 +237,15 @@ class LiveTimerLog:
         view = self.segments.view(position, count * _UNIT)
         return _rows_of(np.frombuffer(view, TIMER_UNIT.dtype), position)
 
+    def unit_at(self, position: int) -> TimerRows:
+        """The unit that begins at a position as a row, or no row."""
+        per_file = units_per_file(self.file_bytes)
+        within = position % self.file_bytes
+        fits = within % _UNIT == 0 and within // _UNIT < per_file
+        if not (fits and self.segments.min_offset <= position < self.end):
+            return TimerRows.empty()
+        return self.units(position, 1)
+
     def all_units(self, position: int = 0) -> Iterator[TimerRows]:
         """Every unit from a position on, in order and in pieces."""
         for file in self.files():

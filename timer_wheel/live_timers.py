@@ -14,6 +14,7 @@ from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
@@ -68,7 +69,8 @@ class LiveTimers:
 
     ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
     are the log offsets of messages on the wheel that were dealt with although their slot is not
-    over, in order; ``early`` are messages on the wheel that are due before their slot is over.
+    over, in order; ``early`` are messages on the wheel that are due before their slot is over. From
+    ``copies_from`` on the log may hold copies of messages that are still on the wheel.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class LiveTimers:
         self.placed_end = 0
         self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
+        self.copies_from = 0
+        self._repeating_until_ms = 0
         self._first_needed = 0
 
     @property
@@ -161,9 +165,14 @@ class LiveTimers:
         self._plan(rows, ~is_done, max(now_ms, hand_ms))
         waiting_ms = rows.slot_time_ms[~is_done]
         if len(waiting_ms) and waiting_ms.min() < hand_ms:
-            self.wheel.move_hand(floor_ms(int(waiting_ms.min()), self.precision_ms))
-            self._first_needed = 0
+            self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
         self._place(found)
+
+    def _move_back(self, to_ms: int) -> None:
+        """Move the hand back over slots whose units are still in the timer log."""
+        self._repeating_until_ms = max(self._repeating_until_ms, self.wheel.hand_ms)
+        self.copies_from = self._first_needed = 0
+        self.wheel.move_hand(to_ms)
 
     def place_all(self, now_ms: int) -> None:
         """Place everything, also what is due: a broker that takes over finds it on the wheel."""
@@ -231,6 +240,13 @@ class LiveTimers:
     def save(self) -> None:
         """Write the checkpoint."""
         self.files.save(self.wheel, self.placed_end)
+
+    def state_to_flush(self) -> OwnCheckpoint:
+        """What holds now and, once all that was written so far is on disk, holds there."""
+        is_repeating = len(self.done) or self.wheel.hand_ms < self._repeating_until_ms
+        if not is_repeating:
+            self.copies_from = self.store.log.end
+        return OwnCheckpoint(self.wheel.hand_ms, self.copies_from, self.precision_ms)
 
     def keep_from(self) -> int:
         """A place in the log before which no record is needed by anything that waits."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.clock import Clock
 from message_store.small_files import (
@@ -22,11 +23,12 @@ from message_store.small_files import (
 )
 from message_store.store_root import StoreRoot
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.own_checkpoint import OWN_PLACE, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.timer_checkpoint import (
     TIMER_CHECKPOINT_NAME,
     TimerCheckpoint,
+    decode_timer_checkpoint,
     encode_timer_checkpoint,
-    read_timer_checkpoint,
 )
 from timer_wheel.timer_metrics import (
     TIMER_METRICS_NAME,
@@ -46,8 +48,11 @@ class WheelFiles:
         self._root = root
         self._clock = clock
         self._writes_snapshots = snapshots
-        self.found = read_timer_checkpoint(root)
+        content = read_small_file(root.config_file(TIMER_CHECKPOINT_NAME)) or b""
+        self.found = decode_timer_checkpoint(content)
+        self.found_own = decode_own(content, self.found)
         self.checkpoint = self.found
+        self.own = OwnCheckpoint(0, 0, 0)
         self._checkpoint_file: InPlaceFile | None = None
         self._wheel_file: InPlaceFile | None = None
         self._wheel_is_unsynced = False
@@ -84,11 +89,15 @@ class WheelFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._checkpoint_file = InPlaceFile(path)
         if durably or checkpoint != self.checkpoint:
-            self._checkpoint_file.write(encode_timer_checkpoint(checkpoint), durably=durably)
+            content = bytearray(encode_timer_checkpoint(checkpoint))
+            own = encode_own(self.own, checkpoint)
+            content[OWN_PLACE : OWN_PLACE + len(own)] = own
+            self._checkpoint_file.write(bytes(content), durably=durably)
             self.checkpoint = checkpoint
 
-    def sync_checkpoint(self, flush_position: int, hand_ms: int) -> None:
+    def sync_checkpoint(self, flush_position: int, own: OwnCheckpoint) -> None:
         """Come back when it is on disk, and says up to where log and wheel are too."""
+        self.own = own
         self._write(attrs.evolve(self.checkpoint, flush_position=flush_position), durably=True)
         sync_directory(self._root.config)
 
@@ -96,13 +105,22 @@ class WheelFiles:
 
     def compare(self, wheel: LiveWheel) -> None:
         """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
-        content = read_small_file(self._root.timer_wheel)
-        if not content:
-            return
-        if len(content) != WHEEL_FILE_BYTES:
+        content = self.wheel_content()
+        if content is None:
             remove_file(self._root.timer_wheel)
             return
-        wheel.note_differences(np.frombuffer(content, np.uint8))
+        wheel.dirty[:] = 0
+        wheel.note_differences(content)
+
+    def wheel_content(self) -> NDArray[np.uint8] | None:
+        """The wheel file, or the newest snapshot where those are written; None where none is."""
+        path = self._root.timer_wheel
+        if self._writes_snapshots and (known := snapshots(self._root)):
+            path = known[-1][1]
+        content = read_small_file(path)
+        if not content or len(content) != WHEEL_FILE_BYTES:
+            return None
+        return np.frombuffer(content, np.uint8)
 
     def write_wheel(self, wheel: LiveWheel, log_position: int) -> None:
         """Put what changed into the file, or all into a snapshot that is right up to a position of

@@ -7,6 +7,10 @@ order, and the file is put right where it says otherwise. So a lost or torn whee
 a snapshot adds nothing.
 """
 
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from message_store.errors import FormatError
@@ -15,40 +19,105 @@ from message_store.live_store import LiveStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.timer_due import is_overdue
+from timer_wheel.own_checkpoint import UNKNOWN
+from timer_wheel.recall import RecallMarks, pending_markers
+from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_queue import SEARCHED_ENTRIES
+from timer_wheel.timer_rows import read_facts
+from timer_wheel.wheel_file import SLOT
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE
-from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, floor_ms
+from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS, floor_ms
+from timer_wheel.wheel_recovery import begin_of_copies, move_to, settle_accounts
 from timer_wheel.wheel_settings import WheelSettings
 
 _NO_SLOT = -1
+_SLOTS_ASKED = 64
 
 
-def open_timers(store: LiveStore, settings: WheelSettings) -> LiveTimers:
-    """The wheel of a store whose log and queues are whole. Raises SourceError and TargetError."""
-    precision_ms = settings.precision_ms
-    files = WheelFiles(store.root, store.clock, snapshots=settings.snapshots)
+def open_timers(
+    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+) -> tuple[LiveTimers, WheelSettings]:
+    """The wheel of a store whose log and queues are whole, and its settings.
+
+    Raises SourceError and TargetError.
+    """
     segments = LiveSegments(
         store.root.timer_log, store.settings.timer_log_file_bytes, root=store.root.path
     )
     log = LiveTimerLog(segments)
+    files = WheelFiles(store.root, store.clock, snapshots=bool(wheel.get("snapshots")))
+    try:
+        return _open(store, log, files, precision_ms, wheel)
+    except BaseException:
+        segments.close()
+        files.close()
+        raise
+
+
+def _open(
+    store: LiveStore,
+    log: LiveTimerLog,
+    files: WheelFiles,
+    precision_ms: int | None,
+    wheel: Mapping[str, Any],
+) -> tuple[LiveTimers, WheelSettings]:
     log.find_end()
     if not store.was_clean:
-        _cut_what_the_log_lacks(log, store)
-    hand_ms = floor_ms(files.found.last_read_time_ms, precision_ms)
-    if hand_ms == 0:
-        hand_ms = _first_hand_ms(log, store, precision_ms)
-    wheel = LiveWheel(precision_ms, hand_ms)
-    timers = LiveTimers(store, log, wheel, files, settings.window_slots)
+        _cut_what_the_log_lacks(log, store, files.found.flush_position)
+    known_ms = known_precision(log, files)
+    settings = WheelSettings(precision_ms=precision_ms or known_ms or DEFAULT_PRECISION_MS, **wheel)
+    timers = _hung(store, log, files, settings)
+    if not store.settings.repeat_after_kill:
+        _account(timers)
+    files.own = timers.state_to_flush()
+    timers.save()
+    return timers, settings
+
+
+def _hung(
+    store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
+) -> LiveTimers:
+    """The wheel made from the timer log, with the hand where the checkpoint says."""
+    wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
+    timers = LiveTimers(store, log, wheel, files, settings.roll_window_slots)
     counts = log.revise(wheel)
     files.compare(wheel)
     timers.placed_end = _resume(timers)
     if counts[OVERDUE]:
         rows = log.find(None, _NO_SLOT, 0)
-        is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= hand_ms)
+        is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
         timers.early = rows.rows(is_early)
     return timers
+
+
+def _hand_ms(
+    store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
+) -> int:
+    """Where the hand begins: after a crash, where it was known to be on disk."""
+    hand_ms, own = files.found.last_read_time_ms, files.found_own
+    is_ours = own is not None and own.flushed_hand_ms != UNKNOWN
+    if own and is_ours and not store.was_clean and not store.settings.repeat_after_kill:
+        hand_ms = own.flushed_hand_ms
+    if hand_ms == 0:
+        return _first_hand_ms(log, store, settings.precision_ms)
+    return floor_ms(hand_ms, settings.precision_ms)
+
+
+def _account(timers: LiveTimers) -> None:
+    """Find out what was dealt with already, where the checkpoint cannot tell."""
+    store, own = timers.store, timers.files.found_own
+    is_ours = own is not None and own.copies_from != UNKNOWN
+    if own and is_ours:
+        copies_from = min(max(own.copies_from, store.log.min_offset), store.log.end)
+    else:
+        copies_from = begin_of_copies(timers, timers.wheel.hand_ms)
+    settle_accounts(timers, copies_from)
+    if timers.files.found.last_read_time_ms > timers.wheel.hand_ms:
+        marks = RecallMarks()
+        for facts in pending_markers(timers):
+            marks.add(facts)
+        move_to(timers, timers.files.found.last_read_time_ms, marks)
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
@@ -58,39 +127,37 @@ def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> in
     return floor_ms(min([now_ms, *times]), precision_ms)
 
 
-def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore) -> None:
-    """After a crash: take away the units at the end whose records are not in the log, or whose
-    second half was never written.
+def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, flushed: int) -> None:
+    """After a crash: take away the units at the end whose records are not in the log, or which were
+    written in part.
     """
-    checked_from = 0
-    for rows in log.all_units(checked_from):
-        ends = rows.commit_log_offset + rows.size_bytes
-        bad = np.flatnonzero((ends > store.log.end) | (rows.size_bytes <= 0))
+    begin = min(flushed, log.end) // log.file_bytes * log.file_bytes
+    for rows in log.all_units(begin):
+        facts = read_facts(store.log, rows.commit_log_offset, rows.size_bytes, FINEST_MS)
+        is_old = (rows.commit_log_offset < store.log.min_offset) & (rows.size_bytes > 0)
+        bad = np.flatnonzero(~facts.is_there & ~is_old)
         if len(bad):
             log.cut(int(rows.position[bad[0]]))
             return
 
 
 def _resume(timers: LiveTimers) -> int:
-    """The queue offset from which messages have no units: behind that of the last unit."""
+    """The queue offset from which messages have no units: behind that of the last unit.
+
+    Without any unit it is the beginning of the queue: a broker would go on where the checkpoint
+    says, and lose with the timer log all that was on the wheel.
+    """
     queue, found = timers.queue, timers.files.found
     last = timers.log.last_unit()
-    placed = None
-    if len(last):
-        offset, size_bytes = int(last.commit_log_offset[0]), int(last.size_bytes[0])
-        try:
-            claimed = timers.store.log.record(offset, size_bytes).queue_offset
-            placed = _entry_of(timers, claimed, offset)
-        except FormatError:
-            placed = None
-    resume = found.last_queue_offset if placed is None else placed + 1
-    resume = min(resume, max(found.master_queue_offset, 0)) if _has_checkpoint(timers) else resume
+    if not len(last):
+        return queue.min_offset
+    offset, size_bytes = int(last.commit_log_offset[0]), int(last.size_bytes[0])
+    try:
+        claimed = timers.store.log.record(offset, size_bytes).queue_offset
+        resume = _entry_of(timers, claimed, offset) + 1
+    except FormatError:
+        resume = found.last_queue_offset
     return min(max(resume, queue.min_offset), queue.max_offset)
-
-
-def _has_checkpoint(timers: LiveTimers) -> bool:
-    """Whether the checkpoint says anything; a lost one must not have everything placed again."""
-    return timers.files.found.master_queue_offset > 0 or timers.files.found.last_read_time_ms > 0
 
 
 def _entry_of(timers: LiveTimers, claimed: int, offset: int) -> int:
@@ -102,6 +169,25 @@ def _entry_of(timers: LiveTimers, claimed: int, offset: int) -> int:
     return first + int(found[-1]) if len(found) else claimed
 
 
-def precision_of(store: LiveStore, precision_ms: int | None) -> int:
-    """The precision to use."""
-    return precision_ms or DEFAULT_PRECISION_MS
+def known_precision(log: LiveTimerLog, files: WheelFiles) -> int | None:
+    """The precision that a wheel was written with; None when nothing tells.
+
+    We write it down. A broker does not, but a slot of its wheel divided its time by it, and the
+    unit that the slot leads to has that time.
+    """
+    if files.found_own is not None:
+        return files.found_own.precision_ms
+    content = files.wheel_content()
+    if content is None:
+        return None
+    slots = content.view(SLOT.dtype)
+    used = slots[np.flatnonzero(slots["time_units"] > 0)[:_SLOTS_ASKED]]
+    votes: Counter[int] = Counter()
+    for time_units, position in zip(
+        used["time_units"].tolist(), used["last_position"].tolist(), strict=True
+    ):
+        unit = log.unit_at(position)
+        if len(unit):
+            slot_ms = int(unit.slot_time_ms[0])
+            votes.update(ms for ms in PRECISIONS_MS if slot_ms // ms == time_units)
+    return votes.most_common(1)[0][0] if votes else None

@@ -17,8 +17,8 @@ DAY_MS = 86_400_000
 class WheelSettings:
     """How a wheel behaves.
 
-    ``precision_ms`` is how wide a slot is (`timerPrecisionMs`), ``window_slots`` how many slots
-    ahead a message rolls (`timerRollWindowSlot`, in a broker's bounds). A delay longer than
+    ``precision_ms`` is how wide a slot is (`timerPrecisionMs`), ``roll_window_slots`` how many
+    slots ahead a message rolls (`timerRollWindowSlot`, in a broker's bounds). A delay longer than
     ``max_delay_ms`` (`timerMaxDelaySec`; None: none is too long) is refused, or with
     ``beyond_max="deliver"`` delivered at once. ``start_deliver_time_alias`` lets `put` take
     __STARTDELIVERTIME for a due time. A slot with more than ``congest_num_each_slot`` messages
@@ -29,7 +29,7 @@ class WheelSettings:
     """
 
     precision_ms: int = attrs.field(validator=attrs.validators.in_(PRECISIONS_MS))
-    window_slots: int = attrs.field(
+    roll_window_slots: int = attrs.field(
         default=DEFAULT_ROLL_WINDOW_SLOTS, converter=effective_roll_window
     )
     max_delay_ms: int | None = 3 * DAY_MS

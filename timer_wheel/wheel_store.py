@@ -52,7 +52,7 @@ from timer_wheel.turning import Turning
 from timer_wheel.waiting import Filter, next_due_ms, waiting
 from timer_wheel.wheel_check import check_wheel
 from timer_wheel.wheel_math import out_ms
-from timer_wheel.wheel_opening import open_timers, precision_of
+from timer_wheel.wheel_opening import open_timers
 from timer_wheel.wheel_settings import WheelSettings
 
 _DEFAULTS = StoreSettings()
@@ -113,9 +113,8 @@ class WheelStore:
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )
         try:
-            found = precision_of(store, precision_ms)
-            chosen = WheelSettings(precision_ms=precision_ms or found, **wheel)
-            return cls(store, open_timers(store, chosen), chosen)
+            timers, chosen = open_timers(store, precision_ms, wheel)
+            return cls(store, timers, chosen)
         except BaseException:
             store.abandon()
             raise
@@ -360,7 +359,7 @@ class WheelStore:
         """Log, queues, timer log, wheel, checkpoints, in this order."""
         timers, store = self._timers, self._store
         with self._use():
-            hand_ms = timers.wheel.hand_ms
+            own = timers.state_to_flush()
         store.sync_log()
         store.sync_queues()
         with self._use():
@@ -370,7 +369,7 @@ class WheelStore:
         unsynced.finish()
         with self._use():
             timers.files.sync_wheel()
-            timers.files.sync_checkpoint(position, hand_ms)
+            timers.files.sync_checkpoint(position, own)
         store.write_topics()
         store.write_checkpoint(durably=True)
 

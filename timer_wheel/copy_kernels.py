@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that tell copies: what a wheel delivered or stored again, and what it is a copy of.
+
+An identity is 128 bits of hash over all that survives: body, born time, flag, reconsume times and
+every property, in any order, but for those that delivery and rolling change.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store import properties as names
+from message_store.kernel_cache import inline_kernel, kernel
+from message_store.log_kernels import (
+    AT_FLAG,
+    AT_LOG_OFFSET,
+    AT_MAGIC,
+    AT_SIZE,
+    AT_SYS_FLAG,
+    BODY_AT,
+    BODY_BYTES,
+    IPV6_EXTRA,
+    PARTS,
+    PROPERTIES_AT,
+    PROPERTIES_BYTES,
+    TOPIC_AT,
+    TOPIC_BYTES,
+    find_parts,
+    store_time_at,
+)
+from message_store.raw_memory import load_i32, load_i64, load_u8
+from message_store.record_layout import (
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_STORE_HOST_IPV6,
+)
+from message_store.text_kernels import equal_bytes, hash_bytes
+
+Int64s = NDArray[np.int64]
+
+OFFSET, IS_ROLL, STORE_MS, ONE, TWO = range(5)
+COPY_COLUMNS = 5
+"""Where a copy lies, whether it went round again, when it was stored, and its identity."""
+
+_TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
+_REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
+_DEQUEUE = np.frombuffer(names.TIMER_DEQUEUE_MS.encode(), np.uint8)
+_ENQUEUE = np.frombuffer(names.TIMER_ENQUEUE_MS.encode(), np.uint8)
+_ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
+_DELAY = np.frombuffer(names.DELAY.encode(), np.uint8)
+_CRC = np.frombuffer(names.CRC32.encode(), np.uint8)
+_DISPATCH = np.frombuffer(names.INNER_MULTI_DISPATCH.encode(), np.uint8)
+_DISPATCHED = np.frombuffer(names.INNER_MULTI_QUEUE_OFFSET.encode(), np.uint8)
+_CLOSER = names.PROPERTY_SEPARATOR[0]
+_AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
+_AT_RECONSUME = HEAD_V4_V4.offset_of("reconsume_times")
+_SEED_ONE, _SEED_TWO = np.uint64(0xB492B66FBE98F273), np.uint64(0x9FB21C651E98DF25)
+
+_TOPIC_SPOT, _TOPIC_LENGTH, _WAS_DEQUEUED = range(3)
+
+
+@inline_kernel
+def _is(name: int, length: int, wanted: Any) -> bool:
+    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
+
+
+@inline_kernel
+def _changes(name: int, length: int) -> bool:
+    """Whether a property of this name does not survive."""
+    if length == len(_DELAY):
+        return _is(name, length, _DELAY)
+    if length == len(_CRC):
+        return _is(name, length, _CRC)
+    if length == len(_ENQUEUE):  # three names of one length
+        return (
+            _is(name, length, _ENQUEUE) or _is(name, length, _DEQUEUE) or _is(name, length, _ROLLS)
+        )
+    return _is(name, length, _DISPATCH) or _is(name, length, _DISPATCHED)
+
+
+@inline_kernel
+def _identify(record: int, parts: Any, spots: Any) -> tuple[np.uint64, np.uint64]:
+    """The identity of a record; ``spots`` gets where REAL_TOPIC is, and if it ever left a slot."""
+    place = record + parts[PROPERTIES_AT]
+    end = place + parts[PROPERTIES_BYTES]
+    one, two = np.uint64(0), np.uint64(0)
+    spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH], spots[_WAS_DEQUEUED] = 0, 0, 0
+    while place < end:
+        divider = place
+        while divider < end and not 1 <= load_u8(divider) <= 2:
+            divider += 1
+        stop = divider
+        while stop < end and load_u8(stop) != _CLOSER:
+            stop += 1
+        if stop - divider > 1 and divider > place:
+            length = divider - place
+            if _is(place, length, _DEQUEUE):
+                spots[_WAS_DEQUEUED] = 1
+            if _is(place, length, _REAL_TOPIC):
+                spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH] = divider + 1, stop - divider - 1
+            if not _changes(place, length):
+                one += hash_bytes(place, stop - place, _SEED_ONE)
+                two += hash_bytes(place, stop - place, _SEED_TWO)
+        place = stop + 1
+    sys_flag = load_i32(record + AT_SYS_FLAG)
+    extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    more = IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    rest = np.uint64(load_i64(record + _AT_BORN_TIME))
+    rest ^= np.uint64(load_i32(record + AT_FLAG)) << np.uint64(32)
+    rest += np.uint64(load_i32(record + _AT_RECONSUME + extra + more)) << np.uint64(48)
+    body, length = record + parts[BODY_AT], parts[BODY_BYTES]
+    return hash_bytes(body, length, one ^ rest), hash_bytes(body, length, two + rest)
+
+
+@inline_kernel
+def _is_record(record: int, room: int, offset: int, parts: Any) -> bool:
+    if room < SMALLEST_RECORD_BYTES:
+        return False
+    magic, size = load_i32(record + AT_MAGIC), load_i32(record + AT_SIZE)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return False
+    if size < SMALLEST_RECORD_BYTES or size > room or load_i64(record + AT_LOG_OFFSET) != offset:
+        return False
+    return find_parts(record, size, parts)
+
+
+@kernel("int64(int64, int64, int64, int64[:, ::1])")
+def find_copies(buffer: int, length: int, base: int, copies: Any) -> int:
+    """Find the copies among the records of a log file, which stand one behind another from ``base``
+    on; returns how many there are.
+
+    ``copies`` gets as many as it has room for. What is no record ends the search.
+    """
+    parts = np.empty(PARTS, np.int64)
+    spots = np.empty(3, np.int64)
+    place, count = 0, 0
+    while _is_record(buffer + place, length - place, base + place, parts):
+        record = buffer + place
+        one, two = _identify(record, parts, spots)
+        topic, topic_bytes = record + parts[TOPIC_AT], parts[TOPIC_BYTES]
+        is_roll = _is(topic, topic_bytes, _TIMER_TOPIC)
+        is_delivery = topic_bytes == spots[_TOPIC_LENGTH] and equal_bytes(
+            topic, spots[_TOPIC_SPOT], topic_bytes
+        )
+        if spots[_WAS_DEQUEUED] and (is_roll or is_delivery):
+            if count < copies.shape[1]:
+                copies[OFFSET, count] = base + place
+                copies[IS_ROLL, count] = is_roll
+                copies[STORE_MS, count] = store_time_at(record)
+                copies[ONE, count] = np.int64(one)
+                copies[TWO, count] = np.int64(two)
+            count += 1
+        place += load_i32(record + AT_SIZE)
+    return count
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[:, ::1])")
+def identify_rows(addresses: Int64s, sizes: Int64s, offsets: Int64s, found: Any) -> None:
+    """The identities of waiting records, in the columns of ``find_copies``; 0 and 0 where no record
+    is.
+    """
+    parts = np.empty(PARTS, np.int64)
+    spots = np.empty(3, np.int64)
+    for row in range(len(addresses)):
+        found[OFFSET, row], found[IS_ROLL, row] = offsets[row], 0
+        found[ONE, row], found[TWO, row] = 0, 0
+        record = addresses[row]
+        if record >= 0 and _is_record(record, sizes[row], offsets[row], parts):
+            one, two = _identify(record, parts, spots)
+            found[ONE, row], found[TWO, row] = np.int64(one), np.int64(two)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only we write into ``config/timercheck``, behind the numbers of a broker.
+
+The numbers of a broker are as new as the last advance: one who takes over after a kill repeats
+little. After a loss of power they may be newer than the deliveries that they tell of. These say
+what was on disk at the last flush, and from where on the log may hold copies of what is still on
+the wheel. They count only while the broker's numbers are those that we wrote beside them.
+"""
+
+import attrs
+
+from message_store.layout import Field, Layout
+from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT, TimerCheckpoint
+
+OWN_PLACE = 64
+UNKNOWN = -1
+assert TIMER_CHECKPOINT.size <= OWN_PLACE
+
+OWN_CHECKPOINT = Layout(
+    "timer checkpoint, our own part",
+    (
+        Field("last_read_time_ms", "i64", "the broker's number, once more"),
+        Field("counter", "i64", "the broker's number, once more"),
+        Field("flushed_hand_ms", "i64", "slots before it are done, and that is on disk"),
+        Field("copies_from", "i64", "commit log offset from which on the log may hold copies"),
+        Field("precision_ms", "i64", "the width of a slot, which is written nowhere else"),
+        Field("log_begins", "i64", "timer log position before which everything is superseded"),
+    ),
+)
+
+
+@attrs.frozen
+class OwnCheckpoint:
+    """Where the hand was at the last flush, where copies begin, how wide a slot is, and where the
+    timer log begins that counts.
+    """
+
+    flushed_hand_ms: int
+    copies_from: int
+    precision_ms: int
+    log_begins: int = 0
+
+
+def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
+    """The bytes for ``OWN_PLACE``."""
+    return OWN_CHECKPOINT.encode(
+        last_read_time_ms=checkpoint.last_read_time_ms,
+        counter=checkpoint.counter,
+        **attrs.asdict(own),
+    )
+
+
+def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> OwnCheckpoint | None:
+    """Our part of the file; None when there is none.
+
+    When a broker was here since, only the precision and where the log begins are still true: the
+    hand at the flush is then the broker's, and copies may be anywhere.
+    """
+    if len(content) < OWN_PLACE + OWN_CHECKPOINT.size:
+        return None
+    fields = OWN_CHECKPOINT.decode_at(content, OWN_PLACE)
+    if not fields["precision_ms"]:
+        return None
+    same = (checkpoint.last_read_time_ms, checkpoint.counter)
+    if same != (fields.pop("last_read_time_ms"), fields.pop("counter")):
+        fields |= {"flushed_hand_ms": UNKNOWN, "copies_from": UNKNOWN}
+    return OwnCheckpoint(**fields)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a crash: which messages on the wheel were dealt with, by what the log holds.
+
+A killed store's checkpoint is older than its last deliveries. Copies in the newest part of the log
+are matched, as a multiset of all that survives delivery and rolling, with the messages that a
+starting broker would find and repeat; each copy with one that lies before it in the log.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from message_store.byte_column import Int64s
+from timer_wheel.copy_kernels import (
+    COPY_COLUMNS,
+    IS_ROLL,
+    OFFSET,
+    ONE,
+    STORE_MS,
+    TWO,
+    find_copies,
+    identify_rows,
+)
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.recall import RecallMarks
+from timer_wheel.timer_rows import Bools, TimerRows
+from timer_wheel.wheel_math import floor_ms
+
+_EVERYTHING = 2**40
+_Key = tuple[int, int]
+
+
+def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
+    """Where in the log a file begins before which nothing was stored from the hand's time on, and
+    which lies before all that is overdue and has no unit.
+    """
+    log = timers.store.log
+    begins = [start for start in log.segments.starts if 0 < log.store_time_ms(start) < hand_ms]
+    return max(begins, default=log.min_offset)
+
+
+def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
+    """Find out what was dealt with already; ``timers.done`` gets it."""
+    rest = timers.unplaced(_EVERYTHING)
+    overdue = np.flatnonzero(rest.facts.is_fine & (rest.facts.out_ms < timers.wheel.hand_ms))
+    if len(overdue):
+        copies_from = min(copies_from, int(rest.rows.commit_log_offset[overdue[0]]))
+    timers.copies_from = copies_from
+    copies = _copies(timers, copies_from)
+    if not len(copies[OFFSET]):
+        return
+    newest_ms = int(copies[STORE_MS].max())
+    until_ms = floor_ms(newest_ms, timers.precision_ms) + timers.precision_ms
+    placed = timers.in_slots(timers.wheel.used_slots(until_ms))
+    waiting = rest.rows.rows(rest.facts.is_fine & (rest.facts.out_ms < newest_ms))
+    rows = TimerRows.together([placed, waiting])
+    timers.mark_done(rows.rows(_are_done(timers, rows, copies)))
+
+
+def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
+    """Move the hand to where it was last said to be, or to the first slot before it that holds a
+    message which was not dealt with.
+    """
+    hand_ms = floor_ms(hand_ms, timers.precision_ms)
+    rows = timers.in_slots(timers.wheel.used_slots(hand_ms))
+    rows = rows.rows(~rows.is_marker)
+    facts = timers.facts(rows)
+    left = rows.slot_time_ms[facts.is_fine & ~marks.take_away(facts)]
+    to_ms = min(hand_ms, floor_ms(int(left.min(initial=hand_ms)), timers.precision_ms))
+    if to_ms > timers.wheel.hand_ms:
+        timers.pass_slots(to_ms)
+
+
+def _copies(timers: LiveTimers, begin: int) -> Int64s:
+    """All copies in the log from a place on where a record begins, in its order."""
+    log = timers.store.log
+    parts = [np.empty((COPY_COLUMNS, 0), np.int64)]
+    for start in log.segments.starts:
+        place = max(start, begin)
+        length = min(start + log.file_bytes, log.end) - place
+        if length <= 0:
+            continue
+        address = log.segments.address_of_file(start) + place - start
+        count = find_copies(address, length, place, parts[0])
+        if count:
+            found = np.zeros((COPY_COLUMNS, count), np.int64)
+            find_copies(address, length, place, found)
+            parts.append(found)
+    return np.concatenate(parts, axis=1)
+
+
+def _are_done(timers: LiveTimers, rows: TimerRows, copies: Int64s) -> Bools:
+    """Which rows have a copy, each copy counted once.
+
+    A message that was to roll has gone round again or, when the wheel was late, been delivered.
+    """
+    log = timers.store.log
+    offsets, sizes = rows.commit_log_offset.copy(), rows.size_bytes.copy()
+    addresses = log.addresses(offsets)
+    addresses[sizes > log.rooms(offsets)] = -1
+    found = np.zeros((COPY_COLUMNS, len(rows)), np.int64)
+    identify_rows(addresses, sizes, offsets, found)
+    may_be = np.flatnonzero(np.isin(found[ONE], copies[ONE]) & (addresses >= 0))
+    may_be = may_be[np.argsort(offsets[may_be], kind="stable")]
+    rolled, delivered = _by_identity(copies, is_roll=True), _by_identity(copies, is_roll=False)
+    done = np.zeros(len(rows), bool)
+    columns = zip(
+        may_be.tolist(),
+        offsets[may_be].tolist(),
+        found[ONE, may_be].tolist(),
+        found[TWO, may_be].tolist(),
+        rows.is_roll[may_be].tolist(),
+        strict=True,
+    )
+    for row, offset, one, two, is_roll in columns:
+        key = one, two
+        done[row] = (is_roll and _take(rolled.get(key), offset)) or _take(
+            delivered.get(key), offset
+        )
+    return done
+
+
+def _by_identity(copies: Int64s, *, is_roll: bool) -> dict[_Key, list[int]]:
+    """Where copies of each identity lie, the last first."""
+    chosen = copies[:, copies[IS_ROLL] == is_roll][:, ::-1]
+    found: dict[_Key, list[int]] = defaultdict(list)
+    for one, two, offset in _rows(chosen[ONE], chosen[TWO], chosen[OFFSET]):
+        found[one, two].append(offset)
+    return found
+
+
+def _rows(*columns: Int64s) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _take(places: list[int] | None, offset: int) -> bool:
+    """Take the first copy behind a place, if there is one."""
+    while places and places[-1] <= offset:
+        places.pop()
+    if not places:
+        return False
+    places.pop()
+    return True
