@@ -5,6 +5,7 @@ A queue has a record when its last entry ends behind it. An entry that is there 
 its bytes still zero, is written again. One that was neutralised stays neutralised.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,55 +80,51 @@ class Dispatcher:
         Returns False when a queue has nothing of what came before ``start``: it was lost, and the
         whole log has to be dispatched to bring it back. Nothing is put into such a queue.
         """
-        segments = self._store.log.segments
-        self._is_whole_log = start <= segments.min_offset
+        self._is_whole_log = start <= self._store.log.min_offset
         self._lacks_beginning = False
+        # Torn entries first, all of them: where a queue ends is not known before.
+        for deal_with in (self._repair, self._append_new):
+            for rows in self._records(start, end):
+                for topic, one_queue in _by_queue(rows):
+                    queue = self._store.queue(topic, int(one_queue["queue_id"][0]))
+                    deal_with(queue, one_queue)
+        return not self._lacks_beginning
+
+    def _records(self, start: int, end: int) -> Iterator[_Rows]:
+        """What lies between two places where records begin, in the order of the log."""
+        segments = self._store.log.segments
         found = np.zeros(FOUND_LENGTH, np.int64)
         columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
         while start < end:
             file_start = start - start % segments.file_bytes
             file = np.frombuffer(segments.view(file_start, segments.file_bytes), np.uint8)
-            place = start - file_start
             count = list_records(
-                address_of(file), place, segments.file_bytes, file_start, columns, found
+                address_of(file),
+                start - file_start,
+                segments.file_bytes,
+                file_start,
+                columns,
+                found,
             )
-            self._dispatch(_Rows(columns[:, :count], file, file_start))
+            yield _Rows(columns[:, :count], file, file_start)
             start = file_start + int(found[0])
             if found[1] == FILE_ENDS:
                 start = file_start + segments.file_bytes
             elif found[1] != RECORD:
-                break
-        return not self._lacks_beginning
-
-    def _dispatch(self, rows: _Rows) -> None:
-        kind = rows["sys_flag"] & SYS_TRANSACTION_MASK
-        is_visible = ((kind == 0) | (kind == SYS_COMMIT)) & (rows["queue_id"] >= 0)
-        rows = rows.take(is_visible & (rows["sys_flag"] & _SYS_INNER_BATCH == 0))
-        keys = rows["topic_hash"] + rows["queue_id"] * _HASH_SPREAD
-        _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
-        order = np.argsort(groups, kind="stable")
-        limits = np.searchsorted(groups[order], np.arange(len(firsts) + 1))
-        for group in range(len(firsts)):
-            self._dispatch_to_one(rows.take(order[limits[group] : limits[group + 1]]))
-
-    def _dispatch_to_one(self, rows: _Rows) -> None:
-        """Records of one topic and queue id, in the order of the log."""
-        topic = rows.texts("topic_at", "topic_bytes")[0].decode("utf-8", "replace")
-        queue_id = int(rows["queue_id"][0])
-        if not is_topic_name(topic):
-            return
-        queue = self._store.queue(topic, queue_id)
-        units = self._units(topic, rows)
-        is_new = rows.ends > queue.end_position
-        self._repair(queue, rows, units, ~is_new)
-        if is_new.any():
-            first = int(rows["queue_offset"][int(np.argmax(is_new))])
-            if not queue.max_offset and first > 0 and not self._is_whole_log:
-                self._lacks_beginning = True
                 return
-            queue.begin_at(first)
-            queue.append(units[is_new])
-            self.dispatched += int(is_new.sum())
+
+    def _append_new(self, queue: LiveQueue, rows: _Rows) -> None:
+        """Give a queue the entries of the records that lie behind its last one."""
+        rows = rows.take(rows.ends > queue.end_position)
+        if not len(rows):
+            return
+        first = int(rows["queue_offset"][0])
+        if not queue.max_offset and first > 0 and not self._is_whole_log:
+            self._lacks_beginning = True
+            return
+        queue.begin_at(first)
+        queue.append(self._units(queue.topic, rows))
+        self.dispatched += len(rows)
 
     def _units(self, topic: str, rows: _Rows) -> UnitArray:
         """The entries that these records should have."""
@@ -159,22 +156,20 @@ class Dispatcher:
             return None
         return levels.delay_ms(level) if level else None
 
-    def _repair(
-        self, queue: LiveQueue, rows: _Rows, units: UnitArray, is_old: NDArray[np.bool_]
-    ) -> None:
-        """Write torn entries again, among those that should stand at their records' ordinals."""
-        queue_offsets = rows["queue_offset"]
+    def _repair(self, queue: LiveQueue, rows: _Rows) -> None:
+        """Write torn entries again, among those that stand at their records' ordinals."""
         first = queue.segments.min_offset // QUEUE_UNIT.size
-        here = np.flatnonzero(
-            is_old & (queue_offsets >= first) & (queue_offsets < queue.max_offset)
+        rows = rows.take(
+            (rows["queue_offset"] >= first) & (rows["queue_offset"] < queue.max_offset)
         )
-        if not len(here):
+        if not len(rows):
             return
-        wanted, places = units[here], queue_offsets[here]
+        places = rows["queue_offset"]
+        wanted = self._units(queue.topic, rows)
         low = int(places.min())
         stored = queue.units(low, int(places.max()) + 1)[places - low].astype(QUEUE_UNIT.dtype)
         neutral = wanted.copy()
-        neutral["commit_log_offset"] = rows.ends[here] - NEUTRAL_SIZE
+        neutral["commit_log_offset"] = rows.ends - NEUTRAL_SIZE
         neutral["size_bytes"] = NEUTRAL_SIZE
         stored_bytes, wanted_bytes, neutral_bytes = map(_bytes_of, (stored, wanted, neutral))
         is_wanted, is_neutral = stored_bytes == wanted_bytes, stored_bytes == neutral_bytes
@@ -188,6 +183,22 @@ class Dispatcher:
             unit = (neutral if became_neutral else wanted)[row]
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self.repaired += 1
+
+
+def _by_queue(rows: _Rows) -> Iterator[tuple[str, _Rows]]:
+    """The records that belong into a queue, with their topic, for each queue in turn."""
+    kind = rows["sys_flag"] & SYS_TRANSACTION_MASK
+    is_visible = ((kind == 0) | (kind == SYS_COMMIT)) & (rows["queue_id"] >= 0)
+    rows = rows.take(is_visible & (rows["sys_flag"] & _SYS_INNER_BATCH == 0))
+    keys = rows["topic_hash"] + rows["queue_id"] * _HASH_SPREAD
+    _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(groups, kind="stable")
+    limits = np.searchsorted(groups[order], np.arange(len(firsts) + 1))
+    for group in range(len(firsts)):
+        chosen = rows.take(order[limits[group] : limits[group + 1]])
+        topic = chosen.texts("topic_at", "topic_bytes")[0].decode("utf-8", "replace")
+        if is_topic_name(topic):
+            yield topic, chosen
 
 
 def _bytes_of(units: UnitArray) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -145,10 +146,18 @@ class LiveSegments:
                 self._descriptors[place] = os.open(self.path_of(place), flags, 0o644)
                 os.ftruncate(self._descriptors[place], self.file_bytes)
             except OSError as error:
+                self._unmake(place)
                 raise self.error("made", place, error) from error
             self.starts.append(place)
             self._dirty.add(place)
             self._unsynced_names.add(self.directory)
+
+    def _unmake(self, place: int) -> None:
+        """Leave no empty file behind: those before it may be taken away, and then it is a gap."""
+        if place in self._descriptors:
+            os.close(self._descriptors.pop(place))
+            with suppress(OSError):
+                os.unlink(self.path_of(place))
 
     def _make_directory(self, directory: Path) -> None:
         if directory.is_dir():
