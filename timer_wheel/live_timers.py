@@ -227,6 +227,7 @@ class LiveTimers:
     def mark_done(self, rows: TimerRows) -> None:
         """Say that rows which stay in their slots were dealt with."""
         self.done = np.union1d(self.done, rows.commit_log_offset)
+        self.early = self.early.rows(~np.isin(self.early.commit_log_offset, self.done))
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time were dealt with."""

@@ -136,7 +136,7 @@ class Search:
     def past(self) -> Cancellation:
         """What became of a message that does not wait."""
         timers = self._timers
-        rows = timers.log.find(self._topic_hash, self.slot_ms, timers.precision_ms)
+        rows = timers.log.find(self._topic_hash, self.slot_ms, timers.precision_ms, flags=FLAG_ROLL)
         facts = timers.facts(rows)
         is_it = self._is_it(rows, facts)
         if not is_it.any():

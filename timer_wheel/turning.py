@@ -145,8 +145,6 @@ class Turning:
         is_early &= (due.rows.slot_time_ms >= until_ms) & (due.rows.write_time_ms > 0)
         if is_early.any():
             timers.mark_done(due.rows.rows(is_early))
-            kept = ~np.isin(timers.early.commit_log_offset, timers.done)
-            timers.early = timers.early.rows(kept)
         if until_ms > timers.wheel.hand_ms:
             timers.pass_slots(until_ms)
         if len(rest):

@@ -52,7 +52,9 @@ _UNKNOWN_FLAGS = ~0xF
 
 @inline_kernel
 def _is_unit(unit: int) -> bool:
-    return load_i32(unit + _AT_SIZE) == _UNIT and load_i32(unit + _AT_MAGIC) & _UNKNOWN_FLAGS == 0
+    if load_i32(unit + _AT_SIZE) != _UNIT:
+        return False
+    return bool(load_i32(unit + _AT_MAGIC) & _UNKNOWN_FLAGS == 0)
 
 
 @inline_kernel

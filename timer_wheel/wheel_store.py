@@ -119,6 +119,11 @@ class WheelStore:
             store.abandon()
             raise
 
+    @property
+    def live(self) -> LiveStore:
+        """The log and the queues that it stands on."""
+        return self._store
+
     @contextmanager
     def _use(self) -> Iterator[None]:
         with self._store.lock:
