@@ -16,6 +16,7 @@ from cli_verbs import loading
 from message_store.clock import Clock, ManualClock, SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import DelayStore
+from message_store.dialect import Dialect
 from message_store.engine_choice import EngineName, choose_engine, engines_in
 from message_store.errors import DelayStoreError
 from message_store.store_root import StoreRoot
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200
 HOUR_MS = 3_600_000
-ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "now_ms")
+ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "dialect", "now_ms")
 
 
 class Engine(DelayStore, Protocol):
@@ -67,6 +68,12 @@ _ENGINE_OPTIONS = (
         " timerRollWindowSlot, timerMaxDelaySec, sizes of files, fileReservedTime and brokerName.",
     ),
     click.option(
+        "--dialect",
+        type=click.Choice([dialect.value for dialect in Dialect]),
+        help="For brokers of which version files are written; unless said, for 4.9 by the levels"
+        " where no 5.x broker was, and for 5.5 otherwise.",
+    ),
+    click.option(
         "--now",
         "now_ms",
         type=Time(),
@@ -96,7 +103,7 @@ def opened(
     root = StoreRoot(path)
     refuse_unfinished(root)
     chosen = choose_engine(root, engine, may_be_new=may_be_new)
-    how = _settings(chosen, **settings)
+    how = _told_dialect(root, chosen) | _settings(chosen, **settings)
     for other in engines_in(root):
         if other != chosen:
             output.warn(f"{path}: what waits in the {other} of this store is left alone")
@@ -117,17 +124,34 @@ def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
     return WheelStore.open(path, **settings)
 
 
+def _told_dialect(root: StoreRoot, engine: EngineName) -> dict[str, Any]:
+    """How the levels of a store are written that a 5.x broker has left."""
+    from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
+    from migrate.store_files import ROCKETMQ_5, guess_format
+
+    if engine == "levels" and root.path.exists():
+        offsets = read_delay_offsets(root.path, OffsetsChoice.NONE)
+        if guess_format(root, (offsets.main, offsets.backup)).format == ROCKETMQ_5:
+            return {"dialect": Dialect.ROCKETMQ_5_5}
+    return {}
+
+
 def _settings(
     engine: EngineName,
     *,
     precision_ms: str | None,
     level_table: DelayLevels | None,
     broker_conf: Path | None,
+    dialect: str | None,
 ) -> dict[str, Any]:
     """What an engine is opened with; what nobody said is left to the engine and its store."""
     if engine == "levels" and precision_ms is not None:
         raise click.UsageError("--precision-ms is for the wheel, and this is a store of levels")
     found: dict[str, Any] = {}
+    if dialect is not None:
+        found["dialect"] = Dialect(dialect)
+        if engine == "wheel" and not found["dialect"].has_wheel:
+            raise click.UsageError(f"--dialect {dialect}: brokers of that version have no wheel")
     levels = given_level_table(level_table, broker_conf)
     if levels is not None:
         found["levels"] = levels

@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that use an engine: what they store, deliver, take back and show, and what they say of
+words and stores that do not fit.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli
+from message_store.store_root import StoreRoot
+from tests.independent.level_messages import LevelMessage
+from tests.independent.level_store_builder import T0, build_level_store
+from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
+from tests.source_laws import ROOT
+
+NOW = "2026-01-02T03:04:05Z"
+NOW_MS = 1_767_323_045_000
+ENGINES = pytest.mark.parametrize("engine", ["levels", "wheel"])
+
+
+def run(*words: object, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(cli.main, [str(word) for word in words], input=stdin)
+
+
+def done(*words: object, stdin: str | bytes | None = None) -> str:
+    result = run(*words, stdin=stdin)
+    assert result.exit_code == cli.DONE, result.output
+    return result.stdout
+
+
+def lines(*words: object, stdin: str | bytes | None = None) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done(*words, "--json", stdin=stdin).splitlines()]
+
+
+def schedule(store: Path, *words: object, engine: str = "wheel") -> dict[str, Any]:
+    given = ("--topic", "orders", "--body", "cancel 42", "--engine", engine, "--now", NOW)
+    [receipt] = lines("schedule", store, *given, *words)
+    return receipt
+
+
+def refused(result: Result, code: int, *words: str) -> None:
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where there is no store yet."""
+    return tmp_path / "store"
+
+
+# --- a message's way through the verbs ------------------------------------------------------------
+
+
+@ENGINES
+def test_a_message_is_stored_listed_delivered_and_read(engine: str, place: Path) -> None:
+    receipt = schedule(place, "--after", "30s", "--tags", "timeout", "--keys", "42", engine=engine)
+    assert (receipt["due_ms"], receipt["promised_ms"]) == (NOW_MS + 30_000, NOW_MS + 30_000)
+    [waiting] = lines("pending", place, "--now", NOW)
+    assert waiting["unique_key"] == receipt["unique_key"]
+    assert (waiting["topic"], waiting["due_ms"]) == ("orders", NOW_MS + 30_000)
+    assert lines("run", place, "--now", NOW_MS + 29_999) == []
+    [delivered] = lines("run", place, "--now", NOW_MS + 30_000)
+    assert (delivered["body"], delivered["tags"], delivered["keys"]) == (
+        "cancel 42", "timeout", ["42"],
+    )  # fmt: skip
+    assert (delivered["promised_ms"], delivered["lateness_ms"]) == (NOW_MS + 30_000, 0)
+    assert lines("run", place, "--now", NOW_MS + 90_000) == []
+    [read] = lines("read", place, "orders", "--now", NOW)
+    assert read.items() <= delivered.items()
+    assert lines("pending", place, "--now", NOW) == []
+
+
+@ENGINES
+def test_for_people(engine: str, place: Path) -> None:
+    words = ("--topic", "orders", "--body", "x", "--after", "30s", "--unique-key", "K1")
+    said = done("schedule", place, "--engine", engine, *words, "--now", NOW)
+    assert said.splitlines()[0] == "orders: comes 2026-01-02T03:04:35Z (in 30s)"
+    handle = said.splitlines()[1].removeprefix("handle: ")
+    assert done("run", place, "--now", NOW) == (
+        "0 messages delivered; the next is due 2026-01-02T03:04:35Z (in 30s)\n"
+    )
+    assert done("cancel", place, handle, "--now", NOW) == (
+        "cancelled: orders K1, due 2026-01-02T03:04:35Z (in 30s)\n"
+    )
+    assert done("run", place, "--now", NOW_MS + 60_000) == ("0 messages delivered; nothing waits\n")
+
+
+def test_what_the_engine_can_keep_is_said_beside_what_was_asked_for(place: Path) -> None:
+    words = ("--topic", "orders", "--body", "x", "--at", "2026-01-02T03:04:09.500Z")
+    said = done("schedule", place, "--engine", "wheel", *words, "--now", NOW)
+    assert said.startswith(
+        "orders: comes 2026-01-02T03:04:10Z (in 5s), asked for 2026-01-02T03:04:09.500Z\n"
+    )
+    late = done("schedule", place.with_name("levels"), "--engine", "levels", *words, "--now", NOW)
+    assert late.startswith("orders: comes 2026-01-02T03:04:10Z (in 5s), asked for")
+
+
+@pytest.mark.parametrize(
+    ("words", "due_ms"),
+    [
+        (["--after", "1h30m"], NOW_MS + 5_400_000),
+        (["--after", "1500ms"], NOW_MS + 1_500),
+        (["--after", "2d"], NOW_MS + 172_800_000),
+        (["--at", NOW_MS + 7_000], NOW_MS + 7_000),
+        (["--at", "2026-01-02T03:04:12Z"], NOW_MS + 7_000),
+        (["--at", "2025-01-01"], 1_735_689_600_000),
+        (["--level", "5"], NOW_MS + 60_000),
+        (["--level", "99"], NOW_MS + 7_200_000),
+    ],
+)
+def test_due_times_as_people_write_them(words: list[object], due_ms: int, place: Path) -> None:
+    assert schedule(place, *words)["due_ms"] == due_ms
+
+
+@ENGINES
+def test_a_message_keeps_all_that_was_said_of_it(engine: str, place: Path) -> None:
+    words = ("--property", "shop=7", "--property", "note=a=b", "--queue-id", 3, "--keys", "a b")
+    schedule(place, *words, "--level", 1, "--keys", "c", "--unique-key", "K1", engine=engine)
+    [delivered] = lines("run", place, "--now", NOW_MS + 1_000)
+    assert delivered["properties"].items() >= {"shop": "7", "note": "a=b"}.items()
+    assert (delivered["queue_id"], delivered["unique_key"]) == (3, "K1")
+    assert delivered["keys"] == ["a", "b", "c"]
+
+
+def test_a_body_of_any_bytes_comes_from_a_file_and_is_shown_as_base64(
+    place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "body").write_bytes(b"\xff\x00")
+    how = ("--topic", "raw", "--engine", "wheel", "--level", 1, "--now", NOW)
+    done("schedule", place, *how, "--body-file", tmp_path / "body")
+    done("schedule", place, *how, "--body-file", "-", stdin=b"\xfe")
+    delivered = lines("run", place, "--now", NOW_MS + 1_000)
+    assert [each["body_base64"] for each in delivered] == ["/wA=", "/g=="]
+    assert "body" not in delivered[0]
+
+
+# --- many messages --------------------------------------------------------------------------------
+
+MANY = """\
+{"topic": "orders", "body": "one", "after": "5s", "keys": "a b", "tags": "t"}
+
+{"topic": "orders", "body_base64": "dHdv", "level": 2, "properties": {"x": "y"}, "queue_id": 1}
+{"topic": "bills", "body": "three", "at": "2026-01-02T03:04:10Z", "keys": ["c"], "tags": null}
+"""
+
+
+@ENGINES
+def test_a_file_of_messages(engine: str, place: Path) -> None:
+    words = ("--engine", engine, "--lines", "-", "--now", NOW)
+    receipts = lines("schedule", place, *words, stdin=MANY)
+    assert [receipt["topic"] for receipt in receipts] == ["orders", "orders", "bills"]
+    delivered = lines("run", place, "--now", NOW_MS + 5_000)
+    assert [each["body"] for each in delivered] == ["one", "two", "three"]
+    assert [each["keys"] for each in delivered] == [["a", "b"], [], ["c"]]
+    assert delivered[1]["properties"]["x"] == "y"
+
+
+def test_a_file_of_messages_for_people(place: Path) -> None:
+    words = ("--engine", "wheel", "--lines", "-", "--now", NOW)
+    said = done("schedule", place, *words, stdin=MANY)
+    assert said == (
+        "3 messages stored, due from 2026-01-02T03:04:10Z (in 5s) to 2026-01-02T03:04:10Z (in 5s)\n"
+    )
+    assert done("schedule", place, *words, stdin="\n") == "0 messages stored\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"topic": "a"', "not JSON: Expecting ',' delimiter at column"),
+        ("[]", "a message is a JSON object"),
+        ('{"body": "x", "level": 1}', "'topic' says where the message goes"),
+        ('{"topic": "a", "body": "x", "aftr": "1s"}', "'aftr' is no field of a message; these are"),
+        ('{"topic": "a", "body": "x"}', 'one of "at", "after", "level" says when; found none'),
+        ('{"topic": "a", "body": "x", "level": 1, "after": "5s"}', 'found "after" and "level"'),
+        ('{"topic": "a", "body": "x", "after": 5}', "'after' cannot be 5"),
+        ('{"topic": "a", "body": "x", "after": "5"}', "'5' is not a duration such as 90s"),
+        ('{"topic": "a", "body": "x", "at": 5}', "'5' looks like seconds"),
+        ('{"topic": "a", "body": "x", "at": "noon"}', "neither ISO 8601 nor epoch milliseconds"),
+        ('{"topic": "a", "body": "x", "level": 0}', "'level' cannot be 0"),
+        ('{"topic": "a", "body": "x", "level": true}', "'level' cannot be true"),
+        ('{"topic": "a", "level": 1}', 'either "body" or "body_base64"'),
+        ('{"topic": "a", "body": {}, "level": 1}', "'body' cannot be {}"),
+        ('{"topic": "a", "body_base64": "*", "level": 1}', "'body_base64' is not base64"),
+        ('{"topic": "\\ud800", "body": "x", "level": 1}', "is not text"),
+        ('{"topic": "a", "body": "x", "level": 1, "keys": [1]}', "'keys' holds 1, which is not"),
+        ('{"topic": "a", "body": "x", "level": 1, "queue_id": -1}', "'queue_id' cannot be -1"),
+    ],
+)
+def test_a_line_that_is_no_message_is_named_and_nothing_is_stored(
+    line: str, sentence: str, place: Path
+) -> None:
+    good = '{"topic": "a", "body": "x", "level": 1}\n'
+    result = run("schedule", place, "--engine", "wheel", "--lines", "-", stdin=good + line)
+    refused(result, cli.USAGE, "line 2: ", sentence)
+    assert not place.exists()
+
+
+@ENGINES
+def test_of_messages_that_cannot_all_be_kept_none_is_stored(engine: str, place: Path) -> None:
+    good = '{"topic": "a", "body": "x", "after": "1s"}\n'
+    long = '{"topic": "a", "body": "x", "after": "400d"}\n'
+    words = ("schedule", place, "--engine", engine, "--lines", "-", "--now", NOW)
+    refused(run(*words, stdin=good + long), cli.USAGE, "400d")
+    done(*words, stdin=good + good)
+    assert len(lines("pending", place, "--now", NOW)) == 2
+
+
+# --- taking back ----------------------------------------------------------------------------------
+
+
+@ENGINES
+def test_a_cancellation_has_a_definite_answer(engine: str, place: Path) -> None:
+    first = schedule(place, "--level", 1, "--unique-key", "K1", engine=engine)["handle"]
+    second = schedule(place, "--level", 3, "--unique-key", "K2", engine=engine)["handle"]
+    assert len(lines("run", place, "--now", NOW_MS + 1_000)) == 1
+    result = run("cancel", place, first, second, "--now", NOW_MS + 2_000, "--json")
+    assert result.exit_code == cli.FINDINGS
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [answer["cancellation"] for answer in answers] == ["already delivered", "cancelled"]
+    assert [answer["unique_key"] for answer in answers] == ["K1", "K2"]
+    assert answers[0]["handle"] == first
+    assert lines("pending", place, "--now", NOW) == []
+    other = schedule(place.with_name("other"), "--level", 4, engine=engine)["handle"]
+    never = run("cancel", place, other, "--now", NOW)
+    assert (never.exit_code, never.stdout.split(":")[0]) == (cli.FINDINGS, "never existed")
+
+
+# --- which engine, which settings -----------------------------------------------------------------
+
+
+def test_a_new_store_needs_the_name_of_an_engine(place: Path) -> None:
+    result = run("schedule", place, "--topic", "a", "--body", "x", "--after", "1s")
+    refused(result, cli.USAGE, "holds neither levels nor a wheel yet", "--engine levels or")
+    assert not place.exists()
+
+
+@ENGINES
+def test_an_engine_is_told_by_what_the_directory_holds(engine: str, place: Path) -> None:
+    schedule(place, "--level", 1, engine=engine)
+    words = ("--topic", "orders", "--body", "x", "--after", "65s", "--now", NOW)
+    [receipt] = lines("schedule", place, *words)
+    late_ms = {"levels": 120_000, "wheel": 65_000}[engine]
+    assert receipt["promised_ms"] == NOW_MS + late_ms
+
+
+def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(place: Path) -> None:
+    schedule(place, "--level", 2, "--unique-key", "L", engine="levels")
+    schedule(place, "--level", 3, "--unique-key", "W", engine="wheel")
+    assert {each["unique_key"] for each in lines("pending", place, "--now", NOW)} == {"L", "W"}
+    later = ("--now", NOW_MS + 60_000, "--json")
+    refused(run("run", place, *later), cli.USAGE, "holds both levels and a wheel")
+    wheel = run("run", place, "--engine", "wheel", *later)
+    assert "what waits in the levels of this store is left alone" in wheel.stderr
+    assert json.loads(wheel.stdout)["unique_key"] == "W"
+    levels = run("run", place, "--engine", "levels", *later)
+    assert json.loads(levels.stdout)["unique_key"] == "L"
+
+
+def test_a_level_table_of_ones_own(place: Path) -> None:
+    table = ("--level-table", "3s 7s")
+    receipt = schedule(place, "--level", 2, *table, engine="levels")
+    assert receipt["promised_ms"] == NOW_MS + 7_000
+    refused(run("run", place, "--now", NOW), cli.USAGE, "7s")
+    assert len(lines("run", place, *table, "--now", NOW_MS + 7_000)) == 1
+
+
+def writes_as_5x(place: Path) -> bool:
+    return "dataVersion" in StoreRoot(place).config_file("delayOffset.json").read_text()
+
+
+def test_for_brokers_of_which_version(place: Path) -> None:
+    schedule(place, "--level", 3, engine="levels")
+    assert not writes_as_5x(place)
+    newer = place.with_name("newer")
+    schedule(newer, "--level", 3, "--dialect", "5.4", engine="levels")
+    assert writes_as_5x(newer)
+    lines("run", newer, "--now", NOW_MS + 10_000)
+    assert writes_as_5x(newer)
+
+
+def test_the_levels_of_a_5x_broker_stay_those_of_one(place: Path) -> None:
+    build_level_store(place, [LevelMessage(level=3)], dialect="5.x", offsets={3: 0})
+    lines("run", place, "--now", T0 + 10_000)
+    assert writes_as_5x(place)
+
+
+def test_a_version_that_has_no_wheel(place: Path) -> None:
+    words = ("--topic", "a", "--body", "x", "--level", 1, "--dialect", "4.9")
+    refused(run("schedule", place, "--engine", "wheel", *words), cli.USAGE, "have no wheel")
+
+
+def test_a_wheel_of_another_precision(place: Path) -> None:
+    receipt = schedule(place, "--after", "1250ms", "--precision-ms", 100)
+    assert receipt["promised_ms"] == NOW_MS + 1_300
+    assert len(lines("run", place, "--precision-ms", 100, "--now", NOW_MS + 1_300)) == 1
+    levels = ("--engine", "levels", "--topic", "a", "--body", "x", "--level", 1)
+    result = run("schedule", place.with_name("levels"), *levels, "--precision-ms", 100)
+    refused(result, cli.USAGE, "--precision-ms is for the wheel")
+
+
+def test_the_settings_of_a_broker(place: Path, tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text(
+        "brokerName=b7\ntimerPrecisionMs=500\ntimerMaxDelaySec=60\nmessageDelayLevel=2s 4s\n"
+        "mappedFileSizeCommitLog=65536\nfileReservedTime=24\n"
+    )
+    receipt = schedule(place, "--level", 2, "--broker-conf", conf)
+    assert receipt["promised_ms"] == NOW_MS + 4_000
+    from message_store.recall_handle import RecallHandle
+
+    assert RecallHandle.parse(receipt["handle"]).broker_name == "b7"
+    assert [path.stat().st_size for path in StoreRoot(place).commit_log.iterdir()] == [65_536]
+    words = ("--topic", "a", "--body", "x", "--after", "61s", "--broker-conf", conf, "--now", NOW)
+    refused(run("schedule", place, *words), cli.USAGE, "61s", "1m")
+
+
+# --- a broker's store -----------------------------------------------------------------------------
+
+
+def test_a_broker_s_levels_are_delivered_and_read(place: Path) -> None:
+    items = [
+        LevelMessage(level=3, topic="Orders", unique_key="A"),
+        LevelMessage(level=5, topic="Orders", unique_key="B"),
+    ]
+    build_level_store(place, items)
+    assert lines("read", place, "Orders", "--now", T0) == []
+    [delivered] = lines("run", place, "--now", T0 + 20_000)
+    assert (delivered["unique_key"], delivered["promised_ms"]) == ("A", T0 + 10_000)
+    [read] = lines("read", place, "Orders", "--now", T0)
+    assert read["unique_key"] == "A"
+    [left] = lines("pending", place, "--now", T0 + 20_000)
+    assert (left["unique_key"], left["due_ms"]) == ("B", T0 + 60_000)
+
+
+def test_a_broker_s_wheel_is_delivered(tmp_path: Path) -> None:
+    store = unpack(WHEEL_55_CLEAN, tmp_path / "store")
+    at = ("--now", store.stopped_ms)
+    waiting = [each for each in lines("pending", store.root, *at) if each["level"] is None]
+    end_ms = max(each["due_ms"] for each in waiting)
+    words = ("--engine", "wheel", *at, "--until", end_ms)
+    delivered = lines("run", store.root, *words)
+    assert sorted(each["unique_key"] for each in delivered) == sorted(
+        each["unique_key"] for each in waiting
+    )
+    assert all(each["lateness_ms"] >= 0 for each in delivered)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_queues_ordinals_and_how_many(place: Path) -> None:
+    made = [
+        {"topic": "a", "body": f"{number}", "level": 1, "queue_id": number % 2}
+        for number in range(6)
+    ]
+    many = "\n".join(map(json.dumps, made))
+    done("schedule", place, "--engine", "wheel", "--lines", "-", "--now", NOW, stdin=many)
+    assert len(lines("run", place, "--now", NOW_MS + 1_000)) == 6
+
+    def bodies(*words: object) -> list[str]:
+        return [each["body"] for each in lines("read", place, "a", *words)]
+
+    assert bodies() == ["0", "2", "4", "1", "3", "5"]
+    assert bodies("--queue-id", 1) == ["1", "3", "5"]
+    assert bodies("--queue-id", 1, "--from", 1, "--limit", 1) == ["3"]
+    assert bodies("--from", 2) == ["4", "5"]
+    assert bodies("--from", 3) == bodies("--queue-id", 7) == bodies("--limit", 0) == []
+
+
+def test_a_topic_that_is_not_there_is_told_from_an_empty_one(place: Path) -> None:
+    build_level_store(place, [LevelMessage(level=3)])
+    for topic in ("Order", "../consumequeue/Orders"):
+        result = run("read", place, topic)
+        assert (result.exit_code, result.stdout) == (cli.DONE, "")
+        assert f"nothing was ever put into {topic}; it holds SCHEDULE_TOPIC_XXXX" in result.stderr
+
+
+def test_a_message_that_cannot_be_read_is_named(place: Path) -> None:
+    torn = LevelMessage(level=4, damage=lambda data: data[:90] + bytes(len(data) - 90))
+    build_level_store(place, [torn, LevelMessage(level=4)])
+    result = run("read", place, "SCHEDULE_TOPIC_XXXX", "--queue-id", 3)
+    assert result.exit_code == cli.FINDINGS
+    assert len(result.stdout.splitlines()) == 1
+    assert "cannot be read: queue 3, queue offset 0, log offset 0: " in result.stderr
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+ORDER = ("schedule", "S", "--topic", "a", "--body", "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("schedule", "S", "--body", "x", "--level", 1), "--topic says where the message goes"),
+        (("schedule", "S", "--topic", "a", "--level", 1), "either --body or --body-file"),
+        (ORDER, "one of --at, --after, --level says when; found none of them"),
+        ((*ORDER, "--after", "5s", "--level", 1), "found --after and --level"),
+        ((*ORDER, "--after", "5"), "'5' is not a duration such as 90s, 1h30m, 250ms or 2d"),
+        ((*ORDER, "--after", "-5s"), "'-5s' is not a duration"),
+        ((*ORDER, "--level", 0), "0 is not in the range x>=1"),
+        ((*ORDER, "--lines", "-"), "--lines brings the messages; --topic does not go with it"),
+        (("schedule", "S", "--lines", "-", "--after", "1s"), "--after does not go with it"),
+        (("schedule", "S", "--lines", "-", "--property", "a=b"), "--property does not go with it"),
+        ((*ORDER, "--level", 1, "--engine", "rocks"), "'rocks' is not one of"),
+        ((*ORDER, "--level", 1, "--precision-ms", 250), "'250' is not one of"),
+        ((*ORDER, "--level", 1, "--broker-conf", "no.conf"), "no.conf: no such file"),
+        (("run", "S", "--for", "1m", "--until", NOW), "--until and --for"),
+        (("run", "S", "--for", "soon"), "'soon' is not a duration"),
+        (("cancel", "S"), "Missing argument"),
+        (("cancel", "S", "no handle"), "not a recall handle"),
+        (("read", "S"), "Missing argument 'TOPIC'"),
+    ],
+)
+def test_wrong_usage(
+    words: tuple[object, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if words[0] == "schedule" and "--engine" not in words:
+        words = (*words, "--engine", "wheel")
+    refused(run(*words), cli.USAGE, sentence)
+    assert not (tmp_path / "S").exists()
+
+
+HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
+OPENERS = [
+    ("run", "--now", NOW), ("cancel", HANDLE), ("read", "a"),
+    ("schedule", "--topic", "a", "--body", "x", "--level", 1, "--engine", "wheel"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OPENERS, ids=lambda words: words[0])
+def test_places_that_are_no_store(words: tuple[object, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "notes.txt").write_text("mine")
+    verb, *more = words
+    for name, sentence in (
+        ("file", "not a directory"),
+        ("home", "not a store directory: there is no commitlog/"),
+        ("nowhere", "no such directory"),
+    ):
+        if verb != "schedule" or name != "nowhere":
+            refused(run(verb, tmp_path / name, *more), cli.SOURCE_UNREADABLE, sentence)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "home", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--topic", "a/b"), "a/b"),
+        (("--topic", "a", "--property", "REAL_TOPIC=x"), "REAL_TOPIC"),
+        (("--topic", "a", "--property", "x=a\x01b"), "0x01"),
+    ],
+)
+@ENGINES
+def test_a_message_that_no_record_can_hold(
+    words: tuple[object, ...], sentence: str, engine: str, place: Path
+) -> None:
+    result = run("schedule", place, "--engine", engine, "--body", "x", "--level", 1, *words)
+    refused(result, cli.USAGE, sentence)
+
+
+def test_an_unfinished_conversion_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "target" / "delaywheel" / "staging").mkdir(parents=True)
+    refused(run("run", tmp_path / "target"), cli.SOURCE_UNREADABLE, "an unfinished conversion")
+
+
+# --- as a program ---------------------------------------------------------------------------------
+
+
+def program(*words: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "cli", *map(str, words)]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell starts its background jobs, and so all that they start, deaf to SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@ENGINES
+def test_a_run_delivers_on_time_and_ends_cleanly_on_a_signal(
+    engine: str, number: signal.Signals, place: Path
+) -> None:
+    words = ("--topic", "orders", "--body", "x", "--level", 1, "--unique-key", "K1")
+    done("schedule", place, "--engine", engine, *words)
+    done("schedule", place, *words[:4], "--after", "1h")
+    with program("run", place, "--json") as running:
+        assert running.stdout is not None
+        [line] = [running.stdout.readline()]
+        busy = run("schedule", place, *words)
+        running.send_signal(number)
+        rest, errors = running.communicate(timeout=250)
+    delivered = json.loads(line)
+    assert delivered["unique_key"] == "K1"
+    assert delivered["lateness_ms"] >= 0
+    refused(busy, cli.SOURCE_UNREADABLE, "held by another process")
+    assert (running.returncode, rest) == (cli.DONE, "")
+    assert f"1 message delivered until {number.name}; the next is due" in errors
+    assert "Traceback" not in errors
+    assert StoreRoot(place).was_stopped_cleanly
+    assert len(lines("pending", place)) == 1
+
+
+def test_a_run_that_was_to_last_longer_says_so(place: Path) -> None:
+    done("schedule", place, "--engine", "wheel", *ORDER[2:], "--after", "1h")
+    with program("run", place, "--for", "1h") as running:
+        assert running.stderr is not None
+        running.stderr.readline()
+        while not StoreRoot(place).abort.exists():
+            time.sleep(0.01)
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=250)
+    assert running.returncode == cli.INTERRUPTED
+
+
+def test_a_run_ends_when_nobody_reads_what_it_delivers(place: Path) -> None:
+    many = '{"topic": "a", "body": "x", "level": 1}\n' * 10_000
+    done("schedule", place, "--engine", "wheel", "--lines", "-", stdin=many)
+    with program("run", place, "--json", "--quiet") as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(250) == cli.DONE
+    assert StoreRoot(place).was_stopped_cleanly
