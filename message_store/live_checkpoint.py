@@ -19,11 +19,15 @@ from message_store.store_root import StoreRoot
 
 
 class LiveCheckpoint:
-    """The file, and what was synced; ``found`` is what it said at opening."""
+    """The file, and what was synced.
+
+    ``found`` is what it said at opening, ``nothing_was_synced`` whether it knew of no record.
+    """
 
     def __init__(self, root: StoreRoot, dialect: Dialect, log: LiveLog) -> None:
         content = read_small_file(root.checkpoint)
         self.found = StoreCheckpoint.decode(content or b"")
+        self.nothing_was_synced = content is not None and self.found.commit_log_timestamp_ms == 0
         self._root = root
         self._dialect = dialect
         self._log = log

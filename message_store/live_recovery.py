@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from message_store.errors import FormatError, SourceError
+from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_dispatch import Dispatcher
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
@@ -55,7 +56,7 @@ class Extent:
 
 
 def survey(
-    log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint, *, was_clean: bool
+    log: LiveLog, queues: list[LiveQueue], checkpoint: LiveCheckpoint, *, was_clean: bool
 ) -> Extent:
     """Find where the log ends, and change nothing.
 
@@ -65,7 +66,7 @@ def survey(
     log.end = log.segments.end_offset
     start, last_start = _clean_start(log, queues) if was_clean else (-1, -1)
     if start < 0:
-        start = _unclean_start(log, queues, checkpoint)
+        start = _unclean_start(log, queues, checkpoint.found)
     end, last_record = _find_end(log, start)
     extent = Extent(start, end, last_record if last_record >= 0 else last_start, was_clean)
     _refuse_damage(log, queues, checkpoint, extent)
@@ -181,13 +182,14 @@ def _find_end(log: LiveLog, start: int) -> tuple[int, int]:
 
 
 def _refuse_damage(
-    log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint, extent: Extent
+    log: LiveLog, queues: list[LiveQueue], checkpoint: LiveCheckpoint, extent: Extent
 ) -> None:
     """Raise SourceError when the log ends where it cannot have ended."""
-    synced, end = checkpoint.queue_commit_log_offset, extent.end
+    synced, end = checkpoint.found.queue_commit_log_offset, extent.end
     is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
     has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)
-    if is_short or has_lost_all:
+    may_have_lost_all = checkpoint.nothing_was_synced and not extent.is_clean
+    if is_short or (has_lost_all and not may_have_lost_all):
         raise SourceError(
             f"{log.segments.directory}: damaged at {end}: no whole record begins there, and the log"
             " goes on behind it; nothing was changed"

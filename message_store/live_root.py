@@ -13,6 +13,7 @@ from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
 from message_store.live_segments import LiveSegments
 from message_store.segment_files import list_directories, list_segments
+from message_store.small_files import sync_directory
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 
@@ -29,6 +30,8 @@ def refuse_unwritable(root: StoreRoot) -> None:
         is_new = not root.commit_log.exists() and not root.consume_queues.exists()
         if is_new:
             root.commit_log.mkdir()
+            sync_directory(root.path)
+            sync_directory(root.path.parent)
     except OSError as error:
         raise SourceError(f"{root.path}: cannot be a store: {error.strerror}") from error
     root.require_readable()

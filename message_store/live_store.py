@@ -80,8 +80,7 @@ class LiveStore:
 
     def _recover(self) -> Recovery:
         """Make the store one that can be appended to, durably, before anything is appended."""
-        found = self._checkpoint.found
-        extent = survey(self.log, self.queues(), found, was_clean=self.was_clean)
+        extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         recovery = recover(self, extent)
         self.sync_log()

@@ -80,7 +80,10 @@ class InPlaceFile:
         self._path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
+            is_new = not path.exists()
             self._descriptor = os.open(path, flags, 0o644)
+            if is_new:
+                sync_directory(path.parent)
         except OSError as error:
             raise TargetError(f"{path}: cannot be opened: {error.strerror}") from error
 
