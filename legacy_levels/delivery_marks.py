@@ -28,14 +28,13 @@ _MARK_BYTES = 4_096
 class DeliveryMark:
     """All deliveries before ``log_end``, and none behind it, are in the offsets.
 
-    ``offsets`` are by level. ``done`` are entries behind them that were delivered out of turn and
-    whose units do not say so. ``tables`` are checksums of the delayOffset.json that it goes with:
-    before that was written, and after.
+    ``offsets`` are by level; what was delivered out of turn behind them, its units say.
+    ``tables`` are checksums of the delayOffset.json that it goes with: before that was written, and
+    after.
     """
 
     log_end: int
     offsets: Mapping[int, int]
-    done: Mapping[int, tuple[int, ...]] = attrs.field(factory=dict)
     tables: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
@@ -46,7 +45,7 @@ class DeliveryMark:
     def decode(cls, text: bytes) -> "DeliveryMark | None":
         """What a file says; None for one that is torn.
 
-        >>> mark = DeliveryMark(100, {3: 7}, {3: (9,)})
+        >>> mark = DeliveryMark(100, {3: 7}, (1, 2))
         >>> DeliveryMark.decode(mark.encode()) == mark, DeliveryMark.decode(b'{"log_e')
         (True, None)
         """
@@ -55,7 +54,6 @@ class DeliveryMark:
             return cls(
                 log_end=int(facts["log_end"]),
                 offsets={int(level): int(at) for level, at in facts["offsets"].items()},
-                done={int(level): tuple(map(int, at)) for level, at in facts["done"].items()},
                 tables=tuple(map(int, facts["tables"])),
             )
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -103,7 +103,9 @@ def _entry_at(state: LevelState, level: int, queue_offset: int) -> Entry | None:
     offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
     if size_bytes == PRE_BLANK_SIZE:
         return None
-    fate = Fate.WAITS if scanner.still_waits(queue_offset) else Fate.DELIVERED
+    waits = scanner.still_waits(queue_offset)
+    waits &= queue_offset not in state.to_repeat.get(level, ())  # it came before, and comes again
+    fate = Fate.WAITS if waits else Fate.DELIVERED
     if size_bytes <= DELIVERED_BYTES:
         fate = Fate.CANCELLED if size_bytes == CANCELLED_BYTES else Fate.DELIVERED
         end = offset + size_bytes

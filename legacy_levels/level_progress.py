@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from legacy_levels.level_scanner import LevelScanner
     from legacy_levels.level_state import LevelState
 
-_MOST_DONE_IN_A_MARK = 10_000
 _LOG_BYTES_A_MARK = 64 << 20
 
 
@@ -41,17 +40,10 @@ class _Snapshot:
     offsets: dict[int, int]
     done: dict[int, Int64Array]
 
-    @property
-    def done_count(self) -> int:
-        return sum(map(len, self.done.values()))
-
     def says_the_same(self, other: _Snapshot) -> bool:
         """Whether nothing was delivered between the two, and the log is not much longer."""
-        return (
-            self.offsets == other.offsets
-            and self.done_count == other.done_count == 0
-            and self.log_end - other.log_end < _LOG_BYTES_A_MARK
-        )
+        is_near = self.log_end - other.log_end < _LOG_BYTES_A_MARK
+        return self.offsets == other.offsets and not self.done and is_near
 
 
 class LevelProgress:
@@ -90,10 +82,10 @@ class LevelProgress:
         now = self._snapshot()
         if self._latest is not None and now.says_the_same(self._latest):
             return
-        if now.done_count > _MOST_DONE_IN_A_MARK:
+        if now.done:
+            # The units may only say it when no loss of power can take the copies away.
             self._state.live.sync_log()
             self._neutralise(now)
-            now = attrs.evolve(now, done={})
         self._put(now, is_durable=False)
         self._latest = now
 
@@ -126,7 +118,6 @@ class LevelProgress:
         with live.lock:
             self._neutralise(now)
         live.flush()
-        now = attrs.evolve(now, done={})
         if self._flushed is None or not now.says_the_same(self._flushed):
             self._put(now, is_durable=True)
             self._latest = self._flushed = now
@@ -153,7 +144,6 @@ class LevelProgress:
         mark = DeliveryMark(
             snapshot.log_end,
             snapshot.offsets,
-            {level: tuple(done.tolist()) for level, done in snapshot.done.items()},
             (checksum(self._writer.text), checksum(text)),
         )
         root = self._state.live.root.path

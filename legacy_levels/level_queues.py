@@ -73,9 +73,9 @@ class LevelQueue:
         return self.entries.is_damaged
 
     def is_expired(self, log_min: int) -> BoolArray:
-        """Entries that a broker skips: their record is gone with the oldest log files, their message
-        was taken back or delivered out of turn, or they only fill the queue before its first
-        message.
+        """Entries that a broker skips: their record is gone with the oldest log files, their
+        message was taken back or delivered out of turn, or they only fill the queue before its
+        first message.
         """
         units = self.entries.units
         is_gone = is_filled(units) & (units["commit_log_offset"] < log_min)

@@ -32,10 +32,10 @@ class _Candidates:
     due_ms: Int64Array
 
 
-def drop_delivered(
+def delivered_already(
     scanners: Sequence[LevelScanner], log: LiveLog, *, since: int | None, newest_ms: int
-) -> int:
-    """Make the scanners pass over what was delivered already; returns how much that is.
+) -> dict[int, Int64Array]:
+    """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the scanners know of every delivery; None where
     only times can tell. ``newest_ms`` is a time before which no copy was stored that is not in the
@@ -44,8 +44,6 @@ def drop_delivered(
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
             found = _candidates(scanners, newest_ms)
-            if not len(found.level):
-                return 0
             waiting = Waiting(
                 found.commit_log_offset, found.size_bytes.astype(np.int32), found.due_ms
             )
@@ -56,13 +54,12 @@ def drop_delivered(
         else:
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
-            if not len(copies.rows):
-                return 0
-            found = _candidates(scanners, int(copies.store_timestamp_ms.max()))
+            found = _candidates(scanners, int(copies.store_timestamp_ms.max(initial=-1)))
             delivered = _match(reader, found, copies)
-    for scanner in scanners:
-        scanner.pass_over(found.queue_offset[delivered & (found.level == scanner.level)])
-    return int(delivered.sum())
+    return {
+        scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
+        for scanner in scanners
+    }
 
 
 def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates:

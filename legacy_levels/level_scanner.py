@@ -102,12 +102,10 @@ class LevelScanner:
     not say so yet.
     """
 
-    def __init__(
-        self, level: int, queue: UnitQueue, head: int = 0, done: Int64Array | None = None
-    ) -> None:
+    def __init__(self, level: int, queue: UnitQueue, head: int = 0) -> None:
         self.level = level
         self.queue = queue
-        self.done: Int64Array = _NONE if done is None else done
+        self.done: Int64Array = _NONE
         self.head = head
         self.head_due_ms = NEVER_MS
         self._newest_ms = LONG_MIN

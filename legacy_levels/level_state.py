@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import numpy as np
 
 from legacy_levels.delay_offsets import (
     DelayOffsets,
@@ -27,6 +26,7 @@ from legacy_levels.level_repair import refuse_another_table, repair_due_times
 from legacy_levels.level_rules import LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.skipped_messages import SkippedMessages
+from message_store.consume_queue import Int64Array
 from message_store.delay_levels import DelayLevels
 from message_store.errors import SourceError
 from message_store.properties import LEVEL_TOPIC
@@ -52,7 +52,7 @@ class LevelState:
 
     ``found`` is what delayOffset.json said; ``corrections`` are offsets of it that lay outside
     their queues; ``already_delivered`` is how much of what they say waits was delivered before a
-    kill.
+    kill, and ``to_repeat`` the queue offsets of that where it will be delivered again.
     """
 
     live: LiveStore
@@ -63,6 +63,7 @@ class LevelState:
     skipped: SkippedMessages
     corrections: list[Correction] = attrs.field(factory=list)
     already_delivered: int = 0
+    to_repeat: dict[int, Int64Array] = attrs.field(factory=dict)
     _runs: dict[int, DueRuns] = attrs.field(factory=dict)
 
     def queue(self, level: int) -> LiveQueue:
@@ -110,9 +111,8 @@ def open_levels(
         repair_due_times(live, state.scanners[level])
     if rules.on_table_change == "refuse":
         refuse_another_table(live, state.scanners.values())
-    is_in_doubt = not live.was_clean and not live.settings.repeat_after_kill
-    if is_in_doubt or start.since is not None:
-        state.already_delivered = _drop_delivered(state, start)
+    if not live.was_clean or start.since is not None:
+        _settle_after_kill(state, start)
     return state
 
 
@@ -122,7 +122,6 @@ class _Start:
 
     found: DelayOffsets
     offsets: Mapping[int, int]
-    done: Mapping[int, tuple[int, ...]]
     since: int | None
 
 
@@ -130,7 +129,7 @@ def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
     root = live.root.path
     if choice is not OffsetsChoice.AUTO:
         chosen = read_delay_offsets(root, choice)
-        return _Start(chosen, chosen.offsets, {}, None)
+        return _Start(chosen, chosen.offsets, None)
     found = _broker_offsets(root)
     is_in_doubt = not live.was_clean or found is None or found.main.problem is not None
     if is_in_doubt and not live.settings.repeat_after_kill:
@@ -139,10 +138,10 @@ def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
         if mark is not None:
             nothing = OffsetsFile(path, None, "not used")
             known = found or DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
-            return _Start(known, mark.offsets, mark.done, mark.log_end)
+            return _Start(known, mark.offsets, mark.log_end)
     if found is None:
         found = read_delay_offsets(root)
-    return _Start(found, found.offsets, {}, None)
+    return _Start(found, found.offsets, None)
 
 
 def _broker_offsets(root: Path) -> DelayOffsets | None:
@@ -160,14 +159,20 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
     head = min(max(stored, queue.min_offset), queue.max_offset)
     if level in start.offsets and head != stored:
         state.corrections.append(Correction(level, stored, head))
-    done = np.array(start.done.get(level, ()), np.int64)
-    return LevelScanner(level, queue, head, done[done >= head])
+    return LevelScanner(level, queue, head)
 
 
-def _drop_delivered(state: LevelState, start: _Start) -> int:
-    from legacy_levels.level_recovery import drop_delivered
+def _settle_after_kill(state: LevelState, start: _Start) -> None:
+    """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
+    from legacy_levels.level_recovery import delivered_already
 
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     scanners = list(state.scanners.values())
-    return drop_delivered(scanners, log, since=start.since, newest_ms=newest_ms)
+    found = delivered_already(scanners, log, since=start.since, newest_ms=newest_ms)
+    state.already_delivered = sum(map(len, found.values()))
+    if state.live.settings.repeat_after_kill:
+        state.to_repeat = found
+    else:
+        for scanner in scanners:
+            scanner.pass_over(found[scanner.level])
