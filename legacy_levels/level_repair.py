@@ -2,8 +2,7 @@
 """Due times in a queue that are none, made anew; and messages of another level table, refused.
 
 A broker of 4.9 that builds a queue anew after a crash writes the hash of the tag where the due time
-belongs, and then delivers everything at once. With extension files the queue holds addresses of due
-times. Both are replaced by the due time itself, which every broker reads.
+belongs, and then delivers everything at once. That is replaced by the due time itself.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS, SAMPLES_A_QUEUE, WHOLE_DELAY_MS
 from message_store.commit_log import NO_TIME, read_store_times
-from message_store.consume_queue import QueueEntries, resolve_tags_codes
+from message_store.consume_queue import QueueEntries
 from message_store.delay_levels import format_delay
 from message_store.errors import OptionsError
 from message_store.properties import LEVEL_TOPIC
@@ -35,21 +34,18 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
         return 0
     queue = live.queue(LEVEL_TOPIC, scanner.level - 1)
     delay_ms = live.levels.delay_ms(scanner.level)
-    ext_directory = live.root.consume_queue_ext(LEVEL_TOPIC, scanner.level - 1)
     repaired = 0
     with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
         for first, units, waits in scanner.waiting():
             rows = np.flatnonzero(waits & (units["tags_code"] <= PLAUSIBLE_DUE_MS))
             doubted = QueueEntries(units[rows], 0, 0)
             offsets, sizes = doubted.commit_log_offset, doubted.size_bytes
-            due_ms, is_unknown = resolve_tags_codes(doubted, ext_directory)
             stored_ms = read_store_times(reader, offsets, sizes)
-            is_wrong = (stored_ms != NO_TIME) & (is_unknown | (due_ms < stored_ms))
-            due_ms = np.where(is_wrong, stored_ms + delay_ms, due_ms)
-            for row in np.flatnonzero(due_ms != doubted.tags_code).tolist():
-                at = first + int(rows[row])
-                queue.overwrite(at, int(offsets[row]), int(sizes[row]), int(due_ms[row]))
-                repaired += 1
+            wrong = np.flatnonzero((stored_ms != NO_TIME) & (doubted.tags_code < stored_ms))
+            for row in wrong.tolist():
+                at, due_ms = first + int(rows[row]), int(stored_ms[row]) + delay_ms
+                queue.overwrite(at, int(offsets[row]), int(sizes[row]), due_ms)
+            repaired += len(wrong)
     if repaired:
         scanner.rescan()
     return repaired
