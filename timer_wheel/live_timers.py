@@ -71,6 +71,7 @@ class LiveTimers:
     are the log offsets of messages on the wheel that were dealt with although their slot is not
     over, in order; ``early`` are messages on the wheel that are due before their slot is over. From
     ``copies_from`` on the log may hold copies of messages that are still on the wheel.
+    ``has_rolled`` says whether anything ever had farther to go than a round.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class LiveTimers:
         self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
         self.copies_from = 0
+        self.has_rolled = False
         self._repeating_until_ms = 0
         self._first_needed = 0
 
@@ -101,16 +103,16 @@ class LiveTimers:
 
     # --- what the queue holds ---------------------------------------------------------------------
 
-    def unplaced(self, limit: int = _PIECE) -> Unplaced:
-        """The first entries without units, some of them if there are many."""
+    def unplaced(self, limit: int = _PIECE, *, keys: bool = False) -> Unplaced:
+        """The first entries without units, some of them if there are many; with recall keys if
+        they are asked for.
+        """
         first = max(self.placed_end, self.queue.min_offset)
         units = self.queue.units(first, min(self.queue.max_offset, first + limit))
         rows = TimerRows.empty(len(units))
         rows.table[LOG_OFFSET] = units["commit_log_offset"]
         rows.table[SIZE] = units["size_bytes"]
-        facts = read_facts(
-            self.store.log, rows.commit_log_offset, rows.size_bytes, self.precision_ms
-        )
+        facts = self.facts(rows, keys=keys)
         rows.table[SLOT_TIME] = np.where(facts.is_fine, facts.out_ms, 0)
         rows.table[TOPIC_HASH] = facts.topic_hash
         rows.table[FLAGS] = np.where(facts.is_marker, FLAG_DEFAULT | FLAG_DELETE, FLAG_DEFAULT)
@@ -122,6 +124,7 @@ class LiveTimers:
         out_ms = rows.slot_time_ms
         rolls = is_message & needs_roll(out_ms, write_ms, self.precision_ms, self.window_slots)
         if rolls.any():
+            self.has_rolled = True
             rows.table[FLAGS] |= np.where(rolls, FLAG_ROLL, 0)
             parked = roll_slot_ms(out_ms, write_ms, self.precision_ms, self.window_slots)
             rows.table[SLOT_TIME] = np.where(rolls, parked, out_ms)
@@ -216,11 +219,10 @@ class LiveTimers:
         times = np.where(rows.is_roll, facts.out_ms, rows.slot_time_ms)
         return promised_times(times, facts.store_ms, self.precision_ms)
 
-    def facts(self, rows: TimerRows) -> TimerFacts:
-        """What the records of these rows say."""
-        return read_facts(
-            self.store.log, rows.commit_log_offset, rows.size_bytes, self.precision_ms
-        )
+    def facts(self, rows: TimerRows, *, keys: bool = False) -> TimerFacts:
+        """What the records of these rows say; recall keys only if they are asked for."""
+        offsets, sizes = rows.commit_log_offset, rows.size_bytes
+        return read_facts(self.store.log, offsets, sizes, self.precision_ms, keys=keys)
 
     # --- what is done -----------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class Search:
         rows = rows.rows((rows.table[-1] == self._topic_hash) & ~rows.is_marker)
         if not len(rows):
             return None
-        facts = self._timers.facts(rows)
+        facts = self._timers.facts(rows, keys=True)
         for row in np.flatnonzero(self._is_it(rows, facts)).tolist():
             record = self._record(rows, row)
             return Target(record, int(facts.out_ms[row]), facts.recall_keys()[row])
@@ -180,7 +180,7 @@ class Search:
 
 def pending_markers(timers: LiveTimers) -> list[TimerFacts]:
     """The facts of every delete marker that is on the wheel or waits in the queue."""
-    rest = timers.unplaced(2**40).facts
+    rest = timers.unplaced(2**40, keys=True).facts
     rows = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
     rows = rows.rows(rows.is_marker & (rows.slot_time_ms >= timers.wheel.hand_ms))
-    return [timers.facts(rows), rest.rows(rest.is_marker & rest.is_fine)]
+    return [timers.facts(rows, keys=True), rest.rows(rest.is_marker & rest.is_fine)]

@@ -29,13 +29,20 @@ def resume_queue_offset(
     root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, checkpoint: TimerCheckpoint
 ) -> int:
     """The timer queue's offset from which a starting broker places messages."""
-    placed = _last_placed(root, commit_log, units)
-    resume = checkpoint.last_queue_offset if placed is None else placed + 1
-    resume = min(resume, checkpoint.master_queue_offset)
+    resume = noted_queue_offset(root, commit_log, units, checkpoint)
     if not root.timer_queue().is_dir():
         return resume
     queue = read_queue(root.timer_queue(), from_queue_offset=max(0, resume))
     return min(max(resume, queue.queue_min), queue.queue_max)
+
+
+def noted_queue_offset(
+    root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, checkpoint: TimerCheckpoint
+) -> int:
+    """The same, before it is moved into the queue: beyond its end where the queue lost entries."""
+    placed = _last_placed(root, commit_log, units)
+    resume = checkpoint.last_queue_offset if placed is None else placed + 1
+    return min(resume, checkpoint.master_queue_offset)
 
 
 def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) -> int | None:

@@ -136,12 +136,17 @@ def _is_record(record: int, size: int, offset: int, parts: Any) -> bool:
     return load_i64(record + AT_LOG_OFFSET) == offset and find_parts(record, size, parts)
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int64, int64[:, ::1])")
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, boolean, int64[:, ::1])")
 def read_timer_records(
-    addresses: Int64s, sizes: Int64s, offsets: Int64s, precision_ms: int, facts: Any
+    addresses: Int64s,
+    sizes: Int64s,
+    offsets: Int64s,
+    precision_ms: int,
+    wants_keys: bool,
+    facts: Any,
 ) -> None:
     """Fill ``facts``, a column a record. An address is -1 where there is no memory to look at;
-    otherwise ``sizes`` bytes can be read there.
+    otherwise ``sizes`` bytes can be read there. Recall keys are told where they are wanted.
     """
     parts = np.empty(PARTS, np.int64)
     spots = np.empty(_SPOTS, np.int64)
@@ -165,4 +170,5 @@ def read_timer_records(
         facts[IS_MARKER, row] = spots[_DELETE_SPOT + 1] > 0
         rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
-        _tell_key(spots, out_ms // precision_ms, facts, row)
+        if wants_keys:
+            _tell_key(spots, out_ms // precision_ms, facts, row)

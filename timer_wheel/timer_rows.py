@@ -118,6 +118,14 @@ class TimerFacts:
     def __len__(self) -> int:
         return len(self.table[0])
 
+    @classmethod
+    def assumed(cls, rows: TimerRows, precision_ms: int) -> "TimerFacts":
+        """Facts of rows that are as their units say, where nothing else matters."""
+        table = np.zeros((FACT_COLUMNS, len(rows)), np.int64)
+        table[STATUS] = FINE
+        table[OUT_MS] = rows.slot_time_ms
+        return cls(table, {}, precision_ms)
+
     def rows(self, chosen: Bools | Int64s) -> "TimerFacts":
         """The facts of the chosen rows, whose problems are no longer told."""
         return TimerFacts(np.ascontiguousarray(self.table[:, chosen]), {}, self.precision_ms)
@@ -172,13 +180,15 @@ class TimerFacts:
         return list(zip(self.table[KEY_ONE].tolist(), self.table[KEY_TWO].tolist(), strict=True))
 
 
-def read_facts(log: "LiveLog", offsets: Int64s, sizes: Int64s, precision_ms: int) -> TimerFacts:
-    """What the records at these places of the log say."""
+def read_facts(
+    log: "LiveLog", offsets: Int64s, sizes: Int64s, precision_ms: int, *, keys: bool = False
+) -> TimerFacts:
+    """What the records at these places of the log say; recall keys only if they are asked for."""
     offsets, sizes = int64s(offsets), int64s(sizes)
     table = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     addresses = log.addresses(offsets)
     addresses[sizes > log.rooms(offsets)] = -1
-    read_timer_records(addresses, sizes, offsets, precision_ms, table)
+    read_timer_records(addresses, sizes, offsets, precision_ms, keys, table)
     problems: dict[int, FormatError] = {}
     for row in np.flatnonzero(table[STATUS] != FINE).tolist():
         try:

@@ -59,7 +59,7 @@ class Turning:
         stamp_ms = max(self._store.clock.now_ms(), now_ms)
         timers.settle(stamp_ms)
         rest = self._rest(now_ms)
-        due = self._due(rest, now_ms)
+        due = self._due(rest, now_ms, marks)
         is_marker = due.rows.is_marker
         is_recalled = marks.take_away(due.facts) & ~is_marker
         is_due = due.promised_ms <= now_ms
@@ -83,12 +83,12 @@ class Turning:
 
     def _rest(self, now_ms: int) -> Unplaced:
         """What the queue holds that could not be placed, but for what was stored later than now."""
-        rest = self._timers.unplaced(_EVERYTHING)
+        rest = self._timers.unplaced(_EVERYTHING, keys=True)
         facts = rest.facts
         later = np.flatnonzero(facts.is_fine & is_overdue(facts.out_ms) & (facts.store_ms > now_ms))
         return rest.first(int(later[0])) if len(later) else rest
 
-    def _due(self, rest: Unplaced, now_ms: int) -> Due:
+    def _due(self, rest: Unplaced, now_ms: int, marks: RecallMarks) -> Due:
         """The slots that are over, what is due before its slot is, and what has no slot."""
         timers = self._timers
         taken = timers.due_rows(now_ms)
@@ -96,7 +96,11 @@ class Turning:
         if len(early):
             early = early.rows(early.slot_time_ms >= floor_ms(now_ms, timers.precision_ms))
         rows = TimerRows.together([taken, early])
-        facts = timers.facts(rows)
+        is_plain = not (len(marks) or len(rest) or timers.has_rolled)
+        if is_plain and not is_overdue(rows.slot_time_ms).any():
+            facts = TimerFacts.assumed(rows, timers.precision_ms)
+        else:
+            facts = timers.facts(rows, keys=len(marks) > 0)
         promised_ms = timers.promised_ms(rows, facts)
         if not len(rest):
             return Due(rows, facts, promised_ms)

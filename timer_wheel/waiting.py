@@ -80,7 +80,7 @@ def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
 def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[_Live]:
     with timers.store.reading():
         slots = timers.wheel.used_slots()
-        rest = timers.unplaced(_EVERYTHING)
+        rest = timers.unplaced(_EVERYTHING, keys=True)
         first = timers.promised_ms(rest.rows, rest.facts)
         is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
         live = _Live(rest.rows, rest.facts, first)
@@ -95,7 +95,7 @@ def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
 def _in_slots(timers: LiveTimers, marks: RecallMarks, wanted: Filter, slots: Int64s) -> _Live:
     rows = timers.in_slots(slots)
     rows = rows.rows(wanted.may_pass(rows))
-    facts = timers.facts(rows)
+    facts = timers.facts(rows, keys=len(marks) > 0)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))
     return _live(live, marks, facts.is_fine)
 
@@ -109,14 +109,14 @@ def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
 def next_due_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
     """When the first message that waits is due, or its slot is over; None when nothing waits."""
     earliest: list[int] = []
-    rest = timers.unplaced(_EVERYTHING)
+    rest = timers.unplaced(_EVERYTHING, keys=True)
     if len(rest):
         is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
         first = timers.promised_ms(rest.rows, rest.facts)
         earliest += _live(_Live(rest.rows, rest.facts, first), marks, is_new).promised_ms.tolist()
     early = timers.early
     if len(early):
-        facts = timers.facts(early)
+        facts = timers.facts(early, keys=True)
         live = _Live(early, facts, timers.promised_ms(early, facts))
         earliest += _live(live, marks, facts.is_fine).promised_ms.tolist()
     slot_ms = _first_slot_ms(timers, marks)
@@ -133,7 +133,7 @@ def _first_slot_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
     begin, count = 0, 1
     while begin < len(slots):
         rows = timers.in_slots(slots[begin : begin + count])
-        facts = timers.facts(rows)
+        facts = timers.facts(rows, keys=len(marks) > 0)
         live = _live(_Live(rows, facts, rows.slot_time_ms), marks, facts.is_fine)
         if len(live.rows):
             slot_ms = int(live.rows.slot_time_ms.min())

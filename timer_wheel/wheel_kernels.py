@@ -26,8 +26,8 @@ ROW_COLUMNS = 7
 PAGE_BYTES = 4096
 
 MARKERS, OVERDUE, ROLLS = range(3)
-"""What ``revise_wheel`` counts of the units that are yet to be read: delete markers, what was due
-when it was stored, and units that will roll.
+"""What ``revise_wheel`` counts: delete markers that are yet to be read, what was due when it was
+stored and is yet to be read, and units that were to roll, old and new.
 """
 COUNTS = 3
 
@@ -144,11 +144,11 @@ def revise_wheel(
         unit = units + index * _UNIT
         time_ms = _slot_time(unit)
         slot = time_ms // precision_ms
+        flags = load_i32(unit + _AT_MAGIC)
+        counts[ROLLS] += flags & FLAG_ROLL != 0
         if slot >= hand:
-            flags = load_i32(unit + _AT_MAGIC)
             _hang(wheel, dirty, slot, hand, position + index * _UNIT, flags)
             counts[MARKERS] += flags & FLAG_DELETE != 0
-            counts[ROLLS] += flags & FLAG_ROLL != 0
             counts[OVERDUE] += time_ms % FINEST_MS == OVERDUE_MARK_MS
 
 

@@ -26,7 +26,7 @@ from timer_wheel.timer_queue import SEARCHED_ENTRIES
 from timer_wheel.timer_rows import read_facts
 from timer_wheel.wheel_file import SLOT
 from timer_wheel.wheel_files import WheelFiles
-from timer_wheel.wheel_kernels import OVERDUE
+from timer_wheel.wheel_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS, floor_ms
 from timer_wheel.wheel_recovery import begin_of_copies, move_to, settle_accounts
 from timer_wheel.wheel_settings import WheelSettings
@@ -82,6 +82,7 @@ def _hung(
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
     timers = LiveTimers(store, log, wheel, files, settings.roll_window_slots)
     counts = log.revise(wheel)
+    timers.has_rolled = bool(counts[ROLLS])
     files.compare(wheel)
     timers.placed_end = _resume(timers)
     if counts[OVERDUE]:

@@ -65,7 +65,7 @@ def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
     hand_ms = floor_ms(hand_ms, timers.precision_ms)
     rows = timers.in_slots(timers.wheel.used_slots(hand_ms))
     rows = rows.rows(~rows.is_marker)
-    facts = timers.facts(rows)
+    facts = timers.facts(rows, keys=len(marks) > 0)
     left = rows.slot_time_ms[facts.is_fine & ~marks.take_away(facts)]
     to_ms = min(hand_ms, floor_ms(int(left.min(initial=hand_ms)), timers.precision_ms))
     if to_ms > timers.wheel.hand_ms:

@@ -32,7 +32,7 @@ from message_store.delay_store import (
     Receipt,
 )
 from message_store.dialect import Dialect
-from message_store.errors import UnsupportedDelayError
+from message_store.errors import TargetError, UnsupportedDelayError
 from message_store.live_store import LiveStore
 from message_store.live_topics import LiveTopic
 from message_store.log_deliveries import LogDeliveries
@@ -188,7 +188,11 @@ class WheelStore:
         offset = log.append(
             size_bytes, lambda position: record.record(0, queue_offset, position, now_ms)
         )
-        queue.append_one(offset, size_bytes, record.tags_code)
+        try:
+            queue.append_one(offset, size_bytes, record.tags_code)
+        except TargetError:
+            log.break_off()  # it holds what its queue does not know
+            raise
         self._knows_next_due = False
         return offset
 
@@ -253,7 +257,11 @@ class WheelStore:
         units["commit_log_offset"] = offsets
         units["size_bytes"] = records.sizes
         units["tags_code"] = records.tags_codes
-        queue.append(units)
+        try:
+            queue.append(units)
+        except TargetError:
+            self._store.log.break_off()
+            raise
         self._knows_next_due = False
         return offsets
 
@@ -263,7 +271,13 @@ class WheelStore:
         """Move everything that is due at ``now_ms`` into its topic."""
         with self._use():
             self._knows_next_due = False
-            deliveries = self._turning.turn(now_ms, self._recall_marks())
+            log_end = self._store.log.end
+            try:
+                deliveries = self._turning.turn(now_ms, self._recall_marks())
+            except TargetError:
+                if self._store.log.end != log_end:
+                    self._store.log.break_off()  # what was delivered is not known to be
+                raise
             self._clean(now_ms)
             return deliveries
 
@@ -364,6 +378,7 @@ class WheelStore:
         """Log, queues, timer log, wheel, checkpoints, in this order."""
         timers, store = self._timers, self._store
         with self._use():
+            store.log.require_unbroken()
             own = timers.state_to_flush()
         store.sync_log()
         store.sync_queues()
@@ -390,6 +405,7 @@ class WheelStore:
                     self._flush()
                 self._store.close()
             finally:
+                self._store.abandon()
                 self._let_go()
 
     def abandon(self) -> None:
