@@ -390,6 +390,7 @@ class WheelStore:
         with self._use():
             timers.files.sync_wheel()
             timers.files.sync_checkpoint(position, own)
+            timers.write_metrics()
         store.write_topics()
         store.write_checkpoint(durably=True)
 
