@@ -73,8 +73,8 @@ def refuse_another_table(live: LiveStore, scanners: Iterable[LevelScanner]) -> N
     if problems:
         raise OptionsError(
             f"messages wait that were stored under another level table than {table.text()!r}:"
-            f" {'; '.join(problems)}; open the store with the table it had, or with"
-            ' on_table_change="keep" to let each message keep its due time'
+            f" {'; '.join(problems)}; open the store with the table it had (--level-table),"
+            ' or with on_table_change="keep" to let each message keep its due time'
         )
 
 
