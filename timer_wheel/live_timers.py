@@ -12,6 +12,7 @@ from message_store.byte_column import Int64s
 from message_store.errors import TargetError
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
+from timer_wheel.live_metrics import LiveMetrics
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
@@ -88,6 +89,7 @@ class LiveTimers:
         self.files = files
         self.window_slots = window_slots
         self.queue = store.queue(TIMER_TOPIC, 0)
+        self.metrics = LiveMetrics(store.root, store.log, was_clean=store.was_clean)
         self.placed_end = 0
         self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
@@ -189,12 +191,14 @@ class LiveTimers:
         if not len(found):
             return
         self.files.announce(found.end)
+        rows = found.rows.rows(found.facts.is_there)
         try:
-            self.log.append(found.rows.rows(found.facts.is_there), self.wheel)
+            self.log.append(rows, self.wheel)
         except TargetError:
             self.rebuild()
             raise
         self.placed_end = found.end
+        self.metrics.placed(rows)
 
     def rebuild(self) -> None:
         """Make the wheel in memory again from the timer log."""
@@ -239,6 +243,15 @@ class LiveTimers:
         if len(self.early):
             self.early = self.early.rows(self.early.slot_time_ms >= until_ms)
         self.wheel.move_hand(until_ms)
+
+    def write_metrics(self, *, durably: bool = False) -> None:
+        """Bring the metrics file up to date."""
+        metrics = self.metrics
+        if not metrics.is_known:
+            metrics.count_anew(self.log.all_units(), self.wheel.hand_ms, self.done)
+        if metrics.is_new:
+            self.files.write_metrics(metrics.counts, durably=durably)
+            metrics.is_new = False
 
     def save(self) -> None:
         """Write the checkpoint."""

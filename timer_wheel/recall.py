@@ -123,10 +123,9 @@ class Search:
         return self._parked()
 
     def _parked(self) -> Target | None:
-        """The message among those that will roll: none is out within a third of a window."""
+        """The message among those that will roll: any slot may hold it."""
         timers = self._timers
-        nearest_ms = timers.window_slots // 3 * timers.precision_ms
-        if self.slot_ms - timers.wheel.hand_ms < nearest_ms:
+        if not timers.has_rolled:
             return None
         rows = timers.log.find(self._topic_hash, _NO_SLOT, 0, flags=FLAG_ROLL)
         rows = rows.rows(rows.is_roll & (rows.slot_time_ms >= timers.wheel.hand_ms))

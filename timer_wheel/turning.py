@@ -132,8 +132,11 @@ class Turning:
         )
         for row, error in done.bad:
             self._lose(int(rows.commit_log_offset[row]), error)
-        for destination in done.counts:
-            self._store.remember_topic(destination.topic.decode(), destination.queue_id)
+        for destination, count in done.counts.items():
+            topic = destination.topic.decode()
+            if how is not ROLLED:
+                self._store.remember_topic(topic, destination.queue_id)
+                self._timers.metrics.delivered(topic, count)
         return done
 
     def _roll(self, due: Due, chosen: Int64s, stamp_ms: int) -> None:
@@ -141,6 +144,7 @@ class Turning:
         if len(chosen):
             order = np.argsort(due.rows.commit_log_offset[chosen], kind="stable")
             self._redeliver(due, chosen[order], ROLLED, stamp_ms)
+            self._timers.metrics.placed(due.rows.rows(chosen), -1)
 
     def _move_on(self, rest: Unplaced, due: Due, now_ms: int, stamp_ms: int) -> None:
         timers = self._timers

@@ -159,13 +159,14 @@ class WheelFiles:
 
     # --- metrics ----------------------------------------------------------------------------------
 
-    def write_metrics(self, counts: Mapping[str, int]) -> None:
+    def write_metrics(self, counts: Mapping[str, int], *, durably: bool) -> None:
         """Say how many messages of each topic are on the wheel."""
         now_ms = self._clock.now_ms()
         topics = {topic: TopicCount(count, now_ms) for topic, count in sorted(counts.items())}
         checkpoint = self.checkpoint
         text = encode_timer_metrics(TimerMetrics(topics, checkpoint.counter, 0, now_ms))
-        replace_file(self._root.config_file(TIMER_METRICS_NAME), text.encode())
+        path = self._root.config_file(TIMER_METRICS_NAME)
+        replace_file(path, text.encode(), is_durable=durably)
 
     def close(self) -> None:
         """Give the files back; closing twice is fine."""

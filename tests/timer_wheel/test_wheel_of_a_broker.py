@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel that a real 5.5.0 broker left, opened for writing: what waits, what comes, what stays."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from message_store import Cancellation, ManualClock
+from message_store.recall_handle import RecallHandle
+from message_store.store_root import StoreRoot
+from tests.independent.raw_files import read_timer_check
+from tests.independent.real_stores import WHEEL_55_CLEAN, RealStore, unpack
+from timer_wheel import WheelStore, read_wheel_store
+
+DAY_MS = 86_400_000
+Row = tuple[str | None, str, int]
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> RealStore:
+    return unpack(WHEEL_55_CLEAN, tmp_path)
+
+
+@pytest.fixture
+def store(real: RealStore) -> Iterator[WheelStore]:
+    with WheelStore.open(real.root, clock=ManualClock(real.stopped_ms)) as store:
+        yield store
+
+
+def truth(real: RealStore, state: str) -> Counter[Row]:
+    return Counter(
+        (line.unique_key, line.topic, line.timer_out_ms + 1000)
+        for line in real.truth
+        if line.state == state and line.timer_out_ms is not None
+    )
+
+
+def test_what_waits_is_the_truth(real: RealStore, store: WheelStore) -> None:
+    found = Counter((each.unique_key, each.topic, each.due_ms) for each in store.pending())
+    assert found == truth(real, "pending")
+
+
+def test_what_waits_comes_once_and_in_time_over_seven_days(
+    real: RealStore, store: WheelStore
+) -> None:
+    found: Counter[Row] = Counter()
+    clock = store.live.clock
+    assert isinstance(clock, ManualClock)
+    while (next_ms := store.next_due_ms()) is not None:
+        clock.tick(max(next_ms - clock.now_ms(), 0))
+        now_ms = clock.now_ms()
+        for each in store.advance(now_ms):
+            assert now_ms - 2 * DAY_MS < each.promised_ms <= now_ms
+            found[each.message.unique_key, each.message.topic, each.promised_ms] += 1
+    assert found == truth(real, "pending")
+    assert list(store.pending()) == []
+
+
+def test_what_was_recalled_stays_recalled(real: RealStore, store: WheelStore) -> None:
+    broker_name = store.live.settings.broker_name
+    for unique_key, topic, promised_ms in truth(real, "recalled"):
+        assert unique_key is not None
+        handle = RecallHandle(topic, broker_name, promised_ms, unique_key)
+        assert store.cancel(handle.text()) is Cancellation.CANCELLED
+
+
+def test_a_message_of_the_broker_can_be_recalled(real: RealStore, store: WheelStore) -> None:
+    before = list(store.pending())
+    broker_name = store.live.settings.broker_name
+    for each in before[::100]:
+        assert each.unique_key is not None
+        out_ms = each.due_ms - 1000
+        for due_ms in (each.due_ms, out_ms + 1):  # as we give handles, and as a broker does
+            handle = RecallHandle(each.topic, broker_name, due_ms, each.unique_key)
+            assert store.cancel(handle.text()) is Cancellation.CANCELLED
+    assert len(list(store.pending())) == len(before) - len(before[::100])
+
+
+def test_nothing_is_wrong_with_it(store: WheelStore) -> None:
+    assert store.check() == []
+
+
+def test_a_broker_finds_the_same_after_us(real: RealStore) -> None:
+    before = read_wheel_store(StoreRoot(real.root), now_ms=real.stopped_ms)
+    WheelStore.open(real.root, clock=ManualClock(real.stopped_ms)).close()
+    after = read_wheel_store(StoreRoot(real.root), now_ms=real.stopped_ms)
+    assert sorted(after.pending.commit_log_offset) == sorted(before.pending.commit_log_offset)
+    assert after.resume_queue_offset == before.resume_queue_offset
+    check = read_timer_check(real.root / "config" / "timercheck")
+    assert check.last_read_time_ms == before.checkpoint.last_read_time_ms
