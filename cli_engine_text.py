@@ -20,12 +20,18 @@ def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
         [receipt] = receipts
         is_exact = receipt.promised_ms == receipt.due_ms
         asked = "" if is_exact else f", asked for {iso_time(receipt.due_ms)}"
-        yield f"{receipt.topic}: comes {when(receipt.promised_ms, now_ms)}{asked}"
+        yield f"{receipt.topic}: comes {_exactly(receipt.promised_ms, now_ms)}{asked}"
         yield f"handle: {receipt.handle}"
         return
     promised_ms = [receipt.promised_ms for receipt in receipts]
     first_ms, last_ms = min(promised_ms, default=None), max(promised_ms, default=None)
     yield f"{_messages(len(receipts))} stored{due_span(first_ms, last_ms, now_ms)}"
+
+
+def _exactly(time_ms: int, now_ms: int) -> str:
+    """A time to the millisecond, and how far that is from now."""
+    _second, _space, distance = when(time_ms, now_ms).partition(" ")
+    return f"{iso_time(time_ms)} {distance}"
 
 
 def cancellation_line(handle: RecallHandle, answer: Cancellation, now_ms: int) -> str:

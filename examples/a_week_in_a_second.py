@@ -28,7 +28,7 @@ MESSAGES = 100_000
 
 clock = ManualClock(MONDAY_MS)
 by_day: Counter[int] = Counter()
-lateness_ms = []
+lateness_ms: list[int] = []
 
 
 def count(deliveries: Deliveries) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from legacy_levels import LevelStore
-from message_store import ManualClock, run_store
+from message_store import ManualClock, Pending, run_store
 from message_store.printable import iso_time
 from message_store.topic_listing import list_topic
 from migrate.demo import unpack_sample
@@ -25,7 +25,8 @@ STOPPED_MS = 1_795_268_547_629
 HOUR_MS = 3_600_000
 
 path = unpack_sample(Path("."))
-waiting = list(pending_messages(path, now_ms=STOPPED_MS))
+found = pending_messages(path, now_ms=STOPPED_MS)
+waiting = [message for message in found if isinstance(message, Pending)]  # else it is damaged
 first = waiting[0]
 print(f"{len(waiting)} messages wait, the first is for {first.topic}, due {iso_time(first.due_ms)}")
 topics = Counter(message.topic for message in waiting)

@@ -98,6 +98,14 @@ def test_for_people(engine: str, place: Path) -> None:
     assert done("run", place, "--now", NOW_MS + 60_000) == ("0 messages delivered; nothing waits\n")
 
 
+def test_a_promise_is_not_rounded_below_what_was_asked_for(place: Path) -> None:
+    words = ("--topic", "orders", "--body", "x", "--after", "1250ms", "--precision-ms", 100)
+    said = done("schedule", place, "--engine", "wheel", *words, "--now", NOW)
+    assert said.startswith(
+        "orders: comes 2026-01-02T03:04:06.300Z (in 1s), asked for 2026-01-02T03:04:06.250Z\n"
+    )
+
+
 def test_what_the_engine_can_keep_is_said_beside_what_was_asked_for(place: Path) -> None:
     words = ("--topic", "orders", "--body", "x", "--at", "2026-01-02T03:04:09.500Z")
     said = done("schedule", place, "--engine", "wheel", *words, "--now", NOW)
@@ -293,7 +301,7 @@ def test_for_brokers_of_which_version(place: Path) -> None:
 
 
 def test_the_levels_of_a_5x_broker_stay_those_of_one(place: Path) -> None:
-    build_level_store(place, [LevelMessage(level=3)], dialect="5.x", offsets={3: 0})
+    build_level_store(place, [LevelMessage(level=3)], dialect="5.4", offsets={3: 0})
     lines("run", place, "--now", T0 + 10_000)
     assert writes_as_5x(place)
 
