@@ -176,6 +176,12 @@ class Dispatcher:
         is_whole = is_wanted.all(axis=1) | is_neutral[:, : QUEUE_UNIT.offset_of("tags_code")].all(
             axis=1
         )
+        if queue.topic == names.LEVEL_TOPIC:
+            # What is due at once has the time there when it was stored, without a delay.
+            is_due_at_once = stored["tags_code"] == rows["store_timestamp_ms"]
+            is_whole |= (
+                is_wanted[:, : QUEUE_UNIT.offset_of("tags_code")].all(axis=1) & is_due_at_once
+            )
         is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
         for row in np.flatnonzero(is_part & ~is_whole).tolist():
             # Half neutralised: finish it, because nobody was told that it was not.

@@ -301,6 +301,18 @@ def test_a_kill_repeats_up_to_ten_seconds_in_java_and_nothing_here(
     assert repeated == ([] if settings is SMALL else expected)
 
 
+def test_what_is_due_at_once_keeps_its_time_over_a_kill_also_when_that_ends_in_zeros(
+    bench: Bench,
+) -> None:
+    """Zeros in an entry may be what a torn write has left; these are none."""
+    bench.clock.tick(0x10000 - START_MS % 0x10000)
+    store = bench.open()
+    receipt = store.schedule(message(1), AtMs(0))
+    store.abandon()
+    with bench.open() as store:
+        assert store.next_due_ms() == receipt.promised_ms == bench.clock.now_ms()
+
+
 def test_a_level_that_the_file_does_not_name_begins_at_0(bench: Bench) -> None:
     with bench.open() as store:
         store.schedule(message(1), AtLevel(1))
