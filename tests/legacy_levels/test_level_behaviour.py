@@ -26,7 +26,7 @@ from message_store import (
 from message_store.dialect import Dialect
 from message_store.errors import BadFieldError, OptionsError, UnsupportedDelayError
 from message_store.promise_rules import to_level
-from tests.independent.raw_files import queue_units
+from tests.independent.raw_files import queue_units, read_config
 from tests.independent.raw_records import ends_with_separator
 from tests.legacy_levels.level_stores import BOTH, SMALL, START_MS, Bench, message
 
@@ -134,6 +134,23 @@ def test_a_long_retry_topic_is_for_5_x_only(bench: Bench, dialect: Dialect) -> N
         else:
             store.schedule(message(1, topic=topic), AtLevel(1))
             assert bench.advance(store, 1_000) == [b"body 1"]
+
+
+def test_topics_that_somebody_waits_for_are_known_before_anything_is_delivered(
+    bench: Bench,
+) -> None:
+    """A broker that takes over then has a route for those who consume them."""
+    with bench.open() as store:
+        store.schedule(message(1, topic="TopicA", queue_id=2), AtLevel(5))
+        batch = MessageBatch.of(
+            [message(2, topic="TopicB", queue_id=number % 5) for number in range(9)]
+        )
+        store.schedule_batch(batch, np.full(9, START_MS + 60_000))
+    topics = read_config(bench.root, "topics.json")["topicConfigTable"]
+    assert {name: topics[name]["readQueueNums"] for name in ("TopicA", "TopicB")} == {
+        "TopicA": 3,
+        "TopicB": 5,
+    }
 
 
 # --- the delivered record -------------------------------------------------------------------------
