@@ -7,13 +7,16 @@ are appended and its last offset afterwards, so that at any moment a broker that
 placing behind the last unit: neither again what has one nor behind what has none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from message_store.clock import Clock
+from message_store.errors import TargetError
 from message_store.small_files import (
     InPlaceFile,
     read_small_file,
@@ -86,7 +89,8 @@ class WheelFiles:
     def _write(self, checkpoint: TimerCheckpoint, *, durably: bool = False) -> None:
         if self._checkpoint_file is None:
             path = self._root.config_file(TIMER_CHECKPOINT_NAME)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with _disk_may_refuse(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
             self._checkpoint_file = InPlaceFile(path)
         if durably or checkpoint != self.checkpoint:
             content = bytearray(encode_timer_checkpoint(checkpoint))
@@ -99,7 +103,8 @@ class WheelFiles:
         """Come back when it is on disk, and says up to where log and wheel are too."""
         self.own = own
         self._write(attrs.evolve(self.checkpoint, flush_position=flush_position), durably=True)
-        sync_directory(self._root.config)
+        with _disk_may_refuse(self._root.config):
+            sync_directory(self._root.config)
 
     # --- the wheel --------------------------------------------------------------------------------
 
@@ -154,7 +159,8 @@ class WheelFiles:
         """Come back when the wheel file is on disk."""
         if self._wheel_file is not None and self._wheel_is_unsynced:
             self._wheel_file.write(b"", durably=True)
-            sync_directory(self._root.path)
+            with _disk_may_refuse(self._root.path):
+                sync_directory(self._root.path)
             self._wheel_is_unsynced = False
 
     # --- metrics ----------------------------------------------------------------------------------
@@ -173,3 +179,12 @@ class WheelFiles:
         for file in (self._checkpoint_file, self._wheel_file):
             if file is not None:
                 file.close()
+
+
+@contextmanager
+def _disk_may_refuse(directory: Path) -> Iterator[None]:
+    """Raise TargetError for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise TargetError(f"{directory}: cannot be written: {error.strerror}") from error
