@@ -86,6 +86,12 @@ def private_bytes(process: int) -> int:
     return int(_status(process).get("RssAnon", "0 kB").split()[0]) * 1024
 
 
+def process_cpu_s() -> float:
+    """Seconds of processor time that this process has used, all threads together."""
+    used = os.times()
+    return used.user + used.system
+
+
 def is_python(process: int) -> bool:
     """Whether a process runs Python, by its name."""
     return _status(process).get("Name", "").startswith(("python", "pyspark"))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, convert, machine
+from benchmarks import codec, convert, engines, machine
 
 
 @pytest.fixture(autouse=True)
 def _cold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (codec, convert):
+    for module in (codec, convert, engines):
         monkeypatch.setattr(module, "prewarm", lambda *_wanted: None)
 
 
@@ -32,6 +32,26 @@ def test_the_codec_is_measured(
     assert all(ns > 0 for each in measured["rounds"]["256"] for ns in each.values())
     assert measured["crc_gb_per_s"]["zlib"] > 0
     assert capsys.readouterr().out == (tmp_path / "codec.md").read_text()
+
+
+def test_the_engines_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ["--messages", "300", "--batch", "300", "--burst", "300", "--drain", "180"]
+    load = ["--rates", "400", "--precisions", "100", "--steady-s", "2", "--rounds", "1"]
+    more = ["--longest-delay-ms", "1500", "--pending", "1000", "--directory", str(tmp_path)]
+    results = tmp_path / "results"
+    run(engines, monkeypatch, *few, *load, *more, "--results", str(results))
+    measured = json.loads((results / "engines.json").read_text())
+    for name in ("schedule", "schedule_batch", "burst", "one level", "all levels"):
+        for engine in ("levels", "wheel"):
+            [found] = measured["throughput"][name][engine]
+            assert all(value > 0 for value in found.values())
+    [steady] = measured["steady"]
+    assert (steady["sent"], steady["delivered"], steady["early"]) == (800, 800, 0)
+    assert {run["engine"] for run in measured["opening"]} == {"levels", "wheel"}
+    for opened in measured["opening"]:
+        assert opened["disk bytes"]["commitlog"] > 256_000
+        assert opened["clean"][0]["open s"] > 0
+    assert list(tmp_path.iterdir()) == [results]
 
 
 @pytest.mark.spark

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -47,17 +48,31 @@ class FullDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _lies_below(root: Path, given: object) -> bool:
+    """Whether a path, or what a descriptor is open on, is the root or lies in it."""
+    if isinstance(given, int):
+        given = os.readlink(f"/proc/self/fd/{given}")
+    return Path(os.fspath(given)).is_relative_to(root)  # type: ignore[call-overload]
+
+
 @contextlib.contextmanager
-def full_disk(full_at: int, refusals: int = 10**9, *, is_torn: bool = False) -> Iterator[FullDisk]:
-    """A full disk for everything that this process changes meanwhile."""
+def full_disk(
+    root: Path, full_at: int, refusals: int = 10**9, *, is_torn: bool = False
+) -> Iterator[FullDisk]:
+    """A full disk for everything that this process changes below ``root`` meanwhile."""
     disk = FullDisk(full_at, refusals, is_torn=is_torn)
     real_open = os.open
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **options: disk.change(name, real, *given, **options)
+        def change(where: Any, *given: Any, **options: Any) -> Any:
+            if _lies_below(root, where):
+                return disk.change(name, real, where, *given, **options)
+            return real(where, *given, **options)
+
+        return change
 
     def make_or_open(path: Any, flags: int, *more: Any, **options: Any) -> int:
-        if flags & os.O_CREAT and not os.path.lexists(path):
+        if flags & os.O_CREAT and not os.path.lexists(path) and _lies_below(root, path):
             return int(disk.change("open", real_open, path, flags, *more, **options))
         return real_open(path, flags, *more, **options)
 

@@ -25,6 +25,9 @@ class Key(NamedTuple):
     name: str
     body: str
 
+    def __str__(self) -> str:
+        return f"{self.name} of {self.topic}/{self.queue_id}"
+
 
 def key_of(life: Life) -> Key:
     return Key(life.row.topic, life.row.queue_id, life.row.name, life.row.body)

@@ -25,7 +25,7 @@ class Row:
     name: str
     topic: str
     queue_id: int
-    body: str
+    body: str = attrs.field(repr=False)
     due_ms: int
 
 

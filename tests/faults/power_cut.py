@@ -80,6 +80,7 @@ def any_choice(events: Sequence[Event], moment: int, rng: random.Random) -> Cut:
     missing = {index for index in found.data if rng.random() < share}
     if found.names and rng.random() < 0.5:
         missing |= set(found.names[rng.randrange(len(found.names)) :])
+        missing |= _beyond_the_length(events, found, missing)
     writes = [index for index in found.data if index not in missing]
     if writes and rng.random() < 0.5:
         torn = rng.choice(writes[-10:])
@@ -89,6 +90,16 @@ def any_choice(events: Sequence[Event], moment: int, rng: random.Random) -> Cut:
         size_bytes = SECTOR_BYTES * rng.randint(0, sectors) - event.offset % SECTOR_BYTES
         return Cut(moment, frozenset(missing), torn, max(0, size_bytes))
     return Cut(moment, frozenset(missing))
+
+
+def _beyond_the_length(events: Sequence[Event], found: Loose, missing: set[int]) -> set[int]:
+    """Writes to files whose length is not there: what lies behind a file's end is not its."""
+    short = {event.file for index in missing if isinstance(event := events[index], Resize)}
+    return {
+        index
+        for index in found.data
+        if isinstance(event := events[index], Write) and event.file in short
+    }
 
 
 def make_disk(events: Sequence[Event], cut: Cut, root: Path) -> None:

@@ -74,7 +74,8 @@ def queues(store: Path) -> Iterator[tuple[str, int, Path]]:
 def disagreements(store: Path) -> list[str]:
     """Records whose queue does not lead to them, and queues that are longer than what leads back.
 
-    A unit of one byte at a record's last is a message that was taken back from its level.
+    A unit of one or two bytes at a record's end is a message that its level passes over: it was
+    taken back, or delivered out of turn.
     """
     units = {
         (topic, queue_id): queue_units_by_index(directory)
@@ -87,8 +88,8 @@ def disagreements(store: Path) -> list[str]:
         place = record.topic, record.queue_id, record.queue_offset
         unit = units.get(place[:2], {}).get(place[2])
         leads_to = None if unit is None else (unit.commit_log_offset, unit.size_bytes)
-        whole, last_byte = (offset, placed.size_bytes), (offset + placed.size_bytes - 1, 1)
-        if leads_to not in (whole, last_byte):
+        right = [(offset + placed.size_bytes - size, size) for size in (placed.size_bytes, 1, 2)]
+        if leads_to not in right:
             wrong.append(f"record {place} at {offset}: its unit is {unit}")
         if record.commit_log_offset != offset:
             wrong.append(f"record at {offset} says that it is at {record.commit_log_offset}")

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both engines against the model for thousands of random steps, kills and reopenings among them, on
+files so small that their borders are crossed all the time.
+"""
+
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from message_store import Clock, DelayLevels, DelayStore, MemoryStore
+from message_store.promise_rules import PromiseRule, to_level, to_slot_end
+from tests.contract.delay_store_machine import DAY_MS, DelayStoreMachine
+from tests.contract.naive_store import Model
+from tests.faults.engines import SMALL, abandon, open_levels, open_wheel
+
+LEVELS = DelayLevels.parse()
+HOUR_MS = 3_600_000
+
+few = settings(max_examples=12, stateful_step_count=60, deadline=None)
+many = settings(
+    max_examples=150,
+    stateful_step_count=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+class EngineMachine(DelayStoreMachine):
+    """An engine with its rule, and its ends."""
+
+    durable = True
+    promise_rule: PromiseRule
+
+    def promise(self, due_ms: int, now_ms: int) -> int:
+        return self.promise_rule(due_ms, now_ms)
+
+    def make_model(self, clock: Clock) -> Model:
+        return MemoryStore(clock, promise=self.promise, levels=LEVELS)
+
+    def abandon(self, store: DelayStore) -> None:
+        abandon(store)
+
+
+class LevelMachine(EngineMachine):
+    promise_rule = staticmethod(to_level(LEVELS))
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_levels(folder, clock)
+
+
+class ForgetfulLevelMachine(LevelMachine):
+    """Files are taken away an hour after their last record."""
+
+    forgets = True
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_levels(folder, clock, attrs.evolve(SMALL, retention_ms=HOUR_MS))
+
+
+class WheelMachine(EngineMachine):
+    """Two hours a round, so that what waits for days rolls."""
+
+    promise_rule = staticmethod(to_slot_end(1_000, max_delay_ms=3 * DAY_MS))
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_wheel(folder, clock, roll_window_slots=7_200)
+
+
+class FineWheelMachine(EngineMachine):
+    promise_rule = staticmethod(to_slot_end(100, max_delay_ms=3 * DAY_MS))
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_wheel(folder, clock, precision_ms=100, roll_window_slots=6_000)
+
+
+class ForgetfulWheelMachine(WheelMachine):
+    """What waits for days outlives the files that it came in, by rolling."""
+
+    forgets = True
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        settings = attrs.evolve(SMALL, retention_ms=3 * HOUR_MS)
+        return open_wheel(folder, clock, settings, roll_window_slots=7_200)
+
+
+MACHINES = [
+    LevelMachine,
+    ForgetfulLevelMachine,
+    WheelMachine,
+    FineWheelMachine,
+    ForgetfulWheelMachine,
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "effort", [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
+)
+def test_an_engine_does_what_the_model_does(machine: type[EngineMachine], effort: settings) -> None:
+    run_state_machine_as_test(machine, settings=effort)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines by name, with files so small that every border is crossed often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from message_store import Clock, DelayStore
+from message_store.store_settings import StoreSettings
+
+SMALL = StoreSettings(
+    commit_log_file_bytes=64 << 10,
+    queue_file_bytes=50 * 20,
+    timer_log_file_bytes=40 * 52 + 16,
+)
+"""Files of about a hundred messages."""
+
+WINDOW_SLOTS = 60
+
+
+def open_levels(folder: Path, clock: Clock, settings: StoreSettings = SMALL) -> DelayStore:
+    """The levels, as they come."""
+    from legacy_levels.level_store import LevelStore
+
+    return LevelStore.open(folder, clock=clock, settings=settings)
+
+
+def open_wheel(
+    folder: Path,
+    clock: Clock,
+    settings: StoreSettings = SMALL,
+    *,
+    precision_ms: int = 1_000,
+    roll_window_slots: int = WINDOW_SLOTS,
+) -> DelayStore:
+    """A wheel that rolls often."""
+    from timer_wheel.wheel_store import WheelStore
+
+    return WheelStore.open(
+        folder,
+        clock=clock,
+        settings=settings,
+        precision_ms=precision_ms,
+        roll_window_slots=roll_window_slots,
+    )
+
+
+def abandon(store: DelayStore) -> None:
+    """Let go of the files as a kill does."""
+    store.abandon()  # type: ignore[attr-defined]
+
+
+@attrs.frozen
+class Engine:
+    """How to open a store in a folder: by a clock, and whether it repeats after a kill as brokers
+    do.
+    """
+
+    name: str
+    open: Callable[[Path, Clock, bool], DelayStore]
+
+
+def _levels(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
+    return open_levels(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
+
+
+def _wheel(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
+    return open_wheel(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
+
+
+ENGINES = {engine.name: engine for engine in (Engine("levels", _levels), Engine("wheel", _wheel))}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that is killed at any moment loses nothing, repeats nothing, and is early with nothing.
+
+Children schedule, take back and deliver without end, rolls included, each on what the one before it
+left; all of them are killed. What came of it is read from the files without the product.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.engines import ENGINES
+from tests.faults.kill_account import LEVELS_REPEAT_MS, early, repeats
+from tests.faults.kill_journal import History, read_journal
+from tests.faults.kill_rounds import LONGEST_LIFE_S, kill_generations, nursery, settle
+from tests.faults.kill_worker import Task
+from tests.faults.store_reading import Found, delivered
+
+GENERATIONS = 8
+
+ROUNDS = [
+    pytest.param(2, 5, id="10 kills"),
+    pytest.param(26, GENERATIONS, id="208 kills", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("stores", "generations"), ROUNDS)
+def test_nothing_is_lost_early_or_repeated_by_a_kill(
+    tmp_path: Path, engine: str, stores: int, generations: int
+) -> None:
+    seeds = random.SystemRandom()
+    with nursery(engine) as home:
+        for number in range(stores):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            task = Task(engine, str(folder), seeds.getrandbits(32))
+            wrong = kill_generations(home, task, generations) + settle(task)
+            assert wrong == [], task
+            history = read_journal(task.journal)
+            assert history.generations <= generations
+    assert history.delivered
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("stores", [1, pytest.param(5, id="40 kills", marks=pytest.mark.slow)])
+def test_the_faithful_setting_repeats_what_brokers_would_and_no_more(
+    tmp_path: Path, engine: str, stores: int
+) -> None:
+    seeds = random.SystemRandom()
+    with nursery(engine) as home:
+        for number in range(stores):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            task = Task(engine, str(folder), seeds.getrandbits(32), faithful=True)
+            before: list[Found] = []
+            for _ in range(GENERATIONS):
+                told = read_journal(task.journal)
+                home.kill_one(task, seeds.uniform(0, LONGEST_LIFE_S))
+                after = list(delivered(task.store))
+                assert early(read_journal(task.journal), after) == [], task
+                assert_few(engine, told, repeats(before, after))
+                before = after
+            assert settle(task) == [], task
+
+
+def assert_few(engine: str, at_the_kill: History, repeated: list[Found]) -> None:
+    """The levels repeat ten seconds, the wheel the slot in hand: time passes slot by slot here, so
+    that it is what the advance delivered that the kill cut short.
+    """
+    now_ms = at_the_kill.advanced_to_ms
+    oldest_ms = now_ms - LEVELS_REPEAT_MS if engine == "levels" else now_ms
+    assert [each for each in repeated if each.store_timestamp_ms < oldest_ms] == []
