@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import cli_engines  # noqa: F401  its verbs become commands of main
+import cli_migrate
 from cli_input import (
     STORE,
     conversion_options,
@@ -94,17 +95,32 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     "    --target-conf /etc/rocketmq/broker.conf --report conversion.html"
 )
 @click.argument("source", type=STORE)
-@click.argument("target", type=STORE)
+@click.argument("target", type=STORE, required=False)
 @conversion_options
 @spark_options
+@cli_migrate.in_place_options
 @click.option("--report", "report_file", type=STORE, help="Also write a report, as HTML.")
 def convert(
-    output: "Output", master: str, conf: Settings, report_file: Path | None, **given: Any
+    output: "Output",
+    master: str,
+    conf: Settings,
+    report_file: Path | None,
+    in_place: bool,
+    execute: bool,
+    **given: Any,
 ) -> None:
     """Convert what waits in the levels of SOURCE into a fresh store TARGET with a wheel.
 
     TARGET does not exist or is empty. A run that was stopped is continued by the same command.
+    With --in-place there is no TARGET: SOURCE gets the messages for its own wheel.
     """
+    cli_migrate.require_places(
+        given["target"], in_place=in_place, execute=execute, report=report_file is not None
+    )
+    if in_place:
+        del given["target"]
+        cli_migrate.run_in_place(output, execute=execute, **given)
+        return
     with loading(output):
         from migrate import convert as conversion
         from migrate.finished_target import refuse_file

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import cli_engine_text as engine_text
+import cli_migrate_text as migrate_text
 import cli_text as text
 from cli_messages import delivered_json, message_json
 from cli_progress import StageProgress, say_on_stderr
@@ -34,7 +35,10 @@ from message_store.topic_listing import UnreadableMessage
 if TYPE_CHECKING:
     from legacy_levels.generate import GeneratedStore
     from migrate.demo import DemoResult
+    from migrate.in_place_report import InPlaceReport
     from migrate.report import BadRecord, ConversionReport
+    from migrate.retire import RetireReport
+    from migrate.rollback import RollbackReport
     from migrate.store_inspection import StoreInspection
     from migrate.verify_report import VerifyReport
 
@@ -134,6 +138,33 @@ class Output:
         self._say_lines(text.conversion_facts(report))
         self._say("")
         self._say_lines(text.what_next(report, clock_ms))
+
+    def in_place(self, report: "InPlaceReport", clock_ms: int) -> None:
+        """``convert --in-place``."""
+        for warning in report.conversion.warnings:
+            self.warn(warning)
+        if self.as_json:
+            self._print_json(report.as_json())
+            return
+        self._say_lines(migrate_text.in_place_head(report))
+        self._print_table(text.conversion_table(report.conversion))
+        self._say_lines(migrate_text.in_place_facts(report))
+        self._say("")
+        self._say_lines(migrate_text.in_place_next(report, clock_ms))
+
+    def retirement(self, report: "RetireReport") -> None:
+        """``retire``."""
+        if self.as_json:
+            self._print_json(report.as_json())
+        else:
+            self._say_lines(migrate_text.retirement_lines(report))
+
+    def rolled_back(self, report: "RollbackReport") -> None:
+        """``rollback``."""
+        if self.as_json:
+            self._print_json(report.as_json())
+        else:
+            self._say_lines(migrate_text.rollback_lines(report))
 
     def verification(self, report: "VerifyReport", target: str) -> None:
         """``verify``."""

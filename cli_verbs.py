@@ -42,6 +42,7 @@ EXIT_CODES = {
     "OutputError": TARGET_UNWRITABLE,
     "BadRecordsError": STOPPED_BY_POLICY,
     "WheelNotEmptyError": STOPPED_BY_POLICY,
+    "LeftBehindError": STOPPED_BY_POLICY,
     "VerificationError": FINDINGS,
     "OptionsError": USAGE,
     "PlanError": TARGET_UNWRITABLE,
@@ -64,6 +65,8 @@ def exit_code(error: DelayStoreError) -> int:
 
 _INTERRUPTED = {
     "convert": "interrupted; the same command goes on where it stopped",
+    "retire": "interrupted; the same command goes on where it stopped",
+    "rollback": "interrupted; the same command goes on where it stopped",
     "generate": "interrupted; what is there is not a whole store: remove it and begin anew",
 }
 

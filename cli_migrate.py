@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that change a store where it is: ``convert --in-place``, ``retire`` and ``rollback``.
+
+Each shows a plan unless told to ``--execute``.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli_input import STORE, Decorator, Function, conversion_request
+from cli_verbs import loading, verb
+from message_store.clock import SystemClock
+
+if TYPE_CHECKING:
+    from cli_output import Output
+
+_WITHOUT = "without this the plan is shown, and nothing is written."
+
+
+def _execute_option(what: str = "Do it") -> Decorator:
+    return click.option("--execute", is_flag=True, help=f"{what}; {_WITHOUT}")
+
+
+def in_place_options(function: Function) -> Function:
+    """``--in-place`` and ``--execute`` of ``convert``."""
+    in_place = click.option(
+        "--in-place",
+        is_flag=True,
+        help="Append to SOURCE itself, for its own broker; there is no TARGET. Needs no Spark.",
+    )
+    return in_place(_execute_option("With --in-place: do it")(function))
+
+
+def require_places(target: Path | None, *, in_place: bool, execute: bool, report: bool) -> None:
+    """Raise UsageError for arguments of ``convert`` that do not go together."""
+    if in_place and target is not None:
+        raise click.UsageError("--in-place converts SOURCE within itself: there is no TARGET")
+    if in_place and report:
+        raise click.UsageError("--report is for a fresh TARGET; --json tells all in place too")
+    if not in_place and target is None:
+        raise click.UsageError("Missing argument 'TARGET'.")
+    if not in_place and execute:
+        raise click.UsageError("--execute goes with --in-place; a fresh TARGET needs none")
+
+
+def run_in_place(output: "Output", *, execute: bool, **given: Any) -> None:
+    """``convert --in-place``."""
+    with loading(output):
+        from migrate.in_place import convert_in_place
+        from migrate.settings import read_broker_conf
+    confs = [given[name] for name in ("broker_conf", "target_conf") if given[name] is not None]
+    options = conversion_request(target=given["source"], **given)
+    with output.progress() as progress:
+        report = convert_in_place(
+            options,
+            confs=[read_broker_conf(path) for path in confs],
+            execute=execute,
+            progress=progress,
+        )
+    output.in_place(report, SystemClock().now_ms())
+
+
+@verb(
+    "delaywheel retire /data/rocketmq/store --converted-to /data/rocketmq/store-wheel\n"
+    "delaywheel retire /data/rocketmq/store --converted-to /data/rocketmq/store-wheel --execute"
+)
+@click.argument("source", type=STORE)
+@click.option(
+    "--converted-to",
+    "target",
+    type=STORE,
+    required=True,
+    help="The finished target that SOURCE was converted to.",
+)
+@_execute_option()
+def retire(output: "Output", source: Path, target: Path, execute: bool) -> None:
+    """Move the offsets of SOURCE past what its target has, so that it delivers nothing twice.
+
+    What was not converted stays and is still delivered by a broker on SOURCE.
+    """
+    with loading(output):
+        from migrate.retire import retire as retire_source
+    output.retirement(retire_source(source, target, execute=execute))
+
+
+@verb(
+    "delaywheel rollback /data/rocketmq/store\ndelaywheel rollback /data/rocketmq/store --execute"
+)
+@click.argument("store", type=STORE)
+@_execute_option()
+def rollback(output: "Output", store: Path, execute: bool) -> None:
+    """Take back the last change of STORE (convert --in-place, or retire), finished or not.
+
+    Refused once a broker has written to the store since.
+    """
+    with loading(output):
+        from message_store.store_root import StoreRoot
+        from migrate.rollback import roll_back
+    output.rolled_back(roll_back(StoreRoot(store), execute=execute))

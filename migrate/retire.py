@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retiring a source after a conversion: its offsets move past what its target has, so that a broker
+started on it by mistake delivers nothing twice.
+
+Only the offset files change. A level moves as a whole or not at all, and only where source and
+target agree on every one of its counts.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
+from message_store.clock import SystemClock
+from message_store.delay_levels import DelayLevels
+from message_store.errors import (
+    FormatError,
+    MigrationError,
+    PlanError,
+    SourceError,
+    UncleanStoreError,
+)
+from message_store.segment_files import list_segments
+from message_store.small_files import read_small_file
+from message_store.store_root import StoreRoot
+from migrate.finished_target import require_pair
+from migrate.in_place_checks import read_ends
+from migrate.moved_offsets import moved_offsets
+from migrate.store_backup import (
+    BEGUN,
+    RETIRE,
+    Change,
+    begin_change,
+    put_offsets,
+    unfinished_change,
+)
+from migrate.store_backup import DONE as CHANGE_DONE
+from migrate.store_owner import require_owner
+from migrate.undo_change import refuse_moved
+from migrate.verify_settings import CONVERSION_NAME, ConversionSettings, read_settings
+
+PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
+_COUNTS = ("queued", "pending", "already_delivered", "expired")
+
+
+class LeftBehindError(MigrationError):
+    """Messages would be passed over that nobody has converted."""
+
+
+@attrs.frozen
+class RetiredLevel:
+    """A level that moves from one offset to another: past so many messages that the target has, and
+    so many that it keeps aside.
+    """
+
+    level: int
+    delay_ms: int
+    from_offset: int
+    to_offset: int
+    converted: int
+    quarantined: int
+    already_delivered: int
+    expired: int
+
+
+@attrs.frozen(kw_only=True)
+class RetireReport:
+    """What moves, and what stays: ``stays`` are the pending messages of levels that do not move,
+    which a broker of the source goes on delivering.
+    """
+
+    source: str
+    target: str
+    state: str
+    levels: tuple[RetiredLevel, ...]
+    stays: dict[int, int]
+    backup: str | None = None
+
+    @property
+    def converted(self) -> int:
+        """How many messages of the target are passed over."""
+        return sum(level.converted for level in self.levels)
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        """Where each level that moves will stand."""
+        return {level.level: level.to_offset for level in self.levels}
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {**attrs.asdict(self), "converted": self.converted, "offsets": self.offsets}
+
+
+def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport:
+    """Plan, and with ``execute`` do, the retirement of ``source`` after its conversion to
+    ``target``.
+
+    Raises SourceError for a side that cannot be read or is in use, PlanError when the target is not
+    of this source or the source has changed, LeftBehindError when messages lie between those that
+    were converted, and TargetError. Twice is fine.
+    """
+    root = StoreRoot(source)
+    require_pair(source, target)
+    conversion = _Conversion.read(StoreRoot(target))
+    if not execute:
+        with root.shared_lock():
+            return _plan(root, target, conversion, PLANNED)[0]
+    require_owner(root)
+    lock = root.take_lock()
+    try:
+        return _execute(root, target, conversion)
+    finally:
+        lock.release()
+
+
+def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> RetireReport:
+    if change := _begun(root):
+        put_offsets(root, change)
+        change.write(CHANGE_DONE)
+    report, backlog = _plan(root, target, conversion, DONE)
+    if not report.levels:
+        return report
+    ends, now_ms = read_ends(root), SystemClock().now_ms()
+    change = begin_change(
+        root,
+        kind=RETIRE,
+        now_ms=now_ms,
+        before=ends,
+        after=ends,
+        offsets_after=moved_offsets(backlog.offsets, report.offsets, now_ms),
+        asked={"target": str(target)},
+        report=report.as_json(),
+    )
+    put_offsets(root, change)
+    change.write(CHANGE_DONE)
+    return attrs.evolve(report, backup=str(change.directory))
+
+
+def _begun(root: StoreRoot) -> Change | None:
+    """A retirement that was stopped in the middle. Raises PlanError for another change that was."""
+    change = unfinished_change(root)
+    if change is None:
+        return None
+    if change.kind != RETIRE or change.state != BEGUN:
+        raise PlanError(
+            f"{root.path}: {change.kind} was stopped while it was {change.state}; finish that"
+            " first: give the same command again, or roll it back"
+        )
+    refuse_moved(root, change)
+    return change
+
+
+# --- what the target says -------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Conversion:
+    """What a target's report says of its conversion."""
+
+    path: Path
+    settings: ConversionSettings
+    levels: Mapping[int, Mapping[str, int]]
+    source_log: tuple[tuple[str, int, int], ...]
+
+    @classmethod
+    def read(cls, target: StoreRoot) -> "_Conversion":
+        """Raises SourceError and FormatError."""
+        settings = read_settings(target)
+        path = target.own / CONVERSION_NAME
+        try:
+            facts = json.loads(read_small_file(path) or b"")
+            levels = {int(each["level"]): each for each in facts["levels"]}
+            log = tuple(
+                (str(name), int(size), int(modified_ns))
+                for name, size, modified_ns in facts["request"]["source_log"]
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError("not the report of a conversion", path=path) from error
+        return cls(path, settings, levels, log)
+
+    def has_chosen(self, level: int) -> bool:
+        """Whether the conversion was about this level."""
+        chosen = self.settings.only_levels
+        return not chosen or level in chosen
+
+
+def _plan(
+    root: StoreRoot, target: Path, conversion: _Conversion, state: str
+) -> tuple[RetireReport, LevelBacklog]:
+    log = tuple(
+        (s.path.name, s.length_bytes, s.modified_ns) for s in list_segments(root.commit_log)
+    )
+    if log != conversion.source_log:
+        raise PlanError(
+            f"{root.path}: its log is not the one that {target} was converted from (names, lengths"
+            " or times of its files differ): another store, a copy without its times, or a broker"
+            " was started on it since"
+        )
+    settings = conversion.settings
+    if not root.was_stopped_cleanly and not settings.after_crash:
+        raise UncleanStoreError(f"{root.abort}: a broker was started on it since, or still runs")
+    table = settings.level_table
+    backlog = read_backlog(
+        root.path,
+        offsets_choice=settings.offsets,
+        level_table=None if table is None else DelayLevels.parse(table),
+        after_crash=settings.after_crash,
+        whole_log=settings.whole_log,
+    )
+    moving, stays = [], {}
+    for counts in backlog.counts:
+        told = conversion.levels.get(counts.level)
+        if told is None:
+            raise _other(root, target, counts.level, "is not in its report")
+        if _is_past(counts, told):
+            continue
+        if not _moves(conversion, told):
+            stays[counts.level] = counts.pending
+            continue
+        _require_same(root, target, counts, told)
+        moving.append(_level(told))
+    report = RetireReport(
+        source=str(root.path),
+        target=str(target),
+        state=state if moving else NOTHING,
+        levels=tuple(moving),
+        stays={level: pending for level, pending in stays.items() if pending},
+    )
+    return report, backlog
+
+
+def _is_past(counts: LevelCounts, told: Mapping[str, int]) -> bool:
+    """Whether a level stands where it is to stand: nothing waits in it."""
+    return counts.queued == 0 and counts.from_queue_offset == told["to_offset"]
+
+
+def _moves(conversion: _Conversion, told: Mapping[str, int]) -> bool:
+    """Whether a level was converted as a whole. Raises LeftBehindError where it was in part."""
+    taken = told["converted"] + told["quarantined"]
+    if told["skipped"] and taken:
+        raise LeftBehindError(
+            f"level {told['level']}: {told['skipped']:,} of its messages were left out"
+            f" (--only-topic) and lie between the {taken:,} that were converted: moving its offset"
+            " would lose them; nothing was changed"
+        )
+    return conversion.has_chosen(told["level"]) and not told["skipped"] and told["queued"] > 0
+
+
+def _require_same(
+    root: StoreRoot, target: Path, counts: LevelCounts, told: Mapping[str, int]
+) -> None:
+    """Raise PlanError unless the source still holds of a level what the target was made from."""
+    found = {
+        "from_offset": counts.from_queue_offset,
+        "to_offset": counts.to_queue_offset,
+        "delay_ms": counts.delay_ms,
+        **{name: getattr(counts, name) for name in _COUNTS},
+    }
+    for name, value in found.items():
+        if told[name] != value:
+            raise _other(root, target, counts.level, f"{name} is {value}, and was {told[name]}")
+    if counts.not_in_queue:
+        raise SourceError(
+            f"{root.path}: {counts.not_in_queue:,} messages of level {counts.level} were converted"
+            " from the log, and no queue has them: no offset can move past them; never start a"
+            " broker on this store"
+        )
+
+
+def _other(root: StoreRoot, target: Path, level: int, what: str) -> PlanError:
+    return PlanError(
+        f"{root.path}: is not what {target} was converted from: level {level}: {what}; nothing was"
+        " changed"
+    )
+
+
+def _level(told: Mapping[str, int]) -> RetiredLevel:
+    return RetiredLevel(**{field.name: told[field.name] for field in attrs.fields(RetiredLevel)})
