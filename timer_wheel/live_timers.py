@@ -166,7 +166,10 @@ class LiveTimers:
         last_ms = hand_ms - self.precision_ms
         past_ms = np.where(is_overdue(rows.slot_time_ms), last_ms + OVERDUE_MARK_MS, last_ms)
         is_past = is_done & (rows.slot_time_ms < hand_ms) & found.facts.is_fine
-        rows.table[SLOT_TIME] = np.where(is_done & ~is_past, past_ms, rows.slot_time_ms)
+        waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
+        rows.table[SLOT_TIME] = np.where(
+            is_past, rows.slot_time_ms, np.where(is_done, past_ms, waiting_ms)
+        )
         self._plan(rows, ~is_done, max(now_ms, hand_ms))
         waiting_ms = rows.slot_time_ms[~is_done]
         if len(waiting_ms) and waiting_ms.min() < hand_ms:

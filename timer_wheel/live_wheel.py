@@ -47,7 +47,7 @@ class LiveWheel:
         """The times of the slots that hold something, in units of the precision and in order:
         from the hand on, and before ``until_ms`` where that is given.
         """
-        first = self.hand_ms // self.precision_ms
+        first = max(self.hand_ms // self.precision_ms, 1)
         last = first + WHEEL_SLOTS
         if until_ms is not None:
             last = min(last, until_ms // self.precision_ms)

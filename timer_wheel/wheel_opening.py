@@ -102,7 +102,7 @@ def _hand_ms(
         hand_ms = own.flushed_hand_ms
     if hand_ms == 0:
         return _first_hand_ms(log, store, settings.precision_ms)
-    return floor_ms(hand_ms, settings.precision_ms)
+    return max(floor_ms(hand_ms, settings.precision_ms), settings.precision_ms)
 
 
 def _account(timers: LiveTimers) -> None:
@@ -122,10 +122,12 @@ def _account(timers: LiveTimers) -> None:
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
-    """Where the hand begins when no checkpoint says so: before every slot that is used."""
+    """Where the hand begins when no checkpoint says so: before every slot that is used, but never
+    at the slot of time 0, which looks like one that holds nothing.
+    """
     now_ms = floor_ms(store.clock.now_ms(), precision_ms)
     times = [int(rows.slot_time_ms.min()) for rows in log.all_units()]
-    return floor_ms(min([now_ms, *times]), precision_ms)
+    return max(floor_ms(min([now_ms, *times]), precision_ms), precision_ms)
 
 
 def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, flushed: int) -> None:

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timer log and slots as they are written: known bytes, file borders, kills in the middle."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from message_store import ManualClock
+from message_store.errors import TargetError
+from message_store.java_numbers import string_hash
+from message_store.live_segments import LiveSegments
+from message_store.store_root import StoreRoot
+from tests.independent.raw_files import timer_units
+from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.own_checkpoint import OwnCheckpoint
+from timer_wheel.timer_checkpoint import TimerCheckpoint, encode_timer_checkpoint
+from timer_wheel.timer_rows import TimerRows
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.wheel_files import WheelFiles
+
+WRITE_MS = 1_700_000_001_000
+OUT_MS = 1_700_003_600_000
+TOPIC_HASH = string_hash("TopicA")
+SMALL_FILE_BYTES = 4 * 52 + 20
+"""Four units, and a blank of twenty bytes."""
+
+
+def rows_of(*rows: tuple[int, int, int, int], write_ms: int = WRITE_MS) -> TimerRows:
+    """Slot time, flags, log offset and size of each."""
+    found = TimerRows.empty(len(rows))
+    for column, (slot_ms, flags, offset, size) in enumerate(rows):
+        found.table[:, column] = 0, slot_ms, write_ms, flags, offset, size, TOPIC_HASH
+    return found
+
+
+def open_log(path: Path, file_bytes: int = SMALL_FILE_BYTES) -> LiveTimerLog:
+    log = LiveTimerLog(LiveSegments(path / "timerlog", file_bytes, root=path))
+    log.find_end()
+    return log
+
+
+def content(path: Path, start: int = 0) -> bytes:
+    return (path / "timerlog" / f"{start:020d}").read_bytes()
+
+
+T1 = (
+    "00000034ffffffffffffffff000000010000018bcfe56be80036ea98000000000000162e000000cb95a7c512"
+    "0000000000000000"
+)
+T2 = (
+    "000000340000000000000000000000010000018bcfe56be80036ea9800000000000016f9000000cb95a7c512"
+    "0000000000000000"
+)
+ROLL = (
+    "00000034ffffffffffffffff000000030000018bcfe56be805265c00000000000000162e000000cb95a7c512"
+    "0000000000000000"
+)
+MARKER = (
+    "00000034ffffffffffffffff000000050000018bcfe56be80036ea98000000000000162e000000cb95a7c512"
+    "0000000000000000"
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([(OUT_MS, 1, 5678, 203), (OUT_MS, 1, 5881, 203)], T1 + T2),
+        ([(WRITE_MS + 86_400_000, 3, 5678, 203)], ROLL),
+        ([(OUT_MS, 5, 5678, 203)], MARKER),
+    ],
+    ids=["two of a slot", "roll", "delete marker"],
+)
+def test_units_are_the_bytes_that_a_broker_was_seen_to_read(
+    tmp_path: Path, rows: list[tuple[int, int, int, int]], text: str
+) -> None:
+    log = open_log(tmp_path, 100 << 20)
+    log.append(rows_of(*rows), LiveWheel(1000, WRITE_MS))
+    assert content(tmp_path)[: len(text) // 2].hex() == text
+
+
+def test_a_slot_is_the_bytes_that_a_broker_was_seen_to_read(tmp_path: Path) -> None:
+    log, wheel = open_log(tmp_path, 100 << 20), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((OUT_MS, 1, 5678, 203), (OUT_MS, 1, 5881, 203)), wheel)
+    expected = "000000006553ff10000000000000000000000000000000340000000200000000"
+    assert wheel.image[16_499_200:][:32].tobytes().hex() == expected
+    assert wheel.unit_count(OUT_MS) == 2
+    files = WheelFiles(StoreRoot(tmp_path), ManualClock(0), snapshots=False)
+    files.write_wheel(wheel, log.end)
+    files.close()
+    written = (tmp_path / "timerwheel").read_bytes()
+    assert len(written) == WHEEL_FILE_BYTES
+    assert written == wheel.image.tobytes()
+
+
+def test_the_checkpoint_is_the_bytes_that_a_broker_was_seen_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "timercheck"
+    path.parent.mkdir()
+    path.write_bytes(encode_timer_checkpoint(TimerCheckpoint(counter=2)))
+    files = WheelFiles(StoreRoot(tmp_path), ManualClock(1_700_000_000_500), snapshots=False)
+    files.save(LiveWheel(1000, 1_700_000_000_000), 2)
+    files.sync_checkpoint(104, OwnCheckpoint(1_700_000_000_000, 0, 1000))
+    files.close()
+    assert path.read_bytes()[:56].hex() == (
+        "0000018bcfe5680000000000000000680000000000000002000000000000000200000000000000000000018b"
+        "cfe569f40000000000000003"
+    )
+    assert len(path.read_bytes()) == 4096
+
+
+# --- borders --------------------------------------------------------------------------------------
+
+slot_times = st.integers(0, 40).map(lambda second: WRITE_MS + 1000 * second)
+
+
+@settings(deadline=None, max_examples=40)
+@given(batches=st.lists(st.lists(slot_times, max_size=14), max_size=6))
+def test_any_units_are_read_back_in_their_chains(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[int]]
+) -> None:
+    path = tmp_path_factory.mktemp("log")
+    log, wheel = open_log(path), LiveWheel(1000, WRITE_MS)
+    placed: list[int] = []
+    for batch in batches:
+        first = len(placed)
+        log.append(rows_of(*((ms, 1, 1000 + first + i, 200) for i, ms in enumerate(batch))), wheel)
+        placed += batch
+    units = list(timer_units(path / "timerlog")) if placed else []
+    assert [unit.commit_log_offset for unit in units] == [1000 + i for i in range(len(placed))]
+    assert [unit.slot_time_ms for unit in units] == placed
+    rows, astray = log.walk(wheel, wheel.used_slots())
+    assert astray == 0
+    order = sorted(range(len(placed)), key=lambda index: placed[index])
+    assert rows.commit_log_offset.tolist() == [1000 + index for index in order]
+    again, anew = open_log(path), LiveWheel(1000, WRITE_MS)
+    again.revise(anew)
+    assert again.end == log.end
+    assert anew.image.tobytes() == wheel.image.tobytes()
+
+
+def test_a_file_ends_in_a_blank_when_the_next_one_begins(tmp_path: Path) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of(*[(OUT_MS, 1, index, 200) for index in range(4)]), wheel)
+    assert content(tmp_path)[208:] == bytes(20)
+    log.append(rows_of((OUT_MS, 1, 9, 200)), wheel)
+    assert content(tmp_path)[208:].hex() == "000000140000000000000000cbd43194" + "00" * 4
+    assert [unit.position for unit in timer_units(tmp_path / "timerlog")][-1] == SMALL_FILE_BYTES
+
+
+def test_a_stop_at_any_write_leaves_all_units_of_an_append_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven units over three files, behind two that are there."""
+    for stop in range(12):
+        path = tmp_path / str(stop)
+        log, wheel = open_log(path), LiveWheel(1000, WRITE_MS)
+        log.append(rows_of((OUT_MS, 1, 1, 200), (OUT_MS, 1, 2, 200)), wheel)
+        left = stop
+        write_at = log.segments.write_at
+
+        def stopping(offset: int, data: bytes) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            write_at(offset, data)  # noqa: B023
+
+        more = rows_of(*[(OUT_MS, 1, 3 + index, 200) for index in range(11)])
+        with monkeypatch.context() as patch:
+            patch.setattr(log.segments, "write_at", stopping)
+            patch.setattr(log.segments, "zero_from", lambda _offset: 0)
+            try:
+                log.append(more, wheel)
+                is_whole = True
+            except KeyboardInterrupt:
+                is_whole = False
+        again = open_log(path)
+        rows = TimerRows.together(list(again.all_units()))
+        count = 13 if is_whole else 2
+        assert rows.commit_log_offset.tolist() == list(range(1, count + 1))
+        again.append(rows_of((OUT_MS, 1, 99, 200)), LiveWheel(1000, WRITE_MS))
+        assert len(list(timer_units(path / "timerlog"))) == count + 1
+    assert is_whole
+
+
+def test_a_disk_that_refuses_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((OUT_MS, 1, 1, 200)), wheel)
+
+    def refuse(_start: int) -> None:
+        raise TargetError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.segments, "make_file", refuse)
+        with pytest.raises(TargetError):
+            log.append(rows_of(*[(OUT_MS, 1, 2 + index, 200) for index in range(9)]), wheel)
+    assert log.end == 52
+    log.append(rows_of((OUT_MS, 1, 77, 200)), LiveWheel(1000, WRITE_MS))
+    assert [u.commit_log_offset for u in timer_units(tmp_path / "timerlog")] == [1, 77]
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+def test_a_slot_of_another_time_is_taken_over(tmp_path: Path) -> None:
+    """Fourteen days apart two times share a slot; by then the earlier one is over."""
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    later_ms = WRITE_MS + 1_209_600_000
+    log.append(rows_of((WRITE_MS, 1, 1, 200)), wheel)
+    wheel.move_hand(WRITE_MS + 1000)
+    log.append(rows_of((later_ms, 1, 2, 200)), wheel)
+    rows, _ = log.walk(wheel, wheel.used_slots())
+    assert rows.commit_log_offset.tolist() == [2]
+    assert [unit.previous_position for unit in timer_units(tmp_path / "timerlog")] == [-1, -1]
+
+
+def test_a_slot_before_the_hand_is_free(tmp_path: Path) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((WRITE_MS, 1, 1, 200)), wheel)
+    wheel.move_hand(WRITE_MS + 5000)
+    assert wheel.next_slot_ms() is None
+    wheel.move_hand(WRITE_MS)
+    assert wheel.next_slot_ms() is None, "what was taken stays taken"
+    log.append(rows_of((WRITE_MS, 1, 2, 200)), wheel)
+    rows, _ = log.walk(wheel, wheel.used_slots())
+    assert rows.commit_log_offset.tolist() == [2]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4_095, 4_096, 200_000, 604_740, 1_209_599])
+def test_the_next_slot_is_found_however_far_it_is(tmp_path: Path, ahead: int) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    slot_ms = WRITE_MS + 1000 * ahead
+    log.append(rows_of((slot_ms, 1, 1, 200)), wheel)
+    assert wheel.next_slot_ms() == slot_ms
+    assert (wheel.used_slots() * 1000).tolist() == [slot_ms]
+    assert len(wheel.used_slots(slot_ms)) == 0
+
+
+@pytest.mark.parametrize(("previous", "lost"), [(0, 0), (52, 1), (30, 1), (10**15, 1), (-7, 1)])
+def test_a_link_that_leads_astray_ends_its_chain(tmp_path: Path, previous: int, lost: int) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((OUT_MS, 1, 1, 200), (OUT_MS, 1, 2, 200)), wheel)
+    log.segments.write_at(52 + 4, previous.to_bytes(8, "big", signed=True))
+    rows, astray = log.walk(wheel, wheel.used_slots())
+    assert astray == lost
+    assert rows.commit_log_offset.tolist() == [1, 2][lost:]
+
+
+def test_delete_markers_are_taken_off_the_count_of_a_slot(tmp_path: Path) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    assert wheel.unit_count(OUT_MS) == 0
+    log.append(rows_of((OUT_MS, 1, 1, 200), (OUT_MS, 3, 2, 200), (OUT_MS, 5, 3, 200)), wheel)
+    assert wheel.unit_count(OUT_MS) == 1
+    assert wheel.unit_count(OUT_MS + 1000) == 0
