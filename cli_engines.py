@@ -22,6 +22,7 @@ from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.clock import ManualClock
 from message_store.delay_store import Cancellation
 from message_store.errors import BadFieldError
+from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store
 
 if TYPE_CHECKING:
@@ -148,7 +149,10 @@ def cancel(output: "Output", store: Path, handles: tuple[str, ...], **given: Any
     Says of each that it was cancelled, already delivered, or never existed. Ends with exit code 1
     unless all were cancelled.
     """
-    with opened(output, store, **given) as (engine, clock):
+    names = {RecallHandle.parse(handle).broker_name for handle in handles}
+    if len(names) > 1:
+        raise click.UsageError(f"handles of {len(names)} brokers; a store is one broker's")
+    with opened(output, store, broker_name=names.pop(), **given) as (engine, clock):
         answers = [(handle, engine.cancel(handle)) for handle in handles]
         now_ms = clock.now_ms()
     for handle, answer in answers:

@@ -20,6 +20,7 @@ from message_store.dialect import Dialect
 from message_store.engine_choice import EngineName, choose_engine, engines_in
 from message_store.errors import DelayStoreError
 from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from cli_output import Output
@@ -91,10 +92,12 @@ def opened(
     engine: EngineName | None,
     now_ms: int | None,
     may_be_new: bool = False,
+    broker_name: str | None = None,
     **settings: Any,
 ) -> Iterator[tuple[Engine, Clock]]:
     """The engine of a store, and the clock that it goes by; closed at the end of the block.
 
+    ``broker_name`` is what the store is called where no broker's configuration says it.
     A second engine that has something in the same directory is warned of, because what waits there
     stays where it is.
     """
@@ -104,6 +107,8 @@ def opened(
     refuse_unfinished(root)
     chosen = choose_engine(root, engine, may_be_new=may_be_new)
     how = _told_dialect(root, chosen) | _settings(chosen, **settings)
+    if broker_name is not None and "settings" not in how:
+        how["settings"] = StoreSettings(broker_name=broker_name)
     for other in engines_in(root):
         if other != chosen:
             output.warn(f"{path}: what waits in the {other} of this store is left alone")
@@ -164,7 +169,6 @@ def _settings(
 
 def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict[str, Any]:
     """What a broker's configuration says of an engine."""
-    from message_store.store_settings import StoreSettings
     from migrate.settings import TargetSettings, positive_number, read_broker_conf
 
     try:

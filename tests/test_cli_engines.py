@@ -332,6 +332,9 @@ def test_the_settings_of_a_broker(place: Path, tmp_path: Path) -> None:
 
     assert RecallHandle.parse(receipt["handle"]).broker_name == "b7"
     assert [path.stat().st_size for path in StoreRoot(place).commit_log.iterdir()] == [65_536]
+    assert run("cancel", place, receipt["handle"], "--now", NOW).exit_code == cli.DONE
+    other = run("cancel", place, receipt["handle"], HANDLE, "--now", NOW)
+    refused(other, cli.USAGE, "handles of 2 brokers; a store is one broker's")
     words = ("--topic", "a", "--body", "x", "--after", "61s", "--broker-conf", conf, "--now", NOW)
     refused(run("schedule", place, *words), cli.USAGE, "61s", "1m")
 
