@@ -72,7 +72,8 @@ class LiveTimers:
     are the log offsets of messages on the wheel that were dealt with although their slot is not
     over, in order; ``early`` are messages on the wheel that are due before their slot is over. From
     ``copies_from`` on the log may hold copies of messages that are still on the wheel.
-    ``has_rolled`` says whether anything ever had farther to go than a round.
+    ``has_rolled`` says whether anything ever had farther to go than a round. What the timer log
+    holds before ``log_begins`` is superseded.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LiveTimers:
         self.early = TimerRows.empty()
         self.copies_from = 0
         self.has_rolled = False
+        self.log_begins = 0
         self._repeating_until_ms = 0
         self._first_needed = 0
 
@@ -265,7 +267,9 @@ class LiveTimers:
         is_repeating = len(self.done) or self.wheel.hand_ms < self._repeating_until_ms
         if not is_repeating:
             self.copies_from = self.store.log.end
-        return OwnCheckpoint(self.wheel.hand_ms, self.copies_from, self.precision_ms)
+        return OwnCheckpoint(
+            self.wheel.hand_ms, self.copies_from, self.precision_ms, self.log_begins
+        )
 
     def keep_from(self) -> int:
         """A place in the log before which no record is needed by anything that waits."""

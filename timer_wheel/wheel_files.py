@@ -155,6 +155,11 @@ class WheelFiles:
         for _, old in snapshots(self._root)[:-_SNAPSHOTS_KEPT]:
             remove_file(old)
 
+    def forget_wheel(self) -> None:
+        """Take away what was written of a wheel that is no more."""
+        for path in (self._root.timer_wheel, *(path for _, path in snapshots(self._root))):
+            remove_file(path)
+
     def sync_wheel(self) -> None:
         """Come back when the wheel file is on disk."""
         if self._wheel_file is not None and self._wheel_is_unsynced:

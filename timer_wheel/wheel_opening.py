@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 
 from message_store.errors import FormatError
@@ -28,6 +29,7 @@ from timer_wheel.wheel_file import SLOT
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS, floor_ms
+from timer_wheel.wheel_rebuild import rebuilt, refuse, waits
 from timer_wheel.wheel_recovery import begin_of_copies, move_to, settle_accounts
 from timer_wheel.wheel_settings import WheelSettings
 
@@ -62,17 +64,41 @@ def _open(
     precision_ms: int | None,
     wheel: Mapping[str, Any],
 ) -> tuple[LiveTimers, WheelSettings]:
+    own = files.found_own
+    if own is not None:
+        log.segments.delete_before(own.log_begins)
     log.find_end()
     if not store.was_clean:
         _cut_what_the_log_lacks(log, store, files.found.flush_position)
     known_ms = known_precision(log, files)
-    settings = WheelSettings(precision_ms=precision_ms or known_ms or DEFAULT_PRECISION_MS, **wheel)
-    timers = _hung(store, log, files, settings)
+    asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
+    settings = WheelSettings(precision_ms=asked_ms, **wheel)
+    timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
     if not store.settings.repeat_after_kill:
         _account(timers)
+    if timers.precision_ms != asked_ms:
+        timers = _with_precision(timers, settings)
     files.own = timers.state_to_flush()
     timers.save()
     return timers, settings
+
+
+def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
+    """The wheel with the precision that is asked for, where that can be."""
+    precision_ms = settings.precision_ms
+    if waits(timers):
+        if settings.on_precision_change == "refuse":
+            raise refuse(timers, precision_ms)
+        return rebuilt(timers, settings)
+    store, log, files = timers.store, timers.log, timers.files
+    hand_ms = -(-timers.wheel.hand_ms // precision_ms) * precision_ms
+    made = LiveTimers(
+        store, log, LiveWheel(precision_ms, hand_ms), files, settings.roll_window_slots
+    )
+    made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
+    made.log_begins, made.copies_from = timers.log_begins, timers.copies_from
+    files.forget_wheel()
+    return made
 
 
 def _hung(
@@ -84,6 +110,8 @@ def _hung(
     counts = log.revise(wheel)
     timers.has_rolled = bool(counts[ROLLS])
     files.compare(wheel)
+    if files.found_own is not None:
+        timers.log_begins = files.found_own.log_begins
     timers.placed_end = _resume(timers)
     if counts[OVERDUE]:
         rows = log.find(None, _NO_SLOT, 0)

@@ -44,6 +44,7 @@ from message_store.recall_handle import RecallHandle
 from message_store.scheduled_batch import draft_batch
 from message_store.scheduled_records import RecordForm, draft
 from message_store.store_settings import StoreSettings
+from message_store.waiting_topics import WaitingTopics
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks, Search, Target, marker_for, pending_markers
 from timer_wheel.timer_due import overdue_out_ms
@@ -79,6 +80,7 @@ class WheelStore:
             store_host=store.settings.store_host,
         )
         self._turning = Turning(store, timers)
+        self._topics = WaitingTopics(store)
         self._marks: RecallMarks | None = None
         self._next_due: int | None = None
         self._knows_next_due = False
@@ -175,6 +177,7 @@ class WheelStore:
         self._refuse_congestion(out)
         record = draft(message, system_topic=TIMER_TOPIC, out_ms=out, extra=extra, form=self._form)
         offset = self._append(record, now_ms)
+        self._topics.remember(message.topic, message.queue_id)
         broker_name = self._store.settings.broker_name
         handle = RecallHandle(message.topic, broker_name, promised_ms, record.unique_key).text()
         return Receipt(record.unique_key, message.topic, due_ms, promised_ms, offset, handle)
@@ -220,6 +223,7 @@ class WheelStore:
                 self._refuse_congestion(out)
             records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
             offsets = self._append_batch(records, now_ms)
+            self._topics.remember_all(batch)
         return BatchReceipt(
             unique_keys=records.unique_keys,
             topics=batch.topic,

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel opened with another precision than it was written with: never a message lost or early."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from message_store import AfterMs, AtMs, ManualClock, Message
+from message_store.errors import SourceError, UnsupportedStoreError
+from message_store.store_settings import StoreSettings
+from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
+from timer_wheel import WheelStore
+
+START_MS = 1_793_000_000_000
+SMALL = StoreSettings(
+    commit_log_file_bytes=1 << 20, queue_file_bytes=1000, timer_log_file_bytes=20 * 52 + 30
+)
+DELAYS_MS = [150, 1_000, 1_001, 2_345, 59_999, 3_600_000, 7_200_100]
+
+
+def open_store(
+    path: Path, clock: ManualClock, precision_ms: int | None, **how: object
+) -> WheelStore:
+    return WheelStore.open(path, clock=clock, precision_ms=precision_ms, settings=SMALL, **how)
+
+
+def fill(path: Path, clock: ManualClock, precision_ms: int) -> dict[str, int]:
+    """Messages on a wheel of a precision; when each was promised."""
+    with open_store(path, clock, precision_ms) as store:
+        store.advance(clock.now_ms())
+        receipts = [
+            store.schedule(Message("orders", b"%d" % ms, unique_key=f"K{ms}"), AfterMs(ms))
+            for ms in DELAYS_MS
+        ]
+        store.schedule(Message("orders", b"gone", unique_key="GONE"), AfterMs(100))
+        cancelled = store.schedule(Message("orders", b"no", unique_key="NO"), AfterMs(70_000))
+        store.cancel(cancelled)
+        clock.tick(100 * (precision_ms == 100))
+        store.advance(clock.now_ms())
+    return {receipt.unique_key: receipt.promised_ms for receipt in receipts}
+
+
+@pytest.mark.parametrize(("old", "new"), [(1000, 100), (100, 1000), (500, 200)])
+def test_another_precision_is_refused_while_messages_wait(
+    tmp_path: Path, old: int, new: int
+) -> None:
+    clock = ManualClock(START_MS)
+    fill(tmp_path, clock, old)
+    with pytest.raises(UnsupportedStoreError, match=f"slots of {old} ms"):
+        open_store(tmp_path, clock, new)
+    with open_store(tmp_path, clock, None) as store:
+        assert store.settings.precision_ms == old
+        assert len(store.advance(START_MS + 86_400_000)) >= len(DELAYS_MS)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(1000, 100), (1000, 500), (500, 200), (200, 500), (100, 1000), (100, 500)]
+)
+def test_a_rebuilt_wheel_loses_nothing_and_is_never_early(
+    tmp_path: Path, old: int, new: int
+) -> None:
+    clock = ManualClock(START_MS)
+    promised = fill(tmp_path, clock, old)
+    with open_store(tmp_path, clock, new, on_precision_change="rebuild") as store:
+        assert store.check() == []
+    found: dict[str, int] = {}
+    with open_store(tmp_path, clock, new) as store:
+        while (next_ms := store.next_due_ms()) is not None:
+            clock.tick(next_ms - clock.now_ms())
+            for each in store.advance(next_ms):
+                assert each.message.unique_key is not None
+                assert each.message.unique_key not in found
+                found[each.message.unique_key] = next_ms
+    found.pop("GONE", None)
+    assert found.keys() == promised.keys()
+    for key, came_ms in found.items():
+        assert promised[key] <= came_ms < promised[key] + new
+
+
+def test_a_rebuild_that_was_stopped_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before and after the checkpoint that says where the new log begins."""
+    for stop in ("sync_checkpoint", "forget_wheel"):
+        path, clock = tmp_path / stop, ManualClock(START_MS)
+        promised = fill(path, clock, 1000)
+
+        def stopped(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(f"timer_wheel.wheel_files.WheelFiles.{stop}", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                open_store(path, clock, 100, on_precision_change="rebuild")
+        with open_store(path, clock, 100, on_precision_change="rebuild") as store:
+            found = Counter(
+                each.message.unique_key for each in store.advance(START_MS + 86_400_000)
+            )
+        found.pop("GONE", None)
+        assert found == Counter(promised.keys())
+
+
+def test_an_empty_wheel_takes_any_precision(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    for precision_ms in (1000, 100, 500, 1000, 200):
+        with open_store(tmp_path, clock, precision_ms) as store:
+            receipt = store.schedule(Message("orders", b"x"), AtMs(clock.now_ms() + 777))
+            clock.tick(receipt.promised_ms - clock.now_ms())
+            assert len(store.advance(clock.now_ms())) == 1
+
+
+def test_a_finer_wheel_is_refused_while_messages_are_to_roll(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    with open_store(tmp_path, clock, 1000) as store:
+        store.schedule(Message("orders", b"x"), AfterMs(2 * 86_400_000 + 5_000))
+    with pytest.raises(SourceError, match="to roll"):
+        open_store(tmp_path, clock, 100, on_precision_change="rebuild")
+    with open_store(tmp_path, clock, 1000) as store:
+        assert len(store.advance(START_MS + 3 * 86_400_000)) == 1
+
+
+def test_the_precision_of_a_brokers_wheel_is_told_by_its_slots(tmp_path: Path) -> None:
+    real = unpack(WHEEL_55_CLEAN, tmp_path)
+    with pytest.raises(UnsupportedStoreError, match="slots of 1000 ms"):
+        WheelStore.open(real.root, clock=ManualClock(real.stopped_ms), precision_ms=500)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel of another precision: refused while messages wait on it, or made anew.
+
+A slot holds its time divided by the precision, so that a broker which is given another one finds
+nothing where it looks: what waits is lost. Rebuilt, every message gets the slot that ends at or
+after its promise. The new units begin a new file that nothing leads to until the checkpoint says
+that the log begins there; then the old files go.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.errors import UnsupportedStoreError
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
+from timer_wheel.timer_rows import TimerRows
+from timer_wheel.wheel_kernels import SLOT_TIME, WRITE_TIME
+from timer_wheel.wheel_math import floor_ms, needs_roll
+from timer_wheel.wheel_settings import WheelSettings
+
+
+def waits(timers: LiveTimers) -> bool:
+    """Whether anything is on the wheel, or on its way there."""
+    on_its_way = timers.placed_end < timers.queue.max_offset
+    return on_its_way or len(timers.wheel.used_slots()) > 0
+
+
+def refuse(timers: LiveTimers, precision_ms: int) -> UnsupportedStoreError:
+    """What to raise for a wheel with another precision."""
+    return UnsupportedStoreError(
+        f"{timers.store.root.path}: messages wait on a wheel with slots of"
+        f" {timers.precision_ms} ms, not {precision_ms}; a broker would lose them. Open it with"
+        f" precision_ms={timers.precision_ms}, or with on_precision_change='rebuild'"
+    )
+
+
+def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
+    """The same messages on a wheel of another precision.
+
+    Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
+    again by their records, which know the old precision, and come too early.
+    """
+    now_ms = timers.store.clock.now_ms()
+    timers.place_all(now_ms)
+    rows = timers.in_slots(timers.wheel.used_slots())
+    rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
+    wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
+    _give_slots(rows, timers, wheel, now_ms)
+    far = needs_roll(rows.slot_time_ms, now_ms, wheel.precision_ms, settings.roll_window_slots)
+    if settings.precision_ms < timers.precision_ms and (rows.is_roll | far).any():
+        raise UnsupportedStoreError(
+            f"{timers.store.root.path}: messages that are to roll would come early on a wheel with"
+            f" finer slots; deliver them first with precision_ms={timers.precision_ms}"
+        )
+    return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+
+
+def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: int) -> None:
+    """The slots whose ends are the first at or after the promises."""
+    ends = floor_ms(rows.slot_time_ms, timers.precision_ms) + timers.precision_ms
+    slots = floor_ms(ends - 1, wheel.precision_ms)
+    overdue = np.maximum(floor_ms(rows.slot_time_ms, wheel.precision_ms), wheel.hand_ms)
+    is_late = is_overdue(rows.slot_time_ms)
+    rows.table[SLOT_TIME] = np.where(is_late, overdue + OVERDUE_MARK_MS, slots)
+    rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, wheel.precision_ms)
+
+
+def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> TimerRows:
+    """The rows and, where the newest queue entry is not among them, a unit for it before the hand:
+    the last unit tells where placing goes on.
+    """
+    last = timers.log.last_unit()
+    if len(rows) and last.commit_log_offset[0] <= rows.commit_log_offset[-1]:
+        return rows
+    last.table[SLOT_TIME] = last.table[WRITE_TIME] = wheel.hand_ms - wheel.precision_ms
+    return TimerRows.together([rows, last])
+
+
+def _moved(
+    timers: LiveTimers, rows: TimerRows, wheel: LiveWheel, settings: WheelSettings
+) -> LiveTimers:
+    log, files = timers.log, timers.files
+    begin = -(-log.end // log.file_bytes) * log.file_bytes
+    log.end = begin
+    log.append(rows, wheel)
+    log.segments.sync()
+    made = LiveTimers(timers.store, log, wheel, files, settings.roll_window_slots)
+    made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
+    made.log_begins = begin
+    made.early = rows.rows(is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms))
+    files.own = attrs.evolve(made.state_to_flush(), copies_from=timers.copies_from)
+    made.save()
+    files.sync_checkpoint(0, files.own)
+    log.segments.delete_before(begin)
+    files.forget_wheel()
+    return made
