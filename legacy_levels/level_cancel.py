@@ -4,12 +4,20 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from legacy_levels.due_search import find_record_end
-from legacy_levels.neutral_units import CANCELLED_BYTES, DELIVERED_BYTES
+from legacy_levels.neutral_units import (
+    CANCELLED_BYTES,
+    DELIVERED_BYTES,
+    is_message,
+    is_neutral,
+)
+from legacy_levels.waiting_records import ROWS_AT_ONCE, equals, read_waiting
 from message_store.consume_queue import PRE_BLANK_SIZE
 from message_store.delay_store import Cancellation, Receipt
 from message_store.errors import FormatError
@@ -72,16 +80,30 @@ def entries_of_handle(state: LevelState, handle: RecallHandle) -> list[Entry]:
     """All entries that a handle names, those already delivered or cancelled too."""
     if handle.broker_name != state.live.settings.broker_name:
         return []
-    found = []
-    for level in state.scanners:
-        for queue_offset in state.runs(level).find(handle.due_ms).tolist():
+    return [entry for level in state.scanners for entry in _named_in(state, level, handle)]
+
+
+def _named_in(state: LevelState, level: int, handle: RecallHandle) -> Iterator[Entry]:
+    """The entries of one level that a handle names; of many that are due then, in bulk."""
+    scanner, log = state.scanners[level], state.live.log
+    due_then = state.runs(level).find(handle.due_ms)
+    for start in range(0, len(due_then), ROWS_AT_ONCE):
+        places = due_then[start : start + ROWS_AT_ONCE]
+        units = scanner.queue.units(int(places[0]), int(places[-1]) + 1)[places - places[0]]
+        neutral = places[is_neutral(units)].tolist()
+        whole = is_message(units)
+        places, units = places[whole], units[whole]
+        offsets = units["commit_log_offset"].astype(np.int64)
+        meant = list(neutral)
+        for part in read_waiting(log, offsets, units["size_bytes"].astype(np.int64)):
+            named = equals(part.unique_key, handle.unique_key.encode())
+            named &= equals(part.real_topic, handle.topic.encode())
+            meant += places[part.rows[named]].tolist()
+        for queue_offset in sorted(meant):
             entry = _entry_at(state, level, queue_offset)
-            if entry is None:
-                continue
-            message = _record_from(state.live.log, entry.commit_log_offset)
-            if message is not None and _is_meant(message, handle):
-                found.append(entry)
-    return found
+            message = None if entry is None else _record_from(log, entry.commit_log_offset)
+            if entry is not None and message is not None and _is_meant(message, handle):
+                yield entry
 
 
 def verdict(entries: list[Entry]) -> Cancellation:

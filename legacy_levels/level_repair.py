@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from legacy_levels.level_scanner import LevelScanner
-from legacy_levels.level_table import PLAUSIBLE_DUE_MS, SAMPLES_A_QUEUE, WHOLE_DELAY_MS
+from legacy_levels.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS
+from legacy_levels.neutral_units import is_message
 from message_store.commit_log import NO_TIME, read_store_times
 from message_store.consume_queue import QueueEntries
 from message_store.delay_levels import format_delay
@@ -23,6 +24,9 @@ from message_store.segment_files import SegmentReader
 
 if TYPE_CHECKING:
     from message_store.live_store import LiveStore
+
+
+_SAMPLES = 64
 
 
 def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
@@ -80,12 +84,10 @@ def refuse_another_table(live: LiveStore, scanners: Iterable[LevelScanner]) -> N
 
 def _shown_delays_ms(reader: SegmentReader, scanner: LevelScanner) -> set[int]:
     """The delays that a sample of the waiting messages was stored with."""
-    places = np.linspace(scanner.head, scanner.queue.max_offset - 1, SAMPLES_A_QUEUE)
+    places = np.linspace(scanner.head, scanner.queue.max_offset - 1, _SAMPLES)
     chosen = np.unique(places.astype(np.int64)).tolist()
-    picked = [scanner.queue.units(at, at + 1) for at in chosen if scanner.still_waits(at)]
-    if not picked:
-        return set()
-    sample = QueueEntries(np.concatenate(picked), 0, 0)
+    picked = np.concatenate([scanner.queue.units(at, at + 1) for at in chosen])
+    sample = QueueEntries(picked[is_message(picked)], 0, 0)
     stored_ms = read_store_times(reader, sample.commit_log_offset, sample.size_bytes)
     shown = (sample.tags_code - stored_ms)[stored_ms != NO_TIME]
     # What was due at once stands in level 1 without a delay.

@@ -141,10 +141,13 @@ class Dispatcher:
         for row in np.flatnonzero(codes == NOT_UTF8).tolist():
             codes[row] = string_hash(tags[row].decode("utf-8", "replace"))
         if topic == names.LEVEL_TOPIC:
-            delays = [self._delay_ms(text) for text in rows.property(names.DELAY)]
+            texts = rows.property(names.DELAY).to_arrow().dictionary_encode()
+            delays = [self._delay_ms(text) for text in texts.dictionary.to_pylist()]
             is_level = np.array([delay is not None for delay in delays], bool)
             delay_ms = np.array([delay or 0 for delay in delays], np.int64)
-            codes = np.where(is_level, rows["store_timestamp_ms"] + delay_ms, codes)
+            numbers = texts.indices.to_numpy()
+            due_ms = rows["store_timestamp_ms"] + delay_ms[numbers]
+            codes = np.where(is_level[numbers], due_ms, codes)
         return codes
 
     def _delay_ms(self, text: bytes) -> int | None:
