@@ -18,6 +18,7 @@ from message_store.properties import LEVEL_TOPIC
 from message_store.recall_handle import RecallHandle
 from message_store.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.scheduled_records import RecordForm, draft
+from message_store.waiting_topics import WaitingTopics
 
 if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState
@@ -38,7 +39,7 @@ class LevelScheduling:
         self._is_exact = rounding == "exact"
         ranked = sorted((delay, level) for level, delay in enumerate(state.table.delays_ms, 1))
         self._delays_ms, self._ranked = [list(column) for column in zip(*ranked, strict=True)]
-        self._known_queues: dict[str, int] = {}
+        self._topics = WaitingTopics(state.live)
         dialect, settings = state.live.dialect, state.live.settings
         self._form = RecordForm(
             closes_properties=dialect.closes_properties,
@@ -48,12 +49,6 @@ class LevelScheduling:
             if dialect.knows_long_topics
             else TOPIC_MAX_CHARS_V1,
         )
-
-    def _remember(self, topic: str, queue_id: int) -> None:
-        """See that topics.json will know the queue: a broker that takes over delivers there too."""
-        if self._known_queues.get(topic, -1) < queue_id:
-            self._known_queues[topic] = queue_id
-            self._live.remember_topic(topic, queue_id)
 
     def _place(self, due: Due, now_ms: int) -> tuple[int, int, int]:
         """Level, time asked for, time promised. Raises UnsupportedDelayError."""
@@ -96,7 +91,7 @@ class LevelScheduling:
             live.log.break_off()  # the log holds what its queue does not know
             raise
         scanner.appended(queue_offset, promised_ms)
-        self._remember(message.topic, message.queue_id)
+        self._topics.remember(message.topic, message.queue_id)
         return Receipt(made.unique_key, message.topic, due_ms, promised_ms, offset, handle)
 
     # --- many -------------------------------------------------------------------------------------
@@ -135,7 +130,7 @@ class LevelScheduling:
         queue_offsets = self._queue_offsets(levels)
         positions = live.log.append_rows(made.sizes, made.bind(levels - 1, queue_offsets, now_ms))
         self._append_units(levels, positions, made.sizes, promised_ms)
-        self._remember_all(batch)
+        self._topics.remember_all(batch)
         live.write_checkpoint()
         return BatchReceipt(
             unique_keys=made.unique_keys,
@@ -145,13 +140,6 @@ class LevelScheduling:
             commit_log_offsets=positions,
             broker_name=live.settings.broker_name,
         )
-
-    def _remember_all(self, batch: MessageBatch) -> None:
-        encoded = batch.topic.to_arrow().dictionary_encode()
-        highest = np.zeros(len(encoded.dictionary), np.int64)
-        np.maximum.at(highest, encoded.indices.to_numpy(), batch.queue_id)
-        for topic, queue_id in zip(encoded.dictionary.to_pylist(), highest.tolist(), strict=True):
-            self._remember(topic.decode(), queue_id)
 
     def _queue_offsets(self, levels: Int64s) -> Int64s:
         offsets = np.zeros(len(levels), np.int64)
