@@ -86,6 +86,8 @@ class LevelProgress:
             # The units may only say it when no loss of power can take the copies away.
             self._state.live.sync_log()
             self._neutralise(now)
+            # And the mark counts on them, which may outlive them otherwise.
+            self._state.live.sync_queues()
         self._put(now, is_durable=False)
         self._latest = now
 

@@ -62,8 +62,11 @@ class LiveQueue:
         if len(entries):
             self.end_position = self._end_of(entries.units[-1:])
         self.correct_min_offset(log_min)
-        self.has_stale_rest = entries.is_damaged or segments.has_data_from(
-            self.max_offset * _UNIT_BYTES
+        ends_in_nothing = bool(len(entries)) and not bool(is_filled(entries.units[-1:])[0])
+        self.has_stale_rest = (
+            entries.is_damaged
+            or ends_in_nothing
+            or segments.has_data_from(self.max_offset * _UNIT_BYTES)
         )
 
     @staticmethod
@@ -163,7 +166,8 @@ class LiveQueue:
             low = max(self.segments.min_offset // _UNIT_BYTES, kept - 4096)
             units = self.units(low, kept)
             ends = units["commit_log_offset"] + units["size_bytes"].astype(np.int64)
-            inside = np.flatnonzero((ends <= log_end) | (units["size_bytes"] == PRE_BLANK_SIZE))
+            is_inside = is_filled(units) & (ends <= log_end)
+            inside = np.flatnonzero(is_inside | (units["size_bytes"] == PRE_BLANK_SIZE))
             kept = low + int(inside[-1]) + 1 if len(inside) else low
             if len(inside):
                 break
