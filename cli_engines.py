@@ -55,11 +55,11 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
     how = {name: given.pop(name) for name in ENGINE_FLAGS}
     requests = requested(**given)
     with opened(output, store, may_be_new=True, **how) as (engine, clock):
+        now_ms = clock.now_ms()
         try:
-            receipts = _scheduled(engine, requests, clock.now_ms())
+            receipts = _scheduled(engine, requests, now_ms)
         except BadFieldError as error:
             raise click.UsageError(str(error)) from error
-        now_ms = clock.now_ms()
     output.scheduled(receipts, now_ms)
 
 
