@@ -527,6 +527,8 @@ def test_times_as_people_write_them(text: str, time_ms: int) -> None:
 
 
 def every_error() -> list[type[errors.DelayStoreError]]:
+    import cli_output
+    import migrate.retire
     import migrate.session
     import migrate.source_wheel  # noqa: F401
 
