@@ -527,7 +527,7 @@ def test_times_as_people_write_them(text: str, time_ms: int) -> None:
 
 
 def every_error() -> list[type[errors.DelayStoreError]]:
-    import cli_output
+    import cli_output  # noqa: F401
     import migrate.retire
     import migrate.session
     import migrate.source_wheel  # noqa: F401
