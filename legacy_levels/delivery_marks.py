@@ -30,12 +30,13 @@ class DeliveryMark:
 
     ``offsets`` are by level; what was delivered out of turn behind them, its units say.
     ``tables`` are checksums of the delayOffset.json that it goes with: before that was written, and
-    after.
+    after. ``ends`` are the queue offsets where the level queues ended.
     """
 
     log_end: int
     offsets: Mapping[int, int]
     tables: tuple[int, ...] = ()
+    ends: Mapping[int, int] = attrs.field(factory=dict)
 
     def encode(self) -> bytes:
         """The file's text."""
@@ -45,7 +46,7 @@ class DeliveryMark:
     def decode(cls, text: bytes) -> "DeliveryMark | None":
         """What a file says; None for one that is torn.
 
-        >>> mark = DeliveryMark(100, {3: 7}, (1, 2))
+        >>> mark = DeliveryMark(100, {3: 7}, (1, 2), {3: 9})
         >>> DeliveryMark.decode(mark.encode()) == mark, DeliveryMark.decode(b'{"log_e')
         (True, None)
         """
@@ -55,6 +56,7 @@ class DeliveryMark:
                 log_end=int(facts["log_end"]),
                 offsets={int(level): int(at) for level, at in facts["offsets"].items()},
                 tables=tuple(map(int, facts["tables"])),
+                ends={int(level): int(at) for level, at in facts["ends"].items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -35,6 +35,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
     """Everything that is noticed about queues, offsets, and the records that wait."""
     found: list[Finding] = []
     parts: list[Callable[[], Iterator[Finding]]] = [
+        lambda: _of_losses(state),
         lambda: _of_offsets(state),
         lambda: _of_skipped(state),
         lambda: _of_delivery(state, delivery),
@@ -57,6 +58,35 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
                 )
             )
     return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
+
+
+def _of_losses(state: LevelState) -> Iterator[Finding]:
+    losses = state.losses
+    if losses.log_bytes:
+        yield Finding(
+            Severity.ERROR,
+            "commitlog",
+            f"its last {losses.log_bytes:,} bytes are gone since the last flush",
+            "what was stored there is lost",
+            "find out what was removed, and restore a backup if there is one",
+        )
+    for level, count in losses.entries.items():
+        yield Finding(
+            Severity.ERROR,
+            state.table.describe(level),
+            f"its queue had lost {count:,} entries when the store was opened",
+            "a broker does not deliver such messages; this store has made"
+            f" {losses.brought_back:,} entries anew, among them those of messages taken back",
+            "find out what was removed",
+        )
+    if cut := state.live.recovery.cut:
+        yield Finding(
+            Severity.WARNING,
+            "consumequeue",
+            f"{cut:,} entries told of records that the log did not have when the store was opened",
+            "they were taken away, as a broker does",
+            "nothing after a loss of power; else find out what was removed from the log",
+        )
 
 
 def _of_offsets(state: LevelState) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ class _Snapshot:
 
     log_end: int
     offsets: dict[int, int]
+    ends: dict[int, int]
     done: dict[int, Int64Array]
 
     def says_the_same(self, other: _Snapshot) -> bool:
@@ -131,6 +132,7 @@ class LevelProgress:
         return _Snapshot(
             self._state.live.log.end,
             {level: self._hold(level, scanner.head) for level, scanner in scanners.items()},
+            {level: scanner.queue.max_offset for level, scanner in scanners.items()},
             {level: scanner.done for level, scanner in scanners.items() if len(scanner.done)},
         )
 
@@ -147,6 +149,7 @@ class LevelProgress:
             snapshot.log_end,
             snapshot.offsets,
             (checksum(self._writer.text), checksum(text)),
+            snapshot.ends,
         )
         root = self._state.live.root.path
         if is_durable:

@@ -21,6 +21,7 @@ from legacy_levels.delay_offsets import (
 )
 from legacy_levels.delivery_marks import mark_to_trust
 from legacy_levels.due_search import DueRuns
+from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.level_repair import refuse_another_table, repair_due_times
 from legacy_levels.level_rules import LevelRules
@@ -51,8 +52,9 @@ class LevelState:
     """The levels of one open store.
 
     ``found`` is what delayOffset.json said; ``corrections`` are offsets of it that lay outside
-    their queues; ``already_delivered`` is how much of what they say waits was delivered before a
-    kill, and ``to_repeat`` the queue offsets of that where it will be delivered again.
+    their queues, ``losses`` what files lacked. ``already_delivered`` is how much of what they say
+    waits was delivered before a kill, ``to_repeat`` the queue offsets of that where it will be
+    delivered again.
     """
 
     live: LiveStore
@@ -61,6 +63,7 @@ class LevelState:
     found: DelayOffsets
     scanners: dict[int, LevelScanner]
     skipped: SkippedMessages
+    losses: Losses = attrs.field(factory=Losses)
     corrections: list[Correction] = attrs.field(factory=list)
     already_delivered: int = 0
     to_repeat: dict[int, Int64Array] = attrs.field(factory=dict)
@@ -101,11 +104,13 @@ def open_levels(
     Raises SourceError where the offsets cannot be read, and OptionsError where messages wait that
     the level table does not fit.
     """
+    losses = bring_back(live)
     start = _where_to_start(live, offsets_choice)
     levels = set(range(1, live.levels.max_level + 1))
     if rules.on_table_change != "broker":
         levels |= set(levels_with_queue(live.root.path))
-    state = LevelState(live, live.levels, rules, start.found, {}, SkippedMessages(live.root.path))
+    skipped = SkippedMessages(live.root.path)
+    state = LevelState(live, live.levels, rules, start.found, {}, skipped, losses=losses)
     for level in sorted(levels):
         state.scanners[level] = _scanner(state, level, start)
         repair_due_times(live, state.scanners[level])

@@ -5,6 +5,7 @@ is delivered, what is written down. Where brokers of 4.9 and 5.x differ, both.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import attrs
@@ -531,3 +532,34 @@ def test_pending_is_found_among_many_by_key_and_topic(bench: Bench) -> None:
         assert sum(1 for _ in store.pending(topic="Topic1")) == count // 3
         assert sum(1 for _ in store.pending(topic="Topic")) == 0
         assert len(store.advance(START_MS + 10**8)) == count
+
+
+# --- files that are gone --------------------------------------------------------------------------
+
+
+def test_a_queue_whose_files_are_gone_is_made_anew_from_the_log_and_that_is_said(
+    bench: Bench,
+) -> None:
+    with bench.open() as store:
+        for number in range(4):
+            store.schedule(message(number), AfterMs(5_000 if number == 3 else 1_000))
+        receipt = store.schedule(message(4), AtLevel(2))
+        bench.advance(store, 1_000)
+        store.cancel(receipt)
+    shutil.rmtree(bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/1")
+    with bench.open() as store:
+        [finding] = [each for each in store.check() if each.severity is Severity.ERROR]
+        assert "had lost 2 entries" in finding.problem
+        # Nobody knows any more that one of them was taken back.
+        assert bench.advance(store, 4_000) == [b"body 3", b"body 4"]
+
+
+def test_a_log_that_has_lost_its_end_is_noticed(bench: Bench) -> None:
+    with bench.open() as store:
+        for _number in range(200):
+            store.schedule(Message("TopicA", b"x" * 1_000), AtLevel(1))
+        assert len(bench.advance(store, 1_000)) == 200
+    last = sorted((bench.root / "commitlog").iterdir())[-1]
+    last.write_bytes(b"\0" * last.stat().st_size)
+    with bench.open() as store:
+        assert any("gone since the last flush" in each.problem for each in store.check())
