@@ -29,6 +29,7 @@ from message_store.store_root import StoreRoot
 from migrate.finished_target import require_pair
 from migrate.in_place_checks import read_ends
 from migrate.moved_offsets import moved_offsets
+from migrate.report import LevelReport
 from migrate.store_backup import (
     BEGUN,
     RETIRE,
@@ -162,7 +163,7 @@ class _Conversion:
 
     path: Path
     settings: ConversionSettings
-    levels: Mapping[int, Mapping[str, int]]
+    levels: Mapping[int, LevelReport]
     source_log: tuple[tuple[str, int, int], ...]
 
     @classmethod
@@ -172,7 +173,7 @@ class _Conversion:
         path = target.own / CONVERSION_NAME
         try:
             facts = json.loads(read_small_file(path) or b"")
-            levels = {int(each["level"]): each for each in facts["levels"]}
+            levels = {level.level: level for level in map(_level_report, facts["levels"])}
             log = tuple(
                 (str(name), int(size), int(modified_ns))
                 for name, size, modified_ns in facts["request"]["source_log"]
@@ -232,26 +233,24 @@ def _plan(
     return report, backlog
 
 
-def _is_past(counts: LevelCounts, told: Mapping[str, int]) -> bool:
+def _is_past(counts: LevelCounts, told: LevelReport) -> bool:
     """Whether a level stands where it is to stand: nothing waits in it."""
-    return counts.queued == 0 and counts.from_queue_offset == told["to_offset"]
+    return counts.queued == 0 and counts.from_queue_offset == told.to_offset
 
 
-def _moves(conversion: _Conversion, told: Mapping[str, int]) -> bool:
+def _moves(conversion: _Conversion, told: LevelReport) -> bool:
     """Whether a level was converted as a whole. Raises LeftBehindError where it was in part."""
-    taken = told["converted"] + told["quarantined"]
-    if told["skipped"] and taken:
+    taken = told.converted + told.quarantined
+    if told.skipped and taken:
         raise LeftBehindError(
-            f"level {told['level']}: {told['skipped']:,} of its messages were left out"
+            f"level {told.level}: {told.skipped:,} of its messages were left out"
             f" (--only-topic) and lie between the {taken:,} that were converted: moving its offset"
             " would lose them; nothing was changed"
         )
-    return conversion.has_chosen(told["level"]) and not told["skipped"] and told["queued"] > 0
+    return conversion.has_chosen(told.level) and not told.skipped and told.queued > 0
 
 
-def _require_same(
-    root: StoreRoot, target: Path, counts: LevelCounts, told: Mapping[str, int]
-) -> None:
+def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, told: LevelReport) -> None:
     """Raise PlanError unless the source still holds of a level what the target was made from."""
     found = {
         "from_offset": counts.from_queue_offset,
@@ -260,8 +259,8 @@ def _require_same(
         **{name: getattr(counts, name) for name in _COUNTS},
     }
     for name, value in found.items():
-        if told[name] != value:
-            raise _other(root, target, counts.level, f"{name} is {value}, and was {told[name]}")
+        if (was := getattr(told, name)) != value:
+            raise _other(root, target, counts.level, f"{name} is {value}, and was {was}")
     if counts.not_in_queue:
         raise SourceError(
             f"{root.path}: {counts.not_in_queue:,} messages of level {counts.level} were converted"
@@ -277,5 +276,12 @@ def _other(root: StoreRoot, target: Path, level: int, what: str) -> PlanError:
     )
 
 
-def _level(told: Mapping[str, int]) -> RetiredLevel:
-    return RetiredLevel(**{field.name: told[field.name] for field in attrs.fields(RetiredLevel)})
+def _level(told: LevelReport) -> RetiredLevel:
+    names = [field.name for field in attrs.fields(RetiredLevel)]
+    return RetiredLevel(**{name: getattr(told, name) for name in names})
+
+
+def _level_report(facts: Mapping[str, Any]) -> LevelReport:
+    return LevelReport(
+        **{field.name: int(facts[field.name]) for field in attrs.fields(LevelReport)}
+    )

@@ -124,6 +124,7 @@ class Change:
         """Make a file what it was before. Raises SourceError or TargetError."""
         content = self.content(name)
         path = root.path / name
+        remove_file(path.with_name(f".{path.name}.new"))  # of a run that was stopped
         if content is None:
             if path.exists():
                 remove_file(path)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores and settings with which a change in place would lose or repeat messages are refused by
+name, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from message_store.errors import (
+    DelayStoreError,
+    OptionsError,
+    SourceError,
+    StoreLockedError,
+    UncleanStoreError,
+    UnsupportedStoreError,
+)
+from migrate.in_place import convert_in_place
+from migrate.settings import TargetSettings
+from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
+from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
+from tests.migrate.in_place_stores import ask, do, plan, tree
+
+NOW_MS = T0 + 500
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    build_level_store(tmp_path / "store", [LevelMessage(level=3), LevelMessage(level=4)])
+    return tmp_path / "store"
+
+
+def refused(store: Path, kind: type[DelayStoreError], words: str, **more: Any) -> None:
+    """Plan and change alike; nothing is written."""
+    before = tree(store)
+    for act in (plan, do):
+        with pytest.raises(kind, match=words):
+            act(store, NOW_MS, **more)
+    assert tree(store) == before
+    assert not (store / "delaywheel").exists()
+
+
+def make(name: str) -> Callable[[Path], None]:
+    def add(store: Path) -> None:
+        path = store / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 100)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (make("dledger-n0/data/0"), "DLedger"),
+        (make("consumequeue/CURRENT"), "RocksDB"),
+        (make("consumequeue_rocksdb/CURRENT"), "RocksDB"),
+        (make(f"consumequeue_ext/SCHEDULE_TOPIC_XXXX/2/{0:020d}"), "extension units"),
+        (make(f"batchconsumequeue/T/0/{0:020d}"), "batch consume queues"),
+        (make("epochFileCheckpoint"), "group with a controller"),
+        (make("brokerIdentity"), "group with a controller"),
+    ],
+    ids=["dledger", "rocksdb", "rocksdb apart", "ext", "batch", "epochs", "identity"],
+)
+def test_a_kind_of_store_that_cannot_be_appended_to(
+    store: Path, change: Callable[[Path], None], words: str
+) -> None:
+    change(store)
+    refused(store, UnsupportedStoreError, words)
+
+
+@pytest.mark.parametrize(
+    ("conf", "kind", "words"),
+    [
+        ({"brokerRole": "SLAVE"}, UnsupportedStoreError, "slave"),
+        ({"enableDLegerCommitLog": "true"}, UnsupportedStoreError, "DLedger group"),
+        ({"enableControllerMode": "TRUE"}, UnsupportedStoreError, "controller"),
+        ({"duplicationEnable": "true"}, UnsupportedStoreError, "duplicates"),
+        ({"storeType": "defaultRocksDB"}, UnsupportedStoreError, "RocksDB"),
+        ({"enableConsumeQueueExt": "true"}, UnsupportedStoreError, "extension units"),
+        ({"timerWheelEnable": "false"}, UnsupportedStoreError, "without a wheel"),
+        ({"timerStopEnqueue": "true"}, UnsupportedStoreError, "places nothing"),
+        ({"timerStopDequeue": "true"}, UnsupportedStoreError, "stands still"),
+        ({"timerRocksDBEnable": "true"}, UnsupportedStoreError, "timeline in RocksDB"),
+        ({"mappedFileSizeCommitLog": "1073741824"}, OptionsError, "would not start"),
+        ({"mappedFileSizeConsumeQueue": "40"}, OptionsError, "would not start"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_broker_with_such_a_setting(
+    store: Path, conf: dict[str, str], kind: type[DelayStoreError], words: str
+) -> None:
+    before = tree(store)
+    with pytest.raises(kind, match=words):
+        convert_in_place(ask(store, NOW_MS), confs=[conf], execute=True)
+    assert tree(store) == before
+
+
+def test_a_broker_with_other_settings_is_fine(store: Path) -> None:
+    conf = {
+        "brokerRole": "ASYNC_MASTER",
+        "timerWheelEnable": "true",
+        "mappedFileSizeCommitLog": "65536",
+        "mappedFileSizeConsumeQueue": "2000",
+    }
+    assert convert_in_place(ask(store, NOW_MS), confs=[conf], execute=True).state == "done"
+
+
+def test_topics_are_refused_with_the_reason(store: Path) -> None:
+    refused(store, OptionsError, "a level has one offset", only_topics=["TopicA"])
+
+
+def test_what_says_nothing_in_place_is_refused(store: Path) -> None:
+    refused(store, OptionsError, "--whole-log cannot", whole_log=True)
+    refused(store, OptionsError, "--levels-only", levels_only=True)
+    refused(store, OptionsError, "no queue of level 7", only_levels=[7])
+
+
+def test_a_now_that_has_not_come_is_refused(store: Path) -> None:
+    with pytest.raises(OptionsError, match="later than this machine's clock"):
+        do(store, 4_000_000_000_000)
+
+
+def test_a_store_that_was_not_stopped_cleanly(store: Path) -> None:
+    (store / "abort").touch()
+    refused(store, UncleanStoreError, "--after-crash")
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX, 1)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_store_that_a_broker_holds(store: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(store / "lock")], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            refused(store, StoreLockedError, "stop the broker first")
+        finally:
+            holder.kill()
+
+
+def test_a_plan_does_not_shut_readers_out(store: Path) -> None:
+    with (store / "lock").open("rb") as other:
+        fcntl.lockf(other, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
+        assert plan(store, NOW_MS).state == "planned"
+
+
+def test_no_store_at_all(tmp_path: Path) -> None:
+    for place in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(SourceError):
+            do(place, NOW_MS)
+    assert not (tmp_path / "nothing").exists()
+
+
+# --- the store's own wheel ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> tuple[Path, int]:
+    """A store of a real 5.5.0 whose wheel holds messages."""
+    store = unpack(WHEEL_55_CLEAN, tmp_path / "store")
+    return store.root, store.stopped_ms
+
+
+def refused_wheel(used: tuple[Path, int], kind: type[DelayStoreError], words: str) -> None:
+    store, now_ms = used
+    before = tree(store)
+    with pytest.raises(kind, match=words):
+        do(store, now_ms)
+    assert tree(store) == before
+
+
+def test_a_wheel_that_lost_its_log(used: tuple[Path, int]) -> None:
+    for path in (used[0] / "timerlog").iterdir():
+        path.unlink()
+    refused_wheel(used, UnsupportedStoreError, "timerlog: has no units")
+
+
+def test_a_wheel_that_lost_its_checkpoint(used: tuple[Path, int]) -> None:
+    (used[0] / "config/timercheck").unlink()
+    refused_wheel(used, UnsupportedStoreError, "timercheck: is missing or empty")
+
+
+def test_a_wheel_that_is_ahead_of_its_queue(used: tuple[Path, int]) -> None:
+    files = sorted((used[0] / "consumequeue/rmq_sys_wheel_timer/0").iterdir())
+    data = bytearray(files[-1].read_bytes())
+    size = len(data.rstrip(b"\0")) // 20 * 20
+    data[size - 100 :] = bytes(len(data) - size + 100)
+    files[-1].write_bytes(data)
+    refused_wheel(used, DelayStoreError, "pass over what is appended|no queue knew")
+
+
+def test_a_wheel_of_another_precision(used: tuple[Path, int]) -> None:
+    store, now_ms = used
+    with pytest.raises(OptionsError, match="a precision of 1000 ms, not 100"):
+        do(store, now_ms, settings=TargetSettings(precision_ms=100))

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A change in place that is stopped before any change of the disk: the same command goes on to the
+same bytes, rolling back leads to the bytes of before, and at no moment does a message wait nowhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from legacy_levels.level_backlog import read_backlog
+from message_store.errors import PlanError, SourceError, TargetError, UncleanStoreError
+from message_store.store_root import StoreRoot
+from migrate.rollback import roll_back
+from tests.faults.full_disk import full_disk
+from tests.independent.level_messages import Item
+from tests.independent.level_store_builder import (
+    T0,
+    LevelMessage,
+    OrdinaryMessage,
+    build_level_store,
+)
+from tests.independent.raw_files import queue_units_by_index
+from tests.migrate.in_place_stores import (
+    TIMER_QUEUE,
+    Stopped,
+    do,
+    plan,
+    stopping_before,
+    timer_records,
+    tree,
+)
+
+NOW_MS = T0 + 500
+ITEMS: list[Item] = [
+    OrdinaryMessage(topic="Plain"),
+    *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90)) for number in range(9)),
+    LevelMessage(level=18, topic="TopicB"),
+]
+Tree = dict[str, tuple[str, int]]
+
+steps = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+"""Every fifth change always, every single one among the slow tests."""
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    """A store whose log and timer queue will need new files; small files, many steps."""
+    store = tmp_path / "original"
+    build_level_store(store, ITEMS, commit_log_file_bytes=4096, queue_file_bytes=100)
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def right(original: Path, tmp_path: Path) -> Tree:
+    """The files of a change that nothing stopped."""
+    whole = renew(original, tmp_path / "whole")
+    do(whole, NOW_MS)
+    return tree(whole)
+
+
+def renew(original: Path, store: Path) -> Path:
+    shutil.rmtree(store, ignore_errors=True)
+    shutil.copytree(original, store)
+    return store
+
+
+def stops(original: Path, store: Path, step: int = 1) -> Iterator[str]:
+    """The store as each stop leaves it, until nothing stops the run; says where it was stopped."""
+    for number in itertools.count(0, step):
+        renew(original, store)
+        try:
+            with stopping_before(store, number) as done:
+                do(store, NOW_MS)
+        except Stopped:
+            yield f"stopped after {number}: {done[-1:]}"
+        else:
+            assert number > 40
+            return
+
+
+def keys_in_levels(store: Path) -> Counter[int]:
+    """The places of the records that a level still delivers."""
+    backlog = read_backlog(store, after_crash=True)
+    return Counter(backlog.commit_log_offset.tolist())
+
+
+@steps
+def test_the_same_command_goes_on_to_the_same_bytes(
+    original: Path, store: Path, right: Tree, step: int
+) -> None:
+    ends = Counter[str]()
+    for where in stops(original, store, step):
+        ends[do(store, NOW_MS).state] += 1
+        assert tree(store) == right, where
+    assert ends.keys() >= {"done", "continued and done"}
+
+
+@steps
+def test_rolling_back_leads_to_the_bytes_of_before(original: Path, store: Path, step: int) -> None:
+    before = tree(original)
+    for where in stops(original, store, step):
+        roll_back(StoreRoot(store), execute=True)
+        assert tree(store) == before, where
+
+
+@steps
+def test_no_message_ever_waits_nowhere(original: Path, store: Path, step: int) -> None:
+    """Stopped anywhere, each is in its level or, whole and with its entry, in the timer queue."""
+    all_of_them = keys_in_levels(original)
+    for where in stops(original, store, step):
+        if keys_in_levels(store) != all_of_them:
+            assert keys_in_levels(store) == Counter(), where
+            assert len(timer_records(store)) == len(all_of_them), where
+
+
+def test_a_rollback_that_is_stopped_anywhere_is_gone_on_with(
+    original: Path, store: Path, tmp_path: Path
+) -> None:
+    before = tree(original)
+    changed = tmp_path / "changed"
+    do(renew(original, changed), NOW_MS)
+    for number in itertools.count():
+        # Notes name their own place: the copy has to lie where the change was made.
+        renew(changed, store)
+        try:
+            with stopping_before(store, number) as done:
+                roll_back(StoreRoot(store), execute=True)
+        except Stopped:
+            pass
+        else:
+            break
+        levels, wheel = keys_in_levels(store), len(timer_records_if_whole(store))
+        assert levels or wheel, f"{number}: {done[-1:]}"
+        roll_back(StoreRoot(store), execute=True)
+        assert tree(store) == before, f"{number}: {done[-1:]}"
+    assert number > 10
+    assert tree(store) == before
+
+
+def timer_records_if_whole(store: Path) -> dict[int, object]:
+    directory = store / TIMER_QUEUE
+    return dict(queue_units_by_index(directory)) if directory.is_dir() else {}
+
+
+def test_a_convert_after_a_stopped_rollback_is_told_to_finish_that(
+    original: Path, store: Path
+) -> None:
+    state = ""
+    for number in itertools.count():
+        note = Path(str(do(renew(original, store), NOW_MS).backup)) / "change.json"
+        with pytest.raises(Stopped), stopping_before(store, number):
+            roll_back(StoreRoot(store), execute=True)
+        state = json.loads(note.read_text())["state"]
+        if state != "done":
+            break
+    assert state == "rolling back"
+    with pytest.raises(PlanError, match="stopped while it was rolling back"):
+        do(store, NOW_MS)
+    roll_back(StoreRoot(store), execute=True)
+    assert tree(store) == tree(original)
+    assert do(store, NOW_MS).state == "done"
+
+
+@steps
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_full_disk_leaves_the_store_as_it_was(
+    original: Path, store: Path, right: Tree, is_torn: bool, step: int
+) -> None:
+    """Each change of the disk is refused once in turn; then there is room again."""
+    before, refusals = tree(original), 0
+    for number in itertools.count(0, step):
+        renew(original, store)
+        with full_disk(store, number, refusals=1, is_torn=is_torn) as disk:
+            try:
+                do(store, NOW_MS)
+            except (TargetError, SourceError):
+                refusals += 1
+            if not disk.refused:
+                break
+        is_whole = tree(store) in (before, right)
+        again = do(store, NOW_MS)
+        assert tree(store) == right, f"{number}, {again.state}, whole: {is_whole}"
+    assert refusals > 40 // step
+
+
+def test_a_disk_that_stays_full_is_no_reason_to_lose_anything(
+    original: Path, store: Path, right: Tree
+) -> None:
+    before = tree(original)
+    for number in itertools.count(0, 7):
+        renew(original, store)
+        with full_disk(store, number) as disk:
+            try:
+                do(store, NOW_MS)
+            except (TargetError, SourceError):
+                assert keys_in_levels(store) or len(timer_records(store)) == 10
+            if not disk.refused:
+                break
+        if number % 2:
+            roll_back(StoreRoot(store), execute=True)
+            if tree(store) not in (before, right):
+                raise AssertionError(number)
+        else:
+            do(store, NOW_MS)
+            assert tree(store) == right
+
+
+# --- what must not be gone on with ----------------------------------------------------------------
+
+
+def stop_late(original: Path, store: Path) -> None:
+    """Leave all records and entries in place and no offset moved."""
+    renew(original, store)
+    for number in itertools.count(40):
+        renew(original, store)
+        with pytest.raises(Stopped), stopping_before(store, number) as done:
+            do(store, NOW_MS)
+        if "delayOffset" in " ".join(done[-1:]) and ".bak" in done[-1]:
+            return
+
+
+def test_an_unfinished_change_shows_in_the_plan(original: Path, store: Path) -> None:
+    stop_late(original, store)
+    before = tree(store)
+    report = plan(store, NOW_MS)
+    assert (report.state, report.conversion.total("converted")) == ("unfinished", 10)
+    assert tree(store) == before
+    assert roll_back(StoreRoot(store)).state == "planned"
+    assert tree(store) == before
+
+
+def test_another_command_is_refused(original: Path, store: Path) -> None:
+    stop_late(original, store)
+    before = tree(store)
+    with pytest.raises(PlanError, match="differs in: only_levels"):
+        do(store, NOW_MS, only_levels=[3])
+    assert tree(store) == before
+    assert do(store, NOW_MS).state == "continued and done"
+
+
+def move_the_offsets(store: Path) -> None:
+    (store / "config/delayOffset.json").write_bytes(b'{\n\t"offsetTable":{3:2\n\t}\n}')
+
+
+def place_messages(store: Path) -> None:
+    (store / "config/timercheck").write_bytes(T0.to_bytes(8, "big").ljust(4096, b"\0"))
+
+
+def append_a_record(store: Path) -> None:
+    """What a broker leaves: here, a copy of a whole store's log with one record more."""
+    log = sorted((store / "commitlog").iterdir())
+    data = log[0].read_bytes()
+    size = int.from_bytes(data[:4], "big")
+    last = log[-1]
+    content = bytearray(last.read_bytes())
+    end = len(content.rstrip(b"\0"))
+    record = bytearray(data[:size])
+    start = int(last.name) + end
+    record[28:36] = start.to_bytes(8, "big")
+    content[end : end + size] = record
+    last.write_bytes(content)
+
+
+@pytest.mark.parametrize("write", [move_the_offsets, place_messages, append_a_record])
+@pytest.mark.parametrize("is_done", [True, False])
+def test_after_a_broker_has_written_nothing_is_finished_or_undone(
+    original: Path, store: Path, write: object, is_done: bool
+) -> None:
+    if is_done:
+        do(renew(original, store), NOW_MS)
+    else:
+        stop_late(original, store)
+    write(store)  # type: ignore[operator]
+    before = tree(store)
+    for execute in (False, True):
+        with pytest.raises(PlanError, match="a broker has written to it since"):
+            roll_back(StoreRoot(store), execute=execute)
+    if not is_done:
+        with pytest.raises(PlanError, match="a broker has written to it since"):
+            do(store, NOW_MS)
+    assert tree(store) == before
+
+
+def test_a_crash_of_the_broker_after_a_change_is_not_taken_for_ours(
+    original: Path, store: Path
+) -> None:
+    do(renew(original, store), NOW_MS)
+    append_a_record(store)
+    (store / "abort").touch()
+    with pytest.raises(UncleanStoreError):
+        do(store, NOW_MS + 1)
+    assert (store / "abort").exists()
+
+
+def test_everything_is_on_the_disk_before_the_offsets_move(
+    original: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew(original, store)
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
+    synced: set[int] = set()
+    for name in ("fsync", "fdatasync"):
+        real = getattr(os, name)
+
+        def note(descriptor: int, real: object = real) -> None:
+            synced.add(os.fstat(descriptor).st_ino)
+            real(descriptor)  # type: ignore[operator]
+
+        monkeypatch.setattr(os, name, note)
+    real_replace, looked = os.replace, []
+
+    def look(one: Path, other: Path) -> None:
+        if Path(other).parent == store / "config":
+            written = [
+                path
+                for path in store.rglob("*")
+                if path.is_file() and before.get(path) != path.stat().st_mtime_ns
+            ]
+            ours = [path for path in written if path.name != "lock" and "abort" not in path.name]
+            assert [path for path in ours if path.stat().st_ino not in synced] == []
+            looked.append(len(ours))
+        real_replace(one, other)
+
+    monkeypatch.setattr(os, "replace", look)
+    do(store, NOW_MS)
+    assert len(looked) == 2
+    assert min(looked) > 5

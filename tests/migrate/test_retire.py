@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source that is retired: its offsets move past what its target has, and past nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legacy_levels.level_backlog import read_backlog
+from message_store.errors import (
+    FormatError,
+    OptionsError,
+    PlanError,
+    SourceError,
+    UncleanStoreError,
+)
+from message_store.store_root import StoreRoot
+from migrate.convert import convert
+from migrate.retire import LeftBehindError, retire
+from migrate.rollback import roll_back
+from migrate.settings import TargetSettings
+from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
+from tests.independent.raw_files import read_config
+from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack
+from tests.migrate.conversions import options_for
+from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+
+NOW_MS = T0 + 500
+FIRST = LevelMessage(level=3, body=b"delivered before")
+ITEMS = [
+    FIRST,
+    *(LevelMessage(level=number % 3 + 3, body=bytes(number)) for number in range(9)),
+    LevelMessage(level=5, topic="TopicB"),
+    LevelMessage(level=18, topic="TopicB"),
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    build_level_store(tmp_path / "source", ITEMS, offsets={3: 1})
+    return tmp_path / "source"
+
+
+def converted(source: Path, name: str = "target", **more: Any) -> Path:
+    target = source.parent / name
+    convert(options_for(source.parent, source=source, target=target, now_ms=NOW_MS, **more))
+    return target
+
+
+def offsets_of(source: Path) -> dict[int, int]:
+    table = read_config(source, "delayOffset.json")["offsetTable"]
+    assert table == read_config(source, "delayOffset.json.bak")["offsetTable"]
+    return {int(level): offset for level, offset in table.items()}
+
+
+def pending_of(source: Path) -> int:
+    return len(read_backlog(source, after_crash=True))
+
+
+def test_a_plan_writes_nothing_and_names_every_level(source: Path) -> None:
+    target = converted(source)
+    before = tree(source)
+    report = retire(source, target)
+    assert tree(source) == before
+    assert not (source / "delaywheel").exists()
+    assert (report.state, report.converted) == ("planned", 11)
+    assert report.offsets == {3: 4, 4: 3, 5: 4, 18: 1}
+
+
+def test_nothing_is_pending_afterwards_and_nothing_but_the_offsets_has_changed(
+    source: Path,
+) -> None:
+    target = converted(source)
+    before = tree(source)
+    report = retire(source, target, execute=True)
+    assert offsets_of(source) == report.offsets
+    assert pending_of(source) == 0
+    after = tree(source)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed == {"config/delayOffset.json", "config/delayOffset.json.bak"}
+    backup = Path(str(report.backup))
+    assert backup.parent == source / "delaywheel"
+    assert (backup / "config/delayOffset.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_twice_is_once(source: Path) -> None:
+    target = converted(source)
+    retire(source, target, execute=True)
+    before = tree(source)
+    again = retire(source, target, execute=True)
+    assert (again.state, again.levels) == ("nothing to do", ())
+    assert tree(source) == before
+
+
+def test_it_can_be_rolled_back(source: Path) -> None:
+    before = tree(source)
+    retire(source, converted(source), execute=True)
+    assert roll_back(StoreRoot(source)).state == "planned"
+    assert roll_back(StoreRoot(source), execute=True).kind == "retire"
+    assert tree(source) == before
+    assert pending_of(source) == 11
+
+
+def test_levels_that_were_not_converted_stay(source: Path) -> None:
+    target = converted(source, only_levels=[4, 18])
+    report = retire(source, target, execute=True)
+    assert offsets_of(source) == {3: 1, 4: 3, 18: 1}
+    assert report.stays == {3: 3, 5: 4}
+    assert pending_of(source) == 7
+
+
+def test_several_targets_of_one_source(source: Path) -> None:
+    targets = [converted(source, f"level-{level}", only_levels=[level]) for level in (3, 4, 5, 18)]
+    before = tree(source)
+    for target in targets:
+        retire(source, target, execute=True)
+    assert pending_of(source) == 0
+    for _target in targets:
+        roll_back(StoreRoot(source), execute=True)
+    assert tree(source) == before
+
+
+def test_messages_between_those_converted_forbid_it(source: Path) -> None:
+    target = converted(source, only_topics=["TopicB"])
+    before = tree(source)
+    for execute in (False, True):
+        with pytest.raises(LeftBehindError, match=r"level 5: 3 of its messages were left out"):
+            retire(source, target, execute=execute)
+    assert tree(source) == before
+
+
+def test_a_level_of_one_topic_alone_may_move(tmp_path: Path) -> None:
+    items = [LevelMessage(level=4), LevelMessage(level=18, topic="TopicB")]
+    build_level_store(tmp_path / "source", items)
+    target = converted(tmp_path / "source", only_topics=["TopicB"])
+    report = retire(tmp_path / "source", target, execute=True)
+    assert (report.offsets, report.stays) == ({18: 1}, {4: 1})
+
+
+def test_what_is_kept_aside_is_passed_over_too(tmp_path: Path) -> None:
+    bad = LevelMessage(level=3, without=["REAL_TOPIC"])
+    build_level_store(tmp_path / "source", [bad, LevelMessage(level=3)])
+    target = converted(tmp_path / "source", on_bad_record="quarantine")
+    [level] = retire(tmp_path / "source", target, execute=True).levels
+    assert (level.converted, level.quarantined, level.to_offset) == (1, 1, 2)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_the_target_of_another_store_is_refused(source: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    build_level_store(other, ITEMS, offsets={3: 1})
+    target = converted(other, "target-of-other")
+    before = tree(source)
+    with pytest.raises(PlanError, match="its log is not the one that"):
+        retire(source, target, execute=True)
+    assert tree(source) == before
+
+
+def test_a_source_whose_log_has_changed_is_refused(source: Path) -> None:
+    target = converted(source)
+    [log] = (source / "commitlog").iterdir()
+    os.utime(log, ns=(1, 1))
+    with pytest.raises(PlanError, match="a broker was started on it since"):
+        retire(source, target, execute=True)
+
+
+def test_a_source_that_has_delivered_since_is_refused(source: Path) -> None:
+    target = converted(source)
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        (source / "config" / name).write_bytes(b'{\n\t"offsetTable":{3:2\n\t}\n}')
+    with pytest.raises(PlanError, match="level 3: from_offset is 2, and was 1"):
+        retire(source, target, execute=True)
+
+
+def test_a_source_on_which_a_broker_crashed_since_is_refused(source: Path) -> None:
+    target = converted(source)
+    (source / "abort").touch()
+    with pytest.raises(UncleanStoreError):
+        retire(source, target, execute=True)
+
+
+def test_an_unfinished_target_is_refused(source: Path) -> None:
+    target = converted(source)
+    (target / "delaywheel/staging").mkdir()
+    (target / "delaywheel/conversion.json").unlink()
+    with pytest.raises(SourceError, match="an unfinished conversion"):
+        retire(source, target, execute=True)
+
+
+def test_what_is_no_target_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionsError, match="given twice"):
+        retire(source, source, execute=True)
+    with pytest.raises(SourceError):
+        retire(source, tmp_path / "nothing", execute=True)
+    build_level_store(tmp_path / "other", ITEMS)
+    with pytest.raises(SourceError, match="expected the target of a finished conversion"):
+        retire(source, tmp_path / "other", execute=True)
+
+
+def test_a_report_that_was_damaged_is_refused(source: Path) -> None:
+    target = converted(source)
+    path = target / "delaywheel/conversion.json"
+    facts = json.loads(path.read_text())
+    del facts["levels"][0]["converted"]
+    path.write_text(json.dumps(facts))
+    before = tree(source)
+    with pytest.raises(FormatError, match="not the report of a conversion"):
+        retire(source, target, execute=True)
+    assert tree(source) == before
+
+
+def test_a_store_that_was_changed_in_place_is_not_the_source_any_more(source: Path) -> None:
+    target = converted(source)
+    do(source, NOW_MS)
+    with pytest.raises(PlanError):
+        retire(source, target, execute=True)
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+
+def test_a_stop_anywhere_is_gone_on_with_or_taken_back(source: Path, tmp_path: Path) -> None:
+    target = converted(source)
+    before, original = tree(source), tmp_path / "original"
+    shutil.copytree(source, original)
+    for number in itertools.count():
+        for way in ("on", "back"):
+            shutil.rmtree(source)
+            shutil.copytree(original, source)
+            try:
+                with stopping_before(source, number) as done:
+                    retire(source, target, execute=True)
+            except Stopped:
+                pass
+            else:
+                assert number > 10
+                return
+            assert pending_of(source) in (0, 11), done[-1:]
+            if way == "on":
+                retire(source, target, execute=True)
+                assert pending_of(source) == 0, done[-1:]
+            else:
+                roll_back(StoreRoot(source), execute=True)
+                assert tree(source) == before, done[-1:]
+
+
+@pytest.mark.parametrize("name", [LEVELS_49_CLEAN, LEVELS_49_CRASH])
+def test_a_real_source_is_retired(name: str, tmp_path: Path) -> None:
+    store = unpack(name, tmp_path / "source")
+    target = tmp_path / "target"
+    crashed = store.is_crashed
+    convert(
+        options_for(
+            tmp_path, source=store.root, target=target, now_ms=store.stopped_ms,
+            after_crash=crashed, part_bytes=300_000, settings=TargetSettings(),
+        )
+    )  # fmt: skip
+    report = retire(store.root, target, execute=True)
+    assert report.converted == len(store.pending_in_levels())
+    assert pending_of(store.root) == 0
+    assert (store.root / "abort").exists() == crashed
