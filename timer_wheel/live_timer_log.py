@@ -13,11 +13,12 @@ import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
+from message_store.layout import Layout
 from message_store.live_segments import LiveSegments
 from message_store.raw_memory import address_of
 from message_store.record_layout import MAGIC_BLANK
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.timer_log import TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
+from timer_wheel.timer_log import NO_POSITION, TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import (
     COUNTS,
@@ -184,6 +185,28 @@ class LiveTimerLog:
             first = int(positions[0]) // self.file_bytes
         for file in range(first, int(positions[-1]) // self.file_bytes):
             self.segments.write_at(file * self.file_bytes + used, blank_bytes(self.file_bytes))
+
+    def rehang(self, kept: TimerRows, taken: TimerRows, wheel: LiveWheel) -> None:
+        """Make the chain of one slot that of the ``kept`` units alone, and put the ``taken`` ones
+        into the last slot that is over, so that nobody who reads the log finds them again.
+        """
+        slot = int(taken.slot_time_ms[0]) // wheel.precision_ms
+        before = NO_POSITION
+        for position in kept.position.tolist():
+            self._overwrite(position, "previous_position", before)
+            before = position
+        past_ms = wheel.hand_ms - wheel.precision_ms
+        for position, write_ms in zip(
+            taken.position.tolist(), taken.write_time_ms.tolist(), strict=True
+        ):
+            self._overwrite(position, "delay_ms", past_ms - write_ms)
+        count = len(kept) - 2 * int(kept.is_marker.sum())
+        wheel.set_slot(slot, kept.position, count)
+
+    def _overwrite(self, position: int, name: str, value: int) -> None:
+        field = next(field for field in TIMER_UNIT.fields if field.name == name)
+        data = Layout(name, (field,)).encode(**{name: value})
+        self.segments.write_at(position + TIMER_UNIT.offset_of(name), data)
 
     # --- reading ----------------------------------------------------------------------------------
 

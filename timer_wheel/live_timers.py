@@ -31,6 +31,7 @@ from timer_wheel.wheel_kernels import (
 from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
 
 _PIECE = 1 << 17
+_SLOTS_AT_ONCE = 4096
 _NOTHING: Int64s = np.empty(0, np.int64)
 
 
@@ -189,7 +190,21 @@ class LiveTimers:
         self.settle(now_ms)
         rest = self.unplaced(2**40)
         self.place_rest(rest, np.isin(rest.rows.commit_log_offset, self.done), now_ms)
+        self._take_done_off()
         self.save()
+
+    def _take_done_off(self) -> None:
+        """Take what was dealt with out of its slots: a broker would do it again."""
+        slots = self.wheel.used_slots() if len(self.done) else _NOTHING
+        for begin in range(0, len(slots), _SLOTS_AT_ONCE):
+            rows, _ = self.log.walk(self.wheel, slots[begin : begin + _SLOTS_AT_ONCE])
+            is_done = np.isin(rows.commit_log_offset, self.done)
+            times = floor_ms(rows.slot_time_ms, self.precision_ms)
+            for slot_ms in np.unique(times[is_done]).tolist():
+                in_slot = times == slot_ms
+                kept, taken = rows.rows(in_slot & ~is_done), rows.rows(in_slot & is_done)
+                self.log.rehang(kept, taken, self.wheel)
+        self.done = _NOTHING
 
     def _place(self, found: Unplaced) -> None:
         """Append the units of these entries, which are the next."""

@@ -86,6 +86,16 @@ class LiveWheel:
         is_it = held["time_units"] == slot and slot_time_ms >= self.hand_ms
         return int(held["unit_count"]) if is_it else 0
 
+    def set_slot(self, slot: int, positions: Int64s, count: int) -> None:
+        """Let a slot, given by its time in units of the precision, hold these units, or nothing."""
+        index = slot % WHEEL_SLOTS
+        row = np.zeros(1, SLOT.dtype)
+        if len(positions):
+            row["time_units"], row["unit_count"] = slot, count
+            row["first_position"], row["last_position"] = positions[0], positions[-1]
+        self.slots[index : index + 1] = row
+        self.dirty[index // _SLOTS_A_PAGE] = 1
+
     def move_hand(self, to_ms: int) -> None:
         """Say that all slots before ``to_ms`` are over, and none from there on.
 

@@ -68,7 +68,7 @@ def _open(
     if own is not None:
         log.segments.delete_before(own.log_begins)
     log.find_end()
-    if not store.was_clean:
+    if not store.was_clean or _has_torn_end(log, store):
         _cut_what_the_log_lacks(log, store, files.found.flush_position)
     known_ms = known_precision(log, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
@@ -156,6 +156,13 @@ def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> in
     now_ms = floor_ms(store.clock.now_ms(), precision_ms)
     times = [int(rows.slot_time_ms.min()) for rows in log.all_units()]
     return max(floor_ms(min([now_ms, *times]), precision_ms), precision_ms)
+
+
+def _has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
+    """Whether the last unit leads to no record that could be there."""
+    last = log.last_unit()
+    facts = read_facts(store.log, last.commit_log_offset, last.size_bytes, FINEST_MS)
+    return not facts.is_there.all()
 
 
 def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, flushed: int) -> None:

@@ -41,21 +41,26 @@ def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
 
 
 def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
-    """Find out what was dealt with already; ``timers.done`` gets it."""
+    """Find out what was dealt with already; ``timers.done`` gets it.
+
+    Copies of what lies in the queue without a unit cannot lie before it; where units were lost,
+    that is long ago.
+    """
     rest = timers.unplaced(_EVERYTHING)
-    overdue = np.flatnonzero(rest.facts.is_fine & (rest.facts.out_ms < timers.wheel.hand_ms))
-    if len(overdue):
-        copies_from = min(copies_from, int(rest.rows.commit_log_offset[overdue[0]]))
-    timers.copies_from = copies_from
-    copies = _copies(timers, copies_from)
+    if len(rest):
+        copies_from = min(copies_from, int(rest.rows.commit_log_offset.min()))
+    timers.copies_from = max(copies_from, timers.store.log.min_offset)
+    copies = _copies(timers, timers.copies_from)
     if not len(copies[OFFSET]):
         return
     newest_ms = int(copies[STORE_MS].max())
     until_ms = floor_ms(newest_ms, timers.precision_ms) + timers.precision_ms
     placed = timers.in_slots(timers.wheel.used_slots(until_ms))
-    waiting = rest.rows.rows(rest.facts.is_fine & (rest.facts.out_ms < newest_ms))
+    waiting = rest.rows.rows(rest.facts.is_fine)
     rows = TimerRows.together([placed, waiting])
-    timers.mark_done(rows.rows(_are_done(timers, rows, copies)))
+    # What has no unit, or has lost it, may have rolled as well.
+    may_have_rolled = np.concatenate([placed.is_roll, np.ones(len(waiting), bool)])
+    timers.mark_done(rows.rows(_are_done(timers, rows, may_have_rolled, copies)))
 
 
 def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
@@ -90,7 +95,7 @@ def _copies(timers: LiveTimers, begin: int) -> Int64s:
     return np.concatenate(parts, axis=1)
 
 
-def _are_done(timers: LiveTimers, rows: TimerRows, copies: Int64s) -> Bools:
+def _are_done(timers: LiveTimers, rows: TimerRows, may_have_rolled: Bools, copies: Int64s) -> Bools:
     """Which rows have a copy, each copy counted once.
 
     A message that was to roll has gone round again or, when the wheel was late, been delivered.
@@ -110,7 +115,7 @@ def _are_done(timers: LiveTimers, rows: TimerRows, copies: Int64s) -> Bools:
         offsets[may_be].tolist(),
         found[ONE, may_be].tolist(),
         found[TWO, may_be].tolist(),
-        rows.is_roll[may_be].tolist(),
+        may_have_rolled[may_be].tolist(),
         strict=True,
     )
     for row, offset, one, two, is_roll in columns:

@@ -3,6 +3,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,7 @@ SMALL = StoreSettings(
 DELAYS_MS = [150, 1_000, 1_001, 2_345, 59_999, 3_600_000, 7_200_100]
 
 
-def open_store(
-    path: Path, clock: ManualClock, precision_ms: int | None, **how: object
-) -> WheelStore:
+def open_store(path: Path, clock: ManualClock, precision_ms: int | None, **how: Any) -> WheelStore:
     return WheelStore.open(path, clock=clock, precision_ms=precision_ms, settings=SMALL, **how)
 
 

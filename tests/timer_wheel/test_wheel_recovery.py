@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel after stops, kills and damage: nothing lost, nothing repeated, and what a broker that
+takes over would find.
+"""
+
+import contextlib
+import pkgutil
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store import AfterMs, AtMs, ManualClock, Message, Severity
+from message_store.message import StoredMessage
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
+from tests.independent.raw_files import read_timer_check, timer_units
+from timer_wheel import WheelStore, pending_records, read_wheel_store
+
+START_MS = 1_793_000_000_000
+SMALL = StoreSettings(
+    commit_log_file_bytes=1 << 20, queue_file_bytes=1000, timer_log_file_bytes=20 * 52 + 30
+)
+FAITHFUL = attrs.evolve(SMALL, repeat_after_kill=True)
+HORIZON_MS = START_MS + 3_600_000
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def open_store(path: Path, clock: ManualClock, settings: StoreSettings = SMALL) -> WheelStore:
+    return WheelStore.open(path, clock=clock, settings=settings, roll_window_slots=60)
+
+
+def keys(found: object) -> list[str]:
+    return [each.message.unique_key for each in found]  # type: ignore[attr-defined]
+
+
+def fill(store: WheelStore, count: int = 40, step_ms: int = 5_000) -> list[str]:
+    """Messages over some minutes, twins among them, most of which roll; their keys."""
+    for number in range(count):
+        key = f"K{number // 2}" if number % 5 else "TWIN"
+        store.schedule(Message("orders", b"body", unique_key=key), AfterMs(step_ms * (number + 1)))
+    return [each.unique_key or "" for each in store.pending()]
+
+
+def rest_of(store: WheelStore) -> list[str]:
+    return keys(store.advance(HORIZON_MS))
+
+
+# --- kills ----------------------------------------------------------------------------------------
+
+STEPS = [
+    "message_store.live_log.LiveLog.append_rows",
+    "message_store.live_queue.LiveQueue.append",
+    "timer_wheel.live_timer_log.LiveTimerLog.append",
+    "timer_wheel.wheel_files.WheelFiles.announce",
+    "timer_wheel.wheel_files.WheelFiles.save",
+    "timer_wheel.live_timers.LiveTimers.pass_slots",
+    "timer_wheel.live_timers.LiveTimers.place_rest",
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_kill_at_any_step_of_an_advance_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str, count: int
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    expected = Counter(fill(store))
+    store.advance(START_MS + 12_000)
+    clock.tick(70_300)
+    store.schedule(Message("orders", b"late", unique_key="LATE"), AtMs(0))
+    expected["LATE"] += 1
+    with monkeypatch.context() as patch:
+        stop_at(patch, step, when, count)
+        with contextlib.suppress(Killed):
+            store.advance(clock.now_ms())
+    store.abandon()
+    again = open_store(tmp_path, clock)
+    again.advance(HORIZON_MS)
+    assert delivered_in(tmp_path) == expected
+    assert [each for each in again.check() if each.severity is not Severity.INFO] == []
+    again.close()
+
+
+def stop_at(patch: pytest.MonkeyPatch, step: str, when: str, count: int) -> None:
+    """Kill before or after the n-th call of a function."""
+    original = pkgutil.resolve_name(step)
+    left = count
+
+    def stopping(*arguments: object, **named: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0 and when == "before":
+            raise Killed
+        answer = original(*arguments, **named)
+        if left == 0:
+            raise Killed
+        return answer
+
+    patch.setattr(step, stopping)
+
+
+def delivered_in(path: Path) -> Counter[str]:
+    """What a consumer of the topic would have got, by its queue."""
+    root = StoreRoot(path)
+    found: Counter[str] = Counter()
+    with SegmentReader(root.commit_log) as log:
+        for message in records_of_queue(root, log):
+            found[message.unique_key or ""] += 1
+    return found
+
+
+def records_of_queue(root: StoreRoot, log: SegmentReader) -> list[StoredMessage]:
+    from message_store.consume_queue import read_queue
+    from timer_wheel.pending_timers import record_at
+
+    queue = read_queue(root.consume_queue("orders", 0))
+    entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
+    found = [record_at(log, offset, size) for offset, size in entries]
+    return [message for message in found if message is not None]
+
+
+def test_the_faithful_setting_repeats_the_slots_since_the_checkpoint_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock, FAITHFUL)
+    for number in range(5):
+        store.schedule(Message("orders", b"", unique_key=f"A{number}"), AfterMs(5_000))
+        store.schedule(Message("orders", b"", unique_key=f"B{number}"), AfterMs(50_000))
+    assert len(store.advance(START_MS + 20_000)) == 5
+    with monkeypatch.context() as patch:
+        stop_at(patch, "timer_wheel.wheel_files.WheelFiles.save", "before", 1)
+        with pytest.raises(Killed):
+            store.advance(START_MS + 50_000)
+    store.abandon()
+    again = open_store(tmp_path, clock, FAITHFUL)
+    assert sorted(rest_of(again)) == [f"B{number}" for number in range(5)]
+    assert delivered_in(tmp_path).total() == 15
+    again.close()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_history_of_kills_and_stops_delivers_each_once(tmp_path: Path, seed: int) -> None:
+    chance, clock = random.Random(seed), ManualClock(START_MS + seed)
+    store, expected = open_store(tmp_path, clock), Counter[str]()
+    for number in range(120):
+        match chance.randrange(8):
+            case 0:
+                store.abandon()
+                store = open_store(tmp_path, clock)
+            case 1:
+                store.close()
+                store = open_store(tmp_path, clock)
+            case 2:
+                clock.tick(chance.choice([0, 40, 1_000, 7_777, 90_000]))
+                store.advance(clock.now_ms())
+            case 3:
+                clock.tick(chance.randrange(3_000))
+                store.flush()
+            case 4:
+                receipt = store.schedule(
+                    Message("orders", b"x", unique_key=f"C{number}"), AfterMs(80_000)
+                )
+                store.cancel(receipt)
+            case _:
+                key = chance.choice(["TWIN", f"K{number}"])
+                delay_ms = chance.choice([0, 1, 900, 5_000, 70_000, 200_000])
+                store.schedule(Message("orders", b"x", unique_key=key), AfterMs(delay_ms))
+                expected[key] += 1
+    store.advance(HORIZON_MS)
+    store.close()
+    assert delivered_in(tmp_path) == expected
+
+
+# --- who takes over -------------------------------------------------------------------------------
+
+
+def found_by_a_broker(path: Path, now_ms: int) -> Counter[str]:
+    """What a starting broker would deliver, by the reader that follows its rules."""
+    root = StoreRoot(path)
+    state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000)
+    with SegmentReader(root.commit_log) as log:
+        found = [message for message in pending_records(log, state.pending) if message is not None]
+    assert len(state.shared_positions) == 0
+    assert state.blocking_queue_offsets == ()
+    return Counter(message.unique_key or "" for message in found)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_broker_finds_all_that_waits_at_any_end_and_after_a_close_no_more(
+    tmp_path: Path, seed: int
+) -> None:
+    chance, clock = random.Random(seed), ManualClock(START_MS + 100 * seed)
+    store, waits = open_store(tmp_path, clock), Counter[str]()
+    for round_number in range(14):
+        for number in range(chance.randrange(12)):
+            key = f"K{round_number}-{number}"
+            delay_ms = chance.choice([0, 1, 900, 5_000, 70_000, 200_000])
+            receipt = store.schedule(Message("orders", b"x", unique_key=key), AfterMs(delay_ms))
+            if chance.randrange(6) == 0:
+                store.cancel(receipt)
+            else:
+                waits[key] += 1
+        if chance.randrange(3):
+            clock.tick(chance.choice([0, 300, 1_000, 20_000]))
+            waits.subtract(keys(store.advance(clock.now_ms())))
+            waits = +waits
+        is_clean = chance.randrange(2) == 0
+        store.close() if is_clean else store.abandon()
+        found = found_by_a_broker(tmp_path, clock.now_ms())
+        if is_clean:
+            assert found == waits
+        else:
+            assert found >= waits
+        store = open_store(tmp_path, clock)
+    store.close()
+
+
+def test_overdue_messages_lie_ahead_of_the_hand_where_a_starting_broker_reads(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(START_MS + 437)
+    store = open_store(tmp_path, clock)
+    store.advance(clock.now_ms())
+    for _ in range(3):
+        store.schedule(Message("orders", b"x"), AtMs(0))
+    store.close()
+    check = read_timer_check(tmp_path / "config" / "timercheck")
+    for unit in timer_units(tmp_path / "timerlog"):
+        assert unit.slot_time_ms >= check.last_read_time_ms
+    again = open_store(tmp_path, clock)
+    assert len(again.advance(clock.now_ms())) == 3
+    again.close()
+
+
+def test_the_checkpoint_announces_units_before_they_are_there_and_counts_them_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a broker neither places again what has a unit nor passes over what has none."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    fill(store, 3)
+    store.advance(START_MS)
+    store.schedule(Message("orders", b"x"), AfterMs(5_000))
+    path = tmp_path / "config" / "timercheck"
+    with monkeypatch.context() as patch:
+        stop_at(patch, "timer_wheel.live_timer_log.LiveTimerLog.append", "before", 1)
+        with pytest.raises(Killed):
+            store.advance(START_MS)
+    check = read_timer_check(path)
+    assert (check.last_queue_offset, check.master_queue_offset) == (3, 4)
+    store.abandon()
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def damage_wheel(path: Path) -> None:
+    (path / "timerwheel").write_bytes(b"\xff" * 38_707_200)
+
+
+def cut_wheel(path: Path) -> None:
+    (path / "timerwheel").write_bytes(bytes(1000))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    def remove_it(path: Path) -> None:
+        for each in [path / name, *(path / name).glob("*")] if (path / name).exists() else []:
+            if each.is_file():
+                each.unlink()
+        if (path / name).is_dir():
+            (path / name).rmdir()
+
+    return remove_it
+
+
+def zero_last_unit(path: Path) -> None:
+    last = list(timer_units(path / "timerlog"))[-1]
+    overwrite_timer_log(path, last.position, bytes(52))
+
+
+def tear_last_unit(path: Path) -> None:
+    """Its first half was written, its second half was not."""
+    last = list(timer_units(path / "timerlog"))[-1]
+    overwrite_timer_log(path, last.position + 26, bytes(26))
+
+
+def tear_in_the_middle(path: Path) -> None:
+    units = list(timer_units(path / "timerlog"))
+    overwrite_timer_log(path, units[len(units) // 2].position, bytes(52))
+
+
+def overwrite_timer_log(path: Path, position: int, data: bytes) -> None:
+    size = SMALL.timer_log_file_bytes
+    file = path / "timerlog" / f"{position // size * size:020d}"
+    content = bytearray(file.read_bytes())
+    content[position % size : position % size + len(data)] = data
+    file.write_bytes(content)
+
+
+def zero_timercheck(path: Path) -> None:
+    (path / "config" / "timercheck").write_bytes(bytes(4096))
+
+
+DAMAGES = {
+    "wheel damaged": damage_wheel,
+    "wheel cut": cut_wheel,
+    "wheel lost": remove("timerwheel"),
+    "timer log lost": remove("timerlog"),
+    "timer checkpoint lost": remove("config/timercheck"),
+    "timer checkpoint zeroed": zero_timercheck,
+    "last unit zeroed": zero_last_unit,
+    "last unit torn": tear_last_unit,
+    "unit in the middle zeroed": tear_in_the_middle,
+    "metrics lost": remove("config/timermetrics"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_damage_to_the_wheel_loses_and_repeats_nothing(
+    tmp_path: Path, damage: Callable[[Path], None], end: str
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    expected = Counter(fill(store, 60))
+    for _ in range(9):
+        clock.tick(10_000)
+        store.advance(clock.now_ms())
+    store.close() if end == "closed" else store.abandon()
+    before = delivered_in(tmp_path)
+    assert before.total() > 10
+    damage(tmp_path)
+    again = open_store(tmp_path, clock)
+    waiting = Counter(each.unique_key for each in again.pending())
+    assert before + waiting == expected
+    again.advance(HORIZON_MS)
+    assert delivered_in(tmp_path) == expected
+    again.close()
+    assert found_by_a_broker(tmp_path, clock.now_ms()) == Counter()
