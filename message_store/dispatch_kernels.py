@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from message_store.kernel_cache import kernel
+from message_store.kernel_cache import inline_kernel, kernel
 from message_store.log_kernels import (
     AT_MAGIC,
     AT_QUEUE_ID,
     AT_QUEUE_OFFSET,
     AT_SIZE,
     AT_SYS_FLAG,
+    NO_RECORD,
     PARTS,
     PROPERTIES_AT,
     PROPERTIES_BYTES,
@@ -21,7 +22,7 @@ from message_store.log_kernels import (
     record_at,
     store_time_at,
 )
-from message_store.raw_memory import load_i32, load_i64, load_native
+from message_store.raw_memory import load_i32, load_i64, load_native, load_u8
 from message_store.record_layout import MAGIC_V1, MAGIC_V2, SMALLEST_RECORD_BYTES
 from message_store.text_kernels import hash_bytes, java_hash_utf8
 
@@ -40,6 +41,7 @@ ROW_FIELDS = (
 )
 """What is noted of a record; the two places count from its beginning."""
 FOUND_LENGTH = 3 + PARTS
+_SECTOR_BYTES = 512
 
 
 @kernel("int64(int64, int64, int64, int64, int64[:,::1], int64[::1])")
@@ -76,11 +78,24 @@ def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, 
     return count
 
 
-@kernel("int64(int64, int64, int64, int64, int64[::1])")
-def walk_file(file: int, place: int, file_bytes: int, start: int, found: Any) -> int:
+@inline_kernel
+def _lost_its_end(file: int, end: int, properties_bytes: int) -> bool:
+    """Whether the properties of a record that ends here are zeros from a disk sector on.
+
+    No checksum covers them, and a disk that lost its power may have taken only what is before.
+    """
+    zeros = 0
+    while zeros < properties_bytes and load_u8(file + end - 1 - zeros) == 0:
+        zeros += 1
+    return zeros > 0 and (end - zeros) % _SECTOR_BYTES == 0
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64[::1])")
+def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, found: Any) -> int:
     """Walk the whole records of a file from ``place`` on; returns how many.
 
-    ``found`` gets where the walk stopped, why, and where in the file the last record begins.
+    Those that begin behind ``synced`` may be torn where no checksum tells. ``found`` gets where the
+    walk stopped, why, and where in the file the last record begins.
     """
     count = 0
     while True:
@@ -89,8 +104,14 @@ def walk_file(file: int, place: int, file_bytes: int, start: int, found: Any) ->
         why = record_at(record, room, room, start + place, found[3:])
         if why != RECORD:
             break
+        size = load_i32(record + AT_SIZE)
+        if start + place > synced and _lost_its_end(
+            file, place + size, found[3 + PROPERTIES_BYTES]
+        ):
+            why = NO_RECORD
+            break
         found[2] = place
-        place += load_i32(record + AT_SIZE)
+        place += size
         count += 1
     found[0], found[1] = place, why
     return count

@@ -17,6 +17,9 @@ from message_store.small_files import InPlaceFile, read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
 
+_SOMEWHERE = 1
+"""In place of 0, which would say that nobody wrote the field: somewhere in the first file."""
+
 
 class LiveCheckpoint:
     """The file, and what was synced.
@@ -36,6 +39,12 @@ class LiveCheckpoint:
         self._synced_log = 0
         self._synced_queues = 0
 
+    @property
+    def synced_place(self) -> int:
+        """Where the last record begins that was known to be on disk at opening; -1 for none."""
+        place = self.found.queue_commit_log_offset
+        return -1 if place == 0 or self.nothing_was_synced else place
+
     def log_is_synced(self, last_start: int) -> None:
         """Every record up to the one that begins here is on disk."""
         self._synced_log = max(self._synced_log, last_start)
@@ -48,13 +57,14 @@ class LiveCheckpoint:
         """Say what was synced so far. Raises TargetError."""
         synced = min(self._synced_log, self._synced_queues)
         file_start = synced - synced % self._log.file_bytes
-        begun_ms = self._log.store_time_ms(max(file_start, self._log.min_offset))
+        # Without a time it says that nothing is known to be on disk: the log may then be gone.
+        begun_ms = self._log.store_time_ms(max(file_start, self._log.min_offset)) if synced else 0
         self._put(
             attrs.evolve(
                 self.found,
                 commit_log_timestamp_ms=begun_ms,
                 queue_timestamp_ms=begun_ms,
-                queue_commit_log_offset=synced,
+                queue_commit_log_offset=max(synced, _SOMEWHERE),
             ).encode(),
             durably=durably,
         )

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from message_store.errors import FormatError, SourceError
+from message_store.java_numbers import LONG_MAX
 from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_dispatch import Dispatcher
 from message_store.live_log import LiveLog
@@ -67,7 +68,9 @@ def survey(
     start, last_start = _clean_start(log, queues) if was_clean else (-1, -1)
     if start < 0:
         start = _unclean_start(log, queues, checkpoint.found)
-    end, last_record = _find_end(log, start)
+    # What was not stopped cleanly is looked at harder behind what is known to be on disk.
+    synced = LONG_MAX if was_clean else checkpoint.synced_place
+    end, last_record = _find_end(log, start, synced)
     extent = Extent(start, end, last_record if last_record >= 0 else last_start, was_clean)
     _refuse_damage(log, queues, checkpoint, extent)
     return extent
@@ -129,7 +132,8 @@ def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheck
     if not any(queue.max_offset > queue.segments.min_offset for queue in queues):
         return log.min_offset
     place = checkpoint.queue_commit_log_offset
-    if place > 0 and _is_record(log, place):
+    is_in_first_file = 0 < place < log.min_offset + log.file_bytes
+    if is_in_first_file or (place > 0 and _is_record(log, place)):
         limit = place
     else:
         times = [(start, log.store_time_ms(start)) for start in starts]
@@ -155,7 +159,7 @@ def _is_record(log: LiveLog, offset: int) -> bool:
 # --- where it ends --------------------------------------------------------------------------------
 
 
-def _find_end(log: LiveLog, start: int) -> tuple[int, int]:
+def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
     """Where the log ends that is whole from ``start`` on, and where its last record begins there,
     -1 for none.
     """
@@ -172,7 +176,9 @@ def _find_end(log: LiveLog, start: int) -> tuple[int, int]:
     while start < segments.end_offset:
         file_start = start - start % segments.file_bytes
         address = segments.address_of_file(file_start)
-        count = walk_file(address, start - file_start, segments.file_bytes, file_start, found)
+        count = walk_file(
+            address, start - file_start, segments.file_bytes, file_start, synced, found
+        )
         if count:
             end, last = file_start + int(found[0]), file_start + int(found[2])
         if found[1] != FILE_ENDS:

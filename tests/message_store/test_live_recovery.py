@@ -23,6 +23,7 @@ from tests.message_store.live_workload import (
     append,
     append_log_only,
     append_rows,
+    log_records,
     neutralise,
     require_sound,
     stored,
@@ -318,6 +319,26 @@ def test_a_record_whose_topic_can_be_no_directory_is_left_alone(tmp_path: Path) 
     assert again.recovery.dispatched == 0
     assert [queue.topic for queue in again.queues()] == ["orders"]
     assert sorted(tmp_path.iterdir()) == [path]
+    again.abandon()
+
+
+@pytest.mark.parametrize(("lost_from", "is_torn"), [(1024, True), (1025, False), (1023, False)])
+def test_properties_that_are_zeros_from_a_sector_on_were_lost_with_the_power(
+    tmp_path: Path, lost_from: int, is_torn: bool
+) -> None:
+    """No checksum covers them; a client's own zeros hardly ever begin where a sector does."""
+    path = tmp_path / "store"
+    store = opened(path)
+    append(store, stored(b"kept"))
+    long = attrs.evolve(stored(b"long"), properties_text=b"name\x01" + b"v" * 1_500)
+    place = append(store, long)
+    size_bytes = store.log.end - place
+    append(store, stored(b"behind"))
+    store.abandon()
+    change(log_file(path), lost_from, bytes(place + size_bytes - lost_from))
+    again = opened(path)
+    bodies = [message.body for message, _ in log_records(again)]
+    assert bodies == ([b"kept"] if is_torn else [b"kept", b"long", b"behind"])
     again.abandon()
 
 
