@@ -106,7 +106,8 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             f"level {one.level}",
             f"its offset {one.stored_offset} lay outside its queue",
             f"delivery went on at {one.corrected_offset}, as a broker's does",
-            "where it was before the queue, retention has deleted messages that waited",
+            "where it lay before the queue, messages that waited are gone: retention or somebody"
+            " removed the queue's first files; only a queue without any is made anew from the log",
         )
     if state.already_delivered:
         yield Finding(

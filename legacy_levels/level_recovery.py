@@ -33,13 +33,19 @@ class _Candidates:
 
 
 def delivered_already(
-    scanners: Sequence[LevelScanner], log: LiveLog, *, since: int | None, newest_ms: int
+    scanners: Sequence[LevelScanner],
+    log: LiveLog,
+    *,
+    since: int | None,
+    newest_ms: int,
+    first_delay_ms: int,
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the scanners know of every delivery; None where
     only times can tell. ``newest_ms`` is a time before which no copy was stored that is not in the
-    log: what is due later is not looked for.
+    log: what is due later is not looked for. ``first_delay_ms`` is that of the first level: where
+    its units were lost and made anew, what was promised for at once is due by so much later.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
@@ -54,7 +60,8 @@ def delivered_already(
         else:
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
-            found = _candidates(scanners, int(copies.store_timestamp_ms.max(initial=-1)))
+            last_ms = int(copies.store_timestamp_ms.max(initial=-1))
+            found = _candidates(scanners, last_ms, first_delay_ms)
             delivered = _match(reader, found, copies)
     return {
         scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
@@ -62,12 +69,15 @@ def delivered_already(
     }
 
 
-def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates:
-    """What waits and is due by then."""
+def _candidates(
+    scanners: Iterable[LevelScanner], newest_ms: int, first_delay_ms: int = 0
+) -> _Candidates:
+    """What waits and is due by then, in the first level by that much later."""
     rows: list[Int64Array] = []
     for scanner in scanners:
+        slack_ms = first_delay_ms if scanner.level == 1 else 0
         for first, units, waits in scanner.waiting():
-            chosen = np.flatnonzero(waits & (units["tags_code"] <= newest_ms))
+            chosen = np.flatnonzero(waits & (units["tags_code"] - slack_ms <= newest_ms))
             picked = units[chosen]
             rows.append(
                 np.stack(
@@ -76,7 +86,7 @@ def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates
                         first + chosen,
                         picked["commit_log_offset"].astype(np.int64),
                         picked["size_bytes"].astype(np.int64),
-                        picked["tags_code"].astype(np.int64),
+                        picked["tags_code"].astype(np.int64) - slack_ms,
                     ]
                 )
             )

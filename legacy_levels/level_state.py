@@ -27,7 +27,7 @@ from legacy_levels.level_repair import refuse_another_table, repair_due_times
 from legacy_levels.level_rules import LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.skipped_messages import SkippedMessages
-from message_store.consume_queue import Int64Array
+from message_store.consume_queue import QUEUE_UNIT, Int64Array
 from message_store.delay_levels import DelayLevels
 from message_store.errors import SourceError
 from message_store.properties import LEVEL_TOPIC
@@ -162,7 +162,8 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
     queue = state.queue(level)
     stored = start.offsets.get(level, 0)
     head = min(max(stored, queue.min_offset), queue.max_offset)
-    if level in start.offsets and head != stored:
+    first = queue.segments.min_offset // QUEUE_UNIT.size
+    if (level in start.offsets and head != stored) or stored < first:
         state.corrections.append(Correction(level, stored, head))
     return LevelScanner(level, queue, head)
 
@@ -174,7 +175,10 @@ def _settle_after_kill(state: LevelState, start: _Start) -> None:
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     scanners = list(state.scanners.values())
-    found = delivered_already(scanners, log, since=start.since, newest_ms=newest_ms)
+    first_delay_ms = max(0, state.table.delay_ms(1))
+    found = delivered_already(
+        scanners, log, since=start.since, newest_ms=newest_ms, first_delay_ms=first_delay_ms
+    )
     state.already_delivered = sum(map(len, found.values()))
     if state.live.settings.repeat_after_kill:
         state.to_repeat = found

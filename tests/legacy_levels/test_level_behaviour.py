@@ -554,6 +554,17 @@ def test_a_queue_whose_files_are_gone_is_made_anew_from_the_log_and_that_is_said
         assert bench.advance(store, 4_000) == [b"body 3", b"body 4"]
 
 
+def test_a_queue_whose_first_file_is_gone_is_noticed(bench: Bench) -> None:
+    """Nothing of the level was delivered yet, so that delayOffset.json does not name it."""
+    with bench.open() as store:
+        for number in range(150):
+            store.schedule(message(number), AtLevel(2))
+    sorted((bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/1").iterdir())[0].unlink()
+    with bench.open() as store:
+        assert any("lay outside its queue" in each.problem for each in store.check())
+        assert len(bench.advance(store, 5_000)) == 50
+
+
 def test_a_log_that_has_lost_its_end_is_noticed(bench: Bench) -> None:
     with bench.open() as store:
         for _number in range(200):
