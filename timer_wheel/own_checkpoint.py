@@ -11,6 +11,7 @@ import attrs
 
 from message_store.layout import Field, Layout
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT, TimerCheckpoint
+from timer_wheel.wheel_math import PRECISIONS_MS
 
 OWN_PLACE = 64
 UNKNOWN = -1
@@ -59,7 +60,7 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> OwnCheckpoint | N
     if len(content) < OWN_PLACE + OWN_CHECKPOINT.size:
         return None
     fields = OWN_CHECKPOINT.decode_at(content, OWN_PLACE)
-    if not fields["precision_ms"]:
+    if fields["precision_ms"] not in PRECISIONS_MS:
         return None
     same = (checkpoint.last_read_time_ms, checkpoint.counter)
     if same != (fields.pop("last_read_time_ms"), fields.pop("counter")):
