@@ -36,7 +36,7 @@ def make_room(
     Raises TargetError.
     """
     clear_staging(staging)
-    needed = _bytes_needed(plan)
+    needed = bytes_needed(plan)
     if needed > free_bytes(staging.target.path):
         raise TargetError(
             f"{staging.target.path}: {needed:,} bytes are needed, "
@@ -62,11 +62,12 @@ def take_up(
     TargetError.
     """
     if not is_publishing(staging):
-        _create_rows(plan, staging)
+        create_rows(plan, staging)
     store_plan(plan, staging, source=source, request=request, amendments=amendments)
 
 
-def _create_rows(plan: Plan, staging: Staging) -> None:
+def create_rows(plan: Plan, staging: Staging) -> None:
+    """Make the files of log, queue and timer log, sparse and of full length. Raises TargetError."""
     settings, store = plan.settings, staging.store
     log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
     queue_units = settings.queue_file_bytes // QUEUE_UNIT.size
@@ -84,7 +85,7 @@ def _create_rows(plan: Plan, staging: Staging) -> None:
     )
 
 
-def _bytes_needed(plan: Plan) -> int:
+def bytes_needed(plan: Plan) -> int:
     """Log, queue, timer log and the touched pages of the wheel, as the disk counts them."""
     a_message = QUEUE_UNIT.size + TIMER_UNIT.size + 1 + _PLAN_BYTES_A_MESSAGE
     return plan.log.end_offset + WHEEL_FILE_BYTES + len(plan) * a_message

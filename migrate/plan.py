@@ -128,7 +128,7 @@ def make_plan(
         at = np.searchsorted(picked, odd)
         there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
         sizes[at[there]] = [amendments.sizes[int(index)] for index in odd[there]]
-    distances, slots = _chains(placing.slot_time_ms, settings.precision_ms)
+    distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
     source_offsets = backlog.commit_log_offset[picked]
     source_sizes = backlog.size_bytes[picked].astype(np.int32)
     known = {**request, "amendments": attrs.asdict(amendments)}
@@ -165,7 +165,10 @@ def _growth(levels: NDArray[np.int16]) -> Int64Array:
     return table[levels]
 
 
-def _chains(slot_times_ms: Int64Array, precision_ms: int) -> tuple[NDArray[np.int32], SlotTable]:
+def slot_chains(
+    slot_times_ms: Int64Array, precision_ms: int
+) -> tuple[NDArray[np.int32], SlotTable]:
+    """For each message how far back the one before it in its slot is (0: none), and the slots."""
     indexes = slot_index(slot_times_ms, precision_ms).astype(np.int32)
     distances = np.empty(len(indexes), np.int32)
     first = np.full(WHEEL_SLOTS, -1, np.int32)
