@@ -176,7 +176,8 @@ class Finding:
     """One thing that ``check`` noticed.
 
     ``where`` names a file and offset or a level; ``effect`` is what a broker does about it;
-    ``remedy`` is what a person should do.
+    ``remedy`` is what a person should do. ``code`` is a short name that stays, for programs; empty
+    where there is none.
     """
 
     severity: Severity
@@ -184,6 +185,7 @@ class Finding:
     problem: str
     effect: str
     remedy: str
+    code: str = ""
 
 
 class TopicReader(Protocol):

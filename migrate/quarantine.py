@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from legacy_levels.level_backlog import LevelBacklog
+from message_store.commit_log import NO_TIME
 from message_store.errors import FormatError
 from message_store.record_layout import BLANK_RECORD
 from message_store.segment_files import SegmentReader
@@ -18,6 +19,7 @@ from message_store.store_root import StoreRoot
 from migrate.books import bad_record
 
 QUARANTINE_NAME = "quarantine"
+REASONS_NAME = "reasons.jsonl"
 RAW_MAX_BYTES = 64 << 20
 MISFIT_MAX_BYTES = 64 << 10
 """So much is kept where entry and record disagree about the size: many false sizes must not make us
@@ -49,9 +51,11 @@ def keep_bad_records(
             raw = _raw(log, record.commit_log_offset, int(backlog.size_bytes[at]))
             name = f"level-{record.level:02d}-{record.queue_offset}.record"
             replace_file(directory / name, raw, mode=PRIVATE_MODE)
-            lines.append(json.dumps({**attrs.asdict(record), "file": name, "bytes": len(raw)}))
+            due_ms = int(backlog.due_ms[at])
+            facts = {"due_ms": None if due_ms == NO_TIME else due_ms, "file": name}
+            lines.append(json.dumps({**attrs.asdict(record), **facts, "bytes": len(raw)}))
     text = "\n".join([*lines, ""])
-    replace_file(directory / "reasons.jsonl", text.encode(), mode=PRIVATE_MODE)
+    replace_file(directory / REASONS_NAME, text.encode(), mode=PRIVATE_MODE)
 
 
 def _raw(log: SegmentReader, offset: int, size: int) -> bytes:

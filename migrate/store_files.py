@@ -115,12 +115,12 @@ def row_problems(store: StoreRoot) -> Iterator[str]:
         for queue in sorted(topic.iterdir())
         if queue.is_dir() and not queue.is_symlink()
     ]
-    usual_bytes = _usual_length(segment for queue in queues for segment in list_segments(queue))
+    usual_bytes = usual_length(segment for queue in queues for segment in list_segments(queue))
     for queue in queues:
         yield from _problems_of(queue, usual_bytes)
 
 
-def _usual_length(segments: Iterable[Segment]) -> int | None:
+def usual_length(segments: Iterable[Segment]) -> int | None:
     """The length that most files have; None when no length is the most frequent."""
     ranked = Counter(segment.length_bytes for segment in segments).most_common(2)
     is_clear = len(ranked) == 1 or (len(ranked) == 2 and ranked[0][1] > ranked[1][1])
@@ -128,7 +128,7 @@ def _usual_length(segments: Iterable[Segment]) -> int | None:
 
 
 def _problems_of(directory: Path, file_bytes: int | None = None) -> Iterator[str]:
-    file_bytes = file_bytes or _usual_length(list_segments(directory))
+    file_bytes = file_bytes or usual_length(list_segments(directory))
     with SegmentReader(directory, file_bytes) as reader:
         for segment in reader.misfits:
             yield (

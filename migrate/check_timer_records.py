@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records that wait on the wheel: those that no broker finds, delivers, or delivers in time."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.waiting_records import are_plain_numbers, equals
+from message_store import properties as names
+from message_store.batch_codec import decode_batch
+from message_store.byte_column import ByteColumn
+from message_store.delay_store import Finding
+from message_store.errors import BadFieldError, FormatError
+from message_store.finding_rules import FindingRule, error, warning
+from message_store.java_numbers import parse_long
+from message_store.message import StoredMessage
+from message_store.message_batch import StoredBatch
+from message_store.message_codec import decode_message_at
+from message_store.property_column import find_property_column
+from message_store.record_layout import PROPERTIES_MAX_BYTES
+from migrate.check_picture import Picture
+from migrate.check_records import Tally, queue_problem, told_sizes, undeliverable, wheel_limit
+from migrate.rewrite import DELIVERY_GROWTH_BYTES, is_deliverable_topic
+from migrate.source_reader import NOT_THERE, Chunk, read_chunks
+from timer_wheel.pending_timers import PendingTimers
+from timer_wheel.wheel_math import floor_ms
+
+_AGAIN = "convert the source again, or take the store from a backup"
+ELSEWHERE = error(
+    "timer-record-missing",
+    "a broker drops them without a word, or reads another message in their place, again and again"
+    " (5.5.0 after a replica was cut)",
+    "take the commit log from a backup",
+)
+NO_DESTINATION = error(
+    "timer-no-destination",
+    "the wheel stands still at their slot for ever, also after a restart (unless"
+    " timerSkipUnknownError=true)",
+    "start the broker once with timerSkipUnknownError=true; those messages are lost",
+)
+BAD_TOPIC = error(
+    "timer-bad-topic",
+    "a broker refuses to store them when they are due, and drops them",
+    "see who sends to such a topic",
+)
+DELAY_LEFT = error(
+    "timer-delay-left",
+    "when they are due a broker delays them once more, by that level; one that rolls goes round for"
+    " ever",
+    _AGAIN,
+)
+OUT_ELSEWHERE = warning(
+    "timer-out-elsewhere",
+    "the slot decides: they come at another time than their records say",
+    _AGAIN,
+)
+OUT_MISSING = error(
+    "timer-out-missing",
+    "on the wheel the slot decides; when a broker places them again, it stops there for ever",
+    "keep config/timercheck with the rest, so that nothing is placed again",
+)
+TOO_LARGE = error(
+    "timer-too-large",
+    "a wheel reads records into a buffer of maxMessageSize and 100 bytes: 5.3 and older stop at"
+    " them for ever, 5.4 and newer lose them without a word",
+    "give the broker a larger maxMessageSize before it starts",
+)
+PROPERTIES_FULL = error(
+    "timer-properties-full",
+    "delivery adds properties, and a broker drops what is longer than a record can hold",
+    "see who sends messages with so many properties",
+)
+
+RULES = (
+    ELSEWHERE,
+    NO_DESTINATION,
+    BAD_TOPIC,
+    DELAY_LEFT,
+    OUT_ELSEWHERE,
+    OUT_MISSING,
+    TOO_LARGE,
+    PROPERTIES_FULL,
+)
+
+
+def check_timer_records(picture: Picture) -> Iterator[Finding]:
+    """Every record that waits on the wheel or in its queue; delete markers are left out."""
+    if picture.wheel is not None:
+        yield from _TimerRecords(picture, picture.wheel.pending).findings()
+
+
+class _TimerRecords:
+    """Goes through the records once, in the order of the log, and counts."""
+
+    def __init__(self, picture: Picture, pending: PendingTimers) -> None:
+        self.picture = picture
+        self.rows = pending.rows(np.argsort(pending.commit_log_offset, kind="stable"))
+        self.tallies: dict[FindingRule, Tally] = {}
+        self.precision_ms = picture.wheel.precision_ms if picture.wheel else 1
+        self.read_bytes = wheel_limit(picture.broker.max_message_bytes)
+
+    def findings(self) -> Iterator[Finding]:
+        rows = self.rows
+        sizes = np.clip(rows.size_bytes, 0, 2**31 - 1).astype(np.int32)
+        for chunk in read_chunks(self.picture.log, rows.commit_log_offset, sizes):
+            self._look_at(chunk)
+        for rule, tally in self.tallies.items():
+            yield rule.at("the wheel", tally.told())
+
+    def _note(self, rule: FindingRule, row: int, what: str) -> None:
+        rows = self.rows
+        position, queue_offset = int(rows.position[row]), int(rows.queue_offset[row])
+        where = f"timer log {position}" if position >= 0 else f"queue offset {queue_offset}"
+        place = f"{where}, log offset {rows.commit_log_offset[row]}"
+        self.tallies.setdefault(rule, Tally()).add(f"{place} ({what})")
+
+    def _look_at(self, chunk: Chunk) -> None:
+        places = chunk.places
+        there = np.flatnonzero(places != NOT_THERE)
+        for row in np.flatnonzero(places == NOT_THERE).tolist():
+            self._note(ELSEWHERE, chunk.first + row, "no record there")
+        data = chunk.buffer[: chunk.buffer_bytes]
+        told = told_sizes(data, places[there]) if len(there) else np.zeros(0, np.int64)
+        is_same = told == self.rows.size_bytes[chunk.first + there]
+        for row in there[~is_same].tolist():
+            self._note(ELSEWHERE, chunk.first + row, "a record of another size")
+        there = there[is_same]
+        if not len(there):
+            return
+        try:
+            batch = decode_batch(data, places[there], check_crc=False)
+        except FormatError:
+            for row in there.tolist():
+                self._look_at_one(data, chunk, row)
+            return
+        rows = chunk.first + there
+        for index in np.flatnonzero(self._is_odd(batch, rows)).tolist():
+            self._look_at_message(batch.message(index), int(rows[index]))
+
+    def _look_at_one(self, data: NDArray[np.uint8], chunk: Chunk, row: int) -> None:
+        try:
+            message = decode_message_at(data.data, int(chunk.places[row]), check_crc=False)
+        except FormatError as problem:
+            self._note(ELSEWHERE, chunk.first + row, problem.problem)
+            return
+        self._look_at_message(message, chunk.first + row)
+
+    def _is_odd(self, batch: StoredBatch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which records need a second look; no false negatives."""
+        text, table = batch.properties_text, self.rows
+        odd = ~equals(batch.topic, names.TIMER_TOPIC.encode())
+        odd |= batch.commit_log_offset != table.commit_log_offset[rows]
+        odd |= ~are_plain_numbers(find_property_column(text, names.REAL_QUEUE_ID))
+        odd |= find_property_column(text, names.DELAY).lengths > 0
+        odd |= text.lengths > PROPERTIES_MAX_BYTES - DELIVERY_GROWTH_BYTES
+        odd |= table.size_bytes[rows] > self.read_bytes
+        odd |= undeliverable(find_property_column(text, names.REAL_TOPIC))
+        outs_ms = _times_of(find_property_column(text, names.TIMER_OUT_MS))
+        odd |= outs_ms < 0
+        is_final = (table.position[rows] >= 0) & ~table.is_roll[rows]
+        odd |= is_final & (floor_ms(outs_ms, self.precision_ms) != table.slot_time_ms[rows])
+        return np.asarray(odd)
+
+    def _look_at_message(self, message: StoredMessage, row: int) -> None:
+        for rule, what in self._oddities(message, row):
+            self._note(rule, row, what)
+            return
+
+    def _oddities(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
+        values, rows = message.properties, self.rows
+        if message.topic != names.TIMER_TOPIC:
+            yield ELSEWHERE, f"a record of topic {message.topic!r}"
+        elif message.commit_log_offset != rows.commit_log_offset[row]:
+            yield ELSEWHERE, f"the record says that it lies at {message.commit_log_offset}"
+        topic = values.get(names.REAL_TOPIC)
+        if topic is None:
+            yield NO_DESTINATION, f"no {names.REAL_TOPIC}"
+        elif not is_deliverable_topic(topic.encode("utf-8", "surrogatepass")):
+            yield BAD_TOPIC, repr(topic[:64])
+        if (problem := queue_problem(values.get(names.REAL_QUEUE_ID))) is not None:
+            yield NO_DESTINATION, problem
+        if names.DELAY in values:
+            yield DELAY_LEFT, f"{names.DELAY}={values[names.DELAY][:32]}"
+        if (size := int(rows.size_bytes[row])) > self.read_bytes:
+            yield TOO_LARGE, f"{size:,} bytes, {self.read_bytes:,} are read"
+        if (length := len(message.properties_text)) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
+            yield PROPERTIES_FULL, f"{length:,} bytes of properties"
+        yield from self._of_time(values.get(names.TIMER_OUT_MS), row)
+
+    def _of_time(self, text: str | None, row: int) -> Iterator[tuple[FindingRule, str]]:
+        try:
+            out_ms = parse_long(text or "")
+        except BadFieldError:
+            yield OUT_MISSING, f"{names.TIMER_OUT_MS} {text!r}"
+            return
+        slot_ms, now_ms = int(self.rows.slot_time_ms[row]), self.picture.now_ms
+        is_overdue = out_ms < now_ms and slot_ms < now_ms  # spread over the slots before now
+        is_placed = self.rows.position[row] >= 0 and not self.rows.is_roll[row]
+        if is_placed and floor_ms(out_ms, self.precision_ms) != slot_ms and not is_overdue:
+            yield OUT_ELSEWHERE, f"{names.TIMER_OUT_MS}={out_ms}, in the slot of {slot_ms}"
+
+
+_TIME_DIGITS = 13
+
+
+def _times_of(texts: ByteColumn) -> NDArray[np.int64]:
+    """The numbers of thirteen digits, as times of our days have; -1 for every other text."""
+    times = np.full(len(texts), -1, np.int64)
+    rows = np.flatnonzero(texts.lengths == _TIME_DIGITS)
+    digits = texts.data[texts.starts[rows][:, None] + np.arange(_TIME_DIGITS)].astype(np.int64) - 48
+    powers = 10 ** np.arange(_TIME_DIGITS - 1, -1, -1, dtype=np.int64)
+    is_number = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    times[rows[is_number]] = (digits @ powers)[is_number]
+    return times

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion set aside: the raw records with their reasons, and which of them were put back.
+
+The notes lie in ``put-back.json`` beside the records. An entry under ``done`` was stored for good;
+``begun`` says what a run was about to store, and where in the log, so that one that was stopped is
+not repeated.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from message_store.delay_levels import DelayLevels
+from message_store.errors import BadFieldError, SourceError
+from message_store.message import StoredMessage
+from message_store.message_codec import decode_message_at
+from message_store.small_files import PRIVATE_MODE, read_small_file, replace_file
+from message_store.store_root import StoreRoot
+from migrate.quarantine import QUARANTINE_NAME, REASONS_NAME
+from migrate.verify_settings import CONVERSION_NAME
+
+NOTES_NAME = "put-back.json"
+_COUNTS = ("pending", "converted", "skipped", "quarantined")
+
+
+@attrs.frozen(kw_only=True)
+class Quarantined:
+    """One record that was set aside: where it waited, why it could not go, what is kept of it.
+
+    ``due_ms`` is None where nothing told it.
+    """
+
+    file: str
+    level: int
+    queue_offset: int
+    commit_log_offset: int
+    reason: str
+    due_ms: int | None
+    raw: bytes
+
+    @property
+    def digest(self) -> str:
+        """Of the raw bytes: a record that was repaired by hand is another one."""
+        return hashlib.sha256(self.raw).hexdigest()
+
+    def message(self, *, check_crc: bool = True) -> StoredMessage:
+        """The record. Raises FormatError for bytes that are none."""
+        return decode_message_at(self.raw, check_crc=check_crc)
+
+    def when_due_ms(self, levels: DelayLevels) -> int | None:
+        """When it is due: as its queue said, else store time and level."""
+        if self.due_ms is not None or not 1 <= self.level <= levels.max_level:
+            return self.due_ms
+        return self.message(check_crc=False).store_timestamp_ms + levels.delay_ms(self.level)
+
+
+@attrs.frozen(kw_only=True)
+class PutBackNote:
+    """Where a record went."""
+
+    store: str
+    commit_log_offset: int
+    due_ms: int
+    digest: str
+    put_back_ms: int
+
+
+@attrs.frozen(kw_only=True)
+class LevelAccount:
+    """One level of the conversion: ``pending = converted + skipped + quarantined``, and how many of
+    the last were put back since.
+    """
+
+    level: int
+    pending: int
+    converted: int
+    skipped: int
+    quarantined: int
+    put_back: int = 0
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether no message is missing from the books."""
+        return self.pending == self.converted + self.skipped + self.quarantined
+
+
+def find_quarantine(path: Path) -> Path:
+    """The directory of the records: the one given, or the one of a store. Raises SourceError."""
+    for directory in (path, StoreRoot(path).own / QUARANTINE_NAME):
+        if (directory / REASONS_NAME).is_file():
+            return directory
+    raise SourceError(f"{path}: nothing was set aside here; expected a store or its quarantine")
+
+
+class Quarantine:
+    """A directory of records that were set aside, and the notes about them.
+
+    Raises SourceError for a directory that is none, FormatError for a list that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.directory = find_quarantine(path)
+        content = read_small_file(self.directory / REASONS_NAME) or b""
+        self.records = tuple(map(self._record, content.splitlines()))
+        notes = self._read_notes()
+        self.done = {file: PutBackNote(**note) for file, note in notes.get("done", {}).items()}
+        self.begun: dict[str, Any] | None = notes.get("begun")
+
+    def _record(self, line: bytes) -> Quarantined:
+        where = self.directory / REASONS_NAME
+        try:
+            facts = json.loads(line)
+            name = facts["file"]
+            if not isinstance(name, str) or Path(name).name != name:
+                raise ValueError(f"{name!r} is no name of a file")
+            due_ms = facts.get("due_ms")
+            return Quarantined(
+                file=name,
+                level=int(facts["level"]),
+                queue_offset=int(facts["queue_offset"]),
+                commit_log_offset=int(facts["commit_log_offset"]),
+                reason=str(facts["reason"]),
+                due_ms=None if due_ms is None else int(due_ms),
+                raw=read_small_file(self.directory / name) or b"",
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BadFieldError(f"a line that is none of ours: {error}", path=where) from error
+
+    def _read_notes(self) -> dict[str, Any]:
+        path = self.directory / NOTES_NAME
+        content = read_small_file(path)
+        try:
+            notes = json.loads(content) if content else {}
+            done = notes.get("done", {})
+            for note in done.values():
+                PutBackNote(**note)
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            raise BadFieldError(f"no notes of ours: {error}", path=path) from error
+        return dict(notes)
+
+    def write_notes(self) -> None:
+        """Write down, durably, what was done and what is begun. Raises TargetError."""
+        done = {file: attrs.asdict(note) for file, note in sorted(self.done.items())}
+        text = json.dumps({"done": done, "begun": self.begun}, indent=1)
+        replace_file(self.directory / NOTES_NAME, text.encode(), mode=PRIVATE_MODE)
+
+    @property
+    def waiting(self) -> tuple[Quarantined, ...]:
+        """The records that were not put back."""
+        return tuple(record for record in self.records if record.file not in self.done)
+
+    def accounts(self) -> tuple[LevelAccount, ...]:
+        """The books of the conversion by level, as its report has them; none where there is no
+        report.
+        """
+        content = read_small_file(self.directory.parent / CONVERSION_NAME)
+        try:
+            report = json.loads(content or b"{}")
+            levels = [
+                {name: int(row[name]) for name in ("level", *_COUNTS)}
+                for row in report.get("levels", ())
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return ()
+        put_back = [record.level for record in self.records if record.file in self.done]
+        return tuple(
+            LevelAccount(**counts, put_back=put_back.count(counts["level"]))
+            for counts in levels
+            if counts["pending"] or counts["quarantined"]
+        )
+
+
+def quarantine_json(quarantine: Quarantine, records: Mapping[str, str]) -> dict[str, Any]:
+    """What ``quarantine --json`` prints; ``records`` says of each file why it cannot be put back,
+    or the empty string.
+    """
+    return {
+        "directory": str(quarantine.directory),
+        "waiting": len(quarantine.waiting),
+        "levels": [
+            {**attrs.asdict(account), "adds_up": account.adds_up}
+            for account in quarantine.accounts()
+        ],
+        "records": [
+            {
+                "file": record.file,
+                "level": record.level,
+                "queue_offset": record.queue_offset,
+                "commit_log_offset": record.commit_log_offset,
+                "reason": record.reason,
+                "due_ms": record.due_ms,
+                "size_bytes": len(record.raw),
+                "put_back": attrs.asdict(quarantine.done[record.file])
+                if record.file in quarantine.done
+                else None,
+                "in_the_way": records.get(record.file) or None,
+            }
+            for record in quarantine.records
+        ],
+    }
