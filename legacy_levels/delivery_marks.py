@@ -97,3 +97,12 @@ def mark_to_trust(root: Path, table: bytes | None, log_end: int) -> DeliveryMark
     if flushed and flushed.log_end <= log_end:
         return flushed
     return None
+
+
+def has_grown_since(root: Path, table: bytes | None, log_end: int) -> bool:
+    """Whether the log has grown since the latest mark, while this delayOffset.json stayed.
+
+    So it is when the levels were killed and the other engine then closed the store in order.
+    """
+    latest = read_mark(root, LATEST_NAME)
+    return latest is not None and latest.log_end < log_end and checksum(table) in latest.tables

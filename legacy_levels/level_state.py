@@ -19,7 +19,7 @@ from legacy_levels.delay_offsets import (
     OffsetsFile,
     read_delay_offsets,
 )
-from legacy_levels.delivery_marks import mark_to_trust
+from legacy_levels.delivery_marks import has_grown_since, mark_to_trust
 from legacy_levels.due_search import DueRuns
 from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
@@ -136,10 +136,12 @@ def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
         chosen = read_delay_offsets(root, choice)
         return _Start(chosen, chosen.offsets, None)
     found = _broker_offsets(root)
+    path = live.root.config_file("delayOffset.json")
+    table = read_small_file(path)
     is_in_doubt = not live.was_clean or found is None or found.main.problem is not None
+    is_in_doubt = is_in_doubt or has_grown_since(root, table, live.log.end)
     if is_in_doubt and not live.settings.repeat_after_kill:
-        path = live.root.config_file("delayOffset.json")
-        mark = mark_to_trust(root, read_small_file(path), live.log.end)
+        mark = mark_to_trust(root, table, live.log.end)
         if mark is not None:
             nothing = OffsetsFile(path, None, "not used")
             known = found or DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
