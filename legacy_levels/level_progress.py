@@ -121,6 +121,7 @@ class LevelProgress:
         with live.lock:
             self._neutralise(now)
         live.flush()
+        self._state.skipped.save()
         if self._flushed is None or not now.says_the_same(self._flushed):
             self._put(now, is_durable=True)
             self._latest = self._flushed = now

@@ -134,15 +134,15 @@ class LevelStore:
         Raises TargetError when the disk refuses; what was delivered before that is delivered.
         """
         with self.live.reading():
+            # First what may fail and can wait: an error then hides no deliveries.
             self._progress.at_interval(now_ms)
+            self._clean(now_ms)
+            self.live.write_checkpoint()
             if not self._looks_at(now_ms):
                 nothing = np.zeros(0, np.int64)
                 return LogDeliveries(self.live, nothing, nothing, nothing)
             deliveries = self._delivery.deliver(now_ms)
-            if len(deliveries):
-                self._progress.count(len(deliveries), self.live.clock.now_ms())
-                self.live.write_checkpoint()
-            self._clean(now_ms)
+            self._progress.count(len(deliveries), self.live.clock.now_ms())
             return deliveries
 
     def _looks_at(self, now_ms: int) -> bool:

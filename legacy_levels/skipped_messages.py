@@ -3,6 +3,7 @@
 unawares. Brokers of 5.x pass over them without a word.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from message_store.errors import TargetError
 from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot
 
@@ -34,6 +36,7 @@ class SkippedMessages:
     def __init__(self, root: Path) -> None:
         self._path = StoreRoot(root).own / FILE_NAME
         text = read_small_file(self._path)
+        self._is_saved = True
         self._known = {} if text is None else {_key(one): one for one in _decode(text)}
 
     def __len__(self) -> int:
@@ -44,12 +47,21 @@ class SkippedMessages:
         return [self._known[key] for key in sorted(self._known)]
 
     def add(self, skipped: Iterable[SkippedMessage]) -> None:
-        """Note these, durably. Raises TargetError."""
-        new = {_key(one): one for one in skipped} | self._known
-        if len(new) != len(self._known):
-            text = json.dumps([attrs.asdict(new[key]) for key in sorted(new)], indent=1)
+        """Note these. Where the disk refuses, they are written down by the next ``save``: what was
+        delivered beside them is delivered.
+        """
+        new = {_key(one): one for one in skipped}
+        self._is_saved &= new.keys() <= self._known.keys()
+        self._known = new | self._known
+        with contextlib.suppress(TargetError):
+            self.save()
+
+    def save(self) -> None:
+        """See that all notes are on disk. Raises TargetError."""
+        if not self._is_saved:
+            text = json.dumps([attrs.asdict(one) for one in self.all()], indent=1)
             replace_file(self._path, text.encode())
-            self._known = new
+            self._is_saved = True
 
 
 def _key(one: SkippedMessage) -> tuple[int, int]:

@@ -66,6 +66,24 @@ def test_a_record_that_cannot_be_prepared_is_passed_over_and_reported(
     assert bench.offsets() == {3: 3}
 
 
+def test_a_note_that_cannot_be_written_repeats_no_delivery(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_level_store(bench.root, [waiting(1), POISON["no REAL_QID"], waiting(3)])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TargetError("no space left")
+
+    with bench.open() as store:
+        with monkeypatch.context() as patch:
+            patch.setattr("legacy_levels.skipped_messages.replace_file", refuse)
+            assert bench.advance(store) == [b"body 1", b"body 3"]
+            assert bench.advance(store) == []
+        assert not (bench.root / "delaywheel/levels-skipped.json").exists()
+        store.flush()
+        assert (bench.root / "delaywheel/levels-skipped.json").exists()
+
+
 @pytest.mark.parametrize("poison", POISON)
 def test_such_a_record_blocks_its_level_for_ever_in_4_9(bench: Bench, poison: str) -> None:
     items = [waiting(1), POISON[poison], waiting(3), waiting(4, level=2)]
