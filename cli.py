@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import cli_engines  # noqa: F401  its verbs become commands of main
+import cli_check  # noqa: F401  their verbs become commands of main
+import cli_engines  # noqa: F401
 import cli_migrate
 from cli_input import (
     STORE,

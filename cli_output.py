@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -20,6 +20,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+import cli_check_text as check_text
 import cli_engine_text as engine_text
 import cli_migrate_text as migrate_text
 import cli_text as text
@@ -34,8 +35,11 @@ from message_store.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
     from legacy_levels.generate import GeneratedStore
+    from migrate.check_store import CheckReport
     from migrate.demo import DemoResult
     from migrate.in_place_report import InPlaceReport
+    from migrate.put_back import PutBackReport
+    from migrate.quarantined import Quarantine
     from migrate.report import BadRecord, ConversionReport
     from migrate.retire import RetireReport
     from migrate.rollback import RollbackReport
@@ -165,6 +169,28 @@ class Output:
             self._print_json(report.as_json())
         else:
             self._say_lines(migrate_text.rollback_lines(report))
+
+    def checked(self, report: "CheckReport") -> None:
+        """``check``."""
+        if self.as_json:
+            self._print_json(report.as_json())
+        else:
+            self._say_lines(check_text.check_lines(report))
+
+    def quarantine(self, found: "Quarantine", in_the_way: Mapping[str, str]) -> None:
+        """``quarantine``."""
+        if self.as_json:
+            self._print_json(found.as_json(in_the_way))
+            return
+        self._say_lines(check_text.quarantine_lines(found, in_the_way))
+        self._print_table(check_text.account_table(found))
+
+    def put_back(self, report: "PutBackReport") -> None:
+        """``put-back``."""
+        if self.as_json:
+            self._print_json(report.as_json())
+        else:
+            self._say_lines(check_text.put_back_lines(report))
 
     def verification(self, report: "VerifyReport", target: str) -> None:
         """``verify``."""

@@ -7,7 +7,6 @@ record is counted under the first thing that is odd about it.
 
 from collections.abc import Iterator
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +23,15 @@ from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
 from message_store.property_column import find_property_column
 from migrate.check_picture import LevelRows, Picture
-from migrate.rewrite import RECORD_MARGIN_BYTES, growth_bytes, is_deliverable_topic
+from migrate.record_facts import (
+    NAMED,
+    Tally,
+    queue_problem,
+    told_sizes,
+    undeliverable,
+    wheel_limit,
+)
+from migrate.rewrite import growth_bytes, is_deliverable_topic
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 
@@ -134,28 +141,7 @@ ENCODING_RESERVE_BYTES = 64 << 10
 
 LONGEST_LEVEL = 18
 STORM_MESSAGES = 1_000
-NAMED = 3
 _SYSTEM = frozenset({names.LEVEL_TOPIC, names.TIMER_TOPIC, names.OP_HALF_TOPIC})
-
-
-@attrs.define
-class Tally:
-    """How many records of one kind, and the first of them."""
-
-    count: int = 0
-    examples: list[str] = attrs.field(factory=list)
-
-    def add(self, example: str) -> None:
-        """One more."""
-        self.count += 1
-        if len(self.examples) < NAMED:
-            self.examples.append(example)
-
-    def told(self) -> str:
-        """The count and the first of them."""
-        what = "record" if self.count == 1 else "records"
-        more = ", …" if self.count > len(self.examples) else ""
-        return f"{self.count:,} {what}: {'; '.join(self.examples)}{more}"
 
 
 def check_level_records(picture: Picture) -> Iterator[Finding]:
@@ -315,35 +301,6 @@ class _LevelRecords:
             on_wheel = size + growth_bytes(level, self.picture.now_ms)
             if on_wheel > self.wheel_bytes:
                 yield LARGE_FOR_WHEEL, f"{on_wheel:,} bytes, {self.wheel_bytes:,} are read"
-
-
-def undeliverable(topics: ByteColumn) -> NDArray[np.bool_]:
-    """Which of these no broker delivers to; each different one is looked at once."""
-    encoded = topics.to_arrow().dictionary_encode()
-    is_bad = [not is_deliverable_topic(topic) for topic in encoded.dictionary.to_pylist()]
-    return np.asarray(np.array(is_bad, np.bool_)[encoded.indices.to_numpy()])
-
-
-def told_sizes(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How long the records at these places say that they are."""
-    heads = data[places[:, None] + np.arange(4)]
-    return np.ascontiguousarray(heads).view(">i4")[:, 0].astype(np.int64)
-
-
-def wheel_limit(max_message_bytes: int | None) -> int:
-    """The largest record that a wheel reads."""
-    return (max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES) + RECORD_MARGIN_BYTES
-
-
-def queue_problem(text: str | None) -> str | None:
-    """What is wrong with a REAL_QID; None when nothing is."""
-    if text is None:
-        return f"no {names.REAL_QUEUE_ID}"
-    try:
-        number = parse_long(text)
-    except BadFieldError:
-        number = -1
-    return None if 0 <= number <= INT_MAX else f"{names.REAL_QUEUE_ID} {text[:32]!r}"
 
 
 def _of_delay(text: str | None, level: int) -> Iterator[tuple[FindingRule, str]]:

@@ -20,7 +20,7 @@ from message_store.message_codec import decode_message_at
 from message_store.property_column import find_property_column
 from message_store.record_layout import PROPERTIES_MAX_BYTES
 from migrate.check_picture import Picture
-from migrate.check_records import Tally, queue_problem, told_sizes, undeliverable, wheel_limit
+from migrate.record_facts import Tally, queue_problem, told_sizes, undeliverable, wheel_limit
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, is_deliverable_topic
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from timer_wheel.pending_timers import PendingTimers

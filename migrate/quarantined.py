@@ -173,32 +173,25 @@ class Quarantine:
             if counts["pending"] or counts["quarantined"]
         )
 
+    def as_json(self, in_the_way: Mapping[str, str]) -> dict[str, Any]:
+        """The JSON object that ``quarantine --json`` prints; ``in_the_way`` says of each file why
+        it cannot go back, or the empty string.
+        """
+        accounts = self.accounts()
+        return {
+            "directory": str(self.directory),
+            "waiting": len(self.waiting),
+            "levels": [{**attrs.asdict(each), "adds_up": each.adds_up} for each in accounts],
+            "records": [self._record_json(each, in_the_way) for each in self.records],
+        }
 
-def quarantine_json(quarantine: Quarantine, records: Mapping[str, str]) -> dict[str, Any]:
-    """What ``quarantine --json`` prints; ``records`` says of each file why it cannot be put back,
-    or the empty string.
-    """
-    return {
-        "directory": str(quarantine.directory),
-        "waiting": len(quarantine.waiting),
-        "levels": [
-            {**attrs.asdict(account), "adds_up": account.adds_up}
-            for account in quarantine.accounts()
-        ],
-        "records": [
-            {
-                "file": record.file,
-                "level": record.level,
-                "queue_offset": record.queue_offset,
-                "commit_log_offset": record.commit_log_offset,
-                "reason": record.reason,
-                "due_ms": record.due_ms,
-                "size_bytes": len(record.raw),
-                "put_back": attrs.asdict(quarantine.done[record.file])
-                if record.file in quarantine.done
-                else None,
-                "in_the_way": records.get(record.file) or None,
-            }
-            for record in quarantine.records
-        ],
-    }
+    def _record_json(self, record: Quarantined, in_the_way: Mapping[str, str]) -> dict[str, Any]:
+        note = self.done.get(record.file)
+        facts = attrs.asdict(record)
+        size_bytes = len(facts.pop("raw"))
+        return {
+            **facts,
+            "size_bytes": size_bytes,
+            "put_back": None if note is None else attrs.asdict(note),
+            "in_the_way": in_the_way.get(record.file) or None,
+        }

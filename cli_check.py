@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs that look for what is wrong, and bring back what was set aside: ``check``,
+``quarantine`` and ``put-back``.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli_input import LEVEL_TABLE_KEY, STORE, given_level_table, now_option
+from cli_values import TIME_FORMS, LevelTable, Time
+from cli_verbs import DONE, FINDINGS, loading, verb
+from message_store.clock import ManualClock
+from message_store.delay_levels import DelayLevels
+from message_store.errors import DelayStoreError
+
+if TYPE_CHECKING:
+    from cli_output import Output
+    from message_store.engine_choice import EngineName
+
+MAX_MESSAGE_KEY = "maxMessageSize"
+_BROKER_CONF = "--broker-conf"
+_TARGET_CONF = "--target-conf"
+
+
+@verb("delaywheel check /data/rocketmq/store --broker-conf /etc/rocketmq/broker.conf")
+@click.argument("store", type=STORE)
+@click.option(
+    _BROKER_CONF,
+    type=STORE,
+    help="The configuration of the broker of this store: sizes, retention, level table, switches.",
+)
+@click.option(
+    _TARGET_CONF,
+    type=STORE,
+    help="The configuration of the broker that a conversion is for, or that shall open this one.",
+)
+@click.option(
+    "--level-table",
+    type=LevelTable(),
+    help='The messageDelayLevel that the broker will run with, such as "1s 5s 10s".',
+)
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1),
+    default=20_000,
+    show_default=True,
+    help="Messages that the broker delivers in a second; the default is what RocketMQ's maintainers"
+    " state for one that serves others too.",
+)
+@now_option("As of when:")
+def check(
+    output: "Output",
+    store: Path,
+    broker_conf: Path | None,
+    target_conf: Path | None,
+    level_table: DelayLevels | None,
+    capacity: int,
+    now_ms: int,
+) -> None:
+    """Say what will go wrong with a store: what a broker would do, and what to do about it.
+
+    Only reads; the broker may be running. Ends with exit code 1 when something is a warning or an
+    error. docs/CHECK.md lists all findings.
+    """
+    with loading(output):
+        from migrate.check_picture import CheckOptions
+        from migrate.check_store import check_store
+        from migrate.settings import TargetSettings
+    conf = _conf(broker_conf, _BROKER_CONF)
+    target = _conf(target_conf, _TARGET_CONF)
+    try:
+        settings = TargetSettings.from_conf(target) if target_conf is not None else None
+    except DelayStoreError as error:
+        raise click.BadParameter(str(error), param_hint=_TARGET_CONF) from error
+    options = CheckOptions(
+        now_ms=now_ms,
+        conf=conf,
+        target=settings,
+        level_table=given_level_table(
+            level_table, broker_conf if LEVEL_TABLE_KEY in conf else None
+        ),
+        capacity=capacity,
+    )
+    with output.progress() as progress:
+        report = check_store(store, options, progress)
+    output.checked(report)
+    click.get_current_context().exit(DONE if report.is_healthy else FINDINGS)
+
+
+def _conf(path: Path | None, flag: str) -> dict[str, str]:
+    """A broker's configuration, whose numbers are numbers; empty for none."""
+    if path is None:
+        return {}
+    from migrate.settings import TargetSettings, read_broker_conf
+
+    try:
+        conf = read_broker_conf(path)
+        TargetSettings.from_conf(conf)
+    except DelayStoreError as error:
+        raise click.BadParameter(str(error), param_hint=flag) from error
+    return conf
+
+
+@verb("delaywheel quarantine /data/rocketmq/store-wheel")
+@click.argument("store", type=STORE)
+def quarantine(output: "Output", store: Path) -> None:
+    """List the records that a conversion has set aside: why, and what keeps them from going back.
+
+    STORE is the converted store, or the quarantine directory itself. Ends with exit code 1 when
+    some were not put back.
+    """
+    with loading(output):
+        from migrate.quarantined import Quarantine
+        from migrate.returned_record import in_the_way
+    found = Quarantine(store)
+    output.quarantine(found, in_the_way(found))
+    click.get_current_context().exit(FINDINGS if found.waiting else DONE)
+
+
+def put_back(
+    output: "Output",
+    quarantine: Path,
+    store: Path,
+    only: tuple[str, ...],
+    topic: str | None,
+    queue_id: int | None,
+    due_ms: int | None,
+    despite_damage: bool,
+    engine: "EngineName | None",
+    level_table: DelayLevels | None,
+    broker_conf: Path | None,
+    execute: bool,
+    now_ms: int | None,
+) -> None:
+    """Put records that were set aside into STORE: onto its wheel, or into its levels.
+
+    Without --execute the plan is shown, and nothing is written. Each record goes back once, however
+    often this is run; one that cannot go is named with the reason, and ends the command with exit
+    code 1. STORE's broker must be stopped. Verify a converted store before this, not after it.
+    """
+    with loading(output):
+        from migrate.put_back import PutBackOptions
+        from migrate.put_back import put_back as put_records_back
+        from migrate.returned_record import Repair
+        from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
+    settings = TargetSettings.from_conf(_conf(broker_conf, _BROKER_CONF))
+    report = put_records_back(
+        PutBackOptions(
+            quarantine=quarantine,
+            store=store,
+            engine=engine,
+            only=only,
+            repair=Repair(
+                topic=topic, queue_id=queue_id, due_ms=due_ms, despite_damage=despite_damage
+            ),
+            levels=given_level_table(level_table, broker_conf),
+            max_message_bytes=settings.max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES,
+        ),
+        execute=execute,
+        clock=None if now_ms is None else ManualClock(now_ms),
+    )
+    output.put_back(report)
+    click.get_current_context().exit(FINDINGS if report.in_the_way else DONE)
+
+
+_PUT_BACK_OPTIONS = (
+    click.argument("quarantine", type=STORE),
+    click.argument("store", type=STORE),
+    click.option(
+        "--only",
+        multiple=True,
+        metavar="FILE",
+        help="Only this record, as `quarantine` names it; can be given several times.",
+    ),
+    click.option("--topic", help="Where they go, instead of what the records say."),
+    click.option("--queue-id", type=click.IntRange(0, 65_535), help="Into which queue of it."),
+    click.option("--at", "due_ms", type=Time(), help=f"When they are due: {TIME_FORMS}."),
+    click.option(
+        "--despite-damage",
+        is_flag=True,
+        help="Also bodies that are not what their checksum says.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["levels", "wheel"]),
+        help="Into what; needed where STORE has both.",
+    ),
+    click.option("--level-table", type=LevelTable(), help="What STORE's levels mean."),
+    click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
+    click.option(
+        "--execute",
+        is_flag=True,
+        help="Do it; without this the plan is shown, and nothing is written.",
+    ),
+    click.option(
+        "--now",
+        "now_ms",
+        type=Time(),
+        show_default="the clock",
+        help=f"Act as if it were then: {TIME_FORMS}.",
+    ),
+)
+
+put_back.__name__ = "put-back"
+for _option in reversed(_PUT_BACK_OPTIONS):
+    put_back = _option(put_back)
+verb(
+    "delaywheel put-back /data/rocketmq/store-wheel /data/rocketmq/store-wheel\n"
+    "delaywheel put-back /data/rocketmq/store-wheel /data/rocketmq/store-wheel --execute"
+)(put_back)

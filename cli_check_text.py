@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Findings, and what was set aside, as lines for people."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from cli_text import add_row, count, new_table, size
+from message_store.delay_store import Severity
+from message_store.printable import iso_time, span, when
+
+if TYPE_CHECKING:
+    from migrate.check_store import CheckReport
+    from migrate.put_back import PutBackReport
+    from migrate.quarantined import Quarantine
+
+_NAMES = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "info"}
+
+
+def check_lines(report: "CheckReport") -> Iterator[str]:
+    """Every finding, and what they come to."""
+    if report.is_running:
+        yield f"{report.path}: a broker is at work here; the picture may move while it is looked at"
+    for each in report.findings:
+        yield f"{_NAMES[each.severity]} {each.code}: {each.where}: {each.problem}"
+        yield f"  what happens: {each.effect}"
+        yield f"  what to do: {each.remedy}"
+    if report.findings:
+        yield ""
+    errors, warnings = report.count(Severity.ERROR), report.count(Severity.WARNING)
+    yield (
+        f"{report.path}: errors {errors:,}, warnings {warnings:,}, as of {iso_time(report.now_ms)}"
+    )
+    yield from _load_lines(report)
+
+
+def _load_lines(report: "CheckReport") -> Iterator[str]:
+    load = report.load
+    if load is None or load.peak_ms is None:
+        return
+    yield (
+        f"{load.waiting:,} messages wait, {load.overdue:,} overdue; the most in one second:"
+        f" {load.peak_messages:,}, {when(load.peak_ms, report.now_ms)}"
+    )
+    if load.lateness_ms >= 1000:
+        yield f"at {load.capacity:,} a second the latest comes {span(load.lateness_ms)} late"
+
+
+def account_table(quarantine: "Quarantine") -> Table:
+    """The books of the conversion: nothing is missing."""
+    names = ("level", "pending", "converted", "skipped", "quarantined", "put back since")
+    table = new_table(names)
+    for each in quarantine.accounts():
+        numbers = (each.pending, each.converted, each.skipped, each.quarantined, each.put_back)
+        told = "" if each.adds_up else " (does not add up)"
+        add_row(table, f"{each.level}{told}", *map(count, numbers))
+    return table
+
+
+def quarantine_lines(quarantine: "Quarantine", in_the_way: Mapping[str, str]) -> Iterator[str]:
+    """Each record that was set aside, and how it stands."""
+    put_back = len(quarantine.records) - len(quarantine.waiting)
+    yield (
+        f"{quarantine.directory}: {len(quarantine.records):,} records were set aside,"
+        f" {put_back:,} of them put back"
+    )
+    for record in quarantine.records:
+        place = f"level {record.level}, queue offset {record.queue_offset}"
+        yield f"{record.file}: {place}, {size(len(record.raw))}: {record.reason}"
+        if (note := quarantine.done.get(record.file)) is not None:
+            at = f"at log offset {note.commit_log_offset}, due {iso_time(note.due_ms)}"
+            yield f"  put back into {note.store} {at}"
+        elif reason := in_the_way.get(record.file):
+            yield f"  cannot go back as it is: {reason}"
+        else:
+            due = "" if record.due_ms is None else f", due {iso_time(record.due_ms)}"
+            yield f"  can be put back{due}"
+
+
+def put_back_lines(report: "PutBackReport") -> Iterator[str]:
+    """What goes back, or went."""
+    many = f"{len(report.put_back):,} records"
+    yield {
+        "planned": f"{report.store}: {many} would be put back into the {report.engine}",
+        "done": f"{report.store}: {many} were put back into the {report.engine}",
+    }.get(report.state, f"{report.store}: nothing to put back")
+    for row in report.put_back:
+        comes = row.due_ms if row.promised_ms is None else row.promised_ms
+        where = f"{row.topic}, queue {row.queue_id}, at {iso_time(comes)}"
+        yield f"  {row.file}: {where}"
+    for file in report.before:
+        yield f"  {file}: was put back before"
+    for file, reason in report.in_the_way.items():
+        yield f"  {file}: stays here: {reason}"
+    if report.state == "planned":
+        yield "nothing was written; --execute does it"

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checks of records share: counts with examples, and what is asked of many records at once."""
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store import properties as names
+from message_store.byte_column import ByteColumn
+from message_store.errors import BadFieldError
+from message_store.java_numbers import INT_MAX, parse_long
+from migrate.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
+from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
+
+NAMED = 3
+"""So many examples are named."""
+
+
+@attrs.define
+class Tally:
+    """How many records of one kind, and the first of them."""
+
+    count: int = 0
+    examples: list[str] = attrs.field(factory=list)
+
+    def add(self, example: str) -> None:
+        """One more."""
+        self.count += 1
+        if len(self.examples) < NAMED:
+            self.examples.append(example)
+
+    def told(self) -> str:
+        """The count and the first of them."""
+        what = "record" if self.count == 1 else "records"
+        more = ", …" if self.count > len(self.examples) else ""
+        return f"{self.count:,} {what}: {'; '.join(self.examples)}{more}"
+
+
+def undeliverable(topics: ByteColumn) -> NDArray[np.bool_]:
+    """Which of these no broker delivers to; each different one is looked at once."""
+    encoded = topics.to_arrow().dictionary_encode()
+    is_bad = [not is_deliverable_topic(topic) for topic in encoded.dictionary.to_pylist()]
+    return np.asarray(np.array(is_bad, np.bool_)[encoded.indices.to_numpy()])
+
+
+def told_sizes(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How long the records at these places say that they are."""
+    heads = data[places[:, None] + np.arange(4)]
+    return np.ascontiguousarray(heads).view(">i4")[:, 0].astype(np.int64)
+
+
+def wheel_limit(max_message_bytes: int | None) -> int:
+    """The largest record that a wheel reads."""
+    return (max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES) + RECORD_MARGIN_BYTES
+
+
+def queue_problem(text: str | None) -> str | None:
+    """What is wrong with a REAL_QID; None when nothing is."""
+    if text is None:
+        return f"no {names.REAL_QUEUE_ID}"
+    try:
+        number = parse_long(text)
+    except BadFieldError:
+        number = -1
+    return None if 0 <= number <= INT_MAX else f"{names.REAL_QUEUE_ID} {text[:32]!r}"
