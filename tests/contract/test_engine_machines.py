@@ -19,9 +19,9 @@ from tests.faults.engines import SMALL, abandon, open_levels, open_wheel
 LEVELS = DelayLevels.parse()
 HOUR_MS = 3_600_000
 
-few = settings(max_examples=12, stateful_step_count=60, deadline=None)
+few = settings(max_examples=6, stateful_step_count=60, deadline=None)
 many = settings(
-    max_examples=150,
+    max_examples=60,
     stateful_step_count=120,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

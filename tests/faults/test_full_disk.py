@@ -18,7 +18,7 @@ from tests.faults.kill_worker import Task, Worker, warm_up
 
 STEPS = 40
 REFUSALS = 3
-EVERY = [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+EVERY = [pytest.param(31, id="some"), pytest.param(3, id="many", marks=pytest.mark.slow)]
 
 
 def work_on(task: Task, engine: Engine, disk: FullDisk) -> list[DelayStoreError]:

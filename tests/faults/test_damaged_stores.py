@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is wrong with a file, a store is no danger: it raises the project's own errors or works,
+``check`` raises nothing, and nobody's process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+
+from tests.faults.damage import Damage, copy_store
+from tests.faults.engines import ENGINES
+from tests.faults.fuzz_worker import Outcome, build, exercise
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SEEDS = [
+    pytest.param(range(15), id="15 damages"),
+    pytest.param(range(1_000, 1_200), id="200 damages", marks=pytest.mark.slow),
+]
+
+
+def damaged(engine: str, pristine: Path, seeds: range) -> list[tuple[int, Damage, Outcome]]:
+    """What came of a copy of the store for each seed; fails where the process went down."""
+    span = str(seeds.start), str(seeds.stop)
+    command = [sys.executable, "-m", "tests.faults.fuzz_worker", engine, str(pristine), *span]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    assert run.returncode == 0, (lines[-1:], run.stderr[-3_000:])
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return [(seed, Damage(**what), Outcome(**came)) for (seed, what), (_, came) in pairs]
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_a_damaged_file_brings_nothing_down(
+    tmp_path: Path, engine: str, end: str, seeds: range
+) -> None:
+    pristine = tmp_path / "store"
+    build(ENGINES[engine], pristine, end)
+    copy_store(pristine, tmp_path / "right")
+    right = exercise(ENGINES[engine], tmp_path / "right")
+    assert attrs.evolve(right, delivered={}) == Outcome({}, [], [], [])
+    assert sum(right.delivered.values()) == 60 - 5 + 60 + 30 + 2
+    for seed, damage, outcome in damaged(engine, pristine, seeds):
+        assert outcome.crashes == [], (seed, damage)
