@@ -8,12 +8,16 @@ from message_store.store_root import StoreRoot
 from migrate.staged_output import Staging
 from migrate.verify_settings import CONVERSION_NAME
 
+WRITTEN_NAME = "written.json"
+"""The marker of a store that was written from a table of messages."""
+
 UNFINISHED = "an unfinished conversion; run the same convert command again"
 
 
 def refuse_unfinished(store: StoreRoot) -> None:
-    """Raise SourceError for the target of a conversion that was stopped before its end."""
-    if Staging(store).path.is_dir() and not _marker(store).exists():
+    """Raise SourceError for the target of a conversion, or of a write, that was stopped early."""
+    is_whole = _marker(store).exists() or (store.own / WRITTEN_NAME).exists()
+    if Staging(store).path.is_dir() and not is_whole:
         raise SourceError(f"{store.path}: {UNFINISHED}")
 
 

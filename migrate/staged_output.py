@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 import numpy as np
@@ -260,3 +260,31 @@ def remove_unfinished(staging: Staging) -> None:
         clear(staging.path)
         if target.own.is_dir() and not any(target.own.iterdir()):
             target.own.rmdir()
+
+
+def remove_file(path: Path) -> None:
+    """Take a file away, durably; that it is not there is fine. Raises TargetError."""
+    with target_errors(path):
+        path.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears whole, on the disk, when the ``with`` block ends, or not at all.
+
+    Never replaces another: raises TargetError when there is one, before and after.
+    """
+    if path.exists():
+        raise TargetError(f"{path}: is already there")
+    with target_errors(path):
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+        with temporary.open("xb") as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.link(temporary, path)
+            finally:
+                temporary.unlink()
+        sync_directory(path.parent)
