@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.errors import BadFieldError, TargetError, TruncatedRecordError
-from message_store.live_segments import LiveSegments, write_head_last
+from message_store.live_segments import LiveSegments
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.record_layout import (
@@ -27,6 +27,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
 )
+from message_store.segment_files import write_head_last
 from message_store.unsynced import Unsynced
 
 Int64s = NDArray[np.int64]

@@ -17,7 +17,8 @@ from message_store.consume_queue import (
     is_filled,
     read_queue,
 )
-from message_store.live_segments import LiveSegments, write_small
+from message_store.live_segments import LiveSegments
+from message_store.segment_files import write_small
 from message_store.unsynced import Unsynced
 
 NEUTRAL_SIZE = 1

@@ -7,7 +7,6 @@ nothing is ever written through a mapping; reading through one is safe because t
 ours, so that nobody cuts the files short. Nothing here locks: whoever owns the row does.
 """
 
-import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -27,33 +26,6 @@ Int64s = NDArray[np.int64]
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _ZEROING_BYTES = 1 << 20
 _ZEROS = bytes(_ZEROING_BYTES)
-_PAGE_BYTES = 4096
-
-
-def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -> None:
-    """Write ``data`` into a file so that a process that is killed leaves its head out or all in.
-
-    A head that crosses a page may be cut off there, its end missing. Raises OSError.
-    """
-    rest = os.pwrite(descriptor, data[head_bytes:], place + head_bytes)
-    if (
-        rest + head_bytes != len(data)
-        or os.pwrite(descriptor, data[:head_bytes], place) < head_bytes
-    ):
-        raise OSError(errno.ENOSPC, "only a part could be written")
-
-
-def write_small(descriptor: int, data: bytes, place: int) -> None:
-    """Write less than a page into a file; where that crosses a page, what is on the second first.
-
-    A kill can come only between two pages: it leaves the front of ``data`` out or all in. Raises
-    OSError.
-    """
-    here = _PAGE_BYTES - place % _PAGE_BYTES
-    if here < len(data):
-        write_head_last(descriptor, data, place, here)
-    elif os.pwrite(descriptor, data, place) < len(data):
-        raise OSError(errno.ENOSPC, "only a part could be written")
 
 
 @attrs.frozen(eq=False)

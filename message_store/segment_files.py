@@ -8,6 +8,7 @@ the writer is for rows that are new; the parts of a converted store are written 
 """
 
 import bisect
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from message_store.java_numbers import LONG_MAX
 
 NAME_DIGITS = 20
 _OPEN_FILES = 16
+_PAGE_BYTES = 4096
 
 
 def segment_name(start_offset: int) -> str:
@@ -85,6 +87,32 @@ def require_appendable(segments: Sequence[Segment], file_bytes: int) -> int:
                 f" {file_bytes}"
             )
     return file_bytes
+
+
+def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -> None:
+    """Write ``data`` into a file so that a process that is killed leaves its head out or all in.
+
+    A head that crosses a page may be cut off there, its end missing. Raises OSError.
+    """
+    rest = os.pwrite(descriptor, data[head_bytes:], place + head_bytes)
+    if (
+        rest + head_bytes != len(data)
+        or os.pwrite(descriptor, data[:head_bytes], place) < head_bytes
+    ):
+        raise OSError(errno.ENOSPC, "only a part could be written")
+
+
+def write_small(descriptor: int, data: bytes, place: int) -> None:
+    """Write less than a page into a file; where that crosses a page, what is on the second first.
+
+    A kill can come only between two pages: it leaves the front of ``data`` out or all in. Raises
+    OSError.
+    """
+    here = _PAGE_BYTES - place % _PAGE_BYTES
+    if here < len(data):
+        write_head_last(descriptor, data, place, here)
+    elif os.pwrite(descriptor, data, place) < len(data):
+        raise OSError(errno.ENOSPC, "only a part could be written")
 
 
 def list_directories(directory: Path) -> list[Path]:
