@@ -207,15 +207,6 @@ def unfinished_change(root: StoreRoot) -> Change | None:
     return found[-1] if found else None
 
 
-def refuse_unfinished_change(root: StoreRoot, what: str) -> None:
-    """Raise SourceError for a store whose last change was stopped in the middle."""
-    if change := unfinished_change(root):
-        raise SourceError(
-            f"{root.path}: a change of this store ({change.kind}) was stopped before its end;"
-            f" repeat that command, or undo it with rollback, before you {what}"
-        )
-
-
 def _read_note(directory: Path) -> Change | None:
     path = directory / NOTE_NAME
     content = read_small_file(path)

@@ -28,9 +28,10 @@ from tests.independent.level_store_builder import (
     DeliveredCopy,
     LevelMessage,
     OrdinaryMessage,
+    RawBytes,
     build_level_store,
 )
-from tests.independent.raw_files import read_config
+from tests.independent.raw_files import queue_units_by_index, read_config
 from tests.independent.raw_records import decode_record
 from tests.independent.real_stores import (
     LEVELS_49_CLEAN,
@@ -330,6 +331,38 @@ def test_open_before_is_when_the_first_slot_leaves_the_wheel(tmp_path: Path) -> 
     built = build_level_store(tmp_path / "store", [LevelMessage(level=5)])
     report = plan(built.root, NOW_MS)
     assert report.conversion.open_before_ms == T0 + 59_000 + (7 * 86_400 - 60) * 1000
+
+
+@pytest.mark.parametrize("has_crashed", [True, False])
+def test_messages_that_their_queue_does_not_know_get_their_entry_first(
+    tmp_path: Path, has_crashed: bool
+) -> None:
+    """As when a broker is killed between log and queue: its own recovery is done first."""
+    items = [*(LevelMessage(level=number % 2 + 3) for number in range(6)), OrdinaryMessage()]
+    built = build_level_store(tmp_path / "store", items, indexed_items=3, abort=has_crashed)
+    report = do(built.root, NOW_MS, after_crash=has_crashed)
+    assert report.conversion.total("converted") == len(timer_records(built.root)) == 6
+    assert offsets_of(built.root) == {3: 3, 4: 3}
+    for queue in ("SCHEDULE_TOPIC_XXXX/2", "SCHEDULE_TOPIC_XXXX/3"):
+        assert len(queue_units_by_index(built.root / "consumequeue" / queue)) == 3
+    assert len(queue_units_by_index(built.root / "consumequeue/TopicA/0")) == 1
+    assert (built.root / "abort").exists() == has_crashed
+    assert plan(built.root, NOW_MS, after_crash=True).state == "nothing to do"
+
+
+def test_the_torn_end_of_a_crashed_log_does_not_come_to_light(tmp_path: Path) -> None:
+    torn = RawBytes(built_record()[:150])
+    built = build_level_store(tmp_path / "store", [LevelMessage(level=3), torn], abort=True)
+    do(built.root, NOW_MS, after_crash=True)
+    assert len(timer_records(built.root)) == 1
+    roll_back(StoreRoot(built.root), execute=True)
+    assert plan(built.root, NOW_MS, after_crash=True).conversion.total("pending") == 1
+    assert (built.root / "abort").exists()
+
+
+def built_record() -> bytes:
+    """A record that looks whole at its head."""
+    return (400).to_bytes(4, "big") + bytes.fromhex("daa320a7") + bytes(392)
 
 
 # --- what real brokers left -----------------------------------------------------------------------
