@@ -63,6 +63,7 @@ class LiveSegments:
         self._mappings: dict[int, _Mapping] = {}
         self._dirty: set[int] = set()
         self._unsynced_names: set[Path] = set()
+        self._being_synced: list[tuple[set[int], set[Path]]] = []
         self._load()
 
     def _load(self) -> None:
@@ -303,12 +304,22 @@ class LiveSegments:
     # --- syncing and closing ----------------------------------------------------------------------
 
     def begin_sync(self) -> Unsynced:
-        """Take note of all that was written and not synced; ``finish`` may run without a lock."""
-        descriptors = tuple(os.dup(self.descriptor(start)) for start in sorted(self._dirty))
-        directories = sorted(self._unsynced_names, key=lambda path: -len(path.parts))
+        """Take note of all that was written and not synced; ``finish`` may run without a lock.
+
+        What another thread is still waiting for counts as not synced.
+        """
+        note = (set(self._dirty), set(self._unsynced_names))
+        for starts, names in self._being_synced:
+            note[0].update(starts)
+            note[1].update(names)
         self._dirty.clear()
         self._unsynced_names.clear()
-        return Unsynced(descriptors, tuple(directories))
+        self._being_synced.append(note)
+        descriptors = tuple(
+            os.dup(self.descriptor(start)) for start in sorted(note[0].intersection(self.starts))
+        )
+        directories = tuple(sorted(note[1], key=lambda path: -len(path.parts)))
+        return Unsynced(descriptors, directories, lambda: self._being_synced.remove(note))
 
     def sync(self) -> None:
         """Come back when all that was written is on disk. Raises TargetError."""
@@ -317,7 +328,7 @@ class LiveSegments:
     @property
     def is_dirty(self) -> bool:
         """Whether anything was written that nobody synced."""
-        return bool(self._dirty or self._unsynced_names)
+        return bool(self._dirty or self._unsynced_names or self._being_synced)
 
     def close(self) -> None:
         """Give the files back, as they are; closing twice is fine."""

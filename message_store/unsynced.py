@@ -20,6 +20,7 @@ class Unsynced:
 
     descriptors: tuple[int, ...]
     directories: tuple[Path, ...]
+    on_done: Callable[[], None]
 
     def finish(self) -> None:
         """Come back when all of it is on disk. Raises TargetError: what is there is then unknown,
@@ -32,6 +33,7 @@ class Unsynced:
                 os.close(left.pop())
             for directory in self.directories:
                 sync_directory(directory)
+            self.on_done()
         except OSError as error:
             raise TargetError(f"cannot be synced: {error.strerror}") from error
         finally:

@@ -179,6 +179,25 @@ def test_what_was_written_is_synced_once(
     assert len(os.listdir("/proc/self/fd")) == handles
 
 
+def test_what_somebody_is_still_waiting_for_counts_as_not_synced(
+    row: LiveSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    row.write_at(0, b"x")
+    first = row.begin_sync()
+    states = [row.is_dirty]
+    row.begin_sync().finish()
+    assert len(synced) == 1
+    states.append(row.is_dirty)
+    first.finish()
+    assert len(synced) == 2
+    states.append(row.is_dirty)
+    assert states == [True, True, False]
+    row.sync()
+    assert len(synced) == 2
+
+
 def test_a_refused_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     directory = tmp_path / "row"
     directory.write_text("no directory")
