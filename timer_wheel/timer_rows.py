@@ -61,7 +61,10 @@ class TimerRows:
 
     @classmethod
     def together(cls, parts: Sequence["TimerRows"]) -> "TimerRows":
-        """The rows of all of these, in order."""
+        """The rows of all of these, in order; not copied where only one part has any."""
+        parts = [part for part in parts if len(part)] or [cls.empty()]
+        if len(parts) == 1:
+            return parts[0]
         return cls(np.ascontiguousarray(np.concatenate([part.table for part in parts], axis=1)))
 
     def rows(self, chosen: Bools | Int64s | slice) -> "TimerRows":

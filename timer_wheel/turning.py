@@ -120,7 +120,9 @@ class Turning:
     # --- what becomes of it -----------------------------------------------------------------------
 
     def _redeliver(self, due: Due, chosen: Int64s, how: Rewrite, stamp_ms: int) -> Redelivered:
-        rows = due.rows.rows(chosen)
+        rows = (
+            due.rows if len(chosen) == len(due.rows) and _is_all(chosen) else due.rows.rows(chosen)
+        )
         rolled = due.facts.roll_times[chosen] + 1 if how is ROLLED else None
         done = redeliver(
             self._store,
@@ -177,6 +179,11 @@ class Turning:
                 "look at the record; schedule its message again if it is still wanted",
             )
         )
+
+
+def _is_all(chosen: Int64s) -> bool:
+    """Whether a choice of as many rows as there are is all of them in order."""
+    return bool((np.diff(chosen) == 1).all())
 
 
 def _enqueued_ms(rows: TimerRows) -> Int64s:

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that read records for the wheel say what the scalar code says."""
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from message_store import ManualClock, StoredMessage
+from message_store.errors import BadFieldError
+from message_store.java_numbers import parse_long, string_hash
+from message_store.live_store import LiveStore
+from message_store.message import LOCAL_HOST
+from message_store.message_codec import body_crc, encode_message
+from timer_wheel.copy_kernels import COPY_COLUMNS, ONE, TWO, identify_rows
+from timer_wheel.timer_rows import read_facts
+
+NAMES = [
+    "TIMER_OUT_MS",
+    "REAL_TOPIC",
+    "UNIQ_KEY",
+    "TIMER_DEL_UNIQKEY",
+    "TIMER_ROLL_TIMES",
+    "TIMER_OUT_MX",
+    "KEYS",
+    "DELAY",
+    "TIMER_ENQUEUE_MS",
+    "TIMER_DEQUEUE_MS",
+]
+plain = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=9)
+values = st.one_of(
+    plain,
+    st.integers(-5, 2**64).map(str),
+    st.sampled_from(["", "+7", "-0", "0012", "TopicA", "TopicA+K", "K", "1700003600000"]),
+)
+entries = st.lists(st.tuples(st.sampled_from(NAMES), values), max_size=9)
+texts = st.one_of(
+    entries.map(lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)),
+    entries.map(lambda pairs: "\x02".join(f"{name}\x01{value}" for name, value in pairs)),
+    st.text("\x01\x02=K", max_size=12),
+)
+
+
+def message(text: str, **changes: Any) -> StoredMessage:
+    made = StoredMessage(
+        topic="rmq_sys_wheel_timer",
+        body=b"body",
+        body_crc=body_crc(b"body"),
+        properties_text=text.encode(),
+        queue_id=0,
+        queue_offset=0,
+        commit_log_offset=0,
+        born_timestamp_ms=1_700_000_000_000,
+        born_host=LOCAL_HOST,
+        store_timestamp_ms=1_700_000_000_123,
+        store_host=LOCAL_HOST,
+    )
+    return attrs.evolve(made, **changes)
+
+
+def store_of(path: Path, messages: list[StoredMessage]) -> tuple[LiveStore, list[int], list[int]]:
+    store = LiveStore.open(path, clock=ManualClock(1_700_000_000_000))
+    offsets, sizes = [], []
+    for each in messages:
+        sizes.append(len(encode_message(each)))
+
+        def make(position: int, each: StoredMessage = each) -> bytes:
+            return encode_message(attrs.evolve(each, commit_log_offset=position))
+
+        offsets.append(store.log.append(sizes[-1], make))
+    return store, offsets, sizes
+
+
+@settings(deadline=None, max_examples=60)
+@given(found=st.lists(texts, min_size=1, max_size=30))
+def test_facts_are_those_of_the_scalar_code(
+    tmp_path_factory: pytest.TempPathFactory, found: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("facts")
+    messages = [message(text) for text in found]
+    store, offsets, sizes = store_of(path, messages)
+    facts = read_facts(store.log, np.array(offsets), np.array(sizes), 1000, keys=True)
+    for row, each in enumerate(messages):
+        properties = each.properties
+        try:
+            out_ms = parse_long(properties.get("TIMER_OUT_MS", ""))
+        except BadFieldError:
+            out_ms = -1
+        assert facts.is_fine[row] == (out_ms >= 0)
+        assert (row in facts.problems) == (out_ms < 0)
+        assert facts.is_there[row]
+        if out_ms >= 0:
+            assert facts.out_ms[row] == out_ms
+            assert facts.is_marker[row] == ("TIMER_DEL_UNIQKEY" in properties)
+            topic = properties.get("REAL_TOPIC")
+            assert facts.topic_hash[row] == (0 if topic is None else string_hash(topic))
+            assert facts.store_ms[row] == each.store_timestamp_ms
+            assert facts.born_ms[row] == each.born_timestamp_ms
+    store.close()
+
+
+def test_records_that_are_not_there_are_told(tmp_path: Path) -> None:
+    store, [offset], [size] = store_of(tmp_path, [message("TIMER_OUT_MS\x011\x02")])
+    places = [(offset, size + 1), (offset + 1, size), (10**12, 100), (-1, 100), (offset, 0)]
+    facts = read_facts(
+        store.log, np.array([place for place, _ in places]), np.array([s for _, s in places]), 1000
+    )
+    assert not facts.is_there.any()
+    assert sorted(facts.problems) == list(range(len(places)))
+    store.close()
+
+
+def recall_key(text: str, path: Path) -> tuple[int, int]:
+    store, offsets, sizes = store_of(path, [message(text)])
+    [key] = read_facts(store.log, np.array(offsets), np.array(sizes), 1000, keys=True).recall_keys()
+    store.close()
+    return key
+
+
+def test_a_marker_and_its_target_have_one_recall_key_and_nobody_else(tmp_path: Path) -> None:
+    target = "REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02TIMER_OUT_MS\x0170000\x02"
+    own = recall_key(target, tmp_path / "target")
+    same = [
+        "REAL_TOPIC\x01A\x02UNIQ_KEY\x01X\x02TIMER_OUT_MS\x0170000\x02TIMER_DEL_UNIQKEY\x01K\x02",
+        "TIMER_DEL_UNIQKEY\x01A+K\x02REAL_TOPIC\x01A\x02TIMER_OUT_MS\x0170000\x02",
+        "REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02TIMER_OUT_MS\x0170999\x02",
+    ]
+    other = [
+        "REAL_TOPIC\x01B\x02UNIQ_KEY\x01K\x02TIMER_OUT_MS\x0170000\x02",
+        "REAL_TOPIC\x01A\x02UNIQ_KEY\x01L\x02TIMER_OUT_MS\x0170000\x02",
+        "REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02TIMER_OUT_MS\x0171000\x02",
+        "REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02TIMER_OUT_MS\x0170000\x02TIMER_DEL_UNIQKEY\x01L\x02",
+        "REAL_TOPIC\x01A\x02TIMER_OUT_MS\x0170000\x02",
+    ]
+    for number, text in enumerate(same):
+        assert recall_key(text, tmp_path / f"same{number}") == own
+    for number, text in enumerate(other):
+        assert recall_key(text, tmp_path / f"other{number}") != own
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "stored later": {"store_timestamp_ms": 5},
+    "another queue offset": {"queue_offset": 9},
+    "delivered": {"topic": "A", "prepared_transaction_offset": 7},
+    "stamped": {"text": "A\x011\x02B\x012\x02TIMER_ENQUEUE_MS\x015\x02TIMER_DEQUEUE_MS\x016\x02"},
+    "rolled": {"text": "A\x011\x02B\x012\x02TIMER_ROLL_TIMES\x013\x02"},
+    "in another order": {"text": "B\x012\x02A\x011\x02"},
+    "without its level": {"text": "A\x011\x02DELAY\x013\x02B\x012\x02"},
+}
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "another body": {"body": b"bodz", "body_crc": body_crc(b"bodz")},
+    "born at another time": {"born_timestamp_ms": 5},
+    "another flag": {"flag": 1},
+    "consumed again": {"reconsume_times": 1},
+    "another value": {"text": "A\x011\x02B\x013\x02"},
+    "one more": {"text": "A\x011\x02B\x012\x02C\x01\x33\x02"},
+    "one less": {"text": "A\x011\x02"},
+}
+
+
+def identity(path: Path, text: str = "A\x011\x02B\x012\x02", **changes: Any) -> tuple[int, int]:
+    store, offsets, sizes = store_of(path, [message(text, **changes)])
+    found = np.zeros((COPY_COLUMNS, 1), np.int64)
+    where = np.array(offsets)
+    identify_rows(store.log.addresses(where), np.array(sizes), where, found)
+    store.close()
+    return int(found[ONE, 0]), int(found[TWO, 0])
+
+
+def test_an_identity_is_what_survives_delivery_and_rolling(tmp_path: Path) -> None:
+    own = identity(tmp_path / "own")
+    for name, changes in CHANGED.items():
+        assert identity(tmp_path / name, **changes) == own, name
+    for name, changes in DIFFERENT.items():
+        assert identity(tmp_path / name, **changes) != own, name

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How messages come into a wheel: as records of ``rmq_sys_wheel_timer`` and entries of its queue,
+no more. Placing comes later, in bulk.
+"""
+
+import random
+
+import numpy as np
+
+from message_store.byte_column import Int64s
+from message_store.consume_queue import QUEUE_UNIT
+from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.errors import TargetError, UnsupportedDelayError
+from message_store.live_store import LiveStore
+from message_store.message import Message
+from message_store.message_batch import MessageBatch
+from message_store.promise_rules import to_slot_end
+from message_store.properties import TIMER_TOPIC
+from message_store.recall_handle import RecallHandle
+from message_store.scheduled_batch import BatchDraft, draft_batch
+from message_store.scheduled_records import Draft, RecordForm, draft
+from message_store.waiting_topics import WaitingTopics
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.recall import Target, marker_for
+from timer_wheel.timer_due import overdue_out_ms
+from timer_wheel.timer_properties import require_kept
+from timer_wheel.wheel_math import out_ms
+from timer_wheel.wheel_settings import WheelSettings
+
+_NO_LIMIT = 2**31 - 1
+
+
+class WheelIntake:
+    """Stores messages and delete markers for one wheel; whoever calls holds the store's lock."""
+
+    def __init__(self, store: LiveStore, timers: LiveTimers, settings: WheelSettings) -> None:
+        self.settings = settings
+        self._store = store
+        self._timers = timers
+        self._levels = store.levels
+        self._broker_name = store.settings.broker_name
+        self._form = RecordForm(
+            closes_properties=store.dialect.closes_properties,
+            store_host=store.settings.store_host,
+        )
+        self._promise = to_slot_end(
+            settings.precision_ms,
+            max_delay_ms=settings.max_delay_ms,
+            beyond_max=settings.beyond_max,
+        )
+        self._topics = WaitingTopics(store)
+        self._dice = random.Random()
+
+    def due_ms(self, due: Due, now_ms: int) -> int:
+        """The time that is asked for."""
+        match due:
+            case AtLevel(level):
+                return now_ms + self._levels.delay_ms(self._levels.clamp(level))
+            case AfterMs(delay_ms):
+                return now_ms + delay_ms
+            case AtMs(due_ms):
+                return due_ms
+
+    # --- one at a time ----------------------------------------------------------------------------
+
+    def schedule(
+        self, message: Message, due_ms: int, now_ms: int, extra: tuple[tuple[str, str], ...] = ()
+    ) -> Receipt:
+        """Store a message for later; ``extra`` are properties that its record gets as well."""
+        promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
+        if promised_ms == now_ms:
+            out = self._overdue_out_ms(now_ms)
+        else:
+            require_kept(due_ms)
+            out = promised_ms - self.settings.precision_ms
+        self._refuse_congestion(out)
+        record = draft(message, system_topic=TIMER_TOPIC, out_ms=out, extra=extra, form=self._form)
+        offset = self._append(record, now_ms)
+        self._topics.remember(message.topic, message.queue_id)
+        key = record.unique_key
+        handle = RecallHandle(message.topic, self._broker_name, promised_ms, key).text()
+        return Receipt(key, message.topic, due_ms, promised_ms, offset, handle)
+
+    def recall(self, target: Target, now_ms: int) -> None:
+        """Store the delete marker of a message."""
+        by_topic = self._store.dialect.topic_in_delete_key
+        marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
+        record = draft(
+            marker,
+            system_topic=TIMER_TOPIC,
+            out_ms=target.out_ms,
+            extra=(names_target,),
+            form=self._form,
+        )
+        self._append(record, now_ms)
+
+    def _overdue_out_ms(self, now_ms: int) -> int:
+        return overdue_out_ms(now_ms, self._timers.wheel.hand_ms, self.settings.precision_ms)
+
+    def _append(self, record: Draft, now_ms: int) -> int:
+        queue, log = self._timers.queue, self._store.log
+        queue_offset, size_bytes = queue.max_offset, record.size_bytes
+        offset = log.append(
+            size_bytes, lambda position: record.record(0, queue_offset, position, now_ms)
+        )
+        try:
+            queue.append_one(offset, size_bytes, record.tags_code)
+        except TargetError:
+            log.break_off()  # it holds what its queue does not know
+            raise
+        return offset
+
+    # --- flow control -----------------------------------------------------------------------------
+
+    def _refuse_congestion(self, out: int) -> None:
+        """Refuse some of what goes to a slot that holds much, as a broker does: fewer, the fuller
+        it is, until it holds twice its limit.
+        """
+        limit = self.settings.congest_num_each_slot
+        if limit >= _NO_LIMIT:
+            return
+        held = self._timers.wheel.unit_count(out - out % self.settings.precision_ms)
+        if held <= limit:
+            return
+        odds = 1000 * (held - limit) / (limit + 0.1)
+        if held >= 2 * limit or self._dice.randrange(1000) > odds:
+            raise UnsupportedDelayError(f"its slot holds {held:,} messages, the limit is {limit:,}")
+
+    # --- many at once -----------------------------------------------------------------------------
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be kept."""
+        promised_ms, outs = self._promises(due_ms, now_ms)
+        if self.settings.congest_num_each_slot < _NO_LIMIT:
+            for out in np.unique(outs).tolist():
+                self._refuse_congestion(out)
+        records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
+        offsets = self._append_batch(records, now_ms)
+        self._topics.remember_all(batch)
+        return BatchReceipt(
+            unique_keys=records.unique_keys,
+            topics=batch.topic,
+            due_ms=due_ms,
+            promised_ms=promised_ms,
+            commit_log_offsets=offsets,
+            broker_name=self._broker_name,
+        )
+
+    def _promises(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
+        """The promise of each due time, and its out time."""
+        settings = self.settings
+        at_once = due_ms <= now_ms
+        if settings.max_delay_ms is not None:
+            too_long = np.flatnonzero(due_ms - now_ms > settings.max_delay_ms)
+            if len(too_long) and settings.beyond_max == "refuse":
+                self._promise(int(due_ms[too_long[0]]), now_ms)  # raises
+            at_once[too_long] = True
+        if len(due_ms):
+            require_kept(int(due_ms[~at_once].max(initial=0)))
+        outs = out_ms(np.maximum(due_ms, 1), settings.precision_ms)
+        promised_ms = np.where(at_once, now_ms, outs + settings.precision_ms)
+        return promised_ms, np.where(at_once, self._overdue_out_ms(now_ms), outs)
+
+    def _append_batch(self, records: BatchDraft, now_ms: int) -> Int64s:
+        queue, count = self._timers.queue, len(records)
+        queue_offsets = queue.max_offset + np.arange(count, dtype=np.int64)
+        fill = records.bind(np.zeros(count, np.int64), queue_offsets, now_ms)
+        offsets = self._store.log.append_rows(records.sizes, fill)
+        units = np.empty(count, QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = offsets
+        units["size_bytes"] = records.sizes
+        units["tags_code"] = records.tags_codes
+        try:
+            queue.append(units)
+        except TargetError:
+            self._store.log.break_off()
+            raise
+        return offsets
