@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores whose files, configuration or disk are wrong, and converted stores that are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from message_store.store_root import StoreRoot
+from migrate.in_place_checks import read_ends
+from migrate.settings import TargetSettings
+from migrate.staged_output import UNFINISHED_WHEEL
+from migrate.store_backup import RETIRE, begin_change
+from tests.independent.level_store_builder import T0, LevelMessage
+from tests.migrate.check_case import Case
+from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then
+from tests.migrate.conversions import NOW_MS as CONVERTED_MS
+from tests.migrate.conversions import build_and_convert
+
+HOUR_MS = 3_600_000
+SMALL_FILES = {"commit_log_file_bytes": 1024}
+
+
+def without_log(root: Path) -> None:
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
+
+
+def without_queues(root: Path) -> None:
+    for path in sorted((root / "consumequeue").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def log_file(root: Path, number: int) -> Path:
+    return sorted((root / "commitlog").iterdir())[number]
+
+
+def shorten(root: Path) -> None:
+    os.truncate(log_file(root, 1), 500)
+
+
+def tear(*names: str) -> Callable[[Path], object]:
+    def change(root: Path) -> None:
+        text = (root / "config/topics.json").read_bytes()
+        for name in ("topics.json", "topics.json.bak"):
+            (root / "config" / name).write_bytes(text[:40] if name in names else text)
+
+    return then(store(), change)
+
+
+def future_checkpoint(root: Path) -> None:
+    later = (T0 + HOUR_MS).to_bytes(8, "big")
+    (root / "checkpoint").write_bytes((later * 3).ljust(4096, b"\0"))
+
+
+def begun_change(root: Path) -> None:
+    where = StoreRoot(root)
+    begin_change(
+        where,
+        kind=RETIRE,
+        now_ms=T0,
+        before=read_ends(where),
+        after=read_ends(where),
+        offsets_after=(root / "config/delayOffset.json").read_bytes(),
+        asked={},
+        report={},
+    )
+
+
+def target(
+    change: Callable[[Path], object] = lambda root: None, **arguments: Any
+) -> Callable[[Path], object]:
+    """A fresh target of thirty messages, in several log files."""
+
+    def make(root: Path) -> None:
+        items = [
+            LevelMessage(level=18, store_timestamp_ms=CONVERTED_MS - 1000 - n)
+            for n in range(30, 0, -1)
+        ]
+        bad = [LevelMessage(level=18, store_timestamp_ms=CONVERTED_MS, without=["REAL_QID"])]
+        is_bad = arguments.get("on_bad_record") == "quarantine"
+        build_and_convert(root.parent, [*items, *bad * is_bad], **arguments)
+        (root.parent / "target").rename(root)
+        change(root)
+
+    return make
+
+
+def aged(time_ms: int) -> Callable[[Path], object]:
+    return lambda root: os.utime(log_file(root, 0), (time_ms / 1000, time_ms / 1000))
+
+
+CASES = [
+    Case(code="store-crashed", make=store(abort=True)),
+    Case(code="disk-cleans-early", make=store(), options={"disk_used": 0.8}, says="80% full"),
+    Case(
+        code="disk-cleans-early",
+        make=store(),
+        options={"disk_used": 0.6, "conf": {"diskMaxUsedSpaceRatio": "50"}},
+        says="is 50 %",
+    ),
+    Case(code="disk-deletes", make=store(), options={"disk_used": 0.85}, says="85% full"),
+    Case(code="disk-refuses", make=store(), options={"disk_used": 0.97}, says="97% full"),
+    Case(code="store-of-slave", make=store(), options={"conf": {"brokerRole": "SLAVE"}}),
+    Case(
+        code="file-length",
+        make=then(many(30, commit_log_file_bytes=4096), shorten),
+        says="500 bytes long, not 4,096",
+    ),
+    Case(
+        code="file-length-setting",
+        make=store(),
+        options={"conf": {"mappedFileSizeCommitLog": "131072"}},
+        says="131,072, the files have 65,536",
+    ),
+    Case(
+        code="file-length-setting",
+        make=store(),
+        options={"conf": {"mappedFileSizeConsumeQueue": "6000000"}},
+    ),
+    Case(
+        code="file-missing",
+        says="is missing between",
+        make=then(many(60, commit_log_file_bytes=4096), lambda root: log_file(root, 1).unlink()),
+    ),
+    Case(code="log-missing", make=then(store(), without_log)),
+    Case(code="config-damaged", make=tear("topics.json"), says="truncated"),
+    Case(code="config-unreadable", make=tear("topics.json", "topics.json.bak"), says="truncated"),
+    Case(code="log-not-indexed", make=store(indexed_items=2), says="1 delayed messages"),
+    Case(
+        code="recovery-ten-files",
+        make=then(many(60, **SMALL_FILES), without_queues),
+        says="nothing from 0 on",
+    ),
+    Case(code="checkpoint-ahead", make=then(store(abort=True), future_checkpoint)),
+    Case(code="upgrade-replay", make=store(), says="3 messages wait"),
+    Case(
+        code="system-topic-read",
+        make=store(consumer_offsets={f"{LEVEL_TOPIC}@group": {"0": 4}}),
+        says="consumer group 'group'",
+    ),
+    Case(
+        code="system-topic-changed",
+        make=store(topics={LEVEL_TOPIC: 4, "TopicA": 4}),
+        says="4 queues",
+    ),
+    Case(code="change-unfinished", make=then(store(), begun_change), says="retire"),
+    Case(
+        code="unreadable",
+        make=then(store(offsets=None), lambda root: (root / "config/delayOffset.json").mkdir()),
+        says="no ordinary file",
+    ),
+    Case(
+        code="target-unfinished",
+        make=then(store(), lambda root: (root / "timerwheel").write_bytes(UNFINISHED_WHEEL)),
+    ),
+    Case(code="target-opened", make=target(lambda root: (root / "lock").write_bytes(b"lock"))),
+    Case(code="target-copied", make=target(aged(CONVERTED_MS - HOUR_MS)), says="1 log files"),
+    Case(
+        code="target-expired",
+        make=target(aged(CONVERTED_MS)),
+        options={"now_ms": CONVERTED_MS + 73 * HOUR_MS},
+    ),
+    Case(
+        code="target-settings",
+        make=target(),
+        says="timerPrecisionMs is 100, the target was written for 1000",
+        options={"target": TargetSettings(precision_ms=100)},
+    ),
+    Case(code="quarantine-left", make=target(on_bad_record="quarantine"), says="1 of 1 records"),
+]

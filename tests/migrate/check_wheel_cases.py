@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores with a wheel and one thing wrong each: slots, chains, queue, checkpoint, records."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.independent.raw_files import Slot
+from tests.migrate.check_case import Case
+from tests.timer_wheel import wheel_store_builder
+from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder, write_wheel
+
+DAY_MS = 86_400_000
+SOON_MS = NOW_MS + 60_000
+Change = Callable[[WheelStoreBuilder], object]
+
+
+def wheel(
+    change: Change = lambda builder: None, count: int = 3, **stop: Any
+) -> Callable[[Path], object]:
+    """A wheel with some messages, a minute from now and a second apart; then what is wrong."""
+
+    def make(root: Path) -> object:
+        builder = WheelStoreBuilder(root)
+        for number in range(count):
+            builder.put_and_place(SOON_MS + number * 1000)
+        change(builder)
+        return builder.stop(**stop)
+
+    return make
+
+
+def then(
+    make: Callable[[Path], object], change: Callable[[Path], object]
+) -> Callable[[Path], object]:
+    def both(root: Path) -> None:
+        make(root)
+        change(root)
+
+    return both
+
+
+def link(unit: int, to_position: int) -> Change:
+    """Give a unit another link."""
+
+    def change(builder: WheelStoreBuilder) -> None:
+        place = unit * 52 + 4
+        builder.log = (
+            builder.log[:place] + struct.pack(">q", to_position) + builder.log[place + 8 :]
+        )
+
+    return change
+
+
+def dead_slot(builder: WheelStoreBuilder) -> None:
+    time_units = SOON_MS // 1000 + 500
+    index = time_units % wheel_store_builder.SLOT_COUNT
+    builder.slots[index] = Slot(index, time_units, 90 * 52, 90 * 52, 1, 0)
+
+
+def place_again(builder: WheelStoreBuilder) -> None:
+    builder.place(0, SOON_MS + 9_000)
+
+
+def changed_bytes(old: bytes, new: bytes) -> Change:
+    """Other bytes, as many, in the record of the second message."""
+    assert len(old) == len(new)
+
+    def change(builder: WheelStoreBuilder) -> None:
+        offset = builder.queue[1].commit_log_offset
+        assert old in builder.records[offset]
+        builder.records[offset] = builder.records[offset].replace(old, new)
+
+    return change
+
+
+def recalled(builder: WheelStoreBuilder) -> None:
+    """Message 1 was recalled in the form of 5.3.2."""
+    builder.place(builder.put(SOON_MS + 1000, deletes="TopicA+K1"), SOON_MS + 1000, flags=5)
+
+
+def blocked(builder: WheelStoreBuilder) -> None:
+    builder.put(None)
+    builder.put(SOON_MS)
+
+
+def skipped(builder: WheelStoreBuilder) -> None:
+    builder.put(SOON_MS)
+    builder.put_and_place(SOON_MS + 9_000)
+
+
+def long_key(root: Path) -> object:
+    with patch.object(wheel_store_builder, "LOG_FILE_BYTES", 1 << 16):
+        builder = WheelStoreBuilder(root)
+        builder.put_and_place(SOON_MS, key="K" * 32_640)
+        return builder.stop()
+
+
+def torn(name: str, content: bytes = b'{"timingCount":{') -> Callable[[Path], object]:
+    return lambda root: (root / "config" / name).write_bytes(content)
+
+
+def timeline(root: Path) -> None:
+    (root / "rocksdbstore").mkdir()
+    (root / "rocksdbstore/000004.log").write_bytes(b"\0\1sys_topic_scan_offset_checkpoint\0\0")
+
+
+def conf(**settings: str) -> dict[str, Any]:
+    return {"conf": settings}
+
+
+CASES = [
+    Case(
+        code="wheel-unreadable",
+        says="not the length of a timer wheel",
+        make=then(wheel(), lambda root: (root / "timerwheel").write_bytes(bytes(320))),
+    ),
+    Case(
+        code="wheel-stale", make=wheel(count=20, slots={}), says="12 messages are in the timer log"
+    ),
+    Case(code="slot-points-nowhere", make=wheel(dead_slot), says="1 slots"),
+    Case(code="chain-broken", make=wheel(link(1, 13)), says="first 52"),
+    Case(code="chain-broken", make=wheel(link(1, 0)), says="first 52"),
+    Case(code="chains-shared", make=wheel(link(2, 52)), says="the first at 52"),
+    Case(code="unit-twice", make=wheel(place_again), says="1 records are on it twice"),
+    Case(
+        code="timer-expired",
+        says="before the log's beginning",
+        make=then(wheel(count=30), lambda root: (root / "commitlog" / ("0" * 20)).unlink()),
+    ),
+    Case(
+        code="timer-queue-blocked",
+        make=wheel(blocked, last_queue_offset=3),
+        says="queue offset 3 has no due time; 1",
+    ),
+    Case(code="timer-queue-lost", make=wheel(skipped), says="1 messages before queue offset 5"),
+    Case(code="timer-placed-again", make=wheel(master_queue_offset=0), says="3 entries from 0 on"),
+    Case(
+        code="timercheck-beyond-queue",
+        make=wheel(last_queue_offset=99, master_queue_offset=99),
+        says="99",
+    ),
+    Case(
+        code="timercheck-ahead",
+        make=wheel(last_read_ms=NOW_MS + 3_600_000),
+        says="3 units lie before that",
+    ),
+    Case(
+        code="slots-beyond-reach",
+        make=wheel(),
+        options={"now_ms": NOW_MS + 8 * DAY_MS},
+        says="3 messages",
+    ),
+    Case(code="open-soon", make=wheel(), options={"now_ms": NOW_MS + 6 * DAY_MS + DAY_MS // 2}),
+    Case(code="open-before", make=wheel(), says="(in 7d)"),
+    Case(
+        code="precision-changed",
+        make=wheel(),
+        options=conf(timerPrecisionMs="100"),
+        says="timerPrecisionMs=1000",
+    ),
+    Case(
+        code="snapshots-left",
+        says="position 52",
+        make=then(wheel(), lambda root: write_wheel(root / "timerwheel.52", {})),
+    ),
+    Case(
+        code="timer-record-missing",
+        says="log offset",
+        make=wheel(lambda builder: builder.records.pop(builder.queue[1].commit_log_offset)),
+    ),
+    Case(
+        code="timer-record-missing",
+        says="of topic",
+        make=wheel(changed_bytes(b"rmq_sys_wheel_timer", b"another_topic_of_19")),
+    ),
+    Case(
+        code="timer-no-destination",
+        make=wheel(changed_bytes(b"REAL_QID", b"REAL_QIX")),
+        says="no REAL_QID",
+    ),
+    Case(
+        code="timer-no-destination",
+        make=wheel(changed_bytes(b"REAL_TOPIC", b"REAL_TOPIX")),
+        says="no REAL_TOPIC",
+    ),
+    Case(code="timer-bad-topic", make=wheel(changed_bytes(b"TopicA", b"Topi/A")), says="Topi/A"),
+    Case(
+        code="timer-delay-left",
+        make=wheel(changed_bytes(b"UNIQ_KEY\x01K1", b"DELAY\x0100005")),
+        says="DELAY=00005",
+    ),
+    Case(
+        code="timer-out-elsewhere",
+        says="in the slot of",
+        make=wheel(lambda builder: builder.place(builder.put(SOON_MS), SOON_MS + 60_000)),
+    ),
+    Case(
+        code="timer-out-missing",
+        make=wheel(changed_bytes(b"TIMER_OUT_MS", b"TIMER_OUT_XX")),
+        says="None",
+    ),
+    Case(
+        code="timer-too-large", make=wheel(), options=conf(maxMessageSize="10"), says="110 are read"
+    ),
+    Case(code="timer-properties-full", make=long_key, says="bytes of properties"),
+    Case(
+        code="roll-window-retention", make=wheel(), options=conf(fileReservedTime="48"), says="2d"
+    ),
+    Case(
+        code="wheel-switched-off",
+        make=wheel(),
+        options=conf(timerWheelEnable="false"),
+        says="3 messages wait",
+    ),
+    Case(code="wheel-switched-off", make=wheel(), options=conf(timerStopDequeue="true")),
+    Case(code="discard-after-three", make=wheel(), options=conf(brokerName="a")),
+    Case(code="recall-ignored", make=wheel(recalled), says="1 recalled messages"),
+    Case(code="rocksdb-timeline", make=then(wheel(), timeline), says="checkpoint"),
+    Case(code="rocksdb-timeline", make=wheel(), options=conf(timerRocksDBEnable="true")),
+    Case(code="timermetrics-damaged", make=then(wheel(), torn("timermetrics"))),
+    Case(
+        code="timermetrics-unreadable",
+        make=then(then(wheel(), torn("timermetrics")), torn("timermetrics.bak")),
+    ),
+]
+"""Everything about a wheel, and what a broker's settings do to one."""
+
+CASES = [
+    case
+    if "now_ms" in case.options
+    else Case(
+        code=case.code, make=case.make, says=case.says, options={"now_ms": NOW_MS, **case.options}
+    )
+    for case in CASES
+]
