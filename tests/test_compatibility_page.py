@@ -2,6 +2,7 @@
 """docs/COMPATIBILITY.md claims nothing without a test: each exists, runs, and names the version."""
 
 import ast
+import itertools
 import re
 
 import attrs
@@ -40,8 +41,21 @@ def rows_of(text: str) -> list[Row]:
     return rows
 
 
-ROWS = rows_of(PAGE.read_text(encoding="utf-8"))
-NAMED = sorted({test for row in ROWS for test in row.tests})
+def scenarios_of(text: str) -> dict[str, str]:
+    """What RocketMQ's own tests ask, and the cell that names ours or says why there is none."""
+    _before, _heading, rest = text.partition("| test of RocketMQ | what it asks | our tests |\n")
+    lines = itertools.takewhile(lambda line: line[:1] == "|", rest.splitlines()[1:])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {f"{test}: {asks}": ours for test, asks, ours in rows}
+
+
+TEXT = PAGE.read_text(encoding="utf-8")
+ROWS = rows_of(TEXT)
+SCENARIOS = scenarios_of(TEXT)
+NAMED = sorted(
+    {test for row in ROWS for test in row.tests}
+    | {test for cell in SCENARIOS.values() for test in re.findall(r"`(tests/[^`]*)`", cell)}
+)
 
 
 def functions_of(path: str) -> dict[str, ast.FunctionDef]:
@@ -73,6 +87,23 @@ def test_what_is_marked_as_proven_names_a_test_with_that_version(row: Row) -> No
     # Tests of what does not depend on the version take the newest.
     texts = [source.replace("NEWEST", NEWEST) for source in sources]
     assert [version for version in proven if not any(version in text for text in texts)] == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_scenario_is_one_of_our_tests_or_has_a_reason_to_be_none(scenario: str) -> None:
+    ours = SCENARIOS[scenario]
+    reason = ours.removeprefix("–").strip()
+    assert (ours.startswith("–") and len(reason.split()) > 3) or ours.startswith("`tests/")
+
+
+def test_the_scenarios_name_every_test_class_and_every_test_that_was_written_for_them() -> None:
+    classes = """ScheduleMessageServiceTest ScheduleMessageTest TimerMessageStoreTest TimerWheelTest
+    TimerLogTest TimerCheckpointTest TimerMetricsTest HookUtilsTest RecallMessageHandleTest"""
+    assert {scenario.split()[0].rstrip(",:") for scenario in SCENARIOS} == set(classes.split())
+    for engine in ("legacy_levels", "timer_wheel"):
+        path = f"tests/{engine}/test_java_scenarios.py"
+        written = {f"{path}::{name}" for name in functions_of(path) if name.startswith("test_")}
+        assert written - set(NAMED) == set()
 
 
 def test_every_test_with_a_broker_is_on_the_page_but_the_harness_s_own() -> None:

@@ -233,6 +233,11 @@ class Consumption:
             )
         return [_received(line) for line in read_lines(self._folder / "out.jsonl")]
 
+    def keys_so_far(self) -> set[str]:
+        """Return the unique keys of what has come until now."""
+        whole = (self._folder / "out.jsonl").read_bytes().rpartition(b"\n")[0]
+        return {str(json.loads(line)["uniqKey"]) for line in whole.splitlines()}
+
     def stop(self) -> list[Received]:
         """Tell the consumer to end now, and return what it got."""
         (self._folder / "out.jsonl.stop").touch()
