@@ -190,7 +190,7 @@ class _InPlace:
                 raise PlanError(
                     f"{self.root.path}: its log holds what an unfinished run did not put there; the"
                     f" change can neither be finished nor undone; what it was is in"
-                    f" {change.directory}"
+                    f" {change.directory}, which can be removed to give the change up"
                 )
             if store.log.end != change.after.log_end:
                 undo(store, self.root, change)

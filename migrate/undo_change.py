@@ -157,7 +157,8 @@ def refuse_moved(root: StoreRoot, change: Change) -> None:
     if what := moved_since(root, change):
         raise PlanError(
             f"{root.path}: a broker has written to it since ({what}): the change can neither be"
-            f" finished nor undone; what it was is in {change.directory}"
+            f" finished nor undone; what it was is in {change.directory}, which can be removed to"
+            " give the change up"
         )
 
 
