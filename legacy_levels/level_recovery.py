@@ -33,19 +33,13 @@ class _Candidates:
 
 
 def delivered_already(
-    scanners: Sequence[LevelScanner],
-    log: LiveLog,
-    *,
-    since: int | None,
-    newest_ms: int,
-    first_delay_ms: int,
+    scanners: Sequence[LevelScanner], log: LiveLog, *, since: int | None, newest_ms: int
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the scanners know of every delivery; None where
     only times can tell. ``newest_ms`` is a time before which no copy was stored that is not in the
-    log: what is due later is not looked for. ``first_delay_ms`` is that of the first level: where
-    its units were lost and made anew, what was promised for at once is due by so much later.
+    log: what is due later is not looked for.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
@@ -61,7 +55,7 @@ def delivered_already(
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
             last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            found = _candidates(scanners, last_ms, first_delay_ms)
+            found = _candidates(scanners, last_ms)
             delivered = _match(reader, found, copies)
     return {
         scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
@@ -69,15 +63,12 @@ def delivered_already(
     }
 
 
-def _candidates(
-    scanners: Iterable[LevelScanner], newest_ms: int, first_delay_ms: int = 0
-) -> _Candidates:
-    """What waits and is due by then, in the first level by that much later."""
+def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates:
+    """What waits and is due by then."""
     rows: list[Int64Array] = []
     for scanner in scanners:
-        slack_ms = first_delay_ms if scanner.level == 1 else 0
         for first, units, waits in scanner.waiting():
-            chosen = np.flatnonzero(waits & (units["tags_code"] - slack_ms <= newest_ms))
+            chosen = np.flatnonzero(waits & (units["tags_code"] <= newest_ms))
             picked = units[chosen]
             rows.append(
                 np.stack(
@@ -86,7 +77,7 @@ def _candidates(
                         first + chosen,
                         picked["commit_log_offset"].astype(np.int64),
                         picked["size_bytes"].astype(np.int64),
-                        picked["tags_code"].astype(np.int64) - slack_ms,
+                        picked["tags_code"].astype(np.int64),
                     ]
                 )
             )
@@ -96,10 +87,18 @@ def _candidates(
 
 
 def _match(reader: SegmentReader, found: _Candidates, copies: LogNotes) -> BoolArray:
+    """Which of these have a copy that lies behind them in the log and is not older than their time.
+
+    Times alone do not tell: within one millisecond a message may be delivered and its like be
+    scheduled.
+    """
     digests, is_record = digest_level_records(reader, found.commit_log_offset, found.size_bytes)
     delivered = np.zeros(len(found.level), np.bool_)
     rows = np.flatnonzero(is_record)
-    delivered[rows] = match_copies(
-        digests[rows], found.due_ms[rows], copies.digests, copies.store_timestamp_ms
-    )
+    newest_ms = np.maximum.accumulate(copies.store_timestamp_ms)
+    first_behind = np.searchsorted(copies.commit_log_offset, found.commit_log_offset, "right")
+    first_in_time = np.searchsorted(newest_ms, found.due_ms)
+    earliest = np.maximum(first_behind, first_in_time).astype(np.int64)
+    places = np.arange(len(newest_ms), dtype=np.int64)
+    delivered[rows] = match_copies(digests[rows], earliest[rows], copies.digests, places)
     return delivered

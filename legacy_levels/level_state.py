@@ -177,10 +177,7 @@ def _settle_after_kill(state: LevelState, start: _Start) -> None:
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     scanners = list(state.scanners.values())
-    first_delay_ms = max(0, state.table.delay_ms(1))
-    found = delivered_already(
-        scanners, log, since=start.since, newest_ms=newest_ms, first_delay_ms=first_delay_ms
-    )
+    found = delivered_already(scanners, log, since=start.since, newest_ms=newest_ms)
     state.already_delivered = sum(map(len, found.values()))
     if state.live.settings.repeat_after_kill:
         state.to_repeat = found
