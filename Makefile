@@ -34,8 +34,9 @@ format: $(INSTALLED)  ## put imports in order and lay the code out
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md
+docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md and docs/CHECK.md
 	$(BIN)/python -m docs.generate_format
+	$(BIN)/python -m docs.generate_check
 
 bench: $(INSTALLED) java  ## run every benchmark; takes long and wants a quiet machine
 	@for script in $$(grep -l __main__ benchmarks/*.py); do \

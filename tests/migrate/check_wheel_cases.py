@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.independent.raw_files import Slot
+from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
 from tests.timer_wheel import wheel_store_builder
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder, write_wheel
@@ -58,7 +58,7 @@ def link(unit: int, to_position: int) -> Change:
 
 def dead_slot(builder: WheelStoreBuilder) -> None:
     time_units = SOON_MS // 1000 + 500
-    index = time_units % wheel_store_builder.SLOT_COUNT
+    index = time_units % SLOT_COUNT
     builder.slots[index] = Slot(index, time_units, 90 * 52, 90 * 52, 1, 0)
 
 
