@@ -3,6 +3,7 @@
 must know next.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -98,3 +99,13 @@ class ConversionReport:
         """The JSON object that ``convert --json`` prints; keys are a promise."""
         sums = {name: self.total(name) for name in COUNT_NAMES}
         return {**sums, **attrs.asdict(self, recurse=True)}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> "ConversionReport":
+        """The report that ``as_json`` gave. Raises KeyError or TypeError for anything else."""
+        given = {field.name: facts[field.name] for field in attrs.fields(cls)}
+        given["levels"] = tuple(LevelReport(**level) for level in facts["levels"])
+        given["bad_records"] = tuple(BadRecord(**record) for record in facts["bad_records"])
+        given["warnings"] = tuple(facts["warnings"])
+        given["seconds"] = Seconds(**facts["seconds"])
+        return cls(**given)

@@ -58,18 +58,18 @@ def write_all(
 
 def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> list[tuple[str, str]]:
     context = spark.sparkContext
-    task_count = max(1, min(part_count, TASKS_PER_CORE * context.defaultParallelism))
-    bounds = [part_count * task // task_count for task in range(task_count + 1)]
-    runs = context.parallelize(list(pairwise(bounds)), task_count)
-    task = partial(_write_task, str(staging.target.path.absolute()))
+    write = partial(_write_task, str(staging.target.path.absolute()))
     group = f"delaywheel-{secrets.token_hex(6)}"
-    context.setJobGroup(group, "delaywheel: write", interruptOnCancel=True)
     try:
-        return list(runs.mapPartitions(task).collect())
+        task_count = max(1, min(part_count, TASKS_PER_CORE * context.defaultParallelism))
+        bounds = [part_count * task // task_count for task in range(task_count + 1)]
+        context.setJobGroup(group, "delaywheel: write", interruptOnCancel=True)
+        runs = context.parallelize(list(pairwise(bounds)), task_count)
+        return list(runs.mapPartitions(write).collect())
     except KeyboardInterrupt:
         context.cancelJobGroup(group)  # a session of the caller's own lives on
         raise
-    except Exception as error:  # whatever Py4J makes of a lost executor or a failed task
+    except Exception as error:  # whatever Py4J makes of a failed task, or of a JVM that is gone
         raise MigrationError(
             f"Spark could not finish the write stage: {_first_line(error)}"
         ) from error

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many stores converted in one run: a target and a report each, in one Spark application.
+
+Store after store, each with all the cores there are. One that cannot be converted does not stop the
+others; the same run again passes over what is finished and goes on with the rest.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+from pyspark.sql import SparkSession
+
+from message_store.delay_levels import DelayLevels
+from message_store.errors import (
+    DelayStoreError,
+    FormatError,
+    MigrationError,
+    OptionsError,
+    PlanError,
+)
+from message_store.small_files import read_small_file
+from message_store.store_root import StoreRoot
+from migrate.convert import MARKER_NAME, check_request, convert
+from migrate.finished_target import refuse_file
+from migrate.html_report import write_html_report
+from migrate.replicas import find_replicas, same_broker
+from migrate.report import ConversionReport
+from migrate.run_request import request_of
+from migrate.settings import ConvertOptions
+from migrate.staged_output import Staging, clear_staging
+from migrate.write_job import Progress
+
+CONVERTED, FINISHED_BEFORE, FAILED = "converted", "finished before", "failed"
+USUAL_STORE_NAME = "store"
+"""What RocketMQ calls the directory of a store; the one around it tells more."""
+
+
+@attrs.frozen
+class FleetEntry:
+    """What became of one store: a report unless it failed, an error where something went wrong."""
+
+    options: ConvertOptions
+    state: str
+    report: ConversionReport | None = None
+    error: DelayStoreError | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``convert --json`` prints of it, and its state; of one that failed, its places and
+        why.
+        """
+        places = {"source": str(self.options.source), "target": str(self.options.target)}
+        facts = {} if self.report is None else self.report.as_json()
+        why = None if self.error is None else str(self.error)
+        records = getattr(self.error, "records", ())
+        listed = {"bad_records": [attrs.asdict(record) for record in records]} if records else {}
+        return {**facts, **places, **listed, "state": self.state, "error": why}
+
+
+class Fleet:
+    """The stores of one run, and what became of each.
+
+    ``examine`` first: it finds what is finished and refuses what a glance can tell, so that Spark
+    need not be started where nothing is left to do. Raises OptionsError for places that are in each
+    other's way.
+    """
+
+    def __init__(self, members: Sequence[ConvertOptions], reports: Path | None = None) -> None:
+        """``reports``: the directory for a page a store, named after its target."""
+        _require_apart(members)
+        self._members = list(members)
+        self._reports = reports
+        self._entries: dict[int, FleetEntry] = {}
+
+    @property
+    def entries(self) -> list[FleetEntry]:
+        """What is known by now, in the order of the members."""
+        return [self._entries[place] for place in sorted(self._entries)]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to convert."""
+        return len(self._entries) == len(self._members)
+
+    def examine(self) -> None:
+        """Settle the stores that are finished, that cannot be converted, or that are copies of one
+        broker's store.
+        """
+        for place, options in enumerate(self._members):
+            self._settle(place, partial(_finished, options))
+        sources = [options.source for options in self._members]
+        for group in find_replicas(sources):
+            refusal = same_broker(sources, group)
+            for place in group.places:
+                if place not in self._entries:
+                    self._entries[place] = FleetEntry(self._members[place], FAILED, error=refusal)
+        for place, options in enumerate(self._members):
+            self._settle(place, partial(_check, options))
+
+    def convert(self, spark: SparkSession | None, progress: Progress) -> None:
+        """Convert the stores that are not settled, one after the other.
+
+        ``progress`` hears of each store under its number and name.
+        """
+        for place, options in enumerate(self._members):
+            label = f"{place + 1} of {len(self._members)}, {options.target.name}"
+            self._settle(place, partial(_convert, options, spark, _labelled(progress, label)))
+
+    def _settle(self, place: int, step: Callable[[], FleetEntry | None]) -> None:
+        """Take a step with a store that is not settled; what it raises is that store's own."""
+        if place in self._entries:
+            return
+        try:
+            entry = step()
+        except DelayStoreError as error:
+            entry = FleetEntry(self._members[place], FAILED, error=error)
+        if entry is not None:
+            self._entries[place] = self._with_page(entry)
+
+    def _with_page(self, entry: FleetEntry) -> FleetEntry:
+        """Write the page of a store, unless an earlier run has; that it cannot be written is an
+        error of a store that is converted all the same.
+        """
+        if self._reports is None or entry.report is None:
+            return entry
+        page = self._reports / f"{entry.options.target.name}.html"
+        try:
+            if not page.exists():
+                write_html_report(entry.report, page)
+        except DelayStoreError as error:
+            return attrs.evolve(entry, error=error)
+        return entry
+
+
+def target_name(source: Path) -> str:
+    """What the target of a store is called: as its directory, or the one around a ``store``.
+
+    >>> target_name(Path("/data/broker-a/store")), target_name(Path("/data/broker-b"))
+    ('broker-a', 'broker-b')
+    """
+    place = source.absolute()
+    return place.parent.name if place.name == USUAL_STORE_NAME else place.name
+
+
+def _convert(options: ConvertOptions, spark: SparkSession | None, progress: Progress) -> FleetEntry:
+    if spark is not None and _has_ended(spark):
+        raise MigrationError(f"{options.source}: not tried, because Spark has ended")
+    return FleetEntry(options, CONVERTED, convert(options, spark=spark, progress=progress))
+
+
+def _labelled(progress: Progress, label: str) -> Progress:
+    return lambda stage, done, total: progress(f"{label}: {stage}", done, total)
+
+
+def _has_ended(spark: SparkSession) -> bool:
+    """Whether the JVM or its context is gone: then every further store would be planned in vain."""
+    try:
+        spark.sparkContext.statusTracker().getActiveJobsIds()
+    except Exception:  # whatever Py4J makes of a peer that is gone
+        return True
+    return False
+
+
+def _require_apart(members: Sequence[ConvertOptions]) -> None:
+    """Raise OptionsError for a place that is named twice, or a target within another place."""
+    taken: dict[Path, Path] = {}
+    for path in (given for options in members for given in (options.source, options.target)):
+        end = path.resolve()
+        if end in taken:
+            raise OptionsError(f"{path}: named twice (also as {taken[end]})")
+        taken[end] = path
+    for options in members:
+        end = options.target.resolve()
+        for other, path in taken.items():
+            if other != end and (end.is_relative_to(other) or other.is_relative_to(end)):
+                raise OptionsError(f"{options.target} and {path}: one lies in the other")
+
+
+def _check(options: ConvertOptions) -> None:
+    refuse_file(options.target)
+    check_request(options)
+
+
+def _finished(options: ConvertOptions) -> FleetEntry | None:
+    """The entry of a store whose target an earlier run has finished; None where none has.
+
+    Raises PlanError when the finished target is of something else, FormatError for a damaged
+    report.
+    """
+    target = StoreRoot(options.target)
+    path = target.own / MARKER_NAME
+    content = read_small_file(path)
+    if content is None:
+        return None
+    try:
+        facts = json.loads(content)
+        report = ConversionReport.from_json(facts)
+        before = report.request
+        now_ms, table = before["now_ms"], DelayLevels.parse(before["level_table"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError("not the report of a conversion", path=path) from error
+    asked = request_of(
+        options,
+        now_ms if options.now_ms is None else options.now_ms,
+        options.level_table or table,
+    )
+    if changed := [name for name, value in asked.items() if before.get(name) != value]:
+        raise PlanError(
+            f"{target.path}: already holds a finished conversion of something else (differs in:"
+            f" {', '.join(changed)}); choose another directory"
+        )
+    if Staging(target).path.exists():
+        clear_staging(Staging(target))  # of a run that was stopped at its very end
+    return FleetEntry(
+        options,
+        FINISHED_BEFORE,
+        attrs.evolve(report, source=str(options.source), target=str(options.target)),
+    )

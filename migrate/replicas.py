@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stores hold the data of one broker: master and slave, or a store and its copy.
+
+Told by content, not by names: a slave's log is its master's, byte for byte and at the same offsets,
+so the two agree in the record that begins a file of the log. No two brokers store the same record
+at the same place: it names its broker's address and the millisecond in which it was stored.
+Limitations: copies so far apart that no file of the log is in both cannot be told.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from legacy_levels.delay_offsets import read_delay_offsets
+from message_store.errors import DelayStoreError, OptionsError
+from message_store.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+
+HEAD_BYTES = 64 << 10
+"""As much of a record is compared: its head, and usually all of it."""
+
+FirstRecord = tuple[int, bytes]
+"""Where a file of a log begins, and a digest of the record that begins there."""
+
+
+class SameBrokerError(OptionsError):
+    """Stores of one broker in one run: what waits in both would be delivered once from each."""
+
+
+@attrs.frozen
+class Replicas:
+    """Stores (by their place in what was asked for) of one broker, and by what that was seen: a
+    record at ``commit_log_offset`` which they share.
+    """
+
+    places: tuple[int, ...]
+    commit_log_offset: int
+
+
+def find_replicas(sources: Sequence[Path]) -> list[Replicas]:
+    """The groups among these stores that hold one broker's data; a store that cannot be read is in
+    none.
+    """
+    groups: list[Replicas] = []
+    holders: dict[FirstRecord, list[int]] = {}
+    for place, source in enumerate(sources):
+        for record in _first_records(source):
+            holders.setdefault(record, []).append(place)
+    for (offset, _digest), places in sorted(holders.items(), key=lambda item: item[0][0]):
+        if len(places) > 1:
+            groups = _joined(groups, Replicas(tuple(places), offset))
+    return groups
+
+
+def _joined(groups: Iterable[Replicas], found: Replicas) -> list[Replicas]:
+    """The groups with those made one that share a store with what was found."""
+    apart = []
+    for group in groups:
+        if set(group.places) & set(found.places):
+            places = tuple(sorted({*group.places, *found.places}))
+            found = Replicas(places, group.commit_log_offset)
+        else:
+            apart.append(group)
+    return [*apart, found]
+
+
+def _first_records(source: Path) -> list[FirstRecord]:
+    """A digest of the first record of every file of a log that begins with one."""
+    found = []
+    try:
+        with SegmentReader(StoreRoot(source).commit_log) as log:
+            for segment in log.segments:
+                data = bytearray(min(HEAD_BYTES, segment.length_bytes))
+                log.read_into(segment.start_offset, memoryview(data))
+                if record := _record(data):
+                    found.append((segment.start_offset, hashlib.sha256(record).digest()))
+    except DelayStoreError:
+        return []  # its own conversion says what is wrong with it
+    return found
+
+
+def _record(data: bytearray) -> bytes:
+    """The record that these bytes begin with, as much of it as is here; empty when there is
+    none.
+    """
+    if len(data) < BLANK_RECORD.size:
+        return b""
+    head = BLANK_RECORD.decode_at(data, 0)  # every record begins with these two fields
+    if head["magic"] not in (MAGIC_V1, MAGIC_V2) or head["size_bytes"] <= BLANK_RECORD.size:
+        return b""
+    return bytes(data[: head["size_bytes"]])
+
+
+def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:
+    """The refusal of a group, with what tells the master from its copies."""
+    stores = [sources[place] for place in group.places]
+    names = " and ".join(map(str, stores))
+    return SameBrokerError(
+        f"{names} hold the data of one broker: the record at log offset"
+        f" {group.commit_log_offset:,} is the same; converted both, its messages would be delivered"
+        f" from each. Convert the master's store only{_hint(stores)}"
+    )
+
+
+def _hint(stores: Sequence[Path]) -> str:
+    """Which of them has delivered furthest, where their offsets tell."""
+    progress = {}
+    for store in stores:
+        try:
+            progress[store] = sum(read_delay_offsets(store).offsets.values())
+        except DelayStoreError:
+            return ""
+    furthest = max(stores, key=lambda store: progress[store])
+    if sum(value == progress[furthest] for value in progress.values()) > 1:
+        return " (their delayOffset.json are at the same place)"
+    return f" (a slave's delayOffset.json lags behind: that of {furthest} is ahead)"
