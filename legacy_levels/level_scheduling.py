@@ -15,7 +15,6 @@ from message_store.message import Message
 from message_store.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.promise_rules import to_level
 from message_store.properties import LEVEL_TOPIC
-from message_store.recall_handle import RecallHandle
 from message_store.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.scheduled_records import RecordForm, draft
 from message_store.waiting_topics import WaitingTopics
@@ -76,9 +75,6 @@ class LevelScheduling:
         now_ms = live.clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
         made = draft(message, system_topic=LEVEL_TOPIC, delay_level=level, form=self._form)
-        handle = RecallHandle(
-            message.topic, live.settings.broker_name, promised_ms, made.unique_key
-        ).text()
         scanner = self._state.scanners[level]
         queue = self._state.queue(level)
         queue_offset = queue.max_offset
@@ -92,7 +88,8 @@ class LevelScheduling:
             raise
         scanner.appended(queue_offset, promised_ms)
         self._topics.remember(message.topic, message.queue_id)
-        return Receipt(made.unique_key, message.topic, due_ms, promised_ms, offset, handle)
+        broker_name = live.settings.broker_name
+        return Receipt(made.unique_key, message.topic, due_ms, promised_ms, offset, broker_name)
 
     # --- many -------------------------------------------------------------------------------------
 

@@ -58,7 +58,6 @@ class Receipt:
     ``due_ms`` is the time asked for. ``promised_ms`` is the time that the engine can keep, never
     before it: the level's due time, or the end of the wheel's slot. (One exception, which has to be
     asked for: an engine set to deliver at once what lies beyond its limit promises that for now.)
-    ``handle`` is what ``cancel`` takes in another process or on another day.
     """
 
     unique_key: str
@@ -66,7 +65,12 @@ class Receipt:
     due_ms: int
     promised_ms: int
     commit_log_offset: int
-    handle: str
+    broker_name: str
+
+    @property
+    def handle(self) -> str:
+        """What ``cancel`` takes in another process or on another day; made when asked for."""
+        return RecallHandle(self.topic, self.broker_name, self.promised_ms, self.unique_key).text()
 
 
 @attrs.frozen(eq=False)
@@ -88,15 +92,13 @@ class BatchReceipt:
 
     def receipt(self, row: int) -> Receipt:
         """The receipt of one message, as ``cancel`` takes it."""
-        unique_key, topic = self.unique_keys[row].decode(), self.topics[row].decode()
-        promised_ms = int(self.promised_ms[row])
         return Receipt(
-            unique_key=unique_key,
-            topic=topic,
+            unique_key=self.unique_keys[row].decode(),
+            topic=self.topics[row].decode(),
             due_ms=int(self.due_ms[row]),
-            promised_ms=promised_ms,
+            promised_ms=int(self.promised_ms[row]),
             commit_log_offset=int(self.commit_log_offsets[row]),
-            handle=RecallHandle(topic, self.broker_name, promised_ms, unique_key).text(),
+            broker_name=self.broker_name,
         )
 
 

@@ -58,6 +58,8 @@ class LiveLog:
         self._file_end = _NO_ROOM
         self._descriptor = -1
         self._last_times_ms: dict[int, int] = {}
+        # Kept, because fresh memory costs as much as what is written into it.
+        self._buffer = np.empty(0, np.uint8)
 
     @property
     def min_offset(self) -> int:
@@ -161,7 +163,9 @@ class LiveLog:
         """Write a piece; returns its first eight bytes, which the first piece does not write."""
         start = int(positions[rows.start])
         stop = int(positions[rows.stop - 1] + sizes[rows.stop - 1])
-        piece = np.empty(stop - start, np.uint8)
+        if self._buffer.size < stop - start:
+            self._buffer = np.empty(max(stop - start, _PIECE_BYTES), np.uint8)
+        piece = self._buffer[: stop - start]
         fill(rows, positions, int(piece.ctypes.data))
         head = piece[:PUBLISHED_LAST_BYTES].tobytes()
         if is_first:

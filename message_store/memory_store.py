@@ -136,8 +136,9 @@ class MemoryStore:
         # An engine's record is drafted and thrown away: what engines refuse is refused here too.
         unique_key = draft(message, system_topic=names.LEVEL_TOPIC, delay_level=1).unique_key
         record = _record(message, unique_key, now_ms, commit_log_offset)
-        handle = RecallHandle(message.topic, BROKER_NAME, promised_ms, unique_key).text()
-        receipt = Receipt(unique_key, message.topic, due_ms, promised_ms, commit_log_offset, handle)
+        receipt = Receipt(
+            unique_key, message.topic, due_ms, promised_ms, commit_log_offset, BROKER_NAME
+        )
         return _Entry(receipt, record, len(encode_message(record)))
 
     def _due_ms(self, due: Due, now_ms: int) -> int:

@@ -32,9 +32,14 @@ class StoreSettings:
     queue_file_bytes: int = attrs.field(default=QUEUE_FILE_BYTES)
     timer_log_file_bytes: int = attrs.field(default=TIMER_LOG_FILE_BYTES, validator=_positive)
     retention_ms: int = attrs.field(default=72 * _HOUR_MS, validator=_positive)
-    broker_name: str = attrs.field(default="broker-a", validator=attrs.validators.min_len(1))
+    broker_name: str = attrs.field(default="broker-a")
     store_host: Host = LOCAL_HOST
     repeat_after_kill: bool = False
+
+    @broker_name.validator
+    def _check_broker_name(self, _attribute: object, value: str) -> None:
+        if not value or " " in value:
+            raise BadFieldError("a broker name that no recall handle can hold", found=repr(value))
 
     @commit_log_file_bytes.validator
     def _check_log_file(self, _attribute: object, value: int) -> None:

@@ -16,7 +16,6 @@ from message_store.message import Message
 from message_store.message_batch import MessageBatch
 from message_store.promise_rules import to_slot_end
 from message_store.properties import TIMER_TOPIC
-from message_store.recall_handle import RecallHandle
 from message_store.scheduled_batch import BatchDraft, draft_batch
 from message_store.scheduled_records import Draft, RecordForm, draft
 from message_store.waiting_topics import WaitingTopics
@@ -78,8 +77,7 @@ class WheelIntake:
         offset = self._append(record, now_ms)
         self._topics.remember(message.topic, message.queue_id)
         key = record.unique_key
-        handle = RecallHandle(message.topic, self._broker_name, promised_ms, key).text()
-        return Receipt(key, message.topic, due_ms, promised_ms, offset, handle)
+        return Receipt(key, message.topic, due_ms, promised_ms, offset, self._broker_name)
 
     def recall(self, target: Target, now_ms: int) -> None:
         """Store the delete marker of a message."""

@@ -57,7 +57,7 @@ class NaiveStore:
         promised_ms = self.rule(due_ms, now_ms) if due_ms > now_ms else now_ms
         assert message.unique_key is not None
         receipt = Receipt(
-            message.unique_key, message.topic, due_ms, promised_ms, place, f"handle {place}"
+            message.unique_key, message.topic, due_ms, promised_ms, place, f"naive-{place}"
         )
         self.known[place] = message, receipt
         return receipt

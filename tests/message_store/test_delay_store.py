@@ -35,7 +35,7 @@ def test_a_level_counts_from_one_and_times_are_not_negative() -> None:
 
 
 def test_a_receipt_cannot_be_changed() -> None:
-    receipt = Receipt("K", "orders", 10, 20, 0, "handle")
+    receipt = Receipt("K", "orders", 10, 20, 0, "broker-a")
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         receipt.promised_ms = 5  # type: ignore[misc]
 
