@@ -7,6 +7,7 @@ imported inside the verbs, so that ``delaywheel --help`` answers at once.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ import click
 
 import cli_check  # noqa: F401  their verbs become commands of main
 import cli_engines  # noqa: F401
+import cli_export  # noqa: F401
+import cli_fleet
 import cli_migrate
 from cli_input import (
     STORE,
@@ -93,16 +96,24 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
 
 @verb(
     "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel \\\n"
-    "    --target-conf /etc/rocketmq/broker.conf --report conversion.html"
+    "    --target-conf /etc/rocketmq/broker.conf --report conversion.html\n"
+    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /mnt/broker-c/store /data/wheels"
 )
-@click.argument("source", type=STORE)
-@click.argument("target", type=STORE, required=False)
+@click.argument("stores", nargs=-1, type=STORE, metavar="SOURCE... TARGET")
+@cli_fleet.manifest_option
 @conversion_options
 @spark_options
 @cli_migrate.in_place_options
-@click.option("--report", "report_file", type=STORE, help="Also write a report, as HTML.")
+@click.option(
+    "--report",
+    "report_file",
+    type=STORE,
+    help="Also write a report, as HTML; of many stores a directory of them.",
+)
 def convert(
     output: "Output",
+    stores: tuple[Path, ...],
+    manifest: Path | None,
     master: str,
     conf: Settings,
     report_file: Path | None,
@@ -114,13 +125,24 @@ def convert(
 
     TARGET does not exist or is empty. A run that was stopped is continued by the same command.
     With --in-place there is no TARGET: SOURCE gets the messages for its own wheel.
+    With several SOURCEs, TARGET is the directory in which each gets a target of its own.
     """
+    is_fleet = cli_fleet.is_fleet(stores, manifest)
     cli_migrate.require_places(
-        given["target"], in_place=in_place, execute=execute, report=report_file is not None
+        stores,
+        is_fleet=is_fleet,
+        in_place=in_place,
+        execute=execute,
+        report=report_file is not None,
     )
     if in_place:
-        del given["target"]
-        cli_migrate.run_in_place(output, execute=execute, **given)
+        cli_migrate.run_in_place(output, source=stores[0], execute=execute, **given)
+        return
+    start_spark = partial(_spark, master=master, conf=conf)
+    if is_fleet:
+        cli_fleet.run_fleet(
+            output, stores, manifest, start_spark=start_spark, reports=report_file, **given
+        )
         return
     with loading(output):
         from migrate import convert as conversion
@@ -130,10 +152,10 @@ def convert(
 
         require_report_place(report_file)
     with output.progress() as progress:
-        options = conversion_request(**given)
+        options = conversion_request(source=stores[0], target=stores[1], **given)
         refuse_file(options.target)
         conversion.check_request(options)  # before the seconds that Spark takes
-        with _spark(progress, master, conf) as (spark, start_s):
+        with start_spark(progress) as (spark, start_s):
             report = conversion.convert(
                 options, spark=spark, spark_start_s=start_s, progress=progress
             )

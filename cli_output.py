@@ -5,8 +5,6 @@ Results go to stdout, warnings and refusals to stderr. Everything that comes out
 escaped before it reaches a terminal.
 """
 
-import io
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,15 +14,14 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import click
-from rich.console import Console
-from rich.table import Table
 
 import cli_check_text as check_text
 import cli_engine_text as engine_text
+import cli_fleet_text as fleet_text
 import cli_migrate_text as migrate_text
 import cli_text as text
 from cli_messages import delivered_json, message_json
+from cli_printing import OutputError, Printer
 from cli_progress import StageProgress, say_on_stderr
 from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
 from message_store.errors import BadRecordsError, DelayStoreError
@@ -37,6 +34,8 @@ if TYPE_CHECKING:
     from legacy_levels.generate import GeneratedStore
     from migrate.check_store import CheckReport
     from migrate.demo import DemoResult
+    from migrate.export_table import ExportReport
+    from migrate.fleet import FleetEntry
     from migrate.in_place_report import InPlaceReport
     from migrate.put_back import PutBackReport
     from migrate.quarantined import Quarantine
@@ -46,34 +45,15 @@ if TYPE_CHECKING:
     from migrate.store_inspection import StoreInspection
     from migrate.verify_report import VerifyReport
 
-WIDTH_WITHOUT_TERMINAL = 100
 LISTED_TOPICS = 20
-LINES_AT_ONCE = 1_000
 
 
-class OutputError(DelayStoreError):
-    """Standard output does not take the result."""
-
-
-class Output:
-    """Where a verb hands its result to.
-
-    A reader that has seen enough (``| head``) is no failure: what else would be printed is dropped,
-    and the command ends as its work did. Raises OutputError for any other refusal of stdout.
-    """
-
-    def __init__(self, *, as_json: bool, is_quiet: bool) -> None:
-        self.as_json = as_json
-        self._is_quiet = is_quiet
-        self.has_reader = True
+class Output(Printer):
+    """Where a verb hands its result to."""
 
     def progress(self) -> StageProgress:
         """The progress of this command, for a ``with`` block."""
         return StageProgress(is_quiet=self._is_quiet)
-
-    def warn(self, sentence: str) -> None:
-        """Something that is not right, on stderr."""
-        say_on_stderr(f"warning: {printable(sentence)}")
 
     def failure(self, error: DelayStoreError) -> None:
         """Why a command stopped. Of bad records the reasons are counted and the first listed; all
@@ -156,6 +136,19 @@ class Output:
         self._say("")
         self._say_lines(migrate_text.in_place_next(report, clock_ms))
 
+    def fleet(self, entries: "Sequence[FleetEntry]", clock_ms: int) -> None:
+        """``convert`` of many stores."""
+        for warning in fleet_text.fleet_warnings(entries, clock_ms):
+            self.warn(warning)
+        if self.as_json:
+            self._print_json([entry.as_json() for entry in entries])
+        else:
+            self._print_table(fleet_text.fleet_table(entries, clock_ms))
+            self._say("")
+            self._say_lines(fleet_text.fleet_next(entries))
+        for line in fleet_text.fleet_failures(entries):
+            say_on_stderr(line)
+
     def retirement(self, report: "RetireReport") -> None:
         """``retire``."""
         if self.as_json:
@@ -236,6 +229,15 @@ class Output:
         )
         self._say(f"{log} of commit log{text.due_span(made.due_min_ms, made.due_max_ms, now_ms)}")
 
+    def exported(self, report: "ExportReport") -> None:
+        """``export``."""
+        if report.unreadable:
+            self.warn(f"{text.count(report.unreadable)} cannot be read: see the column problem")
+        if self.as_json:
+            self._print_json(report.as_json())
+        else:
+            self._say(f"{report.out}: {text.count(report.exported)} messages")
+
     # --- engines ----------------------------------------------------------------------------------
 
     def scheduled(self, receipts: Sequence[Receipt], now_ms: int) -> None:
@@ -297,42 +299,3 @@ class Output:
             else:
                 self._say(engine_text.message_line(message, now_ms))
         return unreadable
-
-    # --- printing ---------------------------------------------------------------------------------
-
-    def _print_json(self, value: Any) -> None:
-        self._print(json.dumps(value, indent=1))
-
-    def _say(self, line: str) -> None:
-        self._print(printable(line))
-
-    def _print(self, line: str) -> None:
-        if not self.has_reader:
-            return
-        try:
-            click.echo(line)
-        except OSError as error:
-            # What is left in its buffer must not fail once more when the program ends.
-            sys.stdout = io.StringIO()
-            self.has_reader = False
-            if not isinstance(error, BrokenPipeError):
-                what = f"standard output cannot be written: {error.strerror}"
-                raise OutputError(what) from error
-
-    def _print_lines(self, lines: Iterable[str]) -> None:
-        """Many lines, some at a time: each print is a call of the system."""
-        left = iter(lines)
-        while self.has_reader and (some := list(itertools.islice(left, LINES_AT_ONCE))):
-            self._print("\n".join(some))
-
-    def _say_lines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self._say(line)
-
-    def _print_table(self, table: Table) -> None:
-        if table.row_count:
-            width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-            console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
-            with console.capture() as drawn:
-                console.print(table)
-            self._print(drawn.get().removesuffix("\n"))

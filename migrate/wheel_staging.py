@@ -24,7 +24,13 @@ from message_store.message_batch import MessageBatch
 from message_store.message_rules import MAX_MESSAGE_BYTES
 from message_store.properties import TIMER_TOPIC
 from message_store.raw_memory import address_of
-from message_store.record_layout import END_OF_FILE_MIN_BYTES, HEAD_V4_V4, SYS_COMPRESSED
+from message_store.record_layout import (
+    END_OF_FILE_MIN_BYTES,
+    HEAD_V4_V4,
+    SYS_COMMIT,
+    SYS_COMPRESSED,
+    SYS_TRANSACTION_MASK,
+)
 from message_store.scheduled_batch import draft_batch
 from message_store.scheduled_records import RecordForm
 from message_store.store_root import StoreRoot
@@ -37,7 +43,7 @@ from timer_wheel.wheel_math import out_ms
 ONE_FILE_BYTES = 1 << 62
 """A row of files whose first one never ends."""
 
-SYS_FLAGS_KEPT = SYS_COMPRESSED | 0x2 | 0x700
+_PACKED = SYS_COMPRESSED | 0x2 | 0x700
 """How a client packed a body, and with what, and whether its tags are several."""
 
 SIZE, DUE, TAGS_CODE, TOPIC_HASH = range(4)
@@ -178,10 +184,19 @@ def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s
         known = np.flatnonzero(born_ms.is_valid().to_numpy(zero_copy_only=False))
         values = born_ms.drop_null().to_numpy()
         put_numbers(block, starts[known], "born_timestamp_ms", values.astype(">i8"))
-    for name, mask in (("sys_flag", SYS_FLAGS_KEPT), ("reconsume_times", 2**31 - 1)):
+    for name in ("sys_flag", "reconsume_times"):
         if name in present:
-            values = int64s(pc.fill_null(batch.column(name), 0)) & mask
-            put_numbers(block, starts, name, values.astype(">i4"))
+            values = int64s(pc.fill_null(batch.column(name), 0))
+            kept = _kept_flags(values) if name == "sys_flag" else np.maximum(values, 0)
+            put_numbers(block, starts, name, kept.astype(">i4"))
+
+
+def _kept_flags(flags: Int64s) -> Int64s:
+    """The flags that a waiting message may have: addresses are ours, and of transactions only a
+    committed one waits.
+    """
+    is_committed = flags & SYS_TRANSACTION_MASK == SYS_COMMIT
+    return flags & _PACKED | np.where(is_committed, SYS_COMMIT, 0)
 
 
 def put_numbers(

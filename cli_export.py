@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``export``: what waits in a store as a Parquet file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli_input import STORE, now_option, offsets_option
+from cli_values import TIME_FORMS, LevelTable, Time
+from cli_verbs import DONE, FINDINGS, loading, verb
+from message_store.delay_levels import DelayLevels
+
+if TYPE_CHECKING:
+    from cli_output import Output
+
+
+@verb(
+    "delaywheel export /data/rocketmq/store waiting.parquet --topic orders --include-body\n"
+    "delaywheel export /data/rocketmq/store late.parquet --due-before 2026-01-02T03:04:05Z"
+)
+@click.argument("store", type=STORE)
+@click.argument("out", type=STORE, metavar="OUT.parquet")
+@click.option(
+    "--of",
+    "what",
+    type=click.Choice(["both", "levels", "wheel"]),
+    default="both",
+    show_default=True,
+    help="Which messages: those in the delay levels, on the timer wheel, or both.",
+)
+@click.option("--include-body", is_flag=True, help="With the messages' bodies.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; can be given repeatedly.")
+@click.option(
+    "--level",
+    "levels",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Only this level; can be given repeatedly.",
+)
+@click.option("--due-after", "due_after_ms", type=Time(), help=f"Due then or later, {TIME_FORMS}.")
+@click.option("--due-before", "due_before_ms", type=Time(), help=f"Due before then, {TIME_FORMS}.")
+@click.option(
+    "--after-crash",
+    is_flag=True,
+    help="Accept a store that was not stopped cleanly; what was already delivered is left out.",
+)
+@click.option(
+    "--level-table",
+    type=LevelTable(),
+    help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
+)
+@offsets_option()
+@now_option("As of when a broker would start on the wheel:")
+def export(
+    output: "Output",
+    store: Path,
+    out: Path,
+    *,
+    what: str,
+    include_body: bool,
+    topics: tuple[str, ...],
+    levels: tuple[int, ...],
+    due_after_ms: int | None,
+    due_before_ms: int | None,
+    after_crash: bool,
+    level_table: DelayLevels | None,
+    offsets: str,
+    now_ms: int,
+) -> None:
+    """Write what waits in STORE to OUT.parquet, a row a message. Nothing else is written.
+
+    OUT.parquet must not exist. A message that cannot be read is a row that says why, in the column
+    problem, and ends the command with exit code 1.
+    """
+    with loading(output):
+        from migrate.export_table import due_conditions, export_parquet
+        from migrate.pending_table import Condition, TableOptions
+    options = TableOptions(
+        now_ms=now_ms,
+        offsets=offsets,
+        after_crash=after_crash,
+        level_table=level_table,
+        include_body=include_body,
+    )
+    conditions = due_conditions(due_after_ms, due_before_ms)
+    asked = (("topic", topics), ("level", levels))
+    conditions += [Condition(name, "in", list(values)) for name, values in asked if values]
+    with output.progress() as progress:
+        report = export_parquet(
+            store, out, options=options, conditions=conditions, what=what, progress=progress
+        )
+    output.exported(report)
+    click.get_current_context().exit(FINDINGS if report.unreadable else DONE)

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table of messages becomes a store with a wheel: sound, whole, once, whatever stops it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from message_store.errors import BadFieldError, SourceError, TargetError
+from message_store.message_codec import decode_message_at
+from migrate import wheel_commit
+from migrate.fresh_wheel import begin_write, give_up
+from migrate.settings import TargetSettings
+from migrate.wheel_commit import commit_rows
+from migrate.wheel_staging import stage_rows
+from tests.migrate.written_wheels import (
+    NOW_MS,
+    assert_holds,
+    batch_of,
+    messages,
+    problems,
+    read,
+    run_for,
+    staged,
+    write,
+)
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+
+
+class StoppedError(Exception):
+    """Stands for SIGKILL: nothing after it runs."""
+
+
+def is_bootable(target: Path) -> bool:
+    wheel = target / "timerwheel"
+    return wheel.exists() and wheel.stat().st_size == WHEEL_FILE_BYTES
+
+
+def test_what_is_written_is_read_back_and_sound_in_every_byte(tmp_path: Path) -> None:
+    parts = [messages(40), messages(3, 40), [], messages(60, 43)]
+    facts = write(tmp_path / "store", parts)
+    assert_holds(tmp_path / "store", [row for part in parts for row in part])
+    assert len(list((tmp_path / "store" / "commitlog").iterdir())) > 2
+    assert facts["written"] == 103
+    assert facts["topics"] == {"%RETRY%group": 21, "Topic0": 28, "Topic1": 27, "Topic2": 27}
+    assert facts == json.loads((tmp_path / "store/delaywheel/written.json").read_text())
+
+
+def test_no_messages_make_an_empty_store(tmp_path: Path) -> None:
+    assert write(tmp_path / "store", [])["written"] == 0
+    assert is_bootable(tmp_path / "store")
+    assert read(tmp_path / "store") == []
+
+
+def test_only_topic_body_and_time_are_needed(tmp_path: Path) -> None:
+    write(tmp_path / "store", [[{"topic": "T", "body": b"b", "due_ms": NOW_MS + 5}] * 3])
+    assert problems(tmp_path / "store") == []
+    found = read(tmp_path / "store")
+    assert [row["queue_id"] for row in found] == [0, 0, 0]
+    assert len({row["unique_key"] for row in found}) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(0x301, 0x301), (0x9, 0x9), (0x4, 0), (0xC, 0), (0x30, 0), (0x102, 0x102)]
+)
+def test_what_a_message_brings_along_from_an_old_store_is_kept(
+    given: int, kept: int, tmp_path: Path
+) -> None:
+    row = {"topic": "T", "body": b"x\x9c", "due_ms": NOW_MS, "born_ms": 1_600_000_000_001}
+    row |= {"sys_flag": given, "reconsume_times": 3}
+    kinds = {"born_ms": pa.int64(), "sys_flag": pa.int32(), "reconsume_times": pa.int32()}
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    commit_rows(run, [stage_rows(run, 0, iter([batch_of([row], **kinds)]))], overwrite=False)
+    record = next((tmp_path / "store" / "commitlog").iterdir()).read_bytes()
+    message = decode_message_at(record)
+    assert message.born_timestamp_ms == 1_600_000_000_001
+    assert message.sys_flag == kept
+    assert message.reconsume_times == 3
+    assert message.store_timestamp_ms == NOW_MS
+
+
+@pytest.mark.parametrize("precision_ms", [100, 200, 500, 1000])
+def test_every_precision(precision_ms: int, tmp_path: Path) -> None:
+    settings = TargetSettings(precision_ms=precision_ms, commit_log_file_bytes=1 << 16)
+    write(tmp_path / "store", [messages(50)], settings=settings)
+    assert problems(tmp_path / "store", settings) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"topic": None}, "row 2: no topic"),
+        ({"body": None}, "row 2: no body"),
+        ({"due_ms": None}, "row 2: no due_ms"),
+        ({"due_ms": 1_700_000_000}, "row 2: a due time that is none"),
+        ({"due_ms": 10**13}, "row 2: a due time that is none"),
+        ({"topic": "a/b"}, "row 2: a topic with a slash"),
+        ({"topic": "rmq_sys_wheel_timer"}, "row 2: a topic that nobody may deliver to"),
+        ({"properties": [("DELAY", "3")]}, "the property DELAY is the store's own"),
+        ({"queue_id": -1}, "row 2: 'queue_id' must be >= 0"),
+        ({"body": bytes(5000)}, "row 2: a record longer than a log file"),
+    ],
+)
+def test_a_row_that_cannot_be_stored_is_named(
+    change: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    rows = messages(5)
+    rows[2] |= change
+    with pytest.raises(BadFieldError, match="partition 7, behind row 0: ") as failure:
+        stage_rows(run_for(tmp_path / "store"), 7, iter([batch_of(rows)]))
+    assert why in str(failure.value)
+
+
+def test_an_attempt_that_is_not_committed_counts_for_nothing(tmp_path: Path) -> None:
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    [first] = staged(run, [messages(10)])
+    [again] = staged(run, [messages(10)])
+    assert first.name != again.name
+    commit_rows(run, [again], overwrite=False)
+    assert_holds(tmp_path / "store", messages(10))
+    assert not (tmp_path / "store" / "delaywheel" / "staging").exists()
+
+
+def test_tasks_count_in_the_order_of_their_partitions(tmp_path: Path) -> None:
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    parts = staged(run, [messages(10), messages(10, 10)])
+    commit_rows(run, parts[::-1], overwrite=False)
+    assert_holds(tmp_path / "store", messages(20))
+
+
+def test_staged_records_that_changed_are_noticed(tmp_path: Path) -> None:
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    parts = staged(run, [messages(10)])
+    [file] = parts[0].records(run).iterdir()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(TargetError, match="is not what its task wrote"):
+        commit_rows(run, parts, overwrite=False)
+    assert not is_bootable(tmp_path / "store")
+
+
+# --- what may be there ----------------------------------------------------------------------------
+
+
+def test_append_makes_a_store_and_never_adds_to_one(tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    write(target, [messages(10)])
+    with pytest.raises(TargetError, match="already holds a written wheel"):
+        begin_write(run_for(target, "second"), overwrite=False)
+    assert_holds(target, messages(10))
+
+
+def test_overwrite_replaces_what_no_broker_has_opened(tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    write(target, [messages(90)])
+    write(target, [messages(5)], name="second", overwrite=True)
+    assert_holds(target, messages(5))
+
+
+@pytest.mark.parametrize("sign", ["lock", "abort", "checkpoint"])
+def test_a_store_that_was_opened_is_not_overwritten(sign: str, tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    write(target, [messages(10)])
+    (target / sign).touch()
+    with pytest.raises(TargetError, match="was opened since it was written"):
+        begin_write(run_for(target, "second"), overwrite=True)
+    (target / sign).unlink()
+    assert_holds(target, messages(10))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("stranger", ["commitlog/x", "notes.txt", "delaywheel/conversion.json"])
+def test_what_a_write_did_not_make_is_left_alone(
+    stranger: str, overwrite: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "store" / stranger
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(TargetError):
+        begin_write(run_for(tmp_path / "store"), overwrite=overwrite)
+    assert path.read_text() == "mine"
+
+
+def test_a_write_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    staged(run, [messages(10)])
+    give_up(run)
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_giving_up_an_overwrite_leaves_the_old_store(tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    write(target, [messages(10)])
+    run = run_for(target, "second")
+    begin_write(run, overwrite=True)
+    staged(run, [messages(20)])
+    give_up(run)
+    assert_holds(target, messages(10))
+    assert not (target / "delaywheel" / "staging").exists()
+
+
+def test_of_two_writes_to_one_place_the_first_to_commit_wins(tmp_path: Path) -> None:
+    target = tmp_path / "store"
+    one, two = run_for(target, "one"), run_for(target, "two")
+    begin_write(one, overwrite=False)
+    begin_write(two, overwrite=False)
+    ours, theirs = staged(one, [messages(10)]), staged(two, [messages(20)])
+    commit_rows(two, theirs, overwrite=False)
+    with pytest.raises(TargetError, match="already holds a written wheel"):
+        commit_rows(one, ours, overwrite=False)
+    give_up(one)
+    assert_holds(target, messages(20))
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+STEPS = ("_write_log", "_write_units", "prepare_marker", "withdraw_marker", "seal", "finish_write")
+RENAMES = range(6)
+
+
+def stop_at(step: str | int, target: Path, patch: pytest.MonkeyPatch) -> None:
+    """Before this step of the commit, or this rename into the root of the target."""
+
+    def stop(*_arguments: object, **_named: object) -> None:
+        raise StoppedError
+
+    if isinstance(step, str):
+        patch.setattr(wheel_commit, step, stop)
+        return
+    rename = os.replace
+    seen: list[Any] = []
+
+    def counted(source: Any, place: Any) -> None:
+        if Path(place).parent == target:
+            if len(seen) == step:
+                raise StoppedError
+            seen.append(place)
+        rename(source, place)
+
+    patch.setattr(os, "replace", counted)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("step", [*STEPS, *RENAMES])
+def test_a_stop_leaves_no_half_store_and_the_same_write_makes_a_whole_one(
+    step: str | int, overwrite: bool, tmp_path: Path
+) -> None:
+    target = tmp_path / "store"
+    if overwrite:
+        write(target, [messages(70, 1000)], name="old")
+    run = run_for(target, "stopped")
+    begin_write(run, overwrite=overwrite)
+    parts = staged(run, [messages(30)])
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(step, target, patch)
+        with pytest.raises(StoppedError):
+            commit_rows(run, parts, overwrite=overwrite)
+    if step == "finish_write":
+        assert is_bootable(target)
+        with pytest.raises(TargetError, match="already holds a written wheel"):
+            begin_write(run_for(target, "again"), overwrite=False)
+        assert_holds(target, messages(30))
+        return
+    is_old_whole = (target / "delaywheel" / "written.json").exists()
+    assert is_bootable(target) == (overwrite and (is_old_whole or step in ("seal", 0)))
+    if not is_old_whole:
+        with pytest.raises(SourceError, match="unfinished"):
+            read(target)
+    write(target, [messages(30)], name="again", overwrite=overwrite)
+    assert_holds(target, messages(30))
+
+
+def test_index_and_records_of_a_task_agree(tmp_path: Path) -> None:
+    run = run_for(tmp_path / "store")
+    [part] = staged(run, [messages(17)])
+    index = np.load(part.index(run))
+    assert index.shape == (4, part.count) == (4, 17)
+    assert index[0].sum() == part.size_bytes
