@@ -10,9 +10,8 @@ from message_store.delay_store import Finding
 from message_store.errors import FormatError
 from message_store.fastjson import Damage
 from message_store.finding_rules import error, info, warning
-from message_store.segment_files import list_directories
 from migrate.check_picture import Picture
-from migrate.store_backup import BACKUP_PREFIX
+from migrate.store_backup import DONE, changes_of
 
 _CHOOSE = (
     "stop the broker, compare the numbers, put the file of the better choice in the place of both;"
@@ -180,6 +179,7 @@ def _as_of_ms(picture: Picture) -> int:
 
 
 def _was_changed_by_us(picture: Picture) -> bool:
-    """Whether delaywheel has moved offsets here: `retire`, or a conversion in place."""
-    own = picture.root.own
-    return any(path.name.startswith(BACKUP_PREFIX) for path in list_directories(own))
+    """Whether delaywheel has moved offsets here (`retire`, or a conversion in place), and nobody
+    has rolled that back.
+    """
+    return any(change.state == DONE for change in changes_of(picture.root))

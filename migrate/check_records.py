@@ -26,6 +26,7 @@ from migrate.check_picture import LevelRows, Picture
 from migrate.record_facts import (
     NAMED,
     Tally,
+    encoded,
     queue_problem,
     told_sizes,
     undeliverable,
@@ -214,9 +215,9 @@ class _LevelRecords:
         self._count_retries(ByteColumn.of([topic]))
 
     def _count_retries(self, topics: ByteColumn) -> None:
-        encoded = topics.to_arrow().dictionary_encode()
-        counts = np.bincount(encoded.indices.to_numpy(), minlength=len(encoded.dictionary))
-        for topic, count in zip(encoded.dictionary.to_pylist(), counts.tolist(), strict=True):
+        values, codes = encoded(topics)
+        counts = np.bincount(codes, minlength=len(values))
+        for topic, count in zip(values, counts.tolist(), strict=True):
             if topic.startswith(names.RETRY_PREFIX.encode()):
                 self.retries.count += count
                 name = topic.decode("utf-8", "replace")

@@ -38,9 +38,17 @@ class Tally:
 
 def undeliverable(topics: ByteColumn) -> NDArray[np.bool_]:
     """Which of these no broker delivers to; each different one is looked at once."""
-    encoded = topics.to_arrow().dictionary_encode()
-    is_bad = [not is_deliverable_topic(topic) for topic in encoded.dictionary.to_pylist()]
-    return np.asarray(np.array(is_bad, np.bool_)[encoded.indices.to_numpy()])
+    values, codes = encoded(topics)
+    is_bad = np.array([not is_deliverable_topic(topic) for topic in values], np.bool_)
+    return np.asarray(is_bad[codes])
+
+
+def encoded(column: ByteColumn) -> tuple[list[bytes], NDArray[np.int32]]:
+    """The different values of a column, and for each row which of them it is."""
+    table = column.to_arrow().dictionary_encode()
+    # Not to_numpy: that loads pandas, which takes seconds.
+    codes = np.frombuffer(table.indices.buffers()[1], np.int32, len(table))
+    return table.dictionary.to_pylist(), codes
 
 
 def told_sizes(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -153,14 +153,6 @@ OFFSETS = [
     Case(
         code="offsets-ahead", make=store(offsets={18: 1, 5: 0}), says="1 messages before offset 1"
     ),
-    Case(
-        code="offsets-moved",
-        says="before offset 1",
-        make=then(
-            store(offsets={18: 1, 5: 0}),
-            lambda root: (root / "delaywheel/backup-x").mkdir(parents=True),
-        ),
-    ),
 ]
 
 QUEUES = [

@@ -12,7 +12,7 @@ from message_store.store_root import StoreRoot
 from migrate.in_place_checks import read_ends
 from migrate.settings import TargetSettings
 from migrate.staged_output import UNFINISHED_WHEEL
-from migrate.store_backup import RETIRE, begin_change
+from migrate.store_backup import DONE, RETIRE, Change, begin_change
 from tests.independent.level_store_builder import T0, LevelMessage
 from tests.migrate.check_case import Case
 from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then
@@ -55,9 +55,9 @@ def future_checkpoint(root: Path) -> None:
     (root / "checkpoint").write_bytes((later * 3).ljust(4096, b"\0"))
 
 
-def begun_change(root: Path) -> None:
+def begun_change(root: Path) -> Change:
     where = StoreRoot(root)
-    begin_change(
+    return begin_change(
         where,
         kind=RETIRE,
         now_ms=T0,
@@ -145,6 +145,11 @@ CASES = [
         code="system-topic-changed",
         make=store(topics={LEVEL_TOPIC: 4, "TopicA": 4}),
         says="4 queues",
+    ),
+    Case(
+        code="offsets-moved",
+        says="1 messages before offset 1",
+        make=then(store(offsets={18: 1, 5: 0}), lambda root: begun_change(root).write(DONE)),
     ),
     Case(code="change-unfinished", make=then(store(), begun_change), says="retire"),
     Case(

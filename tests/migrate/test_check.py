@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +26,10 @@ from tests.independent.level_store_builder import LevelMessage, build_level_stor
 from tests.independent.real_stores import ALL_STORES, WHEEL_55_CLEAN, unpack
 from tests.migrate.check_case import NOW_MS, Case, codes, look
 from tests.migrate.check_level_cases import CASES as LEVEL_CASES
+from tests.migrate.check_level_cases import delivered, many
 from tests.migrate.check_store_cases import CASES as STORE_CASES
 from tests.migrate.check_wheel_cases import CASES as WHEEL_CASES
+from tests.migrate.check_wheel_cases import wheel
 from tests.migrate.conversions import NOW_MS as CONVERTED_MS
 from tests.migrate.conversions import build_and_convert
 
@@ -205,3 +209,38 @@ def test_the_command(tmp_path: Path) -> None:
     assert refused.exit_code == cli.SOURCE_UNREADABLE
     conf.write_text("fileReservedTime=soon\n")
     assert CliRunner().invoke(cli.main, words).exit_code == cli.USAGE
+
+
+# --- whatever a disk does -------------------------------------------------------------------------
+
+
+def damage(path: Path, chance: random.Random) -> None:
+    """Something that a disk or a person does to a file."""
+    size = path.stat().st_size
+    match chance.randrange(5):
+        case 0:
+            path.unlink()
+        case 1:
+            os.truncate(path, chance.randrange(size + 1))
+        case 2:
+            os.truncate(path, size + chance.randrange(5_000))
+        case _:
+            extremes = [b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\x80" + bytes(7), bytes(8)]
+            with path.open("r+b") as file:
+                file.seek(chance.randrange(min(size, 2_000) + 1) // 4 * 4)
+                file.write(chance.choice([*extremes, chance.randbytes(60)]))
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 200))]
+)
+def test_damage_is_never_an_exception(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    make = chance.choice([delivered(offsets={3: 0}), many(commit_log_file_bytes=4096), wheel()])
+    make(tmp_path / "store")
+    files = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file())
+    for path in chance.sample(files, chance.randint(1, 4)):
+        damage(path, chance)
+    for now_ms in (NOW_MS, 10**12):
+        report = look(tmp_path / "store", now_ms=now_ms)
+        assert all(finding.code for finding in report.findings)
