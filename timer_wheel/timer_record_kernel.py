@@ -98,6 +98,9 @@ def _walk(place: int, end: int, spots: Any) -> None:
 @inline_kernel
 def _plain_number(place: int, length: int) -> int:
     """The number of some plain digits, or -1 for anything else, which may still be a number."""
+    if length > 1 and load_u8(place) == _PLUS:
+        place += 1
+        length -= 1
     if not 0 < length <= _DIGITS_MAX:
         return -1
     value = 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from message_store.byte_column import Int64s, int64s
 from message_store.errors import BadFieldError, FormatError
 from message_store.java_numbers import parse_long, string_hash
-from message_store.properties import TIMER_OUT_MS
+from message_store.properties import REAL_TOPIC, TIMER_OUT_MS
 from timer_wheel.timer_due import promised_times
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import (
@@ -212,5 +212,6 @@ def _read_unusual(log: "LiveLog", offset: int, size_bytes: int, facts: Int64s) -
     facts[OUT_MS] = parse_long(text)
     if facts[OUT_MS] < 0:
         raise BadFieldError("a TIMER_OUT_MS before all time", offset=offset, found=text)
-    facts[TOPIC_HASH] = string_hash(message.real_topic)
+    topic = message.properties.get(REAL_TOPIC)
+    facts[TOPIC_HASH] = 0 if topic is None else string_hash(topic)
     facts[STATUS] = FINE
