@@ -4,6 +4,7 @@
 Each shows a plan unless told to ``--execute``.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,25 +34,30 @@ def in_place_options(function: Function) -> Function:
     return in_place(_execute_option("With --in-place: do it")(function))
 
 
-def require_places(target: Path | None, *, in_place: bool, execute: bool, report: bool) -> None:
+def require_places(
+    stores: Sequence[Path], *, is_fleet: bool, in_place: bool, execute: bool, report: bool
+) -> None:
     """Raise UsageError for arguments of ``convert`` that do not go together."""
-    if in_place and target is not None:
+    if in_place and is_fleet:
+        raise click.UsageError("--in-place converts one store; give the command for each")
+    if in_place and len(stores) > 1:
         raise click.UsageError("--in-place converts SOURCE within itself: there is no TARGET")
     if in_place and report:
         raise click.UsageError("--report is for a fresh TARGET; --json tells all in place too")
-    if not in_place and target is None:
-        raise click.UsageError("Missing argument 'TARGET'.")
+    if not is_fleet and len(stores) < 2 - in_place:
+        missing = "TARGET" if stores else "SOURCE"
+        raise click.UsageError(f"Missing argument '{missing}'.")
     if not in_place and execute:
         raise click.UsageError("--execute goes with --in-place; a fresh TARGET needs none")
 
 
-def run_in_place(output: "Output", *, execute: bool, **given: Any) -> None:
+def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any) -> None:
     """``convert --in-place``."""
     with loading(output):
         from migrate.in_place import convert_in_place
         from migrate.settings import read_broker_conf
     confs = [given[name] for name in ("broker_conf", "target_conf") if given[name] is not None]
-    options = conversion_request(target=given["source"], **given)
+    options = conversion_request(source=source, target=source, **given)
     with output.progress() as progress:
         report = convert_in_place(
             options,

@@ -22,6 +22,7 @@ from message_store.clock import stopwatch_s
 
 LINE_EVERY_S = 2.0
 SAME_LINE_EVERY_S = 20.0
+BARS_AT_ONCE = 8
 
 
 def say_on_stderr(line: str) -> None:
@@ -79,6 +80,8 @@ class StageProgress(AbstractContextManager["StageProgress"]):
         self._stage, self._is_over, self._last_done = stage, False, 0
         self._started_s = self._last_line_s = stopwatch_s()
         if self._is_terminal:
+            for task in self._bars.task_ids[: -BARS_AT_ONCE + 1]:
+                self._bars.remove_task(task)  # of a run with many stores, the last few are shown
             self._task = self._bars.add_task(stage, total=total if total > 1 else None)
         else:
             self._line(f"{stage} ...")

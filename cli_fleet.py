@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``convert`` of many stores at once: which ones, from words or from a manifest, and with what."""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from cli_input import STORE, conversion_options, conversion_request
+from cli_verbs import DONE, exit_code, loading
+from message_store.clock import SystemClock
+from message_store.errors import DelayStoreError
+from message_store.small_files import read_small_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cli_output import Output
+    from cli_progress import StageProgress
+    from migrate.settings import ConvertOptions
+
+StartSpark = Callable[["StageProgress"], AbstractContextManager[tuple["SparkSession", float]]]
+
+MANIFEST_FLAG = "--manifest"
+
+manifest_option = click.option(
+    MANIFEST_FLAG,
+    type=STORE,
+    help="A file of many stores, each line a SOURCE, a TARGET, and flags of this command for that"
+    " store alone; or as JSON, a list of objects.",
+)
+
+
+@click.command(add_help_option=False)
+@click.argument("source", type=STORE)
+@click.argument("target", type=STORE)
+@conversion_options
+def _line(**_given: Any) -> None:
+    """What a line of a manifest may say."""
+
+
+def is_fleet(places: Sequence[Path], manifest: Path | None) -> bool:
+    """Whether these arguments of ``convert`` name many stores."""
+    return manifest is not None or len(places) > 2
+
+
+def run_fleet(
+    output: "Output",
+    places: Sequence[Path],
+    manifest: Path | None,
+    *,
+    start_spark: StartSpark,
+    reports: Path | None,
+    **given: Any,
+) -> None:
+    """``convert SOURCE... TARGET_DIR`` and ``convert --manifest FILE``; ends with the worst exit
+    code of all.
+    """
+    if manifest is not None and places:
+        raise click.UsageError(f"{MANIFEST_FLAG} names the stores: there is nothing beside it")
+    with loading(output):
+        from migrate.fleet import Fleet
+        from migrate.html_report import require_report_place
+    members = _listed(manifest, given) if manifest else _in_one_place(places, given)
+    fleet = Fleet(members, reports)
+    if reports is not None:
+        require_report_place(reports / "any.html")
+    with output.progress() as progress:
+        progress("looking at the stores", 0, 0)
+        fleet.examine()  # before the seconds that Spark takes
+        if not fleet.is_settled:
+            with start_spark(progress) as (spark, _start_s):
+                fleet.convert(spark, progress)
+    output.fleet(fleet.entries, SystemClock().now_ms())
+    errors = [entry.error for entry in fleet.entries if entry.error is not None]
+    click.get_current_context().exit(max(map(exit_code, errors), default=DONE))
+
+
+def _in_one_place(places: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":
+    """Sources, and last the directory for their targets, each named after its source."""
+    from migrate.fleet import target_name
+
+    *sources, directory = places
+    named: dict[str, Path] = {}
+    for source in sources:
+        name = target_name(source)
+        if not name or name in named:
+            also = f", and so is that of {named[name]}" if name in named else ""
+            raise click.UsageError(
+                f"the target of {source} is called {name!r}{also}; {MANIFEST_FLAG} names each"
+            )
+        named[name] = source
+    return [
+        conversion_request(source=source, target=directory / name, **given)
+        for name, source in named.items()
+    ]
+
+
+def _listed(manifest: Path, given: dict[str, Any]) -> "list[ConvertOptions]":
+    """The stores of a manifest; what a line does not say is as for all. Raises BadParameter."""
+    members = []
+    for where, words in _entries(manifest):
+        try:
+            members.append(conversion_request(**_understood(words, given)))
+        except click.ClickException as error:
+            raise _wrong(manifest, f"{where}: {error.format_message()}") from error
+    if not members:
+        raise _wrong(manifest, "names no store")
+    return members
+
+
+def _understood(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
+    """What a line says, and of the rest what was given for all."""
+    line = _line.make_context("manifest", words)
+    said = {
+        name
+        for name in line.params
+        if line.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    found = {name: line.params[name] if name in said else given[name] for name in line.params}
+    if "broker_conf" in said and "level_table" not in said:
+        found["level_table"] = None  # the table of all is not that of a store with its own
+    return found
+
+
+def _entries(manifest: Path) -> Iterator[tuple[str, list[str]]]:
+    """Where each entry stands, and its words."""
+    try:
+        content = read_small_file(manifest)
+        text = "" if content is None else content.decode()
+    except (DelayStoreError, UnicodeDecodeError) as error:
+        raise _wrong(manifest, str(error)) from error
+    if content is None:
+        raise _wrong(manifest, "no such file")
+    if text.lstrip()[:1] in ("[", "{"):
+        for number, entry in enumerate(_json_list(manifest, text), 1):
+            yield f"entry {number}", _words(manifest, f"entry {number}", entry)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise _wrong(manifest, f"line {number}: {error}") from error
+        if words:
+            yield f"line {number}", words
+
+
+def _json_list(manifest: Path, text: str) -> list[Any]:
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(manifest, f"not JSON: {error}") from error
+    if not isinstance(entries, list):
+        raise _wrong(manifest, "not a list of objects")
+    return entries
+
+
+def _words(manifest: Path, where: str, entry: Any) -> list[str]:
+    """An object of a manifest as the words of a command: its keys are flags."""
+    if not isinstance(entry, dict) or not {"source", "target"} <= entry.keys():
+        raise _wrong(manifest, f"{where}: not an object with source and target")
+    words = []
+    for key, value in entry.items():
+        flag = f"--{key.replace('_', '-')}"
+        if key in ("source", "target") or value is False or value is None:
+            continue
+        if value is True:
+            words.append(flag)
+        else:
+            values = value if isinstance(value, list) else [value]
+            words += [f"{flag}={each}" for each in values]
+    return [*words, "--", str(entry["source"]), str(entry["target"])]
+
+
+def _wrong(manifest: Path, what: str) -> click.BadParameter:
+    said = what if what.startswith(str(manifest)) else f"{manifest}: {what}"
+    return click.BadParameter(said, param_hint=MANIFEST_FLAG)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of many stores, as one table and some lines for people."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from cli_text import add_row, count, new_table, refused_lines, title
+from message_store.errors import BadRecordsError
+from message_store.printable import printable, when
+
+if TYPE_CHECKING:
+    from migrate.fleet import FleetEntry
+
+_ALWAYS = ("pending", "converted", "overdue")
+_SOMETIMES = ("already_delivered", "expired", "skipped", "quarantined")
+
+
+def fleet_table(entries: "Sequence[FleetEntry]", clock_ms: int) -> Table:
+    """A row a store, and their sum; counts that are 0 everywhere left out."""
+    reports = [entry.report for entry in entries if entry.report is not None]
+    shown = [
+        *_ALWAYS,
+        *(name for name in _SOMETIMES if any(report.total(name) for report in reports)),
+    ]
+    table = new_table(["target", "state", *map(title, shown), "open before"])
+    for entry in entries:
+        report = entry.report
+        if report is None:
+            add_row(table, entry.options.target.name, entry.state, *("" for _ in shown), "")
+            continue
+        open_ms = report.open_before_ms
+        add_row(
+            table,
+            entry.options.target.name,
+            entry.state,
+            *(count(report.total(name)) for name in shown),
+            "" if open_ms is None else when(open_ms, clock_ms),
+        )
+    table.add_section()
+    sums = (count(sum(report.total(name) for report in reports)) for name in shown)
+    add_row(table, "all", f"{len(reports)} of {len(entries)}", *sums, "")
+    return table
+
+
+def fleet_warnings(entries: "Sequence[FleetEntry]", clock_ms: int) -> Iterator[str]:
+    """What was odd about each store that was converted now."""
+    for entry in entries:
+        report = entry.report
+        if report is None:
+            continue
+        name = entry.options.target.name
+        if entry.state == "converted":
+            yield from (f"{name}: {warning}" for warning in report.warnings)
+        if report.open_before_ms is not None and report.open_before_ms <= clock_ms:
+            yield f"{name}: is for looking, not for booting: its wheel has already expired"
+
+
+def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
+    """Why stores failed: for bad records the reasons are counted and the first listed."""
+    for entry in entries:
+        if entry.error is None:
+            continue
+        yield f"{entry.options.target.name}: {printable(str(entry.error))}"
+        if isinstance(entry.error, BadRecordsError):
+            yield from (f"  {line}" for line in refused_lines(list(entry.error.records)))  # type: ignore[arg-type]
+
+
+def fleet_next(entries: "Sequence[FleetEntry]") -> Iterator[str]:
+    """What an operator does next, and must not do."""
+    reports = [entry.report for entry in entries if entry.report is not None]
+    yield "What next"
+    if any(entry.report is None for entry in entries):
+        yield "  the same command passes over what is finished and tries the others again"
+    if not reports:
+        return
+    yield "  check each:  delaywheel verify SOURCE TARGET"
+    yield "  settings that the broker of each target needs:  TARGET/delaywheel/broker.conf"
+    yield "  open each before the time in the table: later, a broker no longer reads what was"
+    yield "  due first, or deletes the log by its age"
+    if skipped := sum(report.total("skipped") for report in reports):
+        yield f"  {skipped:,} pending messages were left out on purpose and wait only in their"
+        yield "  sources: do not throw these away"
+    yield "  restarting an old broker would deliver its converted messages again"
