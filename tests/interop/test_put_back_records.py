@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion set aside and somebody put back: real brokers deliver it, once and in time."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from migrate.convert import convert
+from migrate.put_back import PutBackOptions, put_back
+from migrate.settings import ConvertOptions, TargetSettings
+from tests.independent.level_store_builder import LevelMessage, build_level_store
+from tests.interop.conftest import MakeBroker
+from tests.interop.judge import Judge, Received
+from tests.interop.stages import SMALL_FILES, now_ms
+
+TOPIC: Final = "OrderTimeout"
+GOOD: Final = 4
+BAD: Final = 3
+DELAY_MS: Final = 30_000
+SIZES: Final[dict[str, Any]] = {"commit_log_file_bytes": 1 << 20, "queue_file_bytes": 40_000}
+# The broker of a store by hand has no group yet; its topics come with the store.
+SETTINGS: Final = {**SMALL_FILES, "autoCreateTopicEnable": "false"}
+
+
+def messages(count: int, **wrong: Any) -> list[LevelMessage]:
+    stored_ms = now_ms() - 5_000
+    return [
+        LevelMessage(level=4, topic=TOPIC, store_timestamp_ms=stored_ms + n, **wrong)
+        for n in range(count)
+    ]
+
+
+def quarantined(path: Path) -> Path:
+    """A fresh target in which four messages wait, and three lie aside whose DELAY is another's."""
+    text = "".join(
+        f"{name}\x01{value}\x02"
+        for name, value in (("REAL_TOPIC", TOPIC), ("DELAY", "7"), ("mine", "x"), ("REAL_QID", "0"))
+    )
+    items = [*messages(GOOD), *messages(BAD, raw_properties=text.encode())]
+    build_level_store(path / "source", items, topics={TOPIC: 1}, **SIZES)
+    options = ConvertOptions(
+        source=path / "source",
+        target=path / "target",
+        settings=TargetSettings(timer_log_file_bytes=102_400, **SIZES),
+        on_bad_record="quarantine",
+    )
+    assert convert(options).total("quarantined") == BAD
+    return path / "target"
+
+
+def receive(broker: Any, judge: Judge, count: int) -> list[Received]:
+    with (
+        broker,
+        judge.consume([TOPIC], "readers", expect=count, deadline_s=90, settle_s=4) as readers,
+    ):
+        return readers.wait()
+
+
+@pytest.mark.parametrize(
+    ("version", "engine"),
+    [
+        pytest.param("5.5.0", "wheel", marks=pytest.mark.interop("5.5.0")),
+        pytest.param("4.9.7", "levels", marks=[pytest.mark.matrix, pytest.mark.interop("4.9.7")]),
+    ],
+)
+def test_records_that_were_put_back_are_delivered_once_and_in_time(
+    version: str, engine: str, make_broker: MakeBroker, scratch: Path
+) -> None:
+    target = quarantined(scratch / f"put-back-{version}")
+    store = target
+    if engine == "levels":
+        store = scratch / f"put-back-{version}" / "levels"
+        build_level_store(store, messages(GOOD), topics={TOPIC: 1}, **SIZES)
+    report = put_back(PutBackOptions(quarantine=target, store=store), execute=True)
+    assert (report.engine, len(report.put_back)) == (engine, BAD)
+    broker = make_broker(version, store, settings=SETTINGS)
+    received = receive(broker, Judge(broker, scratch / f"put-back-judge-{version}"), GOOD + BAD)
+    assert len(received) == GOOD + BAD
+    mine = [each for each in received if each.properties.get("mine") == "x"]
+    assert len(mine) == BAD
+    due_ms = {row.promised_ms or 0 for row in report.put_back}
+    assert min(each.stored_ms for each in mine) >= min(due_ms)
+    assert max(each.stored_ms for each in mine) <= max(due_ms) + 30_000
