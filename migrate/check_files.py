@@ -77,7 +77,7 @@ UPGRADE = info(
     "upgrade-replay",
     "brokers of 5.0.0 to 5.1.1 may write delayOffset.json before they have read it, when the log is"
     " large: everything in the level queues is delivered again",
-    "upgrade to 5.1.2 or newer, and keep a copy of config/",
+    "upgrade to a newer 5.x at once, and keep a copy of config/",
 )
 SYSTEM_TOPIC_READ = warning(
     "system-topic-read",

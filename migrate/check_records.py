@@ -65,7 +65,8 @@ LOOPS = error(
 )
 BAD_TOPIC = error(
     "record-bad-topic",
-    "a broker refuses to store them when they are due, and its level stands still",
+    "a broker refuses to store them when they are due, and its level stands still; or it stores"
+    " them where no client finds them",
     _ASIDE,
 )
 TOO_LARGE = error(
@@ -76,8 +77,8 @@ TOO_LARGE = error(
 )
 LARGE = warning(
     "record-large",
-    "brokers before 4.9.4 count the whole record and refuse it when it is due: its level stands"
-    " still",
+    "older 4.x brokers count the whole record, not the body alone, and refuse it when it is due:"
+    " its level stands still",
     "raise maxMessageSize above the size of the whole record, or use a newer broker",
 )
 LARGE_FOR_WHEEL = warning(

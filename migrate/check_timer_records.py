@@ -41,7 +41,8 @@ NO_DESTINATION = error(
 )
 BAD_TOPIC = error(
     "timer-bad-topic",
-    "a broker refuses to store them when they are due, and drops them",
+    "a broker refuses to store them when they are due, and drops them; or it stores them where no"
+    " client finds them",
     "see who sends to such a topic",
 )
 DELAY_LEFT = error(
