@@ -29,26 +29,28 @@ STORED_MS = NOW_MS - 60_000
 DUE_MS = STORED_MS + 7_200_000
 
 
-def text(*pairs: tuple[str, str]) -> bytes:
+def text(unique_key: str) -> bytes:
+    """Properties that say another level than the queue does."""
+    pairs = [("REAL_TOPIC", "T"), ("UNIQ_KEY", unique_key), ("DELAY", "7"), ("mine", "x")]
+    pairs.append(("REAL_QID", "1"))
     return "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
 
 
 def message(number: int, **wrong: Any) -> LevelMessage:
     """Of level 18, each a second after the one before."""
-    facts: dict[str, Any] = {"store_timestamp_ms": STORED_MS + number * 1000, "body": b"body %d" % number}
+    facts: dict[str, Any] = {
+        "store_timestamp_ms": STORED_MS + number * 1000,
+        "body": b"body %d" % number,
+    }
     return LevelMessage(level=18, **(facts | wrong))
 
 
-WHOLE = text(
-    ("REAL_TOPIC", "T"), ("UNIQ_KEY", "K2"), ("DELAY", "7"), ("mine", "x"), ("REAL_QID", "1")
-)
-ANOTHER = text(("REAL_TOPIC", "T"), ("UNIQ_KEY", "K5"), ("DELAY", "7"), ("REAL_QID", "1"))
 ITEMS = [
     message(1),
-    message(2, raw_properties=WHOLE, reconsume_times=3, flag=9),
+    message(2, raw_properties=text("K2"), reconsume_times=3, flag=9),
     message(3, without=["REAL_QID"]),
     message(4, record_fields={"body_crc": 7}),
-    message(5, raw_properties=ANOTHER, compress_body=True),
+    message(5, raw_properties=text("K5"), compress_body=True),
     message(6, damage=lambda data: bytes(len(data))),
 ]
 """One is fine; two and five say another level; three and four can be repaired; six is lost."""
