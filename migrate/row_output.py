@@ -185,6 +185,10 @@ def write_sparse(path: Path, size_bytes: int, pieces: Iterable[tuple[int, bytes]
         try:
             os.ftruncate(descriptor, size_bytes)
             for offset, data in pieces:
-                os.pwrite(descriptor, data, offset)
+                view = memoryview(data)
+                while view.nbytes:  # a disk that is nearly full takes a part of it
+                    count = os.pwrite(descriptor, view, offset)
+                    offset += count
+                    view = view[count:]
         finally:
             os.close(descriptor)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of large files: made sparse, filled in any order, nothing written elsewhere."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,12 @@ def test_a_sparse_file_holds_its_pieces_and_holes(tmp_path: Path) -> None:
     assert path.stat().st_blocks < 100
     write_sparse(path, 10, [])
     assert path.read_bytes() == bytes(10)
+
+
+def test_a_write_that_takes_only_a_part_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, place: real(fd, data[:2], place))
+    write_sparse(tmp_path / "wheel", 20, [(3, b"abcdefg"), (12, b"x")])
+    assert (tmp_path / "wheel").read_bytes() == b"\0\0\0abcdefg\0\0x" + bytes(7)
