@@ -104,6 +104,7 @@ class LiveTimerLog:
         ``wheel_kernels`` counts.
         """
         counts = np.zeros(COUNTS, np.int64)
+        wheel.will_hold(0)
         for file in self.files():
             revise_wheel(
                 self.segments.address_of_file(file.start),
@@ -137,6 +138,7 @@ class LiveTimerLog:
         if not len(rows):
             return
         rows.table[POSITION] = self.next_positions(len(rows))
+        wheel.will_hold(int(rows.slot_time_ms.min()))
         head, done = b"", 0
         try:
             for piece in self._pieces(rows.position):

@@ -18,6 +18,7 @@ from timer_wheel.wheel_kernels import PAGE_BYTES
 from timer_wheel.wheel_math import WHEEL_SLOTS
 
 _SLOTS_A_PAGE = PAGE_BYTES // SLOT.size
+_NEAR_SLOTS = 512
 
 
 class LiveWheel:
@@ -30,6 +31,7 @@ class LiveWheel:
     def __init__(self, precision_ms: int, hand_ms: int) -> None:
         self.precision_ms = precision_ms
         self.hand_ms = hand_ms
+        self._none_before = 0
         self.image: NDArray[np.uint8] = np.zeros(WHEEL_FILE_BYTES, np.uint8)
         self.dirty: NDArray[np.uint8] = np.zeros(WHEEL_FILE_BYTES // PAGE_BYTES, np.uint8)
 
@@ -62,17 +64,32 @@ class LiveWheel:
         held.sort()
         return held
 
+    def used_slots_by_distance(self) -> Iterator[Int64s]:
+        """The same in growing pieces: what is near costs little, whatever lies behind it."""
+        first = max(self.hand_ms // self.precision_ms, 1)
+        first, last = max(first, self._none_before), first + WHEEL_SLOTS
+        times = self.slots["time_units"]
+        step = _NEAR_SLOTS
+        while first < last and step < WHEEL_SLOTS // 8:
+            wanted = np.arange(first, min(first + step, last), dtype=np.int64)
+            yield wanted[times[wanted % WHEEL_SLOTS] == wanted]
+            first, step = first + step, 8 * step
+        if first < last:
+            held = self.used_slots()
+            yield held[held >= first]
+
     def next_slot_ms(self) -> int | None:
         """The time of the first slot that holds something; None when none does."""
-        first = self.hand_ms // self.precision_ms
-        step = 4096
-        while step < WHEEL_SLOTS // 8:
-            near = self.used_slots((first + step) * self.precision_ms)
+        for near in self.used_slots_by_distance():
             if len(near):
-                return int(near[0]) * self.precision_ms
-            step *= 8
-        held = self.used_slots()
-        return int(held[0]) * self.precision_ms if len(held) else None
+                self._none_before = int(near[0])
+                return self._none_before * self.precision_ms
+        self._none_before = self.hand_ms // self.precision_ms + WHEEL_SLOTS
+        return None
+
+    def will_hold(self, slot_time_ms: int) -> None:
+        """Say that something is placed, the earliest of it in this slot."""
+        self._none_before = min(self._none_before, slot_time_ms // self.precision_ms)
 
     def last_positions(self, slots: Int64s) -> Int64s:
         """Where the chains of these slots begin."""
@@ -88,6 +105,7 @@ class LiveWheel:
 
     def set_slot(self, slot: int, positions: Int64s, count: int) -> None:
         """Let a slot, given by its time in units of the precision, hold these units, or nothing."""
+        self._none_before = 0
         index = slot % WHEEL_SLOTS
         row = np.zeros(1, SLOT.dtype)
         if len(positions):
@@ -102,6 +120,7 @@ class LiveWheel:
         Backwards, the slots between are wiped: what they held was dealt with.
         """
         if to_ms < self.hand_ms:
+            self._none_before = 0
             first, last = to_ms // self.precision_ms, self.hand_ms // self.precision_ms
             passed = np.arange(first, min(last, first + WHEEL_SLOTS), dtype=np.int64)
             passed = passed[self.slots["time_units"][passed % WHEEL_SLOTS] == passed] % WHEEL_SLOTS
@@ -111,6 +130,7 @@ class LiveWheel:
 
     def clear(self) -> None:
         """Forget all slots; every page that held one is to be written."""
+        self._none_before = 0
         held = np.flatnonzero(self.slots["time_units"])
         self.dirty[held // _SLOTS_A_PAGE] = 1
         self.image[:] = 0

@@ -129,16 +129,17 @@ def _first_slot_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
     """The first slot with a message that was not recalled."""
     if not len(marks) and not len(timers.done):
         return timers.wheel.next_slot_ms()
-    slots = timers.wheel.used_slots()
-    begin, count = 0, 1
-    while begin < len(slots):
-        rows = timers.in_slots(slots[begin : begin + count])
-        facts = timers.facts(rows, keys=len(marks) > 0)
-        live = _live(_Live(rows, facts, rows.slot_time_ms), marks, facts.is_fine)
-        if len(live.rows):
-            slot_ms = int(live.rows.slot_time_ms.min())
-            return slot_ms - slot_ms % timers.precision_ms
-        begin, count = begin + count, min(2 * count, 4096)
+    count = 1
+    for slots in timers.wheel.used_slots_by_distance():
+        begin = 0
+        while begin < len(slots):
+            rows = timers.in_slots(slots[begin : begin + count])
+            facts = timers.facts(rows, keys=len(marks) > 0)
+            live = _live(_Live(rows, facts, rows.slot_time_ms), marks, facts.is_fine)
+            if len(live.rows):
+                slot_ms = int(live.rows.slot_time_ms.min())
+                return slot_ms - slot_ms % timers.precision_ms
+            begin, count = begin + count, min(2 * count, 4096)
     return None
 
 
