@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop faults lint format docs bench clean java broker
+.PHONY: help demo test interop faults pysparks lint format docs bench clean java broker
 SHELL := /bin/bash
 
 BIN := .venv/bin
@@ -24,6 +24,12 @@ interop: $(INSTALLED) java broker  ## run all tests against real brokers: Rocket
 
 faults: $(INSTALLED) java  ## run the slow tests: stores and runs that are killed, torn, filled up
 	$(PYTEST) -m "slow and not interop"
+
+pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest and on the newest PySpark that we claim
+	@for wanted in "==4.0.0" ">=4,<5"; do \
+	  echo "== pyspark$$wanted"; rm -rf build/pyspark; $(BIN)/python -m venv build/pyspark && \
+	  build/pyspark/bin/pip install -q "pyspark[sql]$$wanted" -e '.[dev]' && \
+	  build/pyspark/bin/python -m pytest tests/migrate/test_data_sources.py || exit 1; done
 
 lint: $(INSTALLED)  ## check style and format (ruff) and types (mypy --strict)
 	$(BIN)/ruff check .

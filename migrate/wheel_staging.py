@@ -169,9 +169,21 @@ def _messages(batch: pa.RecordBatch) -> MessageBatch:
         if name in batch.schema.names
     }
     if "keys" in batch.schema.names:
-        keys = batch.column("keys")
-        columns["keys"] = pc.binary_join(keys, " ") if pa.types.is_nested(keys.type) else keys
+        columns["keys"] = _joined_keys(batch.column("keys"))
     return MessageBatch.from_arrow(pa.table(columns))
+
+
+def _joined_keys(keys: pa.Array) -> pa.Array:
+    """Keys as a record holds them, separated by spaces. Raises BadFieldError for a null in a list:
+    Arrow would make the whole list null, and the message would lose its other keys.
+    """
+    if not pa.types.is_nested(keys.type):
+        return keys
+    is_null = pc.is_null(pc.list_flatten(keys))
+    if pc.any(is_null).as_py():
+        row = pc.list_parent_indices(keys)[pc.index(is_null, True).as_py()].as_py()
+        raise BadFieldError(f"row {row}: a key that is null")
+    return pc.binary_join(keys.cast(pa.list_(pa.string())), " ")
 
 
 def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s) -> None:

@@ -92,11 +92,29 @@ def test_every_precision(precision_ms: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.field("element", pa.string(), nullable=False)),
+        pa.large_list(pa.large_string()),
+        pa.list_(pa.string()),
+    ],
+)
+def test_keys_are_lists_of_any_kind(kind: pa.DataType, tmp_path: Path) -> None:
+    rows = [{"topic": "T", "body": b"b", "due_ms": NOW_MS, "keys": ["a", "b"]}]
+    run = run_for(tmp_path / "store")
+    begin_write(run, overwrite=False)
+    task = stage_rows(run, 0, iter([batch_of(rows, keys=kind)]))
+    commit_rows(run, [task], overwrite=False)
+    assert read(tmp_path / "store")[0]["keys"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"topic": None}, "row 2: no topic"),
         ({"body": None}, "row 2: no body"),
         ({"due_ms": None}, "row 2: no due_ms"),
+        ({"keys": ["a", None]}, "row 2: a key that is null"),
         ({"due_ms": 1_700_000_000}, "row 2: a due time that is none"),
         ({"due_ms": 10**13}, "row 2: a due time that is none"),
         ({"topic": "a/b"}, "row 2: a topic with a slash"),
