@@ -12,13 +12,16 @@ WRITTEN_NAME = "written.json"
 """The marker of a store that was written from a table of messages."""
 
 UNFINISHED = "an unfinished conversion; run the same convert command again"
+UNFINISHED_WRITE = "an unfinished write of a table; write it again"
 
 
 def refuse_unfinished(store: StoreRoot) -> None:
     """Raise SourceError for the target of a conversion, or of a write, that was stopped early."""
     is_whole = _marker(store).exists() or (store.own / WRITTEN_NAME).exists()
-    if Staging(store).path.is_dir() and not is_whole:
-        raise SourceError(f"{store.path}: {UNFINISHED}")
+    staging = Staging(store)
+    if staging.path.is_dir() and not is_whole:
+        is_write = (staging.path / "writes").is_dir() and not staging.plan_file.exists()
+        raise SourceError(f"{store.path}: {UNFINISHED_WRITE if is_write else UNFINISHED}")
 
 
 def require_pair(source: Path, target: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_stop_leaves_no_half_store_and_the_same_write_makes_a_whole_one(
     is_old_whole = (target / "delaywheel" / "written.json").exists()
     assert is_bootable(target) == (overwrite and (is_old_whole or step in ("seal", 0)))
     if not is_old_whole:
-        with pytest.raises(SourceError, match="unfinished"):
+        with pytest.raises(SourceError, match="an unfinished write of a table"):
             read(target)
     write(target, [messages(30)], name="again", overwrite=overwrite)
     assert_holds(target, messages(30))
