@@ -27,6 +27,7 @@ from message_store.record_layout import (
     runs,
 )
 from message_store.store_checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5
+from timer_wheel.own_checkpoint import OWN_CHECKPOINT
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT
 from timer_wheel.timer_log import TIMER_BLANK, TIMER_UNIT
 from timer_wheel.wheel_file import SLOT
@@ -138,6 +139,7 @@ PARTS: dict[str, Callable[[], str]] = {
         "0000000000000000",
     ),
     "timer checkpoint": _tables(TIMER_CHECKPOINT),
+    "own checkpoint": _tables(OWN_CHECKPOINT),
 }
 """What stands between the marks of each name."""
 

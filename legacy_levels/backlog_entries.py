@@ -13,6 +13,7 @@ from legacy_levels.level_table import (
     WHOLE_DELAY_MS,
 )
 from legacy_levels.log_notes import LogNotes
+from legacy_levels.neutral_units import is_neutral_size
 from message_store.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
 from message_store.consume_queue import BoolArray
 from message_store.delay_levels import DelayLevels, format_delay
@@ -119,6 +120,17 @@ def _of_notes(notes: LogNotes, level: int, delay_ms: int, first_queue_offset: in
         is_expired=np.zeros(count, np.bool_),
         in_queue=np.zeros(count, np.bool_),
     )
+
+
+def doubt_neutral_entries(log: SegmentReader, entries: Entries) -> Entries:
+    """The same, but an entry that begins where a record does is damaged and not neutral."""
+    rows = np.flatnonzero(entries.is_expired & is_neutral_size(entries.size_bytes))
+    is_damaged = read_store_times(log, entries.commit_log_offset[rows]) != NO_TIME
+    if not is_damaged.any():
+        return entries
+    is_expired = entries.is_expired.copy()
+    is_expired[rows[is_damaged]] = False
+    return attrs.evolve(entries, is_expired=is_expired)
 
 
 def repair_due_times(

@@ -11,7 +11,13 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from legacy_levels.backlog_entries import Entries, Int16Array, gather_entries, repair_due_times
+from legacy_levels.backlog_entries import (
+    Entries,
+    Int16Array,
+    doubt_neutral_entries,
+    gather_entries,
+    repair_due_times,
+)
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queues
 from legacy_levels.level_table import (
@@ -123,6 +129,7 @@ def read_backlog(
         entries = gather_entries(
             queues, tail.missing, table, newest_ms=tail.newest_ms, log_min=log.min_offset
         )
+        entries = doubt_neutral_entries(log, entries)
         entries, earliest_ms = repair_due_times(log, entries, table)
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(~entries.is_expired & ~delivered)

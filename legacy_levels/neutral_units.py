@@ -9,6 +9,7 @@ broker tells what it still has to index, stays what it was. The due time is kept
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.consume_queue import PRE_BLANK_SIZE, BoolArray, UnitArray
 
@@ -20,8 +21,12 @@ DELIVERED_BYTES: Final = 2
 
 def is_neutral(units: UnitArray) -> BoolArray:
     """Which units nobody delivers."""
-    sizes = units["size_bytes"]
-    return np.asarray((sizes == CANCELLED_BYTES) | (sizes == DELIVERED_BYTES))
+    return is_neutral_size(units["size_bytes"])
+
+
+def is_neutral_size(size_bytes: NDArray[np.int32]) -> BoolArray:
+    """Which sizes are those of such units."""
+    return np.asarray((size_bytes == CANCELLED_BYTES) | (size_bytes == DELIVERED_BYTES))
 
 
 def is_message(units: UnitArray) -> BoolArray:
