@@ -23,8 +23,8 @@ VERSION: Final = "5.5.0"
 MESSAGES: Final = 600
 TOPICS: Final = ("Invoices", "coupon-expire")
 ROLL_WINDOW_SLOTS: Final = 10
-SPREAD_MS: Final = 18_000
-LEAD_MS: Final = 12_000
+SPREAD_MS: Final = 10_000
+LEAD_MS: Final = 14_000
 COLUMNS: Final = (
     "topic string, body binary, due_ms long, queue_id int, tags string, keys array<string>,"
     " unique_key string, properties map<string,string>, flag int, sys_flag int"
