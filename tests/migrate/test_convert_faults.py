@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that is full at any stage, and kills at random moments: nothing looks finished that is
+not, and the same command ends in the same bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from legacy_levels.generate import generate_level_store
+from message_store.errors import DelayStoreError, TargetError
+from message_store.store_root import StoreRoot
+from migrate.convert import convert
+from migrate.settings import ConvertOptions, TargetSettings
+from migrate.staged_output import Staging, count_receipts
+from tests.faults.full_disk import full_disk
+from tests.independent.level_messages import Item, LevelMessage
+from tests.independent.level_store_builder import build_level_store
+from tests.independent.raw_files import WHEEL_BYTES
+from tests.migrate.conversions import NOW_MS, broker_files, checked_target, options_for
+from tests.migrate.standalone_cluster import (
+    PATIENCE_S,
+    descendants,
+    kill_with_all_below,
+    slow_receipts,
+    wait_for,
+)
+from tests.source_laws import ROOT
+
+MARKER = "delaywheel/conversion.json"
+ITEMS: list[Item] = [
+    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 20)) for number in range(12)),
+    LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
+    LevelMessage(level=3, without=["REAL_TOPIC"]),
+]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ConvertOptions:
+    build_level_store(tmp_path / "source", ITEMS)
+    return options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500)
+
+
+@pytest.fixture
+def right(tmp_path: Path, options: ConvertOptions) -> dict[str, str]:
+    """The files of a conversion that nothing stopped."""
+    target = tmp_path / "never-stopped"
+    convert(options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500, target=target))
+    return broker_files(target)
+
+
+def is_bootable(target: Path) -> bool:
+    wheel = target / "timerwheel"
+    return wheel.is_file() and wheel.stat().st_size == WHEEL_BYTES
+
+
+def assert_unfinished(target: Path, right: dict[str, str]) -> None:
+    """Not marked as finished; a broker that starts refuses it, unless it has every byte."""
+    assert not (target / MARKER).exists()
+    assert not is_bootable(target) or broker_files(target) == right
+    published = {path.name for path in target.glob("[!.]*")} - {"delaywheel"}
+    if published and not is_bootable(target):
+        assert (target / "timerwheel").stat().st_size > 0, "a broker fills in an empty wheel"
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("refusals", "is_torn", "step"),
+    [
+        pytest.param(1, False, 7, id="once"),
+        pytest.param(1, True, 7, id="torn"),
+        pytest.param(10**9, False, 7, id="stays"),
+        pytest.param(1, True, 1, id="torn at each", marks=pytest.mark.slow),
+        pytest.param(10**9, False, 1, id="stays at each", marks=pytest.mark.slow),
+    ],
+)
+def test_a_disk_that_is_full_at_any_stage_loses_nothing(
+    options: ConvertOptions, right: dict[str, str], refusals: int, is_torn: bool, step: int
+) -> None:
+    refused = 0
+    for number in itertools.count(0, step):
+        shutil.rmtree(options.target, ignore_errors=True)
+        error = None
+        with full_disk(options.target, number, refusals=refusals, is_torn=is_torn) as disk:
+            try:
+                convert(options)
+            except DelayStoreError as raised:
+                error = raised
+            if not disk.refused:
+                break
+        if error is None:
+            assert (options.target / MARKER).exists(), number
+        else:
+            assert isinstance(error, TargetError), error
+            refused += 1
+            if options.target.exists() and not (options.target / MARKER).exists():
+                assert_unfinished(options.target, right)
+            if not (options.target / MARKER).exists():
+                convert(options)
+        assert broker_files(options.target) == right, number
+    assert refused > 80 // step
+    checked_target(options)
+
+
+# --- kills at random moments ----------------------------------------------------------------------
+
+
+def in_a_process(place: Path, after: int, microseconds: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.migrate.kill_worker",
+            *map(str, (place, after, microseconds)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills"),
+    [(1, 3), *(pytest.param(seed, 8, marks=pytest.mark.slow) for seed in range(2, 6))],
+)
+def test_a_conversion_killed_again_and_again_comes_to_the_same_end(
+    tmp_path: Path, options: ConvertOptions, right: dict[str, str], seed: int, kills: int
+) -> None:
+    dice = random.Random(seed)
+    whole = in_a_process(tmp_path, 0, 0)
+    assert whole.returncode == 0, whole.stderr
+    changes = int(whole.stdout)
+    assert changes > 80
+    shutil.rmtree(options.target)
+    killed = 0
+    for _ in range(kills):
+        # Later runs have less to do: those moments are sought near their beginning too.
+        after = dice.randrange(1, changes if dice.random() < 0.5 else 30)
+        done = in_a_process(tmp_path, after, dice.randrange(2_000))
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        killed += done.returncode != 0
+        if (options.target / MARKER).exists():
+            assert broker_files(options.target) == right
+            shutil.rmtree(options.target)
+        elif options.target.exists():
+            assert_unfinished(options.target, right)
+    assert killed > 0
+    convert(options)
+    assert broker_files(options.target) == right
+
+
+MESSAGES = 20_000
+
+
+def python_workers(driver: int) -> list[int]:
+    """The Python processes that Spark has started below a driver."""
+    found = []
+    for pid in descendants(driver):
+        try:
+            if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def has_parts_or_ended(staging: Staging, enough: int, driver: subprocess.Popen[bytes]) -> bool:
+    return count_receipts(staging) >= enough or driver.poll() is not None
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drivers_and_workers_of_a_local_spark_killed_at_random_change_no_byte(
+    tmp_path: Path, seed: int
+) -> None:
+    dice = random.Random(seed)
+    source, target = tmp_path / "source", tmp_path / "target"
+    generate_level_store(source, messages=MESSAGES, now_ms=NOW_MS, commit_log_file_bytes=8 << 20)
+    settings = TargetSettings(commit_log_file_bytes=1 << 19)
+    alone = tmp_path / "alone"
+    convert(ConvertOptions(source=source, target=alone, now_ms=NOW_MS, settings=settings))
+    conf = tmp_path / "target.conf"
+    conf.write_text(f"mappedFileSizeCommitLog={1 << 19}\n")
+    slow_receipts(tmp_path / "slow", 0.2)
+    words = ["convert", str(source), str(target), "--now", str(NOW_MS), "--master", "local[2,4]"]
+    staging = Staging(StoreRoot(target))
+    for round_number in range(3):
+        before = count_receipts(staging)
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "cli", *words, "--target-conf", str(conf)],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(tmp_path / "slow")},
+        )
+        try:
+            enough = before + dice.randrange(1, 6)
+            is_time = partial(has_parts_or_ended, staging, enough, driver)
+            wait_for("parts", is_time)
+            with pytest.raises(subprocess.TimeoutExpired):
+                driver.wait(dice.random() * 0.3)
+            if round_number < 2:
+                kill_with_all_below(driver)
+                assert_unfinished(target, {})
+                continue
+            os.kill(dice.choice(python_workers(driver.pid)), signal.SIGKILL)
+            assert driver.wait(PATIENCE_S) == 0
+        finally:
+            kill_with_all_below(driver)
+    assert broker_files(target) == broker_files(alone)
