@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On a real cluster of a master and two workers a conversion ends in the bytes of a local one,
+whoever is killed in the middle.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from legacy_levels.generate import generate_level_store
+from message_store.store_root import StoreRoot
+from migrate.convert import convert
+from migrate.session import spark_session
+from migrate.settings import ConvertOptions, TargetSettings
+from migrate.staged_output import Staging, count_receipts
+from tests.migrate.conversions import NOW_MS, broker_files
+from tests.migrate.standalone_cluster import (
+    PATIENCE_S,
+    Cluster,
+    kill_with_all_below,
+    standalone_cluster,
+    wait_for,
+)
+from tests.source_laws import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+MESSAGES = 60_000
+LOG_FILE_BYTES = 1 << 20
+SETTINGS = TargetSettings(commit_log_file_bytes=LOG_FILE_BYTES)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster"), receipt_seconds=0.2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("generated") / "source"
+    generate_level_store(path, messages=MESSAGES, now_ms=NOW_MS, commit_log_file_bytes=8 << 20)
+    return path
+
+
+@pytest.fixture(scope="module")
+def right(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a conversion in one process."""
+    options = options_of(source, tmp_path_factory.mktemp("right") / "target")
+    convert(options)
+    return broker_files(options.target)
+
+
+def options_of(source: Path, target: Path) -> ConvertOptions:
+    return ConvertOptions(source=source, target=target, now_ms=NOW_MS, settings=SETTINGS)
+
+
+def in_the_middle(done: int, total: int) -> bool:
+    return total // 8 <= done < total // 2
+
+
+def test_a_worker_killed_with_its_executor_changes_no_byte(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+    killed: list[int] = []
+
+    def kill_once(stage: str, done: int, total: int) -> None:
+        if stage == "write" and in_the_middle(done, total) and not killed:
+            killed.extend(kill_with_all_below(cluster.workers[0]))
+
+    options = options_of(source, tmp_path / "target")
+    with spark_session(cluster.url, cluster.conf) as spark:
+        assert spark.sparkContext.master == cluster.url
+        report = convert(options, spark=spark, progress=kill_once)
+    assert len(killed) > 1, "the worker had no executor"
+    assert report.total("converted") == MESSAGES
+    assert broker_files(options.target) == right
+
+
+def test_a_driver_that_was_killed_is_followed_by_the_same_command(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    """The executors of the first may still be at work when the second begins."""
+    cluster.have_workers(2)
+    conf = tmp_path / "target.conf"
+    conf.write_text(f"mappedFileSizeCommitLog={LOG_FILE_BYTES}\n")
+    words = ["convert", str(source), str(tmp_path / "target"), "--now", str(NOW_MS)]
+    words += ["--target-conf", str(conf), "--master", cluster.url]
+    for name, value in cluster.conf.items():
+        words += ["--conf", f"{name}={value}"]
+    staging = Staging(StoreRoot(tmp_path / "target"))
+    first = subprocess.Popen(
+        [sys.executable, "-m", "cli", *words],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    try:
+        wait_for("some parts", lambda: count_receipts(staging) >= 3 or first.poll() is not None)
+    finally:
+        kill_with_all_below(first)
+    assert staging.plan_file.exists(), "it was over before it could be killed"
+    again = subprocess.run(
+        [sys.executable, "-m", "cli", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert again.returncode == 0, again.stderr
+    assert broker_files(tmp_path / "target") == right
+
+
+def test_a_master_that_is_lost_does_not_stop_the_executors(
+    cluster: Cluster, source: Path, right: dict[str, str], tmp_path: Path
+) -> None:
+    cluster.have_workers(2)
+
+    def kill(stage: str, done: int, total: int) -> None:
+        if stage == "write" and in_the_middle(done, total):
+            kill_with_all_below(cluster.master)
+
+    options = options_of(source, tmp_path / "target")
+    with spark_session(cluster.url, cluster.conf) as spark:
+        convert(options, spark=spark, progress=kill)
+    assert cluster.master.poll() is not None, "it was over before the master could be killed"
+    assert broker_files(options.target) == right
