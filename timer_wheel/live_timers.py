@@ -178,6 +178,8 @@ class LiveTimers:
         if len(waiting_ms) and waiting_ms.min() < hand_ms:
             self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
         self._place(found)
+        is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
+        self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
 
     def _move_back(self, to_ms: int) -> None:
         """Move the hand back over slots whose units are still in the timer log."""
@@ -283,7 +285,11 @@ class LiveTimers:
         if not is_repeating:
             self.copies_from = self.store.log.end
         return OwnCheckpoint(
-            self.wheel.hand_ms, self.copies_from, self.precision_ms, self.log_begins
+            self.wheel.hand_ms,
+            self.copies_from,
+            self.precision_ms,
+            self.log_begins,
+            self.log.end,
         )
 
     def keep_from(self) -> int:

@@ -26,20 +26,27 @@ OWN_CHECKPOINT = Layout(
         Field("copies_from", "i64", "commit log offset from which on the log may hold copies"),
         Field("precision_ms", "i64", "the width of a slot, which is written nowhere else"),
         Field("log_begins", "i64", "timer log position before which everything is superseded"),
+        Field("flushed_position", "i64", "timer log position up to which units are on disk"),
     ),
 )
 
 
 @attrs.frozen
 class OwnCheckpoint:
-    """Where the hand was at the last flush, where copies begin, how wide a slot is, and where the
-    timer log begins that counts.
+    """Where the hand was at the last flush, where copies begin, how wide a slot is, where the timer
+    log begins that counts, and where it ended when the hand was there.
     """
 
     flushed_hand_ms: int
     copies_from: int
     precision_ms: int
     log_begins: int = 0
+    flushed_position: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it tells of the last flush: nobody else was here since."""
+        return self.flushed_hand_ms != UNKNOWN
 
 
 def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
@@ -64,5 +71,5 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> OwnCheckpoint | N
         return None
     same = (checkpoint.last_read_time_ms, checkpoint.counter)
     if same != (fields.pop("last_read_time_ms"), fields.pop("counter")):
-        fields |= {"flushed_hand_ms": UNKNOWN, "copies_from": UNKNOWN}
+        fields |= dict.fromkeys(("flushed_hand_ms", "copies_from", "flushed_position"), UNKNOWN)
     return OwnCheckpoint(**fields)

@@ -20,6 +20,7 @@ from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import KEY_ONE
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.wheel_kernels import TOPIC_HASH
 from timer_wheel.wheel_math import floor_ms, out_ms
 
 MARKER_BODY = b"0"
@@ -109,8 +110,9 @@ class Search:
     def waiting(self) -> Target | None:
         """One of the messages that wait; None when none does."""
         timers = self._timers
-        unplaced = timers.unplaced(limit=2**31)
-        if (found := self._among(unplaced.rows)) is not None:
+        unplaced = timers.unplaced(limit=2**31).rows
+        unplaced = unplaced.rows(~np.isin(unplaced.commit_log_offset, timers.done))
+        if (found := self._among(unplaced)) is not None:
             return found
         if (found := self._among(timers.early)) is not None:
             return found
@@ -136,6 +138,9 @@ class Search:
         """What became of a message that does not wait."""
         timers = self._timers
         rows = timers.log.find(self._topic_hash, self.slot_ms, timers.precision_ms, flags=FLAG_ROLL)
+        unplaced = timers.unplaced(limit=2**31).rows
+        unplaced = unplaced.rows(unplaced.table[TOPIC_HASH] == self._topic_hash)
+        rows = TimerRows.together([rows, unplaced])
         facts = timers.facts(rows)
         is_it = self._is_it(rows, facts)
         if not is_it.any():
@@ -146,7 +151,7 @@ class Search:
         return Cancellation.ALREADY_DELIVERED if messages.any() else Cancellation.NEVER_EXISTED
 
     def _among(self, rows: TimerRows) -> Target | None:
-        rows = rows.rows((rows.table[-1] == self._topic_hash) & ~rows.is_marker)
+        rows = rows.rows((rows.table[TOPIC_HASH] == self._topic_hash) & ~rows.is_marker)
         if not len(rows):
             return None
         facts = self._timers.facts(rows, keys=True)

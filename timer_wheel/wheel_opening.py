@@ -9,7 +9,7 @@ a snapshot adds nothing.
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import numpy as np
@@ -20,7 +20,7 @@ from message_store.live_store import LiveStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.own_checkpoint import UNKNOWN
+from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.recall import RecallMarks, pending_markers
 from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_queue import SEARCHED_ENTRIES
@@ -30,7 +30,12 @@ from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS, floor_ms
 from timer_wheel.wheel_rebuild import rebuilt, refuse, waits
-from timer_wheel.wheel_recovery import begin_of_copies, move_to, settle_accounts
+from timer_wheel.wheel_recovery import (
+    begin_of_copies,
+    begin_where_units_are_lost,
+    move_to,
+    settle_accounts,
+)
 from timer_wheel.wheel_settings import WheelSettings
 
 _NO_SLOT = -1
@@ -68,8 +73,9 @@ def _open(
     if own is not None:
         log.segments.delete_before(own.log_begins)
     log.find_end()
-    if not store.was_clean or _has_torn_end(log, store):
-        _cut_what_the_log_lacks(log, store, files.found.flush_position)
+    is_in_doubt = not store.was_clean or _has_torn_end(log, store)
+    if is_in_doubt:
+        _take_back(log, store, files)
     known_ms = known_precision(log, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
@@ -78,9 +84,24 @@ def _open(
         _account(timers)
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
-    files.own = timers.state_to_flush()
-    timers.save()
+    _begin(timers, is_in_doubt=is_in_doubt)
     return timers, settings
+
+
+def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
+    """Write down where the wheel stands, and let the next crash take the timer log back to here."""
+    segments, files, own = timers.log.segments, timers.files, timers.state_to_flush()
+    known = files.found_own
+    if not is_in_doubt and known is not None and known.flushed_position == own.flushed_position:
+        files.own = own
+        timers.save()
+        return
+    for start in segments.starts:
+        segments.mark_dirty(start)
+    segments.sync()
+    files.own = own
+    timers.save()
+    files.sync_checkpoint(files.checkpoint.flush_position, own)
 
 
 def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
@@ -125,8 +146,7 @@ def _hand_ms(
 ) -> int:
     """Where the hand begins: after a crash, where it was known to be on disk."""
     hand_ms, own = files.found.last_read_time_ms, files.found_own
-    is_ours = own is not None and own.flushed_hand_ms != UNKNOWN
-    if own and is_ours and not store.was_clean and not store.settings.repeat_after_kill:
+    if _goes_back(own, store):
         hand_ms = own.flushed_hand_ms
     if hand_ms == 0:
         return _first_hand_ms(log, store, settings.precision_ms)
@@ -136,11 +156,13 @@ def _hand_ms(
 def _account(timers: LiveTimers) -> None:
     """Find out what was dealt with already, where the checkpoint cannot tell."""
     store, own = timers.store, timers.files.found_own
-    is_ours = own is not None and own.copies_from != UNKNOWN
-    if own and is_ours:
+    if own is not None and own.is_known:
         copies_from = min(max(own.copies_from, store.log.min_offset), store.log.end)
+        is_whole = timers.log.end >= own.flushed_position
     else:
-        copies_from = begin_of_copies(timers, timers.wheel.hand_ms)
+        copies_from, is_whole = begin_of_copies(timers, timers.wheel.hand_ms), False
+    if not is_whole:
+        copies_from = begin_where_units_are_lost(timers, copies_from)
     settle_accounts(timers, copies_from)
     if timers.files.found.last_read_time_ms > timers.wheel.hand_ms:
         marks = RecallMarks()
@@ -163,6 +185,24 @@ def _has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
     last = log.last_unit()
     facts = read_facts(store.log, last.commit_log_offset, last.size_bytes, FINEST_MS)
     return not facts.is_there.all()
+
+
+def _goes_back(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
+    """Whether to begin where the last flush was, and find out from there what was done since."""
+    is_asked_for = not store.was_clean and not store.settings.repeat_after_kill
+    return is_asked_for and own is not None and own.is_known
+
+
+def _take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
+    """After a crash: take away what cannot be relied on.
+
+    Of what was written since the last flush a loss of power may leave any part: units that tell of
+    deliveries, and not the deliveries. The queue has the messages, and they are placed again.
+    """
+    own = files.found_own
+    if _goes_back(own, store):
+        log.cut(max(own.flushed_position, log.segments.min_offset))
+    _cut_what_the_log_lacks(log, store, files.found.flush_position)
 
 
 def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, flushed: int) -> None:

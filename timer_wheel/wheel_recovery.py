@@ -40,15 +40,17 @@ def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
     return max(begins, default=log.min_offset)
 
 
-def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
-    """Find out what was dealt with already; ``timers.done`` gets it.
-
-    Copies of what lies in the queue without a unit cannot lie before it; where units were lost,
-    that is long ago.
+def begin_where_units_are_lost(timers: LiveTimers, copies_from: int) -> int:
+    """The same where the timer log lacks units: copies of what lies in the queue without one cannot
+    lie before it, but right behind it.
     """
+    offsets = timers.unplaced(_EVERYTHING).rows.commit_log_offset
+    return min(copies_from, int(offsets.min(initial=copies_from)))
+
+
+def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
+    """Find out what was dealt with already; ``timers.done`` gets it."""
     rest = timers.unplaced(_EVERYTHING)
-    if len(rest):
-        copies_from = min(copies_from, int(rest.rows.commit_log_offset.min()))
     timers.copies_from = max(copies_from, timers.store.log.min_offset)
     copies = _copies(timers, timers.copies_from)
     if not len(copies[OFFSET]):

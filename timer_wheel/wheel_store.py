@@ -269,6 +269,7 @@ class WheelStore:
             self._is_closed = True
             try:
                 if not self._store.log.is_broken:
+                    self._store.sync_log()  # units that say what was delivered must not outlive it
                     self._timers.place_all(self._clock.now_ms())
                     self._flush()
                 self._store.close()
