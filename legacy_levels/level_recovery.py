@@ -7,7 +7,7 @@ equal messages are each delivered once (``reconcile``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -22,6 +22,23 @@ from message_store.segment_files import SegmentReader
 
 
 @attrs.frozen(eq=False)
+class LentTime:
+    """How much sooner entries at some queue offsets of a level may have been due than they say.
+
+    An entry that was made anew from its record is due a delay after it was stored. The one that was
+    lost may have said "at once", which no record tells.
+    """
+
+    queue_offsets: Int64Array
+    delay_ms: int
+
+    def of(self, queue_offsets: Int64Array) -> Int64Array:
+        """The time for each of these."""
+        is_lent = np.isin(queue_offsets, self.queue_offsets)
+        return np.where(is_lent, self.delay_ms, 0).astype(np.int64)
+
+
+@attrs.frozen(eq=False)
 class _Candidates:
     """Waiting entries in log order."""
 
@@ -33,17 +50,23 @@ class _Candidates:
 
 
 def delivered_already(
-    scanners: Sequence[LevelScanner], log: LiveLog, *, since: int | None, newest_ms: int
+    scanners: Sequence[LevelScanner],
+    log: LiveLog,
+    *,
+    since: int | None,
+    newest_ms: int,
+    lent_ms: Mapping[int, LentTime],
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the scanners know of every delivery; None where
     only times can tell. ``newest_ms`` is a time before which no copy was stored that is not in the
-    log: what is due later is not looked for.
+    log: what is due later is not looked for. ``lent_ms`` tells by level of entries that may have
+    been due sooner than they say.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
-            found = _candidates(scanners, newest_ms)
+            found = _candidates(scanners, newest_ms, lent_ms)
             waiting = Waiting(
                 found.commit_log_offset, found.size_bytes.astype(np.int32), found.due_ms
             )
@@ -55,7 +78,7 @@ def delivered_already(
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
             last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            found = _candidates(scanners, last_ms)
+            found = _candidates(scanners, last_ms, lent_ms)
             delivered = _match(reader, found, copies)
     return {
         scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
@@ -63,12 +86,17 @@ def delivered_already(
     }
 
 
-def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates:
-    """What waits and is due by then."""
+def _candidates(
+    scanners: Iterable[LevelScanner], newest_ms: int, lent_ms: Mapping[int, LentTime]
+) -> _Candidates:
+    """What waits and is, or may have been, due by then."""
     rows: list[Int64Array] = []
     for scanner in scanners:
         for first, units, waits in scanner.waiting():
-            chosen = np.flatnonzero(waits & (units["tags_code"] <= newest_ms))
+            due_ms = units["tags_code"].astype(np.int64)
+            if (lent := lent_ms.get(scanner.level)) is not None:
+                due_ms -= lent.of(first + np.arange(len(units)))
+            chosen = np.flatnonzero(waits & (due_ms <= newest_ms))
             picked = units[chosen]
             rows.append(
                 np.stack(
@@ -77,7 +105,7 @@ def _candidates(scanners: Iterable[LevelScanner], newest_ms: int) -> _Candidates
                         first + chosen,
                         picked["commit_log_offset"].astype(np.int64),
                         picked["size_bytes"].astype(np.int64),
-                        picked["tags_code"].astype(np.int64),
+                        due_ms[chosen],
                     ]
                 )
             )

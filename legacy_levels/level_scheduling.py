@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from legacy_levels.level_rules import AT_ONCE_LEVEL
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.errors import TargetError
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState
     from message_store.byte_column import Int64s
     from message_store.message_batch import MessageBatch
-
-AT_ONCE_LEVEL = 1
-"""Where a message waits that is promised for now."""
 
 
 class LevelScheduling:

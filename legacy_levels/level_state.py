@@ -24,7 +24,7 @@ from legacy_levels.due_search import DueRuns
 from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.level_repair import refuse_another_table, repair_due_times
-from legacy_levels.level_rules import LevelRules
+from legacy_levels.level_rules import AT_ONCE_LEVEL, LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.skipped_messages import SkippedMessages
 from message_store.consume_queue import QUEUE_UNIT, Int64Array
@@ -172,12 +172,18 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
 
 def _settle_after_kill(state: LevelState, start: _Start) -> None:
     """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
-    from legacy_levels.level_recovery import delivered_already
+    from legacy_levels.level_recovery import LentTime, delivered_already
 
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     scanners = list(state.scanners.values())
-    found = delivered_already(scanners, log, since=start.since, newest_ms=newest_ms)
+    lent_ms = {}
+    made = state.live.recovery.made_in_levels.get(AT_ONCE_LEVEL - 1)
+    if made is not None:
+        lent_ms[AT_ONCE_LEVEL] = LentTime(made, state.table.delay_ms(AT_ONCE_LEVEL))
+    found = delivered_already(
+        scanners, log, since=start.since, newest_ms=newest_ms, lent_ms=lent_ms
+    )
     state.already_delivered = sum(map(len, found.values()))
     if state.live.settings.repeat_after_kill:
         state.to_repeat = found

@@ -7,11 +7,13 @@ zeros, because the rest of a torn append would come to light behind the next one
 to its queue unless that has it.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
+from message_store.byte_column import Int64s
 from message_store.errors import FormatError, SourceError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_checkpoint import LiveCheckpoint
@@ -33,7 +35,8 @@ class Recovery:
     """What was found and done: the log from ``start`` to ``end`` was walked.
 
     ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` told of
-    records behind the log's end; ``zeroed_bytes`` behind it were not zero.
+    records behind the log's end; ``zeroed_bytes`` behind it were not zero. ``made_in_levels`` are,
+    by queue id, the queue offsets of those dispatched or repaired that wait in a level.
     """
 
     start: int
@@ -42,6 +45,7 @@ class Recovery:
     repaired: int = 0
     cut: int = 0
     zeroed_bytes: int = 0
+    made_in_levels: Mapping[int, Int64s] = attrs.field(factory=dict, eq=False, repr=False)
 
 
 @attrs.frozen
@@ -97,7 +101,15 @@ def recover(store: "LiveStore", extent: Extent) -> Recovery:
     if not extent.is_clean:
         _doubt_what_is_on_disk(log, store.queues(), start)
     return Recovery(
-        start, end, dispatcher.dispatched, dispatcher.repaired, cut, zeroed_bytes=zeroed_bytes
+        start,
+        end,
+        dispatcher.dispatched,
+        dispatcher.repaired,
+        cut,
+        zeroed_bytes=zeroed_bytes,
+        made_in_levels={
+            queue_id: np.concatenate(made) for queue_id, made in dispatcher.made_in_levels.items()
+        },
     )
 
 
