@@ -21,6 +21,7 @@ from message_store.consume_queue import Int64Array
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Finding, Severity
 from message_store.errors import DelayStoreError, FormatError
+from message_store.store_losses import log_finding, queue_findings
 
 if TYPE_CHECKING:
     from legacy_levels.level_delivery import LevelDelivery
@@ -63,13 +64,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
 def _of_losses(state: LevelState) -> Iterator[Finding]:
     losses = state.losses
     if losses.log_bytes:
-        yield Finding(
-            Severity.ERROR,
-            "commitlog",
-            f"its last {losses.log_bytes:,} bytes are gone since the last flush",
-            "what was stored there is lost",
-            "find out what was removed, and restore a backup if there is one",
-        )
+        yield log_finding(losses.log_bytes)
     for level, count in losses.entries.items():
         yield Finding(
             Severity.ERROR,
@@ -79,14 +74,7 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
             f" {losses.brought_back:,} entries anew, among them those of messages taken back",
             "find out what was removed",
         )
-    if cut := state.live.recovery.cut:
-        yield Finding(
-            Severity.WARNING,
-            "consumequeue",
-            f"{cut:,} entries told of records that the log did not have when the store was opened",
-            "they were taken away, as a broker does",
-            "nothing after a loss of power; else find out what was removed from the log",
-        )
+    yield from queue_findings(state.live)
 
 
 def _of_offsets(state: LevelState) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ from message_store.live_root import (
 )
 from message_store.live_topics import LiveTopic, is_topic_name, merge_topics
 from message_store.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
+from message_store.store_losses import StoreEnds, StoreLosses
 from message_store.store_root import StoreRoot, WriterLock
 from message_store.store_settings import StoreSettings
 from message_store.unsynced import GroupSync
@@ -42,7 +43,8 @@ class LiveStore:
     """One store root, held by this process alone. Made by ``open``.
 
     Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``levels`` the level table,
-    ``recovery`` what opening had to do, ``was_clean`` whether the last user stopped orderly.
+    ``recovery`` what opening had to do, ``losses`` what was gone then, ``was_clean`` whether the
+    last user stopped orderly.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class LiveStore:
             for topic, queue_id, _ in queue_directories(root):
                 self.queue(topic, queue_id).load(self.log.min_offset)
             self.recovery: Recovery = self._recover()
+            self.losses = StoreLosses.found(self)
         except BaseException:
             self.abandon()
             raise
@@ -274,6 +277,7 @@ class LiveStore:
                 if not self.log.is_broken:
                     self.flush()
                     self._checkpoint.write_last()
+                    StoreEnds.of(self).write(self.root)
                     self.root.mark_stopped()
             finally:
                 self.abandon()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from message_store.delay_store import Finding, Severity
+from message_store.store_losses import log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
 
 _SLOTS_AT_ONCE = 4096
@@ -14,8 +15,15 @@ _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
     """What is wrong, worst first; ``known`` was noticed before."""
-    found = [*known, *_in_queue(timers), *_on_wheel(timers)]
+    found = [*known, *_of_losses(timers), *_in_queue(timers), *_on_wheel(timers)]
     return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
+
+
+def _of_losses(timers: LiveTimers) -> list[Finding]:
+    """What was gone when the store was opened."""
+    store = timers.store
+    of_log = [log_finding(store.losses.log_bytes)] if store.losses.log_bytes else []
+    return [*of_log, *queue_findings(store)]
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever is wrong with a file, a store is no danger: it raises the project's own errors or works,
-``check`` raises nothing, and nobody's process ends.
+``check`` raises nothing, and nobody's process ends. What was removed does not go unnoticed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import attrs
@@ -18,6 +19,8 @@ from tests.faults.engines import ENGINES
 from tests.faults.fuzz_worker import Outcome, build, exercise
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+REMOVING = ("cut", "empty", "gone")
 
 SEEDS = [
     pytest.param(range(15), id="15 damages"),
@@ -50,3 +53,6 @@ def test_a_damaged_file_brings_nothing_down(
     assert sum(right.delivered.values()) == 60 - 5 + 60 + 30 + 2
     for seed, damage, outcome in damaged(engine, pristine, seeds):
         assert outcome.crashes == [], (seed, damage)
+        lost = Counter(right.delivered) - Counter(outcome.delivered)
+        if damage.kind in REMOVING:
+            assert not lost or outcome.errors or outcome.findings, (seed, damage, lost)
