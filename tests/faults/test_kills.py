@@ -40,9 +40,7 @@ def test_nothing_is_lost_early_or_repeated_by_a_kill(
             task = Task(engine, str(folder), seeds.getrandbits(32))
             wrong = kill_generations(home, task, generations) + settle(task)
             assert wrong == [], task
-            history = read_journal(task.journal)
-            assert history.generations <= generations
-    assert history.delivered
+            assert read_journal(task.journal).delivered, task
 
 
 @pytest.mark.parametrize("engine", ENGINES)
