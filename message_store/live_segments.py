@@ -181,7 +181,8 @@ class LiveSegments:
         while self.starts and self.starts[-1] > offset:
             self._remove(self.starts[-1])
         found = 0
-        for place, size_bytes in reversed(list(self._data_pieces(offset))):
+        pieces = list(self._data_pieces(self.starts[-1], offset)) if self.starts else []
+        for place, size_bytes in reversed(pieces):
             used = np.flatnonzero(np.frombuffer(self.read_at(place, size_bytes), np.uint8))
             if len(used):
                 first, last = int(used[0]), int(used[-1]) + 1
@@ -190,14 +191,15 @@ class LiveSegments:
         return found
 
     def has_data_from(self, offset: int) -> bool:
-        """Whether the last file holds any byte but zero from ``offset`` on."""
-        return any(any(self.read_at(*piece)) for piece in self._data_pieces(offset))
+        """Whether any file holds any byte but zero from ``offset`` on."""
+        starts = [start for start in self.starts if start + self.file_bytes > offset]
+        pieces = (piece for start in starts for piece in self._data_pieces(start, offset))
+        return any(any(self.read_at(*piece)) for piece in pieces)
 
-    def _data_pieces(self, offset: int) -> Iterator[tuple[int, int]]:
-        """What is no hole in the last file from ``offset`` on, in pieces of a bounded size."""
-        if not self.starts or offset >= self.end_offset:
+    def _data_pieces(self, start: int, offset: int) -> Iterator[tuple[int, int]]:
+        """What is no hole in one file from ``offset`` on, in pieces of a bounded size."""
+        if offset >= start + self.file_bytes:
             return
-        start = self.starts[-1]
         descriptor, place = self.descriptor(start), max(offset - start, 0)
         while place < self.file_bytes:
             try:

@@ -168,9 +168,14 @@ def test_files_whose_records_are_gone_go_and_the_last_one_never(queue: LiveQueue
     assert len(queue.units(0, 750)) == 250
 
 
-def test_a_stale_rest_behind_the_end_is_noticed(tmp_path: Path, queue: LiveQueue) -> None:
+@pytest.mark.parametrize("has_a_file_behind", [False, True])
+def test_a_stale_rest_behind_the_end_is_noticed(
+    tmp_path: Path, queue: LiveQueue, has_a_file_behind: bool
+) -> None:
     queue.append(entries(0, 300))
     queue.close()
+    if has_a_file_behind:  # of which nothing but the name came to the disk
+        (tmp_path / "queue" / f"{2 * FILE_BYTES:020d}").touch()
     path = tmp_path / "queue" / f"{FILE_BYTES:020d}"
     data = bytearray(path.read_bytes())
     data[20 * 20 : 21 * 20] = bytes(20)
