@@ -198,7 +198,9 @@ class Dispatcher:
         is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
         for row in np.flatnonzero(is_part & ~is_whole).tolist():
             # Half neutralised: finish it, because nobody was told that it was not.
-            became_neutral = bool((is_neutral[row] & ~is_wanted[row]).any())
+            # A byte that is zero may be one that was never written.
+            tells = is_neutral[row] & ~is_wanted[row] & (stored_bytes[row] != 0)
+            became_neutral = bool(tells.any())
             unit = (neutral if became_neutral else wanted)[row]
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self._note_made(queue, places[row : row + 1])
