@@ -243,7 +243,10 @@ class Output(Printer):
     def scheduled(self, receipts: Sequence[Receipt], now_ms: int) -> None:
         """``schedule``."""
         if self.as_json:
-            self._print_lines(json.dumps(attrs.asdict(receipt)) for receipt in receipts)
+            self._print_lines(
+                json.dumps({**attrs.asdict(receipt), "handle": receipt.handle})
+                for receipt in receipts
+            )
         else:
             self._say_lines(engine_text.receipt_lines(receipts, now_ms))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,18 @@ def iterate_pending(state: LevelState, wanted: PendingFilter) -> Iterator[Pendin
     """Level after level in the order of its queue. Records that are none are left out."""
     for level, scanner in state.scanners.items():
         if wanted.level in (None, level):
-            yield from _of_level(state, scanner, wanted)
+            pieces = _of_level(state, scanner, wanted)
+            while True:
+                with state.live.reading():
+                    piece = next(pieces, None)
+                if piece is None:
+                    break
+                yield from piece
 
 
-def _of_level(state: LevelState, scanner: LevelScanner, wanted: PendingFilter) -> Iterator[Pending]:
+def _of_level(
+    state: LevelState, scanner: LevelScanner, wanted: PendingFilter
+) -> Iterator[list[Pending]]:
     for _, units, waits in scanner.waiting():
         due_ms = units["tags_code"].astype(np.int64)
         if wanted.due_after_ms is not None:
@@ -53,9 +62,11 @@ def _of_level(state: LevelState, scanner: LevelScanner, wanted: PendingFilter) -
                 passes &= equals(part.real_topic, wanted.topic.encode())
             if wanted.unique_key is not None:
                 passes &= equals(part.unique_key, wanted.unique_key.encode())
+            found = []
             for row in np.flatnonzero(passes).tolist():
                 place = int(part.rows[row])
-                try:
-                    yield part.pending(row, scanner.level, int(due_ms[place]), int(sizes[place]))
-                except FormatError:
-                    continue
+                with contextlib.suppress(FormatError):
+                    found.append(
+                        part.pending(row, scanner.level, int(due_ms[place]), int(sizes[place]))
+                    )
+            yield found

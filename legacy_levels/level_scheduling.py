@@ -11,7 +11,6 @@ import numpy as np
 from legacy_levels.level_rules import AT_ONCE_LEVEL
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.errors import TargetError
 from message_store.message import Message
 from message_store.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.promise_rules import to_level
@@ -79,11 +78,7 @@ class LevelScheduling:
         offset = live.log.append(
             made.size_bytes, lambda place: made.record(level - 1, queue_offset, place, now_ms)
         )
-        try:
-            queue.append_one(offset, made.size_bytes, promised_ms)
-        except TargetError:
-            live.log.break_off()  # the log holds what its queue does not know
-            raise
+        queue.append_one(offset, made.size_bytes, promised_ms)
         scanner.appended(queue_offset, promised_ms)
         self._topics.remember(message.topic, message.queue_id)
         broker_name = live.settings.broker_name
@@ -152,9 +147,5 @@ class LevelScheduling:
             units["commit_log_offset"] = positions[rows]
             units["size_bytes"] = sizes[rows]
             units["tags_code"] = promised_ms[rows]
-            try:
-                first = self._state.queue(level).append(units)
-            except TargetError:
-                self._live.log.break_off()
-                raise
+            first = self._state.queue(level).append(units)
             self._state.scanners[level].appended_many(first, promised_ms[rows])

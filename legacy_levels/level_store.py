@@ -119,11 +119,12 @@ class LevelStore:
         live = self.live
         with live.lock:
             live.require_open()
-            return self._scheduling.schedule(message, due)
+            with live.all_or_broken():
+                return self._scheduling.schedule(message, due)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many messages, or none when one of them cannot be stored."""
-        with self.live.reading():
+        with self.live.reading(), self.live.all_or_broken():
             return self._scheduling.schedule_batch(batch, due_ms)
 
     # --- out --------------------------------------------------------------------------------------
@@ -141,8 +142,9 @@ class LevelStore:
             if not self._looks_at(now_ms):
                 nothing = np.zeros(0, np.int64)
                 return LogDeliveries(self.live, nothing, nothing, nothing)
-            deliveries = self._delivery.deliver(now_ms)
-            self._progress.count(len(deliveries), self.live.clock.now_ms())
+            with self.live.all_or_broken():
+                deliveries = self._delivery.deliver(now_ms)
+                self._progress.count(len(deliveries), self.live.clock.now_ms())
             return deliveries
 
     def _looks_at(self, now_ms: int) -> bool:
@@ -202,6 +204,7 @@ class LevelStore:
         """
         handle = RecallHandle.parse(receipt if isinstance(receipt, str) else receipt.handle)
         with self.live.reading():
+            self.live.log.require_unbroken()  # what looks as if it waits may have been delivered
             if isinstance(receipt, Receipt):
                 entries = entries_of_receipt(self.state, receipt)
             else:

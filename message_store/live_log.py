@@ -12,7 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import BadFieldError, TargetError, TruncatedRecordError
+from message_store.errors import (
+    BadFieldError,
+    DelayStoreError,
+    TargetError,
+    TruncatedRecordError,
+)
 from message_store.live_segments import LiveSegments
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
@@ -45,7 +50,8 @@ class LiveLog:
 
     ``end`` is where the next record goes, or the blank before it; ``last_start`` is where the last
     record begins, 0 when there is none. Both are the business of whoever opened the log: it is
-    found by recovery. ``file_bytes`` is the size of each file.
+    found by recovery. ``file_bytes`` is the size of each file,
+    ``append_count`` how many appends there were.
     """
 
     def __init__(self, segments: LiveSegments, end: int, last_start: int) -> None:
@@ -54,6 +60,7 @@ class LiveLog:
         self.end = end
         self.last_start = last_start
         self.is_broken = False
+        self.append_count = 0
         self._file_start = 0
         self._file_end = _NO_ROOM
         self._descriptor = -1
@@ -93,6 +100,7 @@ class LiveLog:
             raise
         self.end = position + size_bytes
         self.last_start = position
+        self.append_count += 1
         return position
 
     def _turn_to_room(self, size_bytes: int) -> int:
@@ -154,6 +162,7 @@ class LiveLog:
             self._undo()
             raise
         self.end, self.last_start = end, int(positions[-1])
+        self.append_count += 1
         self._file_end = _NO_ROOM
         return positions
 
@@ -183,7 +192,7 @@ class LiveLog:
         self._file_end = _NO_ROOM
         try:
             self.segments.zero_from(self.end)
-        except TargetError:
+        except DelayStoreError:
             self.is_broken = True
 
     # --- reading ----------------------------------------------------------------------------------

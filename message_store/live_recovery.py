@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
+from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import FormatError, SourceError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_checkpoint import LiveCheckpoint
@@ -141,7 +142,7 @@ def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheck
     """Where a file begins before which everything is on disk and in its queue."""
     lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
     starts = log.segments.starts
-    if not any(queue.max_offset > queue.segments.min_offset for queue in queues):
+    if not any(queue.max_offset * QUEUE_UNIT.size > queue.segments.min_offset for queue in queues):
         return log.min_offset
     place = checkpoint.queue_commit_log_offset
     is_in_first_file = 0 < place < log.min_offset + log.file_bytes

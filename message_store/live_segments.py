@@ -317,11 +317,20 @@ class LiveSegments:
         self._dirty.clear()
         self._unsynced_names.clear()
         self._being_synced.append(note)
-        descriptors = tuple(
-            os.dup(self.descriptor(start)) for start in sorted(note[0].intersection(self.starts))
-        )
+        descriptors = self._copies(sorted(note[0].intersection(self.starts)))
         directories = tuple(sorted(note[1], key=lambda path: -len(path.parts)))
         return Unsynced(descriptors, directories, lambda: self._being_synced.remove(note))
+
+    def _copies(self, starts: list[int]) -> tuple[int, ...]:
+        """Handles of their own for these files. Raises TargetError, and keeps none then."""
+        descriptors, copies = [self.descriptor(start) for start in starts], list[int]()
+        try:
+            copies.extend(os.dup(descriptor) for descriptor in descriptors)
+        except OSError as error:
+            while copies:
+                os.close(copies.pop())
+            raise self.error("synced", starts[0], error) from error
+        return tuple(copies)
 
     def sync(self) -> None:
         """Come back when all that was written is on disk. Raises TargetError."""

@@ -176,8 +176,14 @@ class LiveStore:
         """Put the topics to be remembered into topics.json. Raises TargetError."""
         with self.lock:
             topics, self._topics = self._topics, {}
-        if topics:
+        if not topics:
+            return
+        try:
             merge_topics(self.root, topics, self.dialect)
+        except BaseException:
+            with self.lock:
+                self._topics = topics | self._topics  # the next flush tries again
+            raise
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -185,6 +191,21 @@ class LiveStore:
         with self.lock:
             self.require_open()
             yield
+
+    @contextmanager
+    def all_or_broken(self) -> Iterator[None]:
+        """Around what appends to the log and then tells others of it.
+
+        Stopped in between, by whatever it is, the log holds what nobody knows: nothing more is
+        taken until the store is opened again and recovered, because a second try would repeat.
+        """
+        count = self.log.append_count
+        try:
+            yield
+        except BaseException:
+            if self.log.append_count != count:
+                self.log.break_off()
+            raise
 
     @property
     def is_closed(self) -> bool:
@@ -208,7 +229,7 @@ class LiveStore:
             self.require_open()
             unsynced = self.log.begin_sync()
             last_start = self.log.last_start
-        self._finish(unsynced.finish)
+        self.finish(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
 
     def sync_queues(self) -> None:
@@ -220,10 +241,11 @@ class LiveStore:
         for queue in dirty:
             with self.lock:
                 unsynced = queue.begin_sync()
-            self._finish(unsynced.finish)
+            self.finish(unsynced.finish)
         self._checkpoint.queues_are_synced(last_start)
 
-    def _finish(self, work: Callable[[], None]) -> None:
+    def finish(self, work: Callable[[], None]) -> None:
+        """Do what makes something durable; when it fails, nothing more is taken."""
         try:
             work()
         except TargetError:

@@ -19,7 +19,7 @@ import numpy as np
 from message_store.byte_column import ByteColumn, Int64s, int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.destination_table import Destination, DestinationTable
-from message_store.errors import BadFieldError, FormatError, TargetError
+from message_store.errors import BadFieldError, FormatError
 from message_store.message import StoredMessage
 from message_store.message_codec import encode_message
 from message_store.raw_memory import address_of
@@ -238,13 +238,9 @@ class _Work:
             numbers, queue_offsets, places, positions, sizes, self.found[TAGS_CODE],
             address_of(units),
         )  # fmt: skip
-        try:
-            for number, to, queue in zip(wanted.tolist(), targets, queues, strict=True):
-                queue.append(units[ends[number] - counts[number] : ends[number]])
-                self.store.remember_topic(to.topic.decode(), to.queue_id)
-        except TargetError:
-            self.log.break_off()  # it holds what its queues do not know: a second try would repeat
-            raise
+        for number, to, queue in zip(wanted.tolist(), targets, queues, strict=True):
+            queue.append(units[ends[number] - counts[number] : ends[number]])
+            self.store.remember_topic(to.topic.decode(), to.queue_id)
         gone = dict(zip(targets, counts[wanted].tolist(), strict=True))
         return Redelivered(positions, sizes, rows, self.bad, gone)
 

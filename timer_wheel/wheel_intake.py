@@ -10,7 +10,7 @@ import numpy as np
 from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.errors import TargetError, UnsupportedDelayError
+from message_store.errors import UnsupportedDelayError
 from message_store.live_store import LiveStore
 from message_store.message import Message
 from message_store.message_batch import MessageBatch
@@ -72,7 +72,7 @@ class WheelIntake:
         else:
             require_kept(due_ms)
             out = promised_ms - self.settings.precision_ms
-        self._refuse_congestion(out)
+        self._refuse_congestion(out, now_ms)
         record = draft(message, system_topic=TIMER_TOPIC, out_ms=out, extra=extra, form=self._form)
         offset = self._append(record, now_ms)
         self._topics.remember(message.topic, message.queue_id)
@@ -101,23 +101,20 @@ class WheelIntake:
         offset = log.append(
             size_bytes, lambda position: record.record(0, queue_offset, position, now_ms)
         )
-        try:
-            queue.append_one(offset, size_bytes, record.tags_code)
-        except TargetError:
-            log.break_off()  # it holds what its queue does not know
-            raise
+        queue.append_one(offset, size_bytes, record.tags_code)
         return offset
 
     # --- flow control -----------------------------------------------------------------------------
 
-    def _refuse_congestion(self, out: int) -> None:
+    def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
         """Refuse some of what goes to a slot that holds much, as a broker does: fewer, the fuller
-        it is, until it holds twice its limit.
+        it is, until it holds twice its limit. ``more`` go there before this one.
         """
         limit = self.settings.congest_num_each_slot
         if limit >= _NO_LIMIT:
             return
-        held = self._timers.wheel.unit_count(out - out % self.settings.precision_ms)
+        self._timers.settle(now_ms)
+        held = self._timers.wheel.unit_count(out - out % self.settings.precision_ms) + more
         if held <= limit:
             return
         odds = 1000 * (held - limit) / (limit + 0.1)
@@ -130,8 +127,9 @@ class WheelIntake:
         """Store many messages, or none when one of them cannot be kept."""
         promised_ms, outs = self._promises(due_ms, now_ms)
         if self.settings.congest_num_each_slot < _NO_LIMIT:
-            for out in np.unique(outs).tolist():
-                self._refuse_congestion(out)
+            slots, counts = np.unique(outs, return_counts=True)
+            for out, count in zip(slots.tolist(), counts.tolist(), strict=True):
+                self._refuse_congestion(out, now_ms, count - 1)
         records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
         offsets = self._append_batch(records, now_ms)
         self._topics.remember_all(batch)
@@ -168,9 +166,5 @@ class WheelIntake:
         units["commit_log_offset"] = offsets
         units["size_bytes"] = records.sizes
         units["tags_code"] = records.tags_codes
-        try:
-            queue.append(units)
-        except TargetError:
-            self._store.log.break_off()
-            raise
+        queue.append(units)
         return offsets

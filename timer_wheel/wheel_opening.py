@@ -14,7 +14,9 @@ from typing import Any, TypeGuard
 import attrs
 import numpy as np
 
+from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import FormatError
+from message_store.live_queue import LiveQueue
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
 from timer_wheel.live_timer_log import LiveTimerLog
@@ -225,7 +227,7 @@ def _resume(timers: LiveTimers) -> int:
     Without any unit it is the beginning of the queue: a broker would go on where the checkpoint
     says, and lose with the timer log all that was on the wheel.
     """
-    queue, found = timers.queue, timers.files.found
+    queue = timers.queue
     last = timers.log.last_unit()
     if not len(last):
         return queue.min_offset
@@ -234,15 +236,31 @@ def _resume(timers: LiveTimers) -> int:
         claimed = timers.store.log.record(offset, size_bytes).queue_offset
         resume = _entry_of(timers, claimed, offset) + 1
     except FormatError:
-        resume = found.last_queue_offset
+        resume = _first_behind(queue, offset)
     return min(max(resume, queue.min_offset), queue.max_offset)
+
+
+def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
+    """The first entry of a record that lies behind this place in the log.
+
+    The entries lie in the order of the log, so it is found where no record tells its own place: the
+    last unit's may be damaged, or taken by retention.
+    """
+    low, high = queue.min_offset, queue.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        if int(queue.units(middle, middle + 1)["commit_log_offset"][0]) > commit_log_offset:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def _entry_of(timers: LiveTimers, claimed: int, offset: int) -> int:
     """Where in the queue a record stands; its own word is off where a broker rebuilt the queue."""
     lowest = max(0, claimed + 1 - SEARCHED_ENTRIES)
     units = timers.queue.units(lowest, claimed + 1)
-    first = max(lowest, timers.queue.segments.min_offset // 20)
+    first = max(lowest, timers.queue.segments.min_offset // QUEUE_UNIT.size)
     found = np.flatnonzero(units["commit_log_offset"] == offset)
     return first + int(found[-1]) if len(found) else claimed
 

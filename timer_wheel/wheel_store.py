@@ -25,7 +25,7 @@ from message_store.delay_store import (
     Receipt,
 )
 from message_store.dialect import Dialect
-from message_store.errors import TargetError
+from message_store.errors import SourceError
 from message_store.live_store import LiveStore
 from message_store.live_topics import LiveTopic
 from message_store.log_deliveries import LogDeliveries
@@ -94,8 +94,11 @@ class WheelStore:
         try:
             timers, chosen = open_timers(store, precision_ms, wheel)
             return cls(store, timers, chosen)
-        except BaseException:
-            store.abandon()
+        except BaseException as error:
+            if store.was_clean and isinstance(error, SourceError | ValueError | TypeError):
+                store.close()  # refused before anything was changed
+            else:
+                store.abandon()
             raise
 
     @property
@@ -113,7 +116,7 @@ class WheelStore:
 
     def schedule(self, message: Message, due: Due) -> Receipt:
         """Store a message for later."""
-        with self._use():
+        with self._use(), self._store.all_or_broken():
             now_ms = self._clock.now_ms()
             self._knows_next_due = False
             return self._intake.schedule(message, self._intake.due_ms(due, now_ms), now_ms)
@@ -125,7 +128,7 @@ class WheelStore:
         Raises BadFieldError for a property that cannot be read, UnsupportedDelayError for a delay
         beyond the limit.
         """
-        with self._use():
+        with self._use(), self._store.all_or_broken():
             now_ms = self._clock.now_ms()
             alias = self.settings.start_deliver_time_alias
             asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
@@ -139,7 +142,7 @@ class WheelStore:
         due_ms = int64s(due_ms)
         if due_ms.shape != (len(batch),):
             raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
-        with self._use():
+        with self._use(), self._store.all_or_broken():
             self._knows_next_due = False
             return self._intake.schedule_batch(batch, due_ms, self._clock.now_ms())
 
@@ -149,15 +152,9 @@ class WheelStore:
         """Move everything that is due at ``now_ms`` into its topic."""
         with self._use():
             self._knows_next_due = False
-            log_end = self._store.log.end
-            try:
-                deliveries = self._turning.turn(now_ms, self._recall_marks())
-            except TargetError:
-                if self._store.log.end != log_end:
-                    self._store.log.break_off()  # what was delivered is not known to be
-                raise
-            self._clean(now_ms)
-            return deliveries
+            self._clean(now_ms)  # first what may fail and can wait: it would hide deliveries
+            with self._store.all_or_broken():
+                return self._turning.turn(now_ms, self._recall_marks())
 
     def _clean(self, now_ms: int) -> None:
         """Take away old files; what waits keeps its record's."""
@@ -220,7 +217,8 @@ class WheelStore:
                 return search.past()
             if target.recall_key not in self._recall_marks():
                 self._knows_next_due = False
-                self._intake.recall(target, self._clock.now_ms())
+                with self._store.all_or_broken():
+                    self._intake.recall(target, self._clock.now_ms())
                 self._recall_marks().remember(target.recall_key, target.out_ms)
             return Cancellation.CANCELLED
 
@@ -253,10 +251,10 @@ class WheelStore:
             timers.files.write_wheel(timers.wheel, timers.log.end)
             position = timers.log.end
             unsynced = timers.log.segments.begin_sync()
-        unsynced.finish()
+        store.finish(unsynced.finish)
         with self._use():
-            timers.files.sync_wheel()
-            timers.files.sync_checkpoint(position, own)
+            store.finish(timers.files.sync_wheel)
+            store.finish(lambda: timers.files.sync_checkpoint(position, own))
             timers.write_metrics()
         store.write_topics()
         store.write_checkpoint(durably=True)

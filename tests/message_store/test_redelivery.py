@@ -270,7 +270,8 @@ def test_what_stays_of_the_properties_reads_the_same_and_ends_the_same(
     assert after == kept + names.split_entries(suffix)
     if text and after:
         new = redelivered_properties(text, how, suffix)
-        assert new.endswith(b"\x02") == text.endswith(b"\x02")
+        if b"\x02\x02" not in text:  # an empty entry has no name by which it could be left out
+            assert new.endswith(b"\x02") == text.endswith(b"\x02")
 
 
 # --- what becomes of a record --------------------------------------------------------------------

@@ -130,12 +130,10 @@ def test_a_disk_that_refuses_five_times_loses_nothing(
 
 
 def test_a_slot_that_fills_up_takes_all_then_some_then_none(open_wheel: Open) -> None:
-    due_ms, at_once = NOW_MS + 100_000, 10
+    due_ms, held = NOW_MS + 100_000, 0
     came = Counter[str]()
     with open_wheel(congest_num_each_slot=100) as store:
-        for number in range(500):
-            if number % at_once == 0:
-                held = sum(1 for _ in store.pending())  # this puts them on the wheel, too
+        for _ in range(500):
             try:
                 store.schedule(Message("t", b""), AtMs(due_ms))
             except UnsupportedDelayError:
@@ -144,8 +142,9 @@ def test_a_slot_that_fills_up_takes_all_then_some_then_none(open_wheel: Open) ->
             else:
                 assert held < 200
                 came["free" if held <= 100 else "congested"] += 1
-    assert came["free"] == 100 + at_once
-    assert 0 < came["congested"] < 120
+                held += 1
+    assert came["free"] == 101
+    assert 0 < came["congested"] < 100
     assert came["refused"] == 500 - came["free"] - came["congested"]
 
 
