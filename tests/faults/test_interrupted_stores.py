@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores that are stopped by something else than a disk: Ctrl-C between a delivery and
+its account, a sync that fails once, a retention that takes the last record that was placed.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legacy_levels.level_scanner import LevelScanner
+from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message
+from message_store import live_store as live_store_module
+from message_store.errors import TargetError
+from message_store.live_queue import LiveQueue
+from message_store.store_root import StoreRoot
+from tests.faults.engines import SMALL, abandon, open_levels, open_wheel
+from timer_wheel.turning import Turning
+from timer_wheel.wheel_store import WheelStore
+
+START_MS = 1_793_000_000_000
+HOUR_MS = 3_600_000
+
+Open = Callable[[Path, ManualClock], DelayStore]
+
+both_engines = pytest.mark.parametrize("opened", [open_levels, open_wheel], ids=["levels", "wheel"])
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def stop(*_args: object, **_keywords: object) -> None:
+        raise error
+
+    return stop
+
+
+@pytest.mark.parametrize(
+    ("opened", "owner", "name"),
+    [
+        (open_wheel, Turning, "_move_on"),
+        (open_wheel, LiveQueue, "append"),
+        (open_levels, LevelScanner, "delivered"),
+        (open_levels, LiveQueue, "append"),
+    ],
+    ids=["wheel before its account", "wheel before queues", "levels before theirs", "levels too"],
+)
+def test_an_interrupt_in_a_delivery_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Open, owner: type, name: str
+) -> None:
+    clock = ManualClock(START_MS)
+    store = opened(tmp_path / "store", clock)
+    promised_ms = store.schedule(Message("orders", b"once"), AfterMs(1_000)).promised_ms
+    store.flush()
+    clock.tick(promised_ms - START_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            store.advance(promised_ms)
+    with pytest.raises(TargetError, match="open it again"):
+        store.schedule(Message("orders", b"later"), AfterMs(1_000))
+    store.close()
+    with opened(tmp_path / "store", clock) as again:
+        again.advance(promised_ms + 60_000)
+        assert [each.body for each in again.topic("orders").read(0, 0)] == [b"once"]
+
+
+def test_nothing_is_taken_back_from_levels_that_are_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_levels(tmp_path / "store", clock)
+    receipt = store.schedule(Message("orders", b"delivered"), AfterMs(1_000))
+    clock.tick(receipt.promised_ms - START_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveQueue, "append", raising(TargetError("no room")))
+        with pytest.raises(TargetError, match="no room"):
+            store.advance(clock.now_ms())
+    with pytest.raises(TargetError, match="open it again"):
+        store.cancel(receipt)
+    store.close()
+    with open_levels(tmp_path / "store", clock) as again:
+        again.advance(clock.now_ms())
+        assert again.cancel(receipt) is Cancellation.ALREADY_DELIVERED
+
+
+@both_engines
+def test_topics_that_could_not_be_written_are_written_by_the_next_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Open
+) -> None:
+    clock = ManualClock(START_MS)
+    with opened(tmp_path / "store", clock) as store:
+        store.schedule(Message("orders", b""), AfterMs(1_000))
+        with monkeypatch.context() as patch:
+            patch.setattr(live_store_module, "merge_topics", raising(TargetError("no room")))
+            with pytest.raises(TargetError, match="no room"):
+                store.flush()
+        store.flush()
+        topics = StoreRoot(tmp_path / "store").config_file("topics.json").read_text("utf-8")
+        assert '"orders"' in topics
+
+
+def test_a_wheel_finds_its_place_when_retention_took_the_last_record_that_was_flushed(
+    tmp_path: Path,
+) -> None:
+    """A hundred hours without a flush, then a kill: the last unit that counts has no record."""
+    clock = ManualClock(START_MS)
+    store = WheelStore.open(tmp_path / "store", clock=clock, settings=SMALL)
+    store.schedule(Message("orders", b"flushed"), AfterMs(1_000))
+    store.advance(START_MS + 1_000)
+    store.flush()
+    for _ in range(25):
+        clock.tick(4 * HOUR_MS)
+        store.schedule(Message("orders", b"x" * 12_000), AfterMs(1_000))
+        store.advance(clock.now_ms() + 1_000)
+    waiting = [store.schedule(Message("orders", b"waits"), AfterMs(10 * HOUR_MS)) for _ in range(7)]
+    store.advance(clock.now_ms() + 1_000)
+    assert store.live.log.min_offset > 0
+    abandon(store)
+    with WheelStore.open(tmp_path / "store", clock=clock, settings=SMALL) as again:
+        assert len(list(again.pending())) == len(waiting)
+        assert len(again.advance(clock.now_ms() + 11 * HOUR_MS)) == len(waiting)
