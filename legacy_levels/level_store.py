@@ -119,8 +119,12 @@ class LevelStore:
         live = self.live
         with live.lock:
             live.require_open()
-            with live.all_or_broken():
+            count = live.log.append_count
+            try:  # all_or_broken, but for what entering it costs
                 return self._scheduling.schedule(message, due)
+            except BaseException:
+                live.doubt_what_follows(count)
+                raise
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many messages, or none when one of them cannot be stored."""

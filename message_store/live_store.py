@@ -203,9 +203,13 @@ class LiveStore:
         try:
             yield
         except BaseException:
-            if self.log.append_count != count:
-                self.log.break_off()
+            self.doubt_what_follows(count)
             raise
+
+    def doubt_what_follows(self, append_count: int) -> None:
+        """Take nothing more if anything was appended since the log had this count."""
+        if self.log.append_count != append_count:
+            self.log.break_off()
 
     @property
     def is_closed(self) -> bool:

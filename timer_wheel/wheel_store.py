@@ -116,10 +116,17 @@ class WheelStore:
 
     def schedule(self, message: Message, due: Due) -> Receipt:
         """Store a message for later."""
-        with self._use(), self._store.all_or_broken():
+        store = self._store
+        with store.lock:
+            store.require_open()
             now_ms = self._clock.now_ms()
             self._knows_next_due = False
-            return self._intake.schedule(message, self._intake.due_ms(due, now_ms), now_ms)
+            count = store.log.append_count
+            try:  # all_or_broken, but for what entering it costs
+                return self._intake.schedule(message, self._intake.due_ms(due, now_ms), now_ms)
+            except BaseException:
+                store.doubt_what_follows(count)
+                raise
 
     def put(self, message: Message) -> Receipt:
         """Store a message for the time that its own properties say, as a broker's clients do:
