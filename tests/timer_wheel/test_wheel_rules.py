@@ -229,7 +229,6 @@ def test_a_congested_slot_refuses_some_and_at_twice_its_limit_all(make: Make) ->
             found += 1
         return found
 
-    fill_to(100)
     assert accepted_of_100() == 100, "up to the limit all are taken"
     fill_to(200)
     assert accepted_of_100() == 0
