@@ -18,7 +18,17 @@ from tests.faults.kill_worker import Task, Worker, warm_up
 
 STEPS = 40
 REFUSALS = 3
-EVERY = [pytest.param(31, id="some"), pytest.param(3, id="many", marks=pytest.mark.slow)]
+EVERY = [
+    pytest.param(31, id="some"),
+    pytest.param(
+        3,
+        id="many",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.xfail(strict=False, reason="docs/ENGINES.md, known faults: second row"),
+        ],
+    ),
+]
 
 
 def work_on(task: Task, engine: Engine, disk: FullDisk) -> list[DelayStoreError]:
