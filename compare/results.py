@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came out of a race: values that a table, a report and a program read, and their JSON.
+
+Times are milliseconds, of the race's clock where they are points in time. Nothing here measures.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+
+CURVE_FRACTIONS = tuple(
+    np.unique(
+        np.concatenate(
+            [np.linspace(0, 1, 201), 1 - np.logspace(-2, -6, 81), [0.5, 0.9, 0.99, 0.999]]
+        ).round(9)
+    ).tolist()
+)
+"""Where a lateness curve is sampled: evenly, and ever closer towards the latest message."""
+
+_PERCENTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
+
+
+def _quantiles(values: Int64s, fractions: Sequence[float]) -> list[float]:
+    found = np.quantile(values, fractions, method="inverted_cdf")
+    return [float(value) for value in found]
+
+
+@attrs.frozen
+class Lateness:
+    """How late messages were: each figure is the lateness of a message that was really seen."""
+
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+    @classmethod
+    def of(cls, lateness_ms: Int64s) -> "Lateness | None":
+        """The percentiles of these; None of nothing."""
+        if not len(lateness_ms):
+            return None
+        values = _quantiles(lateness_ms, list(_PERCENTS.values()))
+        return cls(**dict(zip(_PERCENTS, values, strict=True)))
+
+
+@attrs.frozen
+class LatenessCurve:
+    """The whole distribution: ``late_ms[i]`` is not exceeded by the share ``fractions[i]`` of the
+    messages. Both rise; ``fractions`` lies closer together towards 1.
+    """
+
+    fractions: tuple[float, ...] = ()
+    late_ms: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, lateness_ms: Int64s) -> "LatenessCurve":
+        """The curve of these; empty of nothing."""
+        if not len(lateness_ms):
+            return cls()
+        return cls(CURVE_FRACTIONS, tuple(_quantiles(lateness_ms, CURVE_FRACTIONS)))
+
+
+@attrs.frozen
+class Traffic:
+    """Messages a bucket of ``bucket_ms``, the first of which begins with the race."""
+
+    bucket_ms: int = 1_000
+    put: tuple[int, ...] = ()
+    delivered: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class Usage:
+    """What the engine's process held, sampled: ``at_ms`` counts from the race's beginning.
+
+    ``memory_bytes`` is what it shares with no file (RssAnon; Java: the same). ``disk_bytes`` is
+    what its store takes on the disk, not how long its files say they are.
+    """
+
+    at_ms: tuple[int, ...] = ()
+    memory_bytes: tuple[int, ...] = ()
+    disk_bytes: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class Round:
+    """One run of an engine: speed and cost. None where there was nothing to divide by."""
+
+    put_per_second: float | None
+    drain_per_second: float | None
+    through_per_second: float | None
+    cpu_percent: float
+    peak_memory_bytes: int
+    bytes_on_disk: int
+
+
+@attrs.frozen
+class FaultSeen:
+    """One fault and what the engine did about it; ``at_ms`` counts from the race's beginning.
+
+    ``answer`` is a word for people: "reopened", "refused 12 puts until there was room", ...
+    """
+
+    kind: str
+    at_ms: int
+    answer: str
+
+
+@attrs.frozen(kw_only=True)
+class EngineResult:
+    """How one engine did; the names of the figures are those of the JSON.
+
+    ``put_per_second`` is messages through ``schedule`` a second spent there, ``drain_per_second``
+    messages through those ``advance`` calls that delivered any, ``through_per_second`` messages in
+    and out a second spent in the engine altogether. ``lateness_ms`` counts from the time asked for,
+    ``lateness_after_promise_ms`` from the time the engine promised. ``early``, ``missing`` and
+    ``duplicates`` are messages, counted in the delivered topics. ``not_taken`` were refused when
+    they were put, and count nowhere else. With several rounds the speeds are those of the middle
+    one, ``rounds`` has each. ``unavailable`` says in one sentence why an engine did not run; then
+    nothing else is set.
+    """
+
+    name: str
+    put_per_second: float | None = None
+    drain_per_second: float | None = None
+    through_per_second: float | None = None
+    lateness_ms: Lateness | None = None
+    lateness_after_promise_ms: Lateness | None = None
+    early: int = 0
+    missing: int = 0
+    duplicates: int = 0
+    not_taken: int = 0
+    taken: int = 0
+    delivered: int = 0
+    cpu_percent: float = 0.0
+    peak_memory_bytes: int = 0
+    bytes_on_disk: int = 0
+    lateness_curve: LatenessCurve = LatenessCurve()
+    lateness_after_promise_curve: LatenessCurve = LatenessCurve()
+    traffic: Traffic = Traffic()
+    usage: Usage = Usage()
+    rounds: tuple[Round, ...] = ()
+    faults: tuple[FaultSeen, ...] = ()
+    version: str = ""
+    notes: tuple[str, ...] = ()
+    unavailable: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing came early, twice or not at all."""
+        return not (self.early or self.missing or self.duplicates)
+
+
+@attrs.frozen(kw_only=True)
+class WorkloadFacts:
+    """What was asked of the engines. Delays and the span of arrivals are in ms."""
+
+    name: str
+    messages: int
+    body_bytes: int
+    topics: int
+    seed: int
+    start_ms: int
+    arrival_span_ms: int
+    delay_min_ms: int
+    delay_max_ms: int
+    rate_per_second: float | None = None
+    source: str | None = None
+
+
+@attrs.frozen
+class MessageTimes:
+    """When one engine promised and delivered a message; several deliveries are repeats.
+
+    ``promised_ms`` is None where the engine refused it.
+    """
+
+    promised_ms: int | None
+    delivered_ms: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class FirstDifference:
+    """The first message that the engines treated differently, and everything that befell it.
+
+    ``kind`` is "delivered by some only", "repeated", "early" or "other times"; the graver kinds are
+    looked for first. ``messages`` is how many differ in that way. Times are epoch ms.
+    """
+
+    kind: str
+    messages: int
+    number: int
+    topic: str
+    arrival_ms: int
+    asked_ms: int
+    engines: Mapping[str, MessageTimes]
+
+
+@attrs.frozen(kw_only=True)
+class RaceResults:
+    """A whole race. ``clock`` is "virtual" or "wall"; ``engines`` in the order asked for."""
+
+    workload: WorkloadFacts
+    clock: str
+    engines: tuple[EngineResult, ...]
+    first_difference: FirstDifference | None = None
+    precision_ms: int = 1_000
+    machine: Mapping[str, str] = attrs.field(factory=dict)
+    command: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """No engine that ran brought anything early, twice or not at all."""
+        return all(engine.is_right for engine in self.engines)
+
+    def engine(self, name: str) -> EngineResult:
+        """One engine's result; raises KeyError where it was not asked for."""
+        for result in self.engines:
+            if result.name == name:
+                return result
+        raise KeyError(name)
+
+    def as_json(self) -> dict[str, Any]:
+        """The race as JSON has it; curves, traffic and usage included."""
+        return {
+            "workload": attrs.asdict(self.workload),
+            "clock": self.clock,
+            "precision_ms": self.precision_ms,
+            "engines": {result.name: _engine_json(result) for result in self.engines},
+            "first_difference": (
+                None if self.first_difference is None else attrs.asdict(self.first_difference)
+            ),
+            "machine": dict(self.machine),
+            "command": self.command,
+        }
+
+
+def _engine_json(result: EngineResult) -> dict[str, Any]:
+    if result.unavailable is not None:
+        return {"unavailable": result.unavailable}
+    facts = attrs.asdict(result)
+    del facts["name"]
+    return facts
