@@ -38,6 +38,7 @@ FILE_TOUCHERS = {
     "message_store/store_root.py",
     "message_store/kernel_cache.py",
     "message_store/live_segments.py",
+    "compare/work_files.py",
     "migrate/row_output.py",
     "migrate/staged_output.py",
 }

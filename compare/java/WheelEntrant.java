@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+import java.lang.reflect.Field;
+import java.lang.reflect.Proxy;
+import java.net.InetSocketAddress;
+import java.nio.file.Path;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageConst;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageExtBrokerInner;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.ha.HAService;
+
+/**
+ * RocketMQ 5's DefaultMessageStore with its TimerMessageStore. The broker's own controller puts the
+ * store together, with the hook that makes a timer of a message; of its parts only the store and the
+ * wheel are started, none that speaks over a network.
+ */
+public final class WheelEntrant extends Entrant {
+    public static void main(String[] args) {
+        new WheelEntrant().enter(args);
+    }
+
+    @Override
+    Engine open(Path directory) throws Exception {
+        MessageStoreConfig config = new MessageStoreConfig();
+        config.setStorePathRootDir(directory.toString());
+        config.setStorePathCommitLog(directory.resolve("commitlog").toString());
+        config.setDiskMaxUsedSpaceRatio(99);
+        config.setTimerPrecisionMs(number("precisionMs"));
+        config.setTimerWheelEnable(true);
+        BrokerConfig broker = new BrokerConfig();
+        broker.setBrokerIP1("127.0.0.1");
+        BrokerController controller = new BrokerController(
+            broker, new NettyServerConfig(), new NettyClientConfig(), config);
+        if (!controller.initialize()) {
+            throw new IllegalStateException("the store does not load");
+        }
+        keepOffTheNetwork(controller.getMessageStore());
+        controller.getMessageStore().start();
+        controller.getTimerMessageStore().start();
+        controller.changeScheduleServiceStatus(true);
+        return new Wheel(controller);
+    }
+
+    /** A master listens for replicas, on every address. This one has none. */
+    private static void keepOffTheNetwork(MessageStore store) throws Exception {
+        Field field = DefaultMessageStore.class.getDeclaredField("haService");
+        field.setAccessible(true);
+        field.set(store, Proxy.newProxyInstance(
+            HAService.class.getClassLoader(), new Class<?>[] {HAService.class},
+            (proxy, method, arguments) -> {
+                Class<?> answer = method.getReturnType();
+                return answer == boolean.class ? Boolean.TRUE : answer == int.class ? 0 : null;
+            }));
+    }
+
+    private static final class Wheel implements Engine {
+        private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
+        private final BrokerController controller;
+        private final MessageStore store;
+
+        private Wheel(BrokerController controller) {
+            this.controller = controller;
+            this.store = controller.getMessageStore();
+        }
+
+        @Override
+        public boolean put(Workload from, int number, byte[] body, long dueMs) {
+            MessageExtBrokerInner message = new MessageExtBrokerInner();
+            message.setTopic(from.topic(number));
+            message.setQueueId(from.queueId(number));
+            message.setBody(body);
+            message.setBornTimestamp(System.currentTimeMillis());
+            message.setBornHost(HOST);
+            message.setStoreHost(HOST);
+            message.setWaitStoreMsgOK(false);
+            if (!from.tags(number).isEmpty()) {
+                message.setTags(from.tags(number));
+                message.setTagsCode(
+                    MessageExtBrokerInner.tagsString2tagsCode(null, from.tags(number)));
+            }
+            if (!from.keys(number).isEmpty()) {
+                message.setKeys(from.keys(number));
+            }
+            MessageAccessor.putProperty(
+                message, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX, uniqueKey(number));
+            message.setDeliverTimeMs(dueMs);
+            message.setPropertiesString(
+                MessageDecoder.messageProperties2String(message.getProperties()));
+            return store.putMessage(message).isOk();
+        }
+
+        @Override
+        public long delivered(String topic, int queueId) throws Exception {
+            return store.getMaxOffsetInQueue(topic, queueId);
+        }
+
+        @Override
+        public void stop() throws Exception {
+            controller.changeScheduleServiceStatus(false);
+            controller.getTimerMessageStore().shutdown();
+            store.shutdown();
+        }
+    }
+}

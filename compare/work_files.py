@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a race besides the stores: its directory, columns handed from process to process,
+what the system says about a process.
+
+Nothing here is part of a store, and all of it is gone when the race is over.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from compare.workload import Workload
+from message_store.errors import TargetError
+
+WORKLOAD_FILE = "workload.npz"
+_BLOCK_UNIT_BYTES = 512
+_KIB = 1_024
+
+
+@contextmanager
+def race_directory(above: Path | None, keep: Path | None) -> Iterator[Path]:
+    """Where a race works: ``keep`` itself, which must be new or empty and stays; or else a
+    directory below ``above`` (unless given where temporary files go) that is removed at the end.
+
+    Raises TargetError when the disk refuses.
+    """
+    try:
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            if any(keep.iterdir()):
+                raise TargetError(f"{keep}: is not empty")
+            yield keep
+            return
+        made = Path(tempfile.mkdtemp(prefix="delaywheel-race-", dir=above))
+    except OSError as error:
+        raise TargetError(f"{keep or above}: cannot be written: {error.strerror}") from error
+    try:
+        yield made
+    finally:
+        remove(made)
+
+
+def remove(directory: Path) -> None:
+    """Take a directory away with all that is in it."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def write_columns(path: Path, facts: Mapping[str, Any], **columns: NDArray[Any]) -> None:
+    """Columns, uncompressed, as ``numpy.savez`` writes them; ``facts`` as JSON in one named so.
+
+    Raises TargetError.
+    """
+    text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    try:
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, facts=text, **columns)
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def read_columns(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Facts and columns, as ``write_columns`` wrote them."""
+    with np.load(path) as file:
+        columns = {name: file[name] for name in file.files}
+    return json.loads(columns.pop("facts").tobytes()), columns
+
+
+def write_workload(path: Path, workload: Workload) -> None:
+    """A workload for another process: its int64 columns by their names, ``block`` (uint8), and as
+    facts ``name``, ``start_ms``, ``topics``, ``seed``, ``rate_per_second`` and ``source``.
+    """
+    values = {field.name: getattr(workload, field.name) for field in attrs.fields(Workload)}
+    columns = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    facts = {name: value for name, value in values.items() if name not in columns}
+    write_columns(path, facts, block=workload.block(), **columns)
+
+
+def read_workload(path: Path) -> Workload:
+    """The workload that ``write_workload`` put there."""
+    facts, columns = read_columns(path)
+    del columns["block"]  # made again from the seed
+    given: dict[str, Any] = {**facts, **columns, "topics": tuple(facts["topics"])}
+    return Workload(**given)
+
+
+# --- what the system says -------------------------------------------------------------------------
+
+
+def disk_bytes(path: Path) -> int:
+    """What a directory takes on the disk."""
+    total = 0
+    with suppress(OSError):  # files come and go
+        for file in path.rglob("*"):
+            with suppress(OSError):
+                total += file.lstat().st_blocks * _BLOCK_UNIT_BYTES
+    return total
+
+
+@attrs.frozen
+class ProcessMemory:
+    """``private_bytes`` is shared with no file (RssAnon); ``peak_bytes`` the most that was ever
+    resident, file pages included (VmHWM).
+    """
+
+    private_bytes: int
+    peak_bytes: int
+
+
+def process_memory(process: int | str = "self") -> ProcessMemory:
+    """The memory of a process, zeros where it is gone or the system keeps no such account."""
+    try:
+        text = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ProcessMemory(0, 0)
+    found = {name: rest for name, _, rest in (line.partition(":") for line in text.splitlines())}
+    private, peak = (
+        int(found.get(name, "0 kB").split()[0]) * _KIB for name in ("RssAnon", "VmHWM")
+    )
+    return ProcessMemory(private, peak)
+
+
+def free_bytes(directory: Path) -> int:
+    """What the disk of a directory has room for."""
+    return shutil.disk_usage(directory).free
+
+
+def make_directory(path: Path) -> Path:
+    """A directory that is there afterwards. Raises TargetError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be made: {error.strerror}") from error
+    return path
