@@ -42,6 +42,8 @@ FILE_TOUCHERS = {
     "migrate/row_output.py",
     "migrate/staged_output.py",
 }
+#: One writes the index of a hierarchical wheel, the other looks at a broker's timeline.
+DATABASES = {"timer_wheel/hierarchy/index_db.py", "timer_wheel/rocksdb_view.py"}
 #: Temporary files that are gone when their user is: not part of any store.
 TEMPORARY_FILES = {
     "migrate/demo.py": "tempfile.mkdtemp",
@@ -107,6 +109,11 @@ def test_only_migrate_knows_spark() -> None:
 def test_only_the_command_line_knows_click_and_rich() -> None:
     below = outside(COMMAND_LINE)
     assert [found for source in below for found in imports_of(source, "click", "rich")] == []
+
+
+def test_rocksdb_is_known_in_named_places_only() -> None:
+    elsewhere = outside(DATABASES)
+    assert [found for source in elsewhere for found in imports_of(source, "rocksdict")] == []
 
 
 def test_the_product_does_not_lean_on_its_tests_or_tools() -> None:

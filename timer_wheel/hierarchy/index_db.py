@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The database under a hierarchical wheel: blocks by slot, ids by bucket, and one state.
+
+The only place that knows RocksDB. Everything is read in ranges and written in batches; a batch is
+there wholly or not at all, whatever column families it touches.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+import rocksdict
+
+from message_store.errors import DelayStoreError, FormatError, SourceError, TargetError
+from message_store.layout import Layout
+from timer_wheel.hierarchy.index_layouts import (
+    BLOCK_KEY,
+    FAMILIES,
+    ID_KEY,
+    ID_ROW,
+    IDS,
+    NATIVE_ID,
+    NATIVE_ROW,
+    STATE,
+    STATE_KEY,
+    STATE_VERSION,
+    WAITING_ROW,
+    IndexState,
+    Rows,
+)
+
+_WRITE_BUFFER_BYTES = 32 << 20
+_WAL_BYTES = 128 << 20
+_BLOCK_BYTES = 16 << 10
+_FORMAT_VERSION = 5
+_T = TypeVar("_T")
+_END = 2**62
+
+
+class DamagedIndexError(FormatError):
+    """An index that cannot be believed: it is made again from the queue."""
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """Rows of one slot as they stand in the database."""
+
+    slot_ms: int
+    queue_offset: int
+    rows: Rows
+
+
+class IndexDb:
+    """The database of one store, open for writing or, with ``read_only``, for looking.
+
+    Raises DamagedIndexError for what cannot be read, TargetError when the disk refuses, SourceError
+    when somebody else has it open.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        access = rocksdict.AccessType
+        with self._told():
+            self._db = rocksdict.Rdict(
+                str(path),
+                _options(),
+                {name: _options() for name in FAMILIES},
+                access.read_only(False) if read_only else access.read_write(),
+            )
+            self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
+            self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn the library's errors, which are of one kind, into ours."""
+        try:
+            yield
+        except DelayStoreError:
+            raise
+        except Exception as error:
+            raise _ours(self.path, error) from error
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def state(self) -> IndexState | None:
+        """What was last said of the whole; None in a new database."""
+        with self._told():
+            content = self._db.get(STATE_KEY)
+        if content is None:
+            return None
+        if len(content) != STATE.size:
+            raise DamagedIndexError("a state of another length", path=self.path, found=len(content))
+        fields = STATE.decode_at(content, 0)
+        if fields["version"] != STATE_VERSION:
+            raise SourceError(f"{self.path}: an index of version {fields['version']}, not 1")
+        return IndexState(**fields)
+
+    def blocks(self, family: str, from_ms: int = 0, until_ms: int = _END) -> Iterator[Block]:
+        """The blocks of the slots that begin in a range of time, in order."""
+        for key, value in self._range(family, _block_key(from_ms), _block_key(until_ms)):
+            fields = BLOCK_KEY.decode_at(key, 0)
+            rows = self._rows(value, WAITING_ROW, NATIVE_ROW)
+            yield Block(fields["slot_ms"], fields["queue_offset"], rows)
+
+    def first_slot_ms(self, family: str, from_ms: int = 0) -> int | None:
+        """When the first slot begins that holds something, from a time on."""
+        for key, _ in self._range(family, _block_key(from_ms), _block_key(_END)):
+            return BLOCK_KEY.decode_at(key, 0)["slot_ms"]
+        return None
+
+    def ids(self, era: int, bucket: int) -> Rows:
+        """All ids of one bucket and era."""
+        begin, end = _id_key(era, bucket, 0), _id_key(era, bucket + 1, 0)
+        parts = [self._rows(value, ID_ROW, NATIVE_ID) for _, value in self._range(IDS, begin, end)]
+        return np.concatenate([np.empty(0, NATIVE_ID), *parts])
+
+    def eras(self) -> list[int]:
+        """The eras that have ids."""
+        found: list[int] = []
+        while True:
+            begin = _id_key(found[-1] + 1 if found else 0, 0, 0)
+            key = next((key for key, _ in self._range(IDS, begin, b"\xff")), None)
+            if key is None:
+                return found
+            found.append(ID_KEY.decode_at(key, 0)["era"])
+
+    def _range(self, family: str, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from one key up to another, which is not among them.
+
+        An iterator of the library ends at damage as at an end; only its status tells.
+        """
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        with self._told():
+            found = self._families[family].iter(options)
+            found.seek(begin)
+            while found.valid():
+                yield found.key(), found.value()
+                found.next()
+            found.status()
+
+    def _rows(self, value: bytes, layout: Layout, native: Any) -> Rows:
+        if len(value) % layout.size:
+            raise DamagedIndexError("a block of odd length", path=self.path, found=len(value))
+        return np.frombuffer(value, layout.dtype).astype(native)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def batch(self) -> "IndexBatch":
+        """Changes that are made together."""
+        return IndexBatch(self._handles)
+
+    def write(self, batch: "IndexBatch", state: IndexState, *, durably: bool) -> None:
+        """Make changes, and say what holds then; ``durably`` comes back when they are on disk."""
+        options = rocksdict.WriteOptions()
+        options.sync = durably
+        with self._told():
+            batch.changes.put(STATE_KEY, STATE.encode(**attrs.asdict(state)))
+            self._db.write(batch.changes, options)
+
+    def settle(self) -> None:
+        """Come back when nothing is in memory alone, as it should be at the end."""
+        with self._told():
+            self._db.flush_wal(True)
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        self._families.clear()
+        self._handles.clear()
+        self._db.close()
+
+
+class IndexBatch:
+    """Changes of the database that are yet to be made."""
+
+    def __init__(self, handles: dict[str, Any]) -> None:
+        self._handles = handles
+        self.changes = rocksdict.WriteBatch(raw_mode=True)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def put_block(self, family: str, slot_ms: int, rows: Rows) -> None:
+        """Add messages of one slot, in order of the queue."""
+        key = _block_key(slot_ms, int(rows["queue_offset"][0]))
+        value = rows.astype(WAITING_ROW.dtype).tobytes()
+        self.changes.put(key, value, self._handles[family])
+
+    def drop_block(self, family: str, block: Block) -> None:
+        """Take a block away."""
+        key = _block_key(block.slot_ms, block.queue_offset)
+        self.changes.delete(key, self._handles[family])
+
+    def drop_slots(self, family: str, from_ms: int, until_ms: int) -> None:
+        """Take away every block of the slots that begin in a range of time."""
+        handle = self._handles[family]
+        self.changes.delete_range(_block_key(from_ms), _block_key(until_ms), handle)
+
+    def put_ids(self, era: int, bucket: int, ids: Rows) -> None:
+        """Add ids of one bucket and era."""
+        key = _id_key(era, bucket, int(ids["queue_offset"].min()))
+        self.changes.put(key, ids.astype(ID_ROW.dtype).tobytes(), self._handles[IDS])
+
+    def drop_eras(self, before: int) -> None:
+        """Take away all ids before an era."""
+        self.changes.delete_range(_id_key(0, 0, 0), _id_key(before, 0, 0), self._handles[IDS])
+
+
+def remove_index(path: Path) -> None:
+    """Take away the database that is there, whatever state it is in. Raises TargetError."""
+    if not path.exists():
+        return
+    _remove(path, lambda: rocksdict.Rdict.destroy(str(path), _options()))
+
+
+def _remove(path: Path, destroy: Callable[[], _T]) -> None:
+    try:
+        destroy()
+    except Exception as error:
+        raise _ours(path, error) from error
+
+
+def _block_key(slot_ms: int, queue_offset: int = 0) -> bytes:
+    return BLOCK_KEY.packer.pack(slot_ms, queue_offset)
+
+
+def _id_key(era: int, bucket: int, queue_offset: int) -> bytes:
+    return ID_KEY.packer.pack(era, bucket, queue_offset)
+
+
+def _ours(path: Path, error: Exception) -> DelayStoreError:
+    text = " ".join(str(error).split())
+    if "lock hold by current process" in text or "While lock file" in text:
+        return SourceError(f"{path}: somebody else has it open: {text}")
+    if text.startswith(("Corruption", "Invalid argument")) or "No such file" in text:
+        return DamagedIndexError(text, path=path)
+    return TargetError(f"{path}: {text}")
+
+
+def _options() -> Any:
+    table = rocksdict.BlockBasedOptions()
+    table.set_format_version(_FORMAT_VERSION)
+    table.set_block_size(_BLOCK_BYTES)
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_max_total_wal_size(_WAL_BYTES)
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.point_in_time())
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_is_fd_close_on_exec(True)
+    return options
