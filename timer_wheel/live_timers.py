@@ -168,7 +168,10 @@ class LiveTimers:
         is_done = is_done | ~found.facts.is_fine
         last_ms = hand_ms - self.precision_ms
         past_ms = np.where(is_overdue(rows.slot_time_ms), last_ms + OVERDUE_MARK_MS, last_ms)
-        is_past = is_done & (rows.slot_time_ms < hand_ms) & found.facts.is_fine
+        # A marker stays with its target: that has no copy in the log by which whoever opens the
+        # store after a kill, or a broker, could tell that it was dealt with.
+        is_past = (rows.slot_time_ms < hand_ms) | rows.is_marker
+        is_past &= is_done & found.facts.is_fine
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
         rows.table[SLOT_TIME] = np.where(
             is_past, rows.slot_time_ms, np.where(is_done, past_ms, waiting_ms)

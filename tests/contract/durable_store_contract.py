@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a store owes that outlives its process: all it was given, and each of it once."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,9 @@ from tests.contract.delay_store_contract import (
     delivered_bodies,
     message,
 )
+
+PAST_AND_FLUSHED = [(-1_500, is_busy, is_busy, True) for is_busy in (False, True)]
+"""The two of many ways to the same end that ordinary runs try."""
 
 
 def closed(store: DelayStore) -> None:
@@ -121,6 +125,44 @@ class DurableStoreContract(DelayStoreContract):
         end(again)
         answer = open_one(clock).cancel(receipts[2])
         assert answer is Cancellation.ALREADY_DELIVERED
+
+    @pytest.mark.parametrize(
+        ("due_ms", "is_advanced", "is_joined", "is_flushed"),
+        [
+            pytest.param(*steps, marks=() if steps in PAST_AND_FLUSHED else pytest.mark.slow)
+            for steps in itertools.product(
+                [-1_500, 0, 700], [False, True], [False, True], [False, True]
+            )
+        ],
+    )
+    def test_what_was_due_at_once_and_taken_back_after_a_reopening_never_comes(
+        self,
+        open_one: Open,
+        clock: ManualClock,
+        due_ms: int,
+        is_advanced: bool,
+        is_joined: bool,
+        is_flushed: bool,
+    ) -> None:
+        """Such a message waits where time has passed already, and so does what takes it back."""
+        store = open_one(clock)
+        if is_advanced:
+            store.advance(START_MS)
+        receipt = store.schedule(message(0), AtMs(START_MS + due_ms))
+        store.close()
+        store = open_one(clock)
+        others = [message(1)] if is_joined else []
+        for other in others:
+            store.schedule(other, AtMs(START_MS + due_ms))
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+        assert len(store.advance(receipt.promised_ms)) == len(others)
+        if is_flushed:
+            store.flush()
+        self.abandon(store)
+        again = open_one(clock)
+        assert list(again.pending()) == []
+        assert again.cancel(receipt) is Cancellation.CANCELLED
+        assert len(again.advance(START_MS + 600_000)) == 0
 
     def test_topics_keep_what_was_delivered_and_go_on_behind_it(
         self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]

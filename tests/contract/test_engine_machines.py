@@ -86,16 +86,12 @@ class ForgetfulWheelMachine(WheelMachine):
         return open_wheel(folder, clock, settings, roll_window_slots=7_200)
 
 
-#: Random steps meet it by chance only, so it is not strict.
-KNOWN_FAULT = pytest.mark.xfail(strict=False, reason="docs/ENGINES.md, known faults: first row")
-
 MACHINES = [
     LevelMachine,
     ForgetfulLevelMachine,
-    *[
-        pytest.param(machine, marks=KNOWN_FAULT)
-        for machine in (WheelMachine, FineWheelMachine, ForgetfulWheelMachine)
-    ],
+    WheelMachine,
+    FineWheelMachine,
+    ForgetfulWheelMachine,
 ]
 
 

@@ -25,7 +25,7 @@ EVERY = [
         id="many",
         marks=[
             pytest.mark.slow,
-            pytest.mark.xfail(strict=False, reason="docs/ENGINES.md, known faults: second row"),
+            pytest.mark.xfail(strict=False, reason="docs/ENGINES.md, known faults"),
         ],
     ),
 ]
