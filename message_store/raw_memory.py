@@ -108,6 +108,23 @@ trailing_zeros: Any = intrinsic(_trailing_zeros)
 """How many of the lowest bits of a word are zero."""
 
 
+def _separator_bits(_context: Any, address: Any) -> Any:
+    def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        block = ir.VectorType(ir.IntType(8), 64)
+        value = builder.load(builder.inttoptr(arguments[0], block.as_pointer()), align=1)
+        ones, twos = (ir.Constant(block, [number] * 64) for number in (1, 2))
+        found = builder.icmp_unsigned("<", builder.sub(value, ones), twos)
+        return builder.bitcast(found, _I64)
+
+    return types.uint64(types.int64), code
+
+
+separator_bits: Any = intrinsic(_separator_bits)
+"""Of the 64 bytes at an address, a bit each, the first one lowest: set where the byte is 1 or 2,
+which are what separates names, values and properties.
+"""
+
+
 @inline_kernel
 def copy_short(target: int, source: int, count: int) -> None:
     """The same for a name or a short value, without the call that memcpy is."""

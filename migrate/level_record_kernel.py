@@ -3,7 +3,8 @@
 usual".
 
 Every length is checked before it is used. The caller's buffer has eight bytes to spare behind it,
-because names are compared a word at a time.
+because names are compared a word at a time. Kernels hand each other addresses and no arrays: numba
+counts references to an array at every call, which took half of the time of a record.
 """
 
 from typing import Any
@@ -18,9 +19,13 @@ from message_store.raw_memory import (
     load_i16,
     load_i32,
     load_i64,
+    load_native,
     load_u8,
     load_word,
     load_word32,
+    separator_bits,
+    store_native,
+    trailing_zeros,
 )
 from message_store.record_layout import (
     BODY_RUN,
@@ -29,6 +34,7 @@ from message_store.record_layout import (
     HEAD_V6_V4,
     MAGIC_V1,
     PROPERTIES_RUN,
+    SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
     SYS_COMMIT,
     SYS_STORE_HOST_IPV6,
@@ -47,29 +53,39 @@ _BODY_LENGTH = BODY_RUN.length.size
 _TOPIC_LENGTH = TOPIC_RUN_V1.length.size
 _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 
-_LEVEL_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8)
-_TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
 _HALF_TOPIC = np.frombuffer(names.HALF_TOPIC.encode(), np.uint8)
-_SYSTEM_TOPIC_BYTES = len(_LEVEL_TOPIC)
+_SYSTEM_TOPIC_BYTES = len(names.LEVEL_TOPIC)
+_LAST_WORD_AT = _SYSTEM_TOPIC_BYTES - 8
+_BLOCK_BYTES = 64
+assert SMALLEST_RECORD_BYTES >= _BLOCK_BYTES, "a block ends in the properties and begins no earlier"
 
 
-def _word(name: str) -> np.uint64:
+def word_of(name: str) -> np.uint64:
+    """The first eight bytes of a name, as ``load_word`` loads them."""
     return np.uint64(int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little"))
 
 
-_TAGS, _DELAY = _word(names.TAGS), _word(names.DELAY)
+def _words(topic: str) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """A system topic's name in three words, of which the last two overlap."""
+    assert 16 <= len(topic) == _SYSTEM_TOPIC_BYTES < 24, "two words do not hold it, three do"
+    return word_of(topic), word_of(topic[8:]), word_of(topic[_LAST_WORD_AT:])
+
+
+_LEVEL_WORDS = _words(names.LEVEL_TOPIC)
+TIMER_WORDS = _words(names.TIMER_TOPIC)
+_TAGS, _DELAY = word_of(names.TAGS), word_of(names.DELAY)
 _REAL_QUEUE_NAME, _REAL_TOPIC, _REAL_TOPIC_END = (
-    _word(names.REAL_QUEUE_ID),
-    _word(names.REAL_TOPIC),
-    _word(names.REAL_TOPIC[2:]),
+    word_of(names.REAL_QUEUE_ID),
+    word_of(names.REAL_TOPIC),
+    word_of(names.REAL_TOPIC[2:]),
 )
 _CRC32, _TIMER_ROLL, _TIMER_DELETE, _INNER = (
-    _word(names.CRC32),
-    _word(names.TIMER_ROLL_TIMES),
-    _word(names.TIMER_DELETE_UNIQUE_KEY),
-    _word(names.INNER_MULTI_DISPATCH),
+    word_of(names.CRC32),
+    word_of(names.TIMER_ROLL_TIMES),
+    word_of(names.TIMER_DELETE_UNIQUE_KEY),
+    word_of(names.INNER_MULTI_DISPATCH),
 )
-_TIMER_OUT_NAME = _word(names.TIMER_OUT_MS)
+_TIMER_OUT_NAME = word_of(names.TIMER_OUT_MS)
 _TIMER_DELETE_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
 
 # Where a look at a record leaves what it found: addresses of property values, then places counted
@@ -81,64 +97,91 @@ FOUND_SIZE = 13
 
 
 @inline_kernel
-def _note(found: Any, which: int, start: int, end: int) -> bool:
+def fact(found: int, which: int) -> int:
+    """One of the things that a look at a record left at the address ``found``."""
+    return int(load_native(found + 8 * which))
+
+
+@inline_kernel
+def _keep(found: int, which: int, value: int) -> None:
+    store_native(found + 8 * which, value)
+
+
+@inline_kernel
+def _note(found: int, which: int, start: int, end: int) -> bool:
     """Remember where a property's value lies; a second one of the same name, or an empty one, is
     unusual.
     """
-    if found[which] != 0 or start >= end:
+    if fact(found, which) != 0 or start >= end:
         return False
-    found[which] = start
-    found[which + 1] = end
+    _keep(found, which, start)
+    _keep(found, which + 1, end)
     return True
 
 
 @inline_kernel
-def _walk_properties(start: int, end: int, found: Any) -> bool:
-    """Find the properties that matter; False when one is there that must go or is given twice."""
+def _see_property(start: int, separator: int, end: int, found: int) -> bool:
+    """Note a property that matters; False for one that must go, or that is given twice.
+
+    ``separator`` is 0 where there is none between name and value.
+    """
+    if separator == 0:
+        return True
+    length = separator - start
+    if length == 4:
+        if load_word32(start) == _TAGS:
+            return _note(found, TAGS_START, separator + 1, end)
+    elif length == 5:
+        if load_word(start) & np.uint64(0xFFFFFFFFFF) == _DELAY:
+            return _note(found, DELAY_START, separator + 1, end)
+    elif length == 8:
+        word = load_word(start)
+        if word == _REAL_QUEUE_NAME:
+            return _note(found, QID_START, separator + 1, end)
+        return bool(word != _CRC32)
+    elif length == 10:
+        if load_word(start) == _REAL_TOPIC and load_word(start + 2) == _REAL_TOPIC_END:
+            return _note(found, TOPIC_START, separator + 1, end)
+    elif length >= 12:
+        word = load_word(start)
+        return word not in (_TIMER_OUT_NAME, _TIMER_ROLL, _INNER) and (
+            word != _TIMER_DELETE or length != _TIMER_DELETE_BYTES
+        )
+    return True
+
+
+@inline_kernel
+def _walk_properties(start: int, end: int, found: int) -> bool:
+    """Find the properties that matter; False when one is there that must go or is given twice.
+
+    Separators are looked for 64 bytes at a time. The last block is taken so that it ends where the
+    properties do: the record in front of them is longer than a block.
+    """
     for which in range(HEAD_END):
-        found[which] = 0
+        _keep(found, which, 0)
+    name_start, separator = start, 0
     place = start
     while place < end:
-        name_start = place
-        separator = 0
-        while place < end:
-            byte = load_u8(place)
-            if byte <= 2:
-                if byte == 2:
-                    break
-                if byte == 1 and separator == 0:
-                    separator = place
-            place += 1
-        length = separator - name_start
-        usual = True
-        if separator == 0:
-            pass
-        elif length == 4:
-            if load_word32(name_start) == _TAGS:
-                usual = _note(found, TAGS_START, separator + 1, place)
-        elif length == 5:
-            if load_word(name_start) & np.uint64(0xFFFFFFFFFF) == _DELAY:
-                usual = _note(found, DELAY_START, separator + 1, place)
-        elif length == 8:
-            word = load_word(name_start)
-            if word == _REAL_QUEUE_NAME:
-                usual = _note(found, QID_START, separator + 1, place)
-            usual = usual and word != _CRC32
-        elif length == 10:
-            if (
-                load_word(name_start) == _REAL_TOPIC
-                and load_word(name_start + 2) == _REAL_TOPIC_END
-            ):
-                usual = _note(found, TOPIC_START, separator + 1, place)
-        elif length >= 12:
-            word = load_word(name_start)
-            usual = word not in (_TIMER_OUT_NAME, _TIMER_ROLL, _INNER) and (
-                word != _TIMER_DELETE or length != _TIMER_DELETE_BYTES
-            )
-        if not usual:
-            return False
-        place += 1
-    return bool(found[DELAY_START] != 0 and found[TOPIC_START] != 0 and found[QID_START] != 0)
+        block = min(place, end - _BLOCK_BYTES)
+        bits = separator_bits(block) >> np.uint64(place - block)
+        while bits != 0:
+            at = place + trailing_zeros(bits)
+            bits &= bits - np.uint64(1)
+            if load_u8(at) == 1:
+                if separator == 0:
+                    separator = at
+                continue
+            if not _see_property(name_start, separator, at, found):
+                return False
+            name_start, separator = at + 1, 0
+        place = block + _BLOCK_BYTES
+    if name_start < end and not _see_property(name_start, separator, end, found):
+        return False
+    return bool(
+        fact(found, DELAY_START) != 0
+        and fact(found, TOPIC_START) != 0
+        and fact(found, QID_START) != 0
+    )
 
 
 @inline_kernel
@@ -157,7 +200,17 @@ def _number(start: int, end: int, digits_max: int) -> int:
 
 
 @inline_kernel
-def _is_plain_topic(start: int, length: int) -> bool:
+def _is_system_topic(start: int, words: Any) -> bool:
+    """Whether these bytes are a name of the length that both system topics have."""
+    return bool(
+        load_word(start) == words[0]
+        and load_word(start + 8) == words[1]
+        and load_word(start + _LAST_WORD_AT) == words[2]
+    )
+
+
+@inline_kernel
+def is_plain_topic(start: int, length: int) -> bool:
     """Whether nothing about a topic's name needs a second look."""
     if length > REAL_TOPIC_MAX_BYTES or load_u8(start) == 0x2E:
         return False
@@ -166,10 +219,7 @@ def _is_plain_topic(start: int, length: int) -> bool:
         if byte <= 0x20 or byte >= 0x7F or byte == 0x2F:
             return False
     if length == _SYSTEM_TOPIC_BYTES:
-        return not (
-            equal_bytes(start, _LEVEL_TOPIC.ctypes.data, length)
-            or equal_bytes(start, _TIMER_TOPIC.ctypes.data, length)
-        )
+        return not (_is_system_topic(start, _LEVEL_WORDS) or _is_system_topic(start, TIMER_WORDS))
     return not (length == len(_HALF_TOPIC) and equal_bytes(start, _HALF_TOPIC.ctypes.data, length))
 
 
@@ -185,7 +235,7 @@ def _head_is_usual(record: int, size: int, level: int, source_offset: int) -> bo
 
 
 @inline_kernel
-def _find_runs(record: int, size: int, found: Any) -> bool:
+def _find_runs(record: int, size: int, found: int) -> bool:
     """Find body, topic and properties, every length checked; False unless they add up to a level
     record.
     """
@@ -207,32 +257,30 @@ def _find_runs(record: int, size: int, found: Any) -> bool:
     properties = topic + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
     if load_i16(properties - _PROPERTIES_LENGTH) != record + size - properties:
         return False
-    found[HEAD_END] = head_bytes
-    found[STORE_TIME_AT] = _STORE_TIME + born_extra
-    found[TOPIC_AT] = topic - record
-    found[PROPERTIES_AT] = properties - record
-    if not equal_bytes(topic, _LEVEL_TOPIC.ctypes.data, _SYSTEM_TOPIC_BYTES):
+    _keep(found, HEAD_END, head_bytes)
+    _keep(found, STORE_TIME_AT, _STORE_TIME + born_extra)
+    _keep(found, TOPIC_AT, topic - record)
+    _keep(found, PROPERTIES_AT, properties - record)
+    if not _is_system_topic(topic, _LEVEL_WORDS):
         return False
     crc = crc32(body, body_length) & np.uint64(CRC_MASK)
     return bool(crc == np.uint64(load_i32(record + _CRC)))
 
 
 @inline_kernel
-def find_level_record(record: int, size: int, level: int, source_offset: int, found: Any) -> bool:
+def find_level_record(record: int, size: int, level: int, source_offset: int, found: int) -> bool:
     """Fill ``found`` for the record at an address; False when anything about it is not as usual.
 
     ``size`` is at least that of the smallest record and within the buffer. The limits of the target
-    are the caller's to check.
+    are the caller's to check, and the real topic's name: once a topic, not once a record.
     """
     if not _head_is_usual(record, size, level, source_offset):
         return False
     if not _find_runs(record, size, found):
         return False
-    if not _walk_properties(record + found[PROPERTIES_AT], record + size, found):
+    if not _walk_properties(record + fact(found, PROPERTIES_AT), record + size, found):
         return False
-    if _number(found[DELAY_START], found[DELAY_END], 5) != level:
+    if _number(fact(found, DELAY_START), fact(found, DELAY_END), 5) != level:
         return False
-    found[REAL_QUEUE_ID] = _number(found[QID_START], found[QID_END], 5)
-    if found[REAL_QUEUE_ID] < 0 or found[REAL_QUEUE_ID] > QUEUE_ID_MAX:
-        return False
-    return _is_plain_topic(found[TOPIC_START], found[TOPIC_END] - found[TOPIC_START])
+    _keep(found, REAL_QUEUE_ID, _number(fact(found, QID_START), fact(found, QID_END), 5))
+    return bool(0 <= fact(found, REAL_QUEUE_ID) <= QUEUE_ID_MAX)

@@ -97,8 +97,8 @@ class TimerRecords:
                 plan.source_sizes[span], plan.levels[span], plan.source_offsets[span],
                 self._outs_ms[span], target, origin, positions[span], plan.target_sizes[span],
                 self._first_queue_offset + first, plan.now_ms, limit,
-                self._topics.index, self._topics.rows, self._topics.text, self._topics.used,
-                self._status[span], self.tags_hashes[span], self._topic_hashes[span], done,
+                self._topics.address, self._status[span], self.tags_hashes[span],
+                self._topic_hashes[span], done,
             )  # fmt: skip
             if done == chunk.end - chunk.first:
                 break

@@ -17,25 +17,25 @@ from message_store.store_root import StoreRoot
 from migrate.level_record_kernel import FOUND_SIZE, TOPIC_END, TOPIC_START, find_level_record
 from migrate.rewrite import real_topic_of
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
-from migrate.topic_table import TABLE_FULL, TopicTable, find_or_add
+from migrate.topic_table import NOT_PLAIN, TABLE_FULL, TopicTable, add_plain_topic
 
 _UNKNOWN = -1
 
 
 @kernel(
-    "int64(int64, int64, int64[::1], int32[::1], int16[::1], int64[::1],"
-    " int64[::1], int64[:, ::1], uint8[::1], int64[::1], int32[::1], int64)"
+    "int64(int64, int64, int64[::1], int32[::1], int16[::1], int64[::1], int64, int32[::1], int64)"
 )
 def number_topics(
     buffer: int, buffer_bytes: int, places: Any, sizes: Any, levels: Any, offsets: Any,
-    topic_index: Any, topic_rows: Any, topic_text: Any, topic_used: Any, numbers: Any, start: int,
+    table: int, numbers: Any, start: int,
 ) -> int:  # fmt: skip
     """Fill ``numbers`` with each record's number in the topic table, -1 for records of an unusual
     shape.
 
     Returns how many records it came through: fewer than all when the table was full.
     """
-    found = np.zeros(FOUND_SIZE, np.int64)
+    facts = np.zeros(FOUND_SIZE, np.int64)
+    found = facts.ctypes.data
     for i in range(start, len(places)):
         numbers[i] = _UNKNOWN
         size = int(sizes[i])
@@ -44,16 +44,12 @@ def number_topics(
         record = buffer + int(places[i])
         if not find_level_record(record, size, int(levels[i]), offsets[i], found):
             continue
-        number = find_or_add(
-            found[TOPIC_START],
-            found[TOPIC_END] - found[TOPIC_START],
-            topic_index,
-            topic_rows,
-            topic_text,
-            topic_used,
-        )
+        name, name_bytes = facts[TOPIC_START], facts[TOPIC_END] - facts[TOPIC_START]
+        number = add_plain_topic(table, name, name_bytes)
         if number == TABLE_FULL:
             return i
+        if number == NOT_PLAIN:
+            continue
         numbers[i] = number
     return len(places)
 
@@ -109,7 +105,7 @@ def _numbers(
     while True:
         done = number_topics(
             address_of(chunk.buffer), chunk.buffer_bytes, chunk.places, sizes, levels, offsets,
-            table.index, table.rows, table.text, table.used, numbers, done,
+            table.address, numbers, done,
         )  # fmt: skip
         if done == len(numbers):
             return numbers

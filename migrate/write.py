@@ -188,8 +188,8 @@ class PartWriter:
                 self.levels[span], self.offsets[span], self.outs_ms[span],
                 address_of(block), origin, self.target_offsets[span], self.target_sizes[span],
                 self.first + chunk.first, self.plan.now_ms, limit,
-                self.topics.index, self.topics.rows, self.topics.text, self.topics.used,
-                self.status[span], self.tags_hashes[span], self.topic_hashes[span], done,
+                self.topics.address, self.status[span], self.tags_hashes[span],
+                self.topic_hashes[span], done,
             )  # fmt: skip
             if done == chunk.end - chunk.first:
                 break

@@ -101,7 +101,7 @@ def by_kernel(
         np.array([len(record)], np.int32), np.array([level], np.int16), np.array([1234]),
         np.array([OUT_MS]), address_of(out), TARGET_OFFSET, np.array([TARGET_OFFSET]),
         np.array([size]), 42, NOW_MS, LIMITS.record_max_bytes,
-        topics.index, topics.rows, topics.text, topics.used, status, tags, hashes, 0,
+        topics.address, status, tags, hashes, 0,
     )  # fmt: skip
     assert done == 1
     assert (out[max(size, 0) :] == 0x55).all(), "written beyond the record"
