@@ -31,13 +31,19 @@ EVERYTHING = [*PRODUCT, *other_sources()]
 COMMAND_LINE = {source.path for source in PRODUCT if source.part == "cli"}
 CLOCK = {"message_store/clock.py"}
 LAYOUTS = {"message_store/layout.py", "message_store/java_numbers.py"}
-ENVIRONMENT_READERS = {"cli.py", "message_store/kernel_cache.py", "migrate/session.py"}
+ENVIRONMENT_READERS = {
+    "cli.py",
+    "compare/rocketmq_jars.py",
+    "message_store/kernel_cache.py",
+    "migrate/session.py",
+}
 FILE_TOUCHERS = {
     "message_store/segment_files.py",
     "message_store/small_files.py",
     "message_store/store_root.py",
     "message_store/kernel_cache.py",
     "message_store/live_segments.py",
+    "compare/rocketmq_jars.py",
     "compare/work_files.py",
     "migrate/row_output.py",
     "migrate/staged_output.py",

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.JSONObject;
+import java.io.DataInputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
-import java.nio.LongBuffer;
-import java.nio.channels.FileChannel;
+import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.Paths;
-import java.nio.file.StandardOpenOption;
+import java.util.Arrays;
 import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
@@ -18,43 +20,51 @@ import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
+import java.util.zip.ZipFile;
 
 /**
- * One of RocketMQ's own engines in a race: puts the messages of a file into the stock store with one
- * thread, lets the store deliver them, stops it, and leaves the store and a few numbers behind. When
- * what was delivered is read from the store's files afterwards, by whoever started this.
+ * One of RocketMQ's own engines in a race: puts the messages of a workload into the stock store
+ * with one thread, lets the store deliver them, stops it, and leaves the store and a few numbers
+ * behind. When each was delivered is read from the store's files by whoever started this.
  *
- * <p>Usage: java LevelsEntrant|WheelEntrant key=value ... with the paths messages, store, scratch and
- * out, and the numbers afterMs (from the last due time until it gives up), warmup (messages that go
- * through another store before the race), deadlineMs (for all of it) and what the engine takes. It
- * listens on no port. It ends when all is delivered, at the deadline, or when its standard input
- * closes.
+ * <p>Usage: java LevelsEntrant|WheelEntrant key=value ... with the paths workload, store, scratch,
+ * out and promises (int64, big-endian, a message each), and the numbers afterMs (how long after the
+ * last due time it gives up), warmup (how many messages go through another store first), deadlineMs
+ * (for everything) and what the engine takes. It listens on no port. It ends when all is delivered,
+ * at the deadline, or when its standard input closes.
  */
 abstract class Entrant {
     private static final int WARMUP_DELAY_MS = 1_500;
+    private static final int WARMUP_PATIENCE_MS = 30_000;
     private static final int LEAD_MS = 300;
     private static final int LOOK_EVERY_MS = 10;
-    private static final int DEADLINE_EXIT = 3;
+    private static final int TELL_EVERY_MS = 200;
+    private static final int GAVE_UP = 3;
+
+    /** Instead of a promise. */
+    static final long REFUSED = -1;
 
     private final Map<String, String> options = new HashMap<>();
+    private long toldMs;
 
     /** One engine over one directory. */
     interface Engine {
-        /** Put one message; false where the store refused it. */
-        boolean put(Workload from, int number, byte[] body, long dueMs);
+        /** What is put later: what a producer and the network do before a store sees a message. */
+        Object prepare(String topic, int queueId, byte[] body);
+
+        /**
+         * Put it, for a time or, where level is not 0, for a level; return the time that the store
+         * can keep, or REFUSED.
+         */
+        long put(Object prepared, long dueMs, int level, long delayMs);
 
         /** How many messages a queue of a real topic holds. */
-        long delivered(String topic, int queueId) throws Exception;
+        long held(String topic, int queueId) throws Exception;
 
         void stop() throws Exception;
     }
 
     abstract Engine open(Path directory) throws Exception;
-
-    /** As long as the one that a client makes, and the same in every race. */
-    static String uniqueKey(int number) {
-        return String.format("7F0000010000000000000000%08X", number);
-    }
 
     final void enter(String[] given) {
         for (String pair : given) {
@@ -70,7 +80,7 @@ abstract class Entrant {
             failure.printStackTrace();
         }
         System.err.flush();
-        // Threads of a stock broker that are not daemons must not keep this process alive.
+        // Threads of a stock store that are not daemons must not keep this process alive.
         Runtime.getRuntime().halt(exitCode);
     }
 
@@ -84,63 +94,71 @@ abstract class Entrant {
 
     private void race() throws Exception {
         if (number("warmup") > 0) {
-            Workload warmup = Workload.of(number("warmup"), WARMUP_DELAY_MS);
-            run(warmup, path("scratch").resolve("warmup"), 30_000);
-            remove(path("scratch").resolve("warmup"));
+            Path directory = path("scratch").resolve("warmup");
+            run(Workload.warmup(number("warmup")), directory, WARMUP_PATIENCE_MS, false);
+            remove(directory);
             System.gc();
         }
-        Workload workload = Workload.read(path("messages"));
-        Run run = run(workload, path("store"), number("afterMs"));
+        Workload workload = Workload.read(path("workload"));
+        Run run = run(workload, path("store"), number("afterMs"), true);
+        Files.write(path("promises"), run.promisedMs.array());
         Files.write(path("out"), run.toJson().getBytes(StandardCharsets.UTF_8));
     }
 
-    private Run run(Workload workload, Path directory, long afterMs) throws Exception {
+    private Run run(Workload given, Path directory, long afterMs, boolean isTold)
+            throws Exception {
         Engine engine = open(directory);
         Run run = new Run();
-        // Arrivals begin with a whole millisecond that is still to come.
+        run.promisedMs = ByteBuffer.allocate(Long.BYTES * given.count);
         run.startMs = System.currentTimeMillis() + LEAD_MS;
-        say("start " + run.startMs);
-        sleepUntil(run.startMs);
+        if (isTold) {
+            tell("start", run.startMs);
+        }
+        while (System.currentTimeMillis() < run.startMs) {
+            LockSupport.parkNanos(100_000);
+        }
         long startNs = System.nanoTime();
         long startCpuNs = cpuNs();
-        for (int number = 0; number < workload.count; number++) {
-            waitUntil(startNs + workload.arrivalMs(number) * 1_000_000);
-            byte[] body = workload.body(number);
+        for (int number = 0; number < given.count; number++) {
+            String topic = given.topics[given.topic[number]];
+            Object prepared = engine.prepare(topic, number % Workload.QUEUES, given.body(number));
+            waitUntil(startNs + given.arrivalMs[number] * 1_000_000);
+            long dueMs = run.startMs + given.dueMs[number];
+            long delayMs = given.dueMs[number] - given.arrivalMs[number];
             long before = System.nanoTime();
-            boolean isIn = engine.put(workload, number, body, run.startMs + workload.dueMs(number));
+            long promisedMs = engine.put(prepared, dueMs, given.level[number], delayMs);
             long took = System.nanoTime() - before;
             run.putNs += took;
             run.longestPutNs = Math.max(run.longestPutNs, took);
-            if (!isIn) {
-                run.refused.append(run.refused.length() == 0 ? "" : ",").append(number);
-                run.refusals++;
-            }
-            if ((number & 0x3fff) == 0) {
-                say("put " + number);
+            run.promisedMs.putLong(promisedMs);
+            run.refusals += promisedMs == REFUSED ? 1 : 0;
+            if (isTold && (number & 0x3ff) == 0) {
+                tell("put", number);
             }
         }
-        run.putEndMs = System.currentTimeMillis();
-        waitForAll(engine, workload, run, run.startMs + workload.lastDueMs() + afterMs);
+        waitForAll(engine, given, run, run.startMs + given.endMs() + afterMs, isTold);
         run.seconds = (System.nanoTime() - startNs) / 1e9;
         run.cpuSeconds = (cpuNs() - startCpuNs) / 1e9;
+        // One more look later, so that a repeat behind the last message is not missed.
+        Thread.sleep(LEAD_MS);
         engine.stop();
         return run;
     }
 
-    private void waitForAll(Engine engine, Workload workload, Run run, long untilMs)
+    private void waitForAll(Engine engine, Workload given, Run run, long untilMs, boolean isTold)
             throws Exception {
-        long expected = workload.count - run.refusals;
         while (true) {
             run.delivered = 0;
-            for (String topic : workload.topics) {
-                for (int queueId = 0; queueId <= workload.lastQueueId; queueId++) {
-                    run.delivered += engine.delivered(topic, queueId);
+            for (String topic : given.topics) {
+                for (int queueId = 0; queueId < Workload.QUEUES; queueId++) {
+                    run.delivered += engine.held(topic, queueId);
                 }
             }
-            say("delivered " + run.delivered);
-            // One more look, so that a repeat right behind the last message is not missed.
-            if (run.delivered >= expected || System.currentTimeMillis() > untilMs) {
-                Thread.sleep(LEAD_MS);
+            if (isTold) {
+                tell("delivered", run.delivered);
+            }
+            boolean isAll = run.delivered >= given.count - run.refusals;
+            if (isAll || System.currentTimeMillis() > untilMs) {
                 return;
             }
             Thread.sleep(LOOK_EVERY_MS);
@@ -155,39 +173,24 @@ abstract class Entrant {
         }
     }
 
-    private static void sleepUntil(long timeMs) throws InterruptedException {
-        long left = timeMs - System.currentTimeMillis();
-        while (left > 0) {
-            Thread.sleep(left);
-            left = timeMs - System.currentTimeMillis();
-        }
-    }
-
     private static long cpuNs() {
         return ((com.sun.management.OperatingSystemMXBean)
                 ManagementFactory.getOperatingSystemMXBean()).getProcessCpuTime();
     }
 
-    private long lastSaidMs;
-
-    private void say(String line) {
+    private void tell(String what, long number) {
         long nowMs = System.currentTimeMillis();
-        if (line.startsWith("start") || nowMs - lastSaidMs >= 200) {
-            lastSaidMs = nowMs;
-            System.out.println("race: " + line);
+        if (what.equals("start") || nowMs - toldMs >= TELL_EVERY_MS) {
+            toldMs = nowMs;
+            System.out.println("race: " + what + " " + number);
             System.out.flush();
         }
     }
 
     private void endWithTheParent() {
-        long deadlineMs = number("deadlineMs");
         Thread clock = new Thread(() -> {
-            try {
-                Thread.sleep(deadlineMs);
-            } catch (InterruptedException never) {
-                return;
-            }
-            Runtime.getRuntime().halt(DEADLINE_EXIT);
+            LockSupport.parkUntil(System.currentTimeMillis() + number("deadlineMs"));
+            Runtime.getRuntime().halt(GAVE_UP);
         });
         Thread parent = new Thread(() -> {
             try (InputStream input = System.in) {
@@ -197,7 +200,7 @@ abstract class Entrant {
             } catch (IOException gone) {
                 // as good as its end
             }
-            Runtime.getRuntime().halt(DEADLINE_EXIT);
+            Runtime.getRuntime().halt(GAVE_UP);
         });
         for (Thread each : List.of(clock, parent)) {
             each.setDaemon(true);
@@ -218,165 +221,111 @@ abstract class Entrant {
     /** What a run tells besides its store. */
     private static final class Run {
         private long startMs;
-        private long putEndMs;
         private long putNs;
         private long longestPutNs;
         private long delivered;
-        private long refusals;
+        private int refusals;
         private double seconds;
         private double cpuSeconds;
-        private final StringBuilder refused = new StringBuilder();
+        private ByteBuffer promisedMs;
 
         String toJson() {
             return String.format(
-                "{\"start_ms\": %d, \"put_end_ms\": %d, \"put_s\": %.6f, \"longest_put_ms\": %.3f,"
-                    + " \"seconds\": %.6f, \"cpu_s\": %.3f, \"delivered\": %d, \"refused\": [%s],"
-                    + " \"java\": \"%s\"}%n",
-                startMs, putEndMs, putNs / 1e9, longestPutNs / 1e6, seconds, cpuSeconds, delivered,
-                refused, System.getProperty("java.version"));
+                "{\"start_ms\": %d, \"put_s\": %.6f, \"longest_put_ms\": %.3f, \"seconds\": %.6f,"
+                    + " \"cpu_s\": %.3f, \"delivered\": %d, \"java\": \"%s\"}%n",
+                startMs, putNs / 1e9, longestPutNs / 1e6, seconds, cpuSeconds, delivered,
+                System.getProperty("java.version"));
         }
     }
 
-    /** The messages as columns; texts that are alike are shared. */
-    static final class Workload {
-        private static final int WINDOW_BITS = 29;
-        private static final long OVERLAP = 16 << 20;
+    /** Columns, a row a message, as compare/workload.py has them; times from the race's start. */
+    private static final class Workload {
+        private static final int QUEUES = 4;
+        private static final int NUMBER_BYTES = 8;
+        private static final long STRIDE = 7_919;
+        private static final int BLOCK_BYTES = 1 << 20;
+        private static final int NPY_MAGIC_BYTES = 8;
 
-        int count;
-        int lastQueueId;
-        String[] topics;
-        private String[] allTags;
-        private LongBuffer arrivalMs;
-        private LongBuffer dueMs;
-        private ByteBuffer topic;
-        private ByteBuffer tags;
-        private ByteBuffer queueId;
-        private LongBuffer keyEnds;
-        private ByteBuffer keys;
-        private LongBuffer bodyEnds;
-        private ByteBuffer[] bodies;
+        private int count;
+        private String[] topics;
+        private long[] arrivalMs;
+        private long[] dueMs;
+        private int[] level;
+        private int[] topic;
+        private int[] bodyBytes;
+        private byte[] block;
 
-        /** Messages for warming up: all of them at once, due a little later. */
-        static Workload of(int count, int delayMs) {
+        static Workload warmup(int count) {
             Workload made = new Workload();
             made.count = count;
             made.topics = new String[] {"Warmup"};
-            made.allTags = new String[] {"warm"};
-            made.arrivalMs = LongBuffer.allocate(count);
-            made.dueMs = LongBuffer.allocate(count);
-            made.topic = ByteBuffer.allocate(count);
-            made.tags = ByteBuffer.allocate(count);
-            made.queueId = ByteBuffer.allocate(count);
-            made.keyEnds = LongBuffer.allocate(count + 1);
-            made.keys = ByteBuffer.allocate(count);
-            made.bodyEnds = LongBuffer.allocate(count + 1);
-            made.bodies = new ByteBuffer[] {ByteBuffer.allocate(count * 1024)};
-            for (int i = 0; i < count; i++) {
-                made.dueMs.put(i, delayMs + i % 1000);
-                made.keys.put(i, (byte) 'k');
-                made.keyEnds.put(i + 1, i + 1);
-                made.bodyEnds.put(i + 1, (i + 1) * 1024L);
-            }
+            made.arrivalMs = new long[count];
+            made.dueMs = new long[count];
+            Arrays.fill(made.dueMs, WARMUP_DELAY_MS);
+            made.level = new int[count];
+            made.topic = new int[count];
+            made.bodyBytes = new int[count];
+            Arrays.fill(made.bodyBytes, 1_024);
+            made.block = new byte[BLOCK_BYTES + 1_024];
             return made;
         }
 
+        /** An uncompressed .npz: columns of int64, a block of bytes, and facts as JSON. */
         static Workload read(Path file) throws IOException {
             Workload found = new Workload();
-            try (FileChannel channel = FileChannel.open(file, StandardOpenOption.READ)) {
-                ByteBuffer head = map(channel, 0, 24);
-                found.count = (int) head.getLong();
-                long namesBytes = head.getLong();
-                long keyBytes = head.getLong();
-                ByteBuffer names = map(channel, 24, namesBytes);
-                found.topics = texts(names);
-                found.allTags = texts(names);
-                long place = 24 + namesBytes;
-                long longs = 8L * found.count;
-                found.arrivalMs = map(channel, place, longs).asLongBuffer();
-                found.dueMs = map(channel, place += longs, longs).asLongBuffer();
-                found.keyEnds = map(channel, place += longs, longs + 8).asLongBuffer();
-                found.bodyEnds = map(channel, place += longs + 8, longs + 8).asLongBuffer();
-                found.topic = map(channel, place += longs + 8, found.count);
-                found.tags = map(channel, place += found.count, found.count);
-                found.queueId = map(channel, place += found.count, found.count);
-                found.keys = map(channel, place += found.count, keyBytes);
-                found.bodies = windows(channel, place += keyBytes);
-            }
-            for (int i = 0; i < found.count; i++) {
-                found.lastQueueId = Math.max(found.lastQueueId, found.queueId.get(i));
+            try (ZipFile archive = new ZipFile(file.toFile())) {
+                JSONObject facts = JSON.parseObject(
+                    new String(column(archive, "facts").array(), StandardCharsets.UTF_8));
+                long startMs = facts.getLongValue("start_ms");
+                found.topics = facts.getJSONArray("topics").toArray(new String[0]);
+                found.arrivalMs = longs(archive, "arrival_ms");
+                found.dueMs = longs(archive, "due_ms");
+                found.count = found.arrivalMs.length;
+                for (int i = 0; i < found.count; i++) {
+                    found.arrivalMs[i] -= startMs;
+                    found.dueMs[i] -= startMs;
+                }
+                found.level = ints(archive, "level");
+                found.topic = ints(archive, "topic");
+                found.bodyBytes = ints(archive, "body_bytes");
+                found.block = column(archive, "block").array();
             }
             return found;
         }
 
-        private static ByteBuffer map(FileChannel channel, long place, long size)
-                throws IOException {
-            return channel.map(FileChannel.MapMode.READ_ONLY, place, size);
+        /** What stands in one column: all behind a header that says how long it is itself. */
+        private static ByteBuffer column(ZipFile archive, String name) throws IOException {
+            try (DataInputStream input = new DataInputStream(
+                    archive.getInputStream(archive.getEntry(name + ".npy")))) {
+                input.skipBytes(NPY_MAGIC_BYTES);
+                int headerBytes = Short.toUnsignedInt(Short.reverseBytes(input.readShort()));
+                input.skipBytes(headerBytes);
+                return ByteBuffer.wrap(input.readAllBytes()).order(ByteOrder.LITTLE_ENDIAN);
+            }
         }
 
-        /** Windows that overlap by more than a message, since one mapping ends at 2 GiB. */
-        private static ByteBuffer[] windows(FileChannel channel, long place) throws IOException {
-            long size = channel.size() - place;
-            ByteBuffer[] made = new ByteBuffer[(int) (size >> WINDOW_BITS) + 1];
-            for (int i = 0; i < made.length; i++) {
-                long start = (long) i << WINDOW_BITS;
-                long length = Math.min((1L << WINDOW_BITS) + OVERLAP, size - start);
-                made[i] = map(channel, place + start, length);
-            }
+        private static long[] longs(ZipFile archive, String name) throws IOException {
+            ByteBuffer bytes = column(archive, name);
+            long[] made = new long[bytes.limit() / Long.BYTES];
+            bytes.asLongBuffer().get(made);
             return made;
         }
 
-        private static String[] texts(ByteBuffer from) {
-            String[] made = new String[from.getInt()];
-            for (int i = 0; i < made.length; i++) {
-                byte[] text = new byte[from.getInt()];
-                from.get(text);
-                made[i] = new String(text, StandardCharsets.UTF_8);
-            }
-            return made;
+        private static int[] ints(ZipFile archive, String name) throws IOException {
+            return Arrays.stream(longs(archive, name)).mapToInt(Math::toIntExact).toArray();
         }
 
-        long arrivalMs(int number) {
-            return arrivalMs.get(number);
+        private long endMs() {
+            return Math.max(
+                Arrays.stream(dueMs).max().orElse(0), Arrays.stream(arrivalMs).max().orElse(0));
         }
 
-        long dueMs(int number) {
-            return dueMs.get(number);
-        }
-
-        long lastDueMs() {
-            long last = 0;
-            for (int i = 0; i < count; i++) {
-                last = Math.max(last, Math.max(dueMs.get(i), arrivalMs.get(i)));
-            }
-            return last;
-        }
-
-        String topic(int number) {
-            return topics[topic.get(number) & 0xff];
-        }
-
-        /** Empty where it has none. */
-        String tags(int number) {
-            return allTags[tags.get(number) & 0xff];
-        }
-
-        int queueId(int number) {
-            return queueId.get(number);
-        }
-
-        /** Empty where it has none. */
-        String keys(int number) {
-            long start = keyEnds.get(number);
-            byte[] text = new byte[(int) (keyEnds.get(number + 1) - start)];
-            keys.get((int) start, text);
-            return new String(text, StandardCharsets.UTF_8);
-        }
-
-        byte[] body(int number) {
-            long start = bodyEnds.get(number);
-            byte[] body = new byte[(int) (bodyEnds.get(number + 1) - start)];
-            ByteBuffer window = bodies[(int) (start >> WINDOW_BITS)];
-            window.get((int) (start & ((1L << WINDOW_BITS) - 1)), body);
+        /** The number of the message, then a piece of the block. */
+        private byte[] body(int number) {
+            byte[] body = new byte[bodyBytes[number]];
+            ByteBuffer.wrap(body).putLong(number);
+            int place = (int) (number * STRIDE % BLOCK_BYTES);
+            System.arraycopy(block, place, body, NUMBER_BYTES, body.length - NUMBER_BYTES);
             return body;
         }
     }

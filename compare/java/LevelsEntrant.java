@@ -3,15 +3,15 @@
 import java.lang.reflect.Field;
 import java.net.InetSocketAddress;
 import java.nio.file.Path;
-import java.util.Map;
 import org.apache.rocketmq.common.BrokerConfig;
-import org.apache.rocketmq.common.message.MessageAccessor;
-import org.apache.rocketmq.common.message.MessageConst;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageExtBrokerInner;
+import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAService;
+import org.apache.rocketmq.store.schedule.ScheduleMessageService;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** RocketMQ 4.9's DefaultMessageStore with its ScheduleMessageService: eighteen levels. */
@@ -26,9 +26,10 @@ public final class LevelsEntrant extends Entrant {
         config.setStorePathRootDir(directory.toString());
         config.setStorePathCommitLog(directory.resolve("commitlog").toString());
         config.setDiskMaxUsedSpaceRatio(99);
-        BrokerConfig broker = new BrokerConfig();
         DefaultMessageStore store = new DefaultMessageStore(
-            config, new BrokerStatsManager("race", false), (t, q, o, c, s, b, p) -> { }, broker);
+            config, new BrokerStatsManager("race", false),
+            (topic, queueId, offset, tagsCode, storedMs, bits, properties) -> { },
+            new BrokerConfig());
         keepOffTheNetwork(store);
         if (!store.load()) {
             throw new IllegalStateException("the store does not load");
@@ -53,55 +54,62 @@ public final class LevelsEntrant extends Entrant {
     private static final class Levels implements Engine {
         private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
         private final DefaultMessageStore store;
-        private final long[] delayMs;
+        private final long[] delaysMs;
 
         private Levels(DefaultMessageStore store) {
             this.store = store;
-            Map<Integer, Long> table = store.getScheduleMessageService().getDelayLevelTable();
-            delayMs = new long[table.size() + 1];
-            table.forEach((level, delay) -> delayMs[level] = delay);
+            ScheduleMessageService service = store.getScheduleMessageService();
+            delaysMs = new long[service.getMaxDelayLevel() + 1];
+            for (int level = 1; level < delaysMs.length; level++) {
+                delaysMs[level] = service.computeDeliverTimestamp(level, 0);
+            }
         }
 
-        /** The shortest level that is long enough, as any caller has to choose it. */
+        /** The shortest that is long enough; 0 where none is needed, one too many if none is. */
         private int level(long leftMs) {
-            int level = 1;
-            while (level < delayMs.length - 1 && delayMs[level] < leftMs) {
+            int level = leftMs > 0 ? 1 : 0;
+            while (level < delaysMs.length && delaysMs[level] < leftMs) {
                 level++;
             }
             return level;
         }
 
         @Override
-        public boolean put(Workload from, int number, byte[] body, long dueMs) {
-            long nowMs = System.currentTimeMillis();
+        public Object prepare(String topic, int queueId, byte[] body) {
             MessageExtBrokerInner message = new MessageExtBrokerInner();
-            message.setTopic(from.topic(number));
-            message.setQueueId(from.queueId(number));
+            message.setTopic(topic);
+            message.setQueueId(queueId);
             message.setBody(body);
-            message.setBornTimestamp(nowMs);
             message.setBornHost(HOST);
             message.setStoreHost(HOST);
-            message.setWaitStoreMsgOK(false);
-            if (!from.tags(number).isEmpty()) {
-                message.setTags(from.tags(number));
-                message.setTagsCode(
-                    MessageExtBrokerInner.tagsString2tagsCode(null, from.tags(number)));
-            }
-            if (!from.keys(number).isEmpty()) {
-                message.setKeys(from.keys(number));
-            }
-            MessageAccessor.putProperty(
-                message, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX, uniqueKey(number));
-            if (dueMs > nowMs) {
-                message.setDelayTimeLevel(level(dueMs - nowMs));
-            }
-            message.setPropertiesString(
-                MessageDecoder.messageProperties2String(message.getProperties()));
-            return store.putMessage(message).isOk();
+            message.setWaitStoreMsgOK(true);
+            MessageClientIDSetter.setUniqID(message);
+            return message;
         }
 
         @Override
-        public long delivered(String topic, int queueId) {
+        public long put(Object prepared, long dueMs, int level, long delayMs) {
+            MessageExtBrokerInner message = (MessageExtBrokerInner) prepared;
+            long nowMs = System.currentTimeMillis();
+            message.setBornTimestamp(nowMs);
+            int chosen = level > 0 ? level : level(dueMs - nowMs);
+            if (chosen == delaysMs.length) {
+                return REFUSED;
+            }
+            if (chosen > 0) {
+                message.setDelayTimeLevel(chosen);
+            }
+            message.setPropertiesString(
+                MessageDecoder.messageProperties2String(message.getProperties()));
+            PutMessageResult result = store.putMessage(message);
+            if (!result.isOk()) {
+                return REFUSED;
+            }
+            return result.getAppendMessageResult().getStoreTimestamp() + delaysMs[chosen];
+        }
+
+        @Override
+        public long held(String topic, int queueId) {
             return store.getMaxOffsetInQueue(topic, queueId);
         }
 

@@ -6,8 +6,7 @@ import java.net.InetSocketAddress;
 import java.nio.file.Path;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
-import org.apache.rocketmq.common.message.MessageAccessor;
-import org.apache.rocketmq.common.message.MessageConst;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
@@ -19,8 +18,8 @@ import org.apache.rocketmq.store.ha.HAService;
 
 /**
  * RocketMQ 5's DefaultMessageStore with its TimerMessageStore. The broker's own controller puts the
- * store together, with the hook that makes a timer of a message; of its parts only the store and the
- * wheel are started, none that speaks over a network.
+ * store together, with the hook that makes a timer of a message; only the store and the wheel are
+ * started, no part that speaks over a network.
  */
 public final class WheelEntrant extends Entrant {
     public static void main(String[] args) {
@@ -65,46 +64,52 @@ public final class WheelEntrant extends Entrant {
         private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
         private final BrokerController controller;
         private final MessageStore store;
+        private final long precisionMs;
 
         private Wheel(BrokerController controller) {
             this.controller = controller;
+            this.precisionMs = controller.getMessageStoreConfig().getTimerPrecisionMs();
             this.store = controller.getMessageStore();
         }
 
         @Override
-        public boolean put(Workload from, int number, byte[] body, long dueMs) {
+        public Object prepare(String topic, int queueId, byte[] body) {
             MessageExtBrokerInner message = new MessageExtBrokerInner();
-            message.setTopic(from.topic(number));
-            message.setQueueId(from.queueId(number));
+            message.setTopic(topic);
+            message.setQueueId(queueId);
             message.setBody(body);
-            message.setBornTimestamp(System.currentTimeMillis());
             message.setBornHost(HOST);
             message.setStoreHost(HOST);
-            message.setWaitStoreMsgOK(false);
-            if (!from.tags(number).isEmpty()) {
-                message.setTags(from.tags(number));
-                message.setTagsCode(
-                    MessageExtBrokerInner.tagsString2tagsCode(null, from.tags(number)));
-            }
-            if (!from.keys(number).isEmpty()) {
-                message.setKeys(from.keys(number));
-            }
-            MessageAccessor.putProperty(
-                message, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX, uniqueKey(number));
-            message.setDeliverTimeMs(dueMs);
-            message.setPropertiesString(
-                MessageDecoder.messageProperties2String(message.getProperties()));
-            return store.putMessage(message).isOk();
+            message.setWaitStoreMsgOK(true);
+            MessageClientIDSetter.setUniqID(message);
+            return message;
         }
 
         @Override
-        public long delivered(String topic, int queueId) throws Exception {
+        public long put(Object prepared, long dueMs, int level, long delayMs) {
+            MessageExtBrokerInner message = (MessageExtBrokerInner) prepared;
+            long nowMs = System.currentTimeMillis();
+            message.setBornTimestamp(nowMs);
+            long deliverMs = level > 0 ? nowMs + delayMs : dueMs;
+            message.setDeliverTimeMs(deliverMs);
+            message.setPropertiesString(
+                MessageDecoder.messageProperties2String(message.getProperties()));
+            if (!store.putMessage(message).isOk()) {
+                return REFUSED;
+            }
+            long slotEndMs = -Math.floorDiv(-deliverMs, precisionMs) * precisionMs;
+            return deliverMs <= nowMs ? nowMs : slotEndMs;
+        }
+
+        @Override
+        public long held(String topic, int queueId) throws Exception {
             return store.getMaxOffsetInQueue(topic, queueId);
         }
 
         @Override
         public void stop() throws Exception {
             controller.changeScheduleServiceStatus(false);
+            controller.getScheduledExecutorService().shutdownNow();
             controller.getTimerMessageStore().shutdown();
             store.shutdown();
         }
