@@ -189,8 +189,9 @@ class MessageTimes:
 class FirstDifference:
     """The first message that the engines treated differently, and everything that befell it.
 
-    ``kind`` is "delivered by some only", "repeated", "early" or "other times"; the graver kinds are
-    looked for first. ``messages`` is how many differ in that way. Times are epoch ms.
+    ``kind`` is "delivered by some only", "repeated", "early", "taken by some only" or "other
+    times"; the graver kinds are looked for first. ``messages`` is how many differ in that way.
+    Times are epoch ms of the workload, ``delivered_ms`` those in the delivered records.
     """
 
     kind: str

@@ -25,7 +25,7 @@ class Workload:
 
     ``due_ms`` is the time asked for. ``level`` is the delay level asked for, 0 where it was a time;
     then ``due_ms`` is the arrival and that level's delay. ``topic`` is an index into ``topics``.
-    A message goes to queue ``number // len(topics) % QUEUES``. The body of a message is its number in
+    A message goes to queue ``number // len(topics) % QUEUES``. Its body is its number in
     NUMBER_BYTES bytes and then ``block[number * 7919 % BLOCK_BYTES :]``, ``body_bytes`` in all.
     """
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what was delivered from the files of a store that nobody holds, as its consumers would.
+
+Entries of the consume queues say where; the records themselves are decoded, checksums and all. No
+engine is asked. Does for every store in RocketMQ's files, whoever wrote it.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compare.observation import Delivered
+from compare.workload import NUMBER_BYTES, QUEUES
+from message_store.batch_codec import decode_batch
+from message_store.byte_column import Bytes, Int64s
+from message_store.consume_queue import read_queue
+from message_store.delay_store import DelayStore
+from message_store.errors import FormatError
+from message_store.message_batch import StoredBatch
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from message_store.topic_listing import NEUTRAL_BYTES
+
+_WINDOW_BYTES = 8 << 20
+_READ_AT_ONCE = 1_024
+
+
+def read_delivered(path: Path, topics: Sequence[str]) -> Delivered:
+    """What stands in these topics of the store at ``path``, in the order of its log.
+
+    A record that cannot be read counts as not there. Raises SourceError where the disk refuses.
+    """
+    root = StoreRoot(path)
+    offsets, sizes = _entries(root, topics)
+    pieces = [Delivered.nothing()]
+    with SegmentReader(root.commit_log) as log:
+        for buffer, starts in _windows(log, offsets, sizes):
+            pieces += [_numbered(batch) for batch in _decoded(buffer, starts)]
+    return Delivered(
+        np.concatenate([piece.number for piece in pieces]),
+        np.concatenate([piece.stored_ms for piece in pieces]),
+    )
+
+
+def read_delivered_of(store: DelayStore, topics: Sequence[str]) -> Delivered:
+    """The same of an open store without files, by its topics' readers."""
+    found = []
+    for topic in topics:
+        reader = store.topic(topic)
+        for queue_id in range(QUEUES):
+            place = 0
+            while messages := reader.read(queue_id, place, _READ_AT_ONCE):
+                place = messages[-1].queue_offset + 1
+                found += [
+                    (each.commit_log_offset, each.body, each.store_timestamp_ms)
+                    for each in messages
+                ]
+    found.sort()
+    numbers = [int.from_bytes(body[:NUMBER_BYTES], "big") for _offset, body, _ms in found]
+    return Delivered(numbers, [stored_ms for _offset, _body, stored_ms in found])
+
+
+def _entries(root: StoreRoot, topics: Sequence[str]) -> tuple[Int64s, Int64s]:
+    """Log offsets and sizes of all entries of these topics, by offset."""
+    offsets, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for topic in topics:
+        for queue_id in range(QUEUES):
+            entries = read_queue(root.consume_queue(topic, queue_id))
+            is_message = ~entries.is_pre_blank & (entries.size_bytes > NEUTRAL_BYTES)
+            offsets.append(entries.commit_log_offset[is_message])
+            sizes.append(entries.size_bytes[is_message])
+    offset, size = np.concatenate(offsets), np.concatenate(sizes)
+    order = np.argsort(offset, kind="stable")
+    return offset[order], size[order]
+
+
+def _windows(log: SegmentReader, offsets: Int64s, sizes: Int64s) -> Iterator[tuple[Bytes, Int64s]]:
+    """Pieces of the log and where the records begin in each; all within one file."""
+    done, ends = 0, offsets + sizes
+    buffer = np.zeros(_WINDOW_BYTES, np.uint8)
+    while done < len(offsets):
+        base = int(offsets[done])
+        segment = log.segment_at(base)
+        if segment is None:
+            done += 1
+            continue
+        file_end = segment.start_offset + segment.length_bytes
+        if sizes[done] > len(buffer):
+            buffer = np.zeros(int(sizes[done]), np.uint8)
+        wanted = min(len(buffer), file_end - base)
+        count = log.read_into(base, buffer[:wanted].data)
+        last = int(np.searchsorted(ends, base + count, "right"))
+        starts = offsets[done:last] - base
+        yield buffer[:count], starts
+        done = max(last, done + 1)
+
+
+def _decoded(buffer: Bytes, starts: Int64s) -> Iterator[StoredBatch]:
+    """The records that begin there; where one is damaged, the others."""
+    try:
+        yield decode_batch(buffer, starts)
+    except FormatError:
+        if len(starts) > 1:
+            middle = len(starts) // 2
+            yield from _decoded(buffer, starts[:middle])
+            yield from _decoded(buffer, starts[middle:])
+
+
+def _numbered(batch: StoredBatch) -> Delivered:
+    """The numbers that bodies begin with; shorter bodies are no messages of a race."""
+    rows = np.flatnonzero(batch.body.lengths >= NUMBER_BYTES)
+    places = batch.body.starts[rows, None] + np.arange(NUMBER_BYTES)
+    numbers = np.ascontiguousarray(batch.body.data[places]).view(">i8").ravel()
+    return Delivered(numbers, batch.store_timestamp_ms[rows])

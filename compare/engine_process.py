@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine in a process of its own: fresh memory, and processor time that is its alone.
+
+``run_engine`` is what such a process does; ``run_in_process`` starts one and waits for it.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from compare.delivered_topics import read_delivered_of
+from compare.engine_watch import EngineWatch, Progress
+from compare.engines import ENGINES, Engine
+from compare.faults import Fault
+from compare.observation import (
+    Delivered,
+    Observation,
+    RaceSettings,
+    read_observation,
+    write_observation,
+)
+from compare.virtual_run import VirtualRun
+from compare.wall_run import LEAD_MS, WallRun
+from compare.work_files import read_workload, remove
+from compare.workload import Workload
+from compare.workloads import Recipe, make_workload
+from message_store.clock import SystemClock
+from message_store.delay_store import DelayStore
+from message_store.errors import DelayStoreError, SourceError, TargetError
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
+    "from compare.engine_process import main; main(sys.argv[1])"
+)
+_PATIENCE_S = 10
+_WARM_MESSAGES = 103
+_WARM_RATE = 20_000.0
+"""Twenty each millisecond as batches, and three that are put one by one."""
+
+
+class EngineFailedError(DelayStoreError):
+    """An engine's process ended before the race did."""
+
+
+def run_engine(
+    engine: Engine, workload: Workload, settings: RaceSettings, store: Path, progress: Progress
+) -> Observation:
+    """Run it here; ``delivered`` is filled in where its topics have no files."""
+    if settings.clock == "wall":
+        return _on_the_wall_clock(engine, workload, settings, store, progress)
+    watch = EngineWatch(workload, store, progress)
+    kept: list[Delivered] = []
+
+    def keep(open_store: DelayStore) -> None:
+        if not engine.has_files:
+            kept.append(read_delivered_of(open_store, workload.topics))
+
+    run = VirtualRun(
+        workload, settings, watch, lambda clock: engine.open(store, clock, settings), keep
+    )
+    last = run.run()
+    watch.finish()
+    return _closed(engine, last, watch, kept)
+
+
+def _on_the_wall_clock(
+    engine: Engine, workload: Workload, settings: RaceSettings, store: Path, progress: Progress
+) -> Observation:
+    clock = SystemClock()
+    with engine.open(store, clock, settings) as opened:
+        workload = workload.starting_at(clock.now_ms() + LEAD_MS)
+        watch = EngineWatch(workload, store, progress)
+        WallRun(opened, settings, watch).run()
+        watch.finish()
+        return _closed(engine, opened, watch, [])
+
+
+def _closed(
+    engine: Engine, store: DelayStore, watch: EngineWatch, kept: list[Delivered]
+) -> Observation:
+    """What was seen, once the store is closed and its files are whole."""
+    delivered = None
+    if not engine.has_files:
+        delivered = Delivered.nothing()
+        for piece in (*kept, read_delivered_of(store, watch.workload.topics)):
+            delivered = delivered + piece
+    store.close()
+    return attrs.evolve(watch.observation(), delivered=delivered)
+
+
+def warm_up(engine: Engine, settings: RaceSettings, store: Path) -> None:
+    """Let compiled kernels be loaded, or compiled, before time counts: a small race of its own."""
+    scratch = store.with_name(f"{store.name}-warm")
+    small = make_workload("burst", Recipe(messages=_WARM_MESSAGES, rate_per_second=_WARM_RATE))
+    quiet = RaceSettings(precision_ms=settings.precision_ms)
+    run_engine(engine, small, quiet, scratch, lambda _stage, _done, _total: None)
+    remove(scratch)
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def run_in_process(
+    name: str, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
+) -> Observation:
+    """Run an engine in a fresh process. Raises what the engine raised: TargetError, SourceError,
+    EngineFailedError for anything else.
+    """
+    result = store.with_name(store.name + ".npz")
+    request = {
+        "name": name,
+        "workload": str(workload_file),
+        "settings": attrs.asdict(settings),
+        "store": str(store),
+        "result": str(result),
+    }
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(request)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    said: dict[str, Any] = {}
+    try:
+        assert child.stdout is not None  # asked for above
+        for line in child.stdout:
+            said = json.loads(line)
+            if "stage" in said:
+                progress(f"{name}: {said['stage']}", said["done"], said["total"])
+        code = child.wait()
+    except BaseException:
+        _end(child)
+        raise
+    if "error" in said:
+        kind = {"TargetError": TargetError, "SourceError": SourceError}
+        raise kind.get(said["kind"], EngineFailedError)(f"{name}: {said['error']}")
+    if code:
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        raise EngineFailedError(f"{name}: its process ended {how}")
+    return read_observation(result)
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    child.terminate()
+    try:
+        child.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def main(request: str) -> None:
+    """What the fresh process does. On stdout: a line of JSON now and then, how far it is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it tells it when to end
+    given = json.loads(request)
+    faults = tuple(Fault(**fault) for fault in given["settings"].pop("faults"))
+    settings = RaceSettings(**given["settings"], faults=faults)
+
+    def say(**words: object) -> None:
+        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.flush()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        say(stage=stage, done=done, total=total)
+
+    try:
+        progress("getting ready", 0, 0)
+        workload = read_workload(Path(given["workload"]))
+        engine = ENGINES[given["name"]]
+        warm_up(engine, settings, Path(given["store"]))
+        seen = run_engine(engine, workload, settings, Path(given["store"]), progress)
+        write_observation(Path(given["result"]), seen)
+    except DelayStoreError as error:
+        say(error=str(error), kind=type(error).__name__)
+        sys.exit(1)

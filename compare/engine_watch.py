@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the stopwatch while an engine runs: seconds in each call, what could be seen when, memory
+and disk now and then.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from compare.observation import NOT_TAKEN, Costs, Observation, SeenRounds
+from compare.results import FaultSeen, Usage
+from compare.work_files import disk_bytes, process_memory
+from compare.workload import Workload
+from message_store.byte_column import Int64s
+from message_store.clock import stopwatch_s
+
+Progress = Callable[[str, int, int], object]
+"""Stage, how much is done, of how much."""
+
+SAMPLE_EVERY_S = 0.05
+_SAY_EVERY_S = 0.25
+
+
+def cpu_s() -> float:
+    """Seconds of processor time that this process has used."""
+    used = os.times()
+    return used.user + used.system
+
+
+@attrs.define(eq=False)
+class EngineWatch:
+    """Everything that is noted about one run. ``where`` is the store's directory."""
+
+    workload: Workload
+    where: Path
+    progress: Progress
+    promised_ms: Int64s = attrs.field(init=False)
+    put_s: float = 0.0
+    drain_s: float = 0.0
+    other_s: float = 0.0
+    last_promise_ms: int = 0
+    taken: int = 0
+    delivered: int = 0
+    faults: list[FaultSeen] = attrs.field(factory=list)
+    _counts: list[int] = attrs.field(factory=list)
+    _seen_ms: list[int] = attrs.field(factory=list)
+    _samples: list[tuple[int, int, int]] = attrs.field(factory=list)
+    _sampled_s: float = 0.0
+    _said_s: float = 0.0
+    _started: tuple[float, float] = (0.0, 0.0)
+    _used: tuple[float, float] = (0.0, 0.0)
+
+    def __attrs_post_init__(self) -> None:
+        self.promised_ms = np.full(len(self.workload), NOT_TAKEN, np.int64)
+
+    def begin(self) -> None:
+        """From here on time counts."""
+        self._started = stopwatch_s(), cpu_s()
+
+    def finish(self) -> None:
+        """Up to here time counts."""
+        self._used = stopwatch_s() - self._started[0], cpu_s() - self._started[1]
+
+    @contextmanager
+    def putting(self) -> Iterator[None]:
+        """Around a call that takes messages in."""
+        started = stopwatch_s()
+        try:
+            yield
+        finally:
+            self.put_s += stopwatch_s() - started
+
+    def advanced(self, took_s: float, count: int, seen_ms: int) -> None:
+        """A call of ``advance`` came back with so many deliveries."""
+        if count:
+            self.drain_s += took_s
+            self.delivered += count
+            self._counts.append(count)
+            self._seen_ms.append(seen_ms)
+        else:
+            self.other_s += took_s
+
+    def took(self, numbers: slice, promised_ms: Int64s) -> None:
+        """These messages were taken, and promised for then."""
+        self.promised_ms[numbers] = promised_ms
+        self.taken += len(promised_ms)
+        self.last_promise_ms = max(self.last_promise_ms, int(promised_ms.max()))
+
+    def look(self, now_ms: int, *, always: bool = False) -> None:
+        """Sample memory and disk, and say how far the race is, each now and then."""
+        now_s = stopwatch_s()
+        if always or now_s - self._sampled_s >= SAMPLE_EVERY_S:
+            held = process_memory().private_bytes, disk_bytes(self.where)
+            self._samples.append((now_ms - self.workload.start_ms, *held))
+            self._sampled_s = stopwatch_s()
+        if always or now_s - self._said_s >= _SAY_EVERY_S:
+            self._said_s = now_s
+            self.progress("racing", self.delivered, len(self.workload))
+
+    def observation(self, version: str = "", notes: tuple[str, ...] = ()) -> Observation:
+        """All of it; ``bytes_on_disk`` as of now."""
+        elapsed_s, used_s = self._used
+        return Observation(
+            start_ms=self.workload.start_ms,
+            promised_ms=self.promised_ms,
+            rounds=SeenRounds(self._counts, self._seen_ms),
+            costs=Costs(
+                put_s=self.put_s,
+                drain_s=self.drain_s,
+                other_s=self.other_s,
+                elapsed_s=elapsed_s,
+                cpu_s=used_s,
+                peak_memory_bytes=process_memory().peak_bytes,
+                bytes_on_disk=disk_bytes(self.where),
+            ),
+            usage=Usage(*zip(*self._samples, strict=True)) if self._samples else Usage(),
+            faults=tuple(self.faults),
+            version=version,
+            notes=notes,
+        )

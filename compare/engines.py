@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines that race in a Python process: how each is opened, killed, and read afterwards."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from compare.observation import RaceSettings
+from message_store.clock import Clock
+from message_store.delay_store import DelayStore
+from message_store.store_settings import StoreSettings
+
+_DECADE_MS = 3_653 * 86_400_000
+
+
+def _store_settings(settings: RaceSettings) -> StoreSettings:
+    """Nothing is taken away by retention: what was delivered is counted at the end."""
+    return StoreSettings(
+        commit_log_file_bytes=settings.commit_log_file_bytes, retention_ms=_DECADE_MS
+    )
+
+
+def open_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """The delay levels: a free delay is rounded up to the next level, a longer one refused."""
+    from legacy_levels import LevelStore
+
+    return LevelStore.open(path, clock=clock, settings=_store_settings(settings))
+
+
+def open_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """The timer wheel."""
+    from timer_wheel import WheelStore
+
+    return WheelStore.open(
+        path,
+        clock=clock,
+        precision_ms=settings.precision_ms,
+        settings=_store_settings(settings),
+        max_delay_ms=settings.max_delay_ms,
+    )
+
+
+def open_memory(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """The model in memory: nothing on the disk, nothing left after a kill."""
+    from message_store.memory_store import MemoryStore
+
+    return MemoryStore(clock)
+
+
+def _lacks_nothing() -> str | None:
+    return None
+
+
+@attrs.frozen
+class Engine:
+    """One engine. ``lacks`` says in a sentence what it needs and this machine does not have."""
+
+    open: Callable[[Path, Clock, RaceSettings], DelayStore]
+    has_files: bool = True
+    lacks: Callable[[], str | None] = _lacks_nothing
+
+
+ENGINES: dict[str, Engine] = {
+    "levels": Engine(open_levels),
+    "wheel": Engine(open_wheel),
+    "memory": Engine(open_memory, has_files=False),
+}
+
+
+def kill(store: DelayStore) -> None:
+    """End a store as a kill of its process would: without a last word."""
+    end: Callable[[], None] = getattr(store, "abandon", store.close)
+    end()

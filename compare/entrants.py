@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who can take part in a race, by name, and how each is run. One table; one line an entrant."""
+
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from compare.engine_process import run_in_process
+from compare.engine_watch import Progress
+from compare.engines import ENGINES
+from compare.observation import Observation, RaceSettings
+
+
+class Entrant(Protocol):
+    """Something that takes a workload and leaves a store behind."""
+
+    def lacks(self, settings: RaceSettings) -> str | None:
+        """In one sentence why it cannot run like this, here; None where it can."""
+
+    def run(
+        self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
+    ) -> Observation:
+        """Run in a process of its own, with its files at ``store``, where nothing is yet.
+
+        ``delivered`` None: it is read from the topics at ``store`` afterwards. Raises
+        DelayStoreError for what stops the whole race.
+        """
+
+
+@attrs.frozen
+class PythonEntrant:
+    """One of the engines in Python."""
+
+    name: str
+
+    def lacks(self, settings: RaceSettings) -> str | None:
+        """What the engine needs and is not there."""
+        return ENGINES[self.name].lacks()
+
+    def run(
+        self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
+    ) -> Observation:
+        """In a fresh Python process."""
+        return run_in_process(self.name, workload_file, settings, store, progress)
+
+
+ENTRANTS: dict[str, Entrant] = {
+    **{name: PythonEntrant(name) for name in ENGINES},
+}

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong in a race on the virtual clock, and when: chosen, or drawn from a seed."""
+
+import re
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from message_store.errors import BadFieldError
+
+KILL, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL = "kill", "clock-back", "clock-forward", "disk-full"
+KINDS = (KILL, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
+
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_FORM = re.compile(r"([a-z-]+)@(\d{1,9})(ms|[smhd])(?:\+(\d{1,9})(ms|[smhd]))?")
+
+
+@attrs.frozen
+class Fault:
+    """One thing that goes wrong ``at_ms`` after the race's beginning.
+
+    ``length_ms`` is how far the clock leaps, or how long the disk stays full.
+    """
+
+    kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
+    at_ms: int
+    length_ms: int = 60_000
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """``kill@10m``, ``clock-back@10m+1h``, ``disk-full@5m+30s``: what, when, how long (1m).
+
+        Raises BadFieldError for anything else.
+
+        >>> Fault.parse("clock-back@90s+1h")
+        Fault(kind='clock-back', at_ms=90000, length_ms=3600000)
+        """
+        found = _FORM.fullmatch(text)
+        if found is None or found[1] not in KINDS:
+            expected = f"one of {', '.join(KINDS)}, then @ and when, such as kill@10m"
+            raise BadFieldError("no fault", expected=expected, found=repr(text))
+        at_ms = int(found[2]) * _UNIT_MS[found[3]]
+        if found[4] is None:
+            return cls(found[1], at_ms)
+        return cls(found[1], at_ms, int(found[4]) * _UNIT_MS[found[5]])
+
+
+def random_faults(
+    count: int, seed: int, span_ms: int, kinds: Sequence[str] = KINDS
+) -> tuple[Fault, ...]:
+    """So many faults at random points of the span, a leap or a full disk for up to a minute; the
+    same for the same seed.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = [
+        Fault(
+            kind=kinds[int(rng.integers(len(kinds)))],
+            at_ms=int(rng.integers(max(1, span_ms))),
+            length_ms=int(rng.integers(1_000, 60_001)),
+        )
+        for _ in range(count)
+    ]
+    return tuple(sorted(drawn, key=lambda fault: fault.at_ms))

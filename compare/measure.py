@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes figures of what was seen of an engine: lateness, early, missing, repeated, speeds.
+
+The same code for every engine. What was delivered is what stands in the topics.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from compare.observation import NOT_TAKEN, Costs, Delivered, Observation
+from compare.results import EngineResult, Lateness, LatenessCurve, Round, Traffic
+from compare.workload import Workload
+from message_store.byte_column import Int64s
+
+_BUCKETS = 240
+_BUCKET_CHOICES_MS = (
+    10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000,
+    600_000, 1_800_000, 3_600_000, 21_600_000, 86_400_000,
+)  # fmt: skip
+
+
+@attrs.frozen(eq=False)
+class Account:
+    """What became of each message, a row each. ``first_seen_ms`` and ``first_stored_ms`` are those
+    of its first delivery, and mean nothing where ``count`` is 0.
+    """
+
+    asked_ms: Int64s
+    promised_ms: Int64s
+    count: Int64s
+    first_seen_ms: Int64s
+    first_stored_ms: Int64s
+
+    @property
+    def taken(self) -> NDArray[np.bool_]:
+        """Which messages the engine took."""
+        return np.asarray(self.promised_ms != NOT_TAKEN)
+
+    @property
+    def was_early(self) -> NDArray[np.bool_]:
+        """Which messages bear a time before the one asked for."""
+        return np.asarray((self.count > 0) & (self.first_stored_ms < self.asked_ms))
+
+    @property
+    def was_missed(self) -> NDArray[np.bool_]:
+        """Which messages were taken and never delivered."""
+        return np.asarray(self.taken & (self.count == 0))
+
+    @property
+    def repeats(self) -> Int64s:
+        """How often too often each was delivered; once is too often for what was not taken."""
+        return np.maximum(0, self.count - self.taken)
+
+
+def account(workload: Workload, seen: Observation) -> Account:
+    """Everything by message. Numbers that no message has are left out: they are not ours."""
+    delivered = seen.delivered or Delivered.nothing()
+    seen_ms = seen.rounds.of(delivered)
+    count = len(workload)
+    ours = (delivered.number >= 0) & (delivered.number < count)
+    number = delivered.number[ours]
+    first_seen, first_stored = (
+        _first_of(number, times[ours], count) for times in (seen_ms, delivered.stored_ms)
+    )
+    return Account(
+        asked_ms=workload.due_ms + (seen.start_ms - workload.start_ms),
+        promised_ms=seen.promised_ms,
+        count=np.bincount(number, minlength=count).astype(np.int64),
+        first_seen_ms=first_seen,
+        first_stored_ms=first_stored,
+    )
+
+
+def _first_of(number: Int64s, times: Int64s, count: int) -> Int64s:
+    found = np.zeros(count, np.int64)
+    found[number[::-1]] = times[::-1]  # the first of several is written last
+    return found
+
+
+def measure(name: str, workload: Workload, seen: Observation, known: Account) -> EngineResult:
+    """The figures of one run."""
+    once = known.taken & (known.count > 0)
+    late_ms = (known.first_seen_ms - known.asked_ms)[once]
+    after_promise_ms = (known.first_seen_ms - known.promised_ms)[once]
+    costs = seen.costs
+    taken = int(known.taken.sum())
+    delivered = int(once.sum())
+    one = _round(costs, taken, int(seen.rounds.counts.sum()))
+    return EngineResult(
+        name=name,
+        put_per_second=one.put_per_second,
+        drain_per_second=one.drain_per_second,
+        through_per_second=one.through_per_second,
+        lateness_ms=Lateness.of(late_ms),
+        lateness_after_promise_ms=Lateness.of(after_promise_ms),
+        early=int(known.was_early.sum()),
+        missing=int(known.was_missed.sum()),
+        duplicates=int(known.repeats.sum()),
+        not_taken=len(workload) - taken,
+        taken=taken,
+        delivered=delivered,
+        cpu_percent=one.cpu_percent,
+        peak_memory_bytes=costs.peak_memory_bytes,
+        bytes_on_disk=costs.bytes_on_disk,
+        lateness_curve=LatenessCurve.of(late_ms),
+        lateness_after_promise_curve=LatenessCurve.of(after_promise_ms),
+        traffic=_traffic(workload, seen, known, once),
+        usage=seen.usage,
+        rounds=(one,),
+        faults=seen.faults,
+        version=seen.version,
+        notes=seen.notes,
+    )
+
+
+def _round(costs: Costs, taken: int, delivered: int) -> Round:
+    inside_s = costs.put_s + costs.drain_s + costs.other_s
+    return Round(
+        put_per_second=_per_second(taken, costs.put_s),
+        drain_per_second=_per_second(delivered, costs.drain_s),
+        through_per_second=_per_second(delivered, inside_s),
+        cpu_percent=100 * costs.cpu_s / costs.elapsed_s if costs.elapsed_s > 0 else 0.0,
+        peak_memory_bytes=costs.peak_memory_bytes,
+        bytes_on_disk=costs.bytes_on_disk,
+    )
+
+
+def _per_second(count: int, seconds: float) -> float | None:
+    return count / seconds if count and seconds > 0 else None
+
+
+def _traffic(
+    workload: Workload, seen: Observation, known: Account, once: NDArray[np.bool_]
+) -> Traffic:
+    """In and out over time, in a readable number of buckets of a readable width."""
+    out_ms = known.first_seen_ms[once] - seen.start_ms
+    in_ms = (workload.arrival_ms - workload.start_ms)[known.taken]
+    last_ms = int(max(out_ms.max(initial=0), in_ms.max(initial=0)))
+    width_ms = next((w for w in _BUCKET_CHOICES_MS if last_ms < w * _BUCKETS), last_ms + 1)
+    buckets = last_ms // width_ms + 1
+    put, out = (
+        np.bincount(np.maximum(0, times) // width_ms, minlength=buckets).tolist()
+        for times in (in_ms, out_ms)
+    )
+    return Traffic(width_ms, tuple(put), tuple(out))
+
+
+def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
+    """One result of several runs: the speeds of the middle run, the faults of all.
+
+    Counts of what is wrong are those of the worst run, lateness that of the last.
+    """
+    rounds = tuple(one for result in results for one in result.rounds)
+    return attrs.evolve(
+        results[-1],
+        put_per_second=_middle([one.put_per_second for one in rounds]),
+        drain_per_second=_middle([one.drain_per_second for one in rounds]),
+        through_per_second=_middle([one.through_per_second for one in rounds]),
+        cpu_percent=statistics.median(one.cpu_percent for one in rounds),
+        peak_memory_bytes=max(one.peak_memory_bytes for one in rounds),
+        early=max(result.early for result in results),
+        missing=max(result.missing for result in results),
+        duplicates=max(result.duplicates for result in results),
+        rounds=rounds,
+    )
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

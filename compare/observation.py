@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was seen of one engine while it ran: raw columns and costs, before anything is made of them.
+
+This is what every entrant hands in, ours and others, so that all are measured by the same code.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from compare.faults import Fault
+from compare.results import FaultSeen, Usage
+from compare.work_files import read_columns, write_columns
+from message_store.byte_column import Int64s, int64s
+
+NOT_TAKEN = -1
+"""Stands for the promise of a message that the engine refused."""
+
+
+@attrs.frozen(kw_only=True)
+class RaceSettings:
+    """How engines are run, the same for all of them.
+
+    ``tick_ms``: on the virtual clock engines are looked at only at multiples of it, as brokers look
+    at their levels every 100 ms. The wheel's limit is ``max_delay_ms``. Log files have
+    ``commit_log_file_bytes``.
+    """
+
+    clock: str = "virtual"
+    precision_ms: int = 1_000
+    tick_ms: int = 100
+    max_delay_ms: int = 3 * 86_400_000
+    flush_every_ms: int = 1_000
+    commit_log_file_bytes: int = 1 << 30
+    faults: tuple[Fault, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Costs:
+    """Seconds by a stopwatch and of processor time, and bytes. ``put_s`` is spent in ``schedule``,
+    ``drain_s`` in those ``advance`` calls that delivered, ``other_s`` in all others.
+    """
+
+    put_s: float
+    drain_s: float
+    other_s: float
+    elapsed_s: float
+    cpu_s: float
+    peak_memory_bytes: int
+    bytes_on_disk: int
+
+
+@attrs.frozen(eq=False)
+class Delivered:
+    """What stands in the delivered topics, in the order of delivery: which message, and the time
+    stored in its record. Read from the topics, and not told by the engine.
+    """
+
+    number: Int64s = attrs.field(converter=int64s)
+    stored_ms: Int64s = attrs.field(converter=int64s)
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @classmethod
+    def nothing(cls) -> "Delivered":
+        """An empty topic."""
+        return cls([], [])
+
+    def __add__(self, other: "Delivered") -> "Delivered":
+        return Delivered(
+            np.concatenate([self.number, other.number]),
+            np.concatenate([self.stored_ms, other.stored_ms]),
+        )
+
+
+@attrs.frozen(eq=False)
+class SeenRounds:
+    """The moments at which deliveries could be seen: ``counts[i]`` messages at ``seen_ms[i]``."""
+
+    counts: Int64s = attrs.field(converter=int64s)
+    seen_ms: Int64s = attrs.field(converter=int64s)
+
+    def of(self, delivered: Delivered) -> Int64s:
+        """When each delivered message could be seen.
+
+        Where the counts do not add up to what is there, that is the first moment not before the
+        time in the record.
+        """
+        if int(self.counts.sum()) == len(delivered):
+            return np.repeat(self.seen_ms, self.counts)
+        if not len(self.seen_ms):
+            return delivered.stored_ms
+        ordered = np.sort(self.seen_ms)
+        place = np.searchsorted(ordered, delivered.stored_ms)
+        later = ordered[np.minimum(place, len(ordered) - 1)]
+        return np.maximum(later, delivered.stored_ms)
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Observation:
+    """One run of one engine.
+
+    ``start_ms`` is when the workload really began. ``promised_ms`` has a row a message, NOT_TAKEN
+    where it was refused. ``delivered`` is None until the topics have been read.
+    """
+
+    start_ms: int
+    promised_ms: Int64s = attrs.field(converter=int64s)
+    rounds: SeenRounds
+    costs: Costs
+    delivered: Delivered | None = None
+    usage: Usage = attrs.field(factory=Usage)
+    faults: tuple[FaultSeen, ...] = ()
+    version: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def write_observation(path: Path, seen: Observation) -> None:
+    """Hand it to another process."""
+    facts = {
+        "start_ms": seen.start_ms,
+        "costs": attrs.asdict(seen.costs),
+        "usage": attrs.asdict(seen.usage),
+        "faults": [attrs.asdict(fault) for fault in seen.faults],
+        "version": seen.version,
+        "notes": seen.notes,
+        "has_delivered": seen.delivered is not None,
+    }
+    delivered = seen.delivered or Delivered.nothing()
+    write_columns(
+        path,
+        facts,
+        promised_ms=seen.promised_ms,
+        counts=seen.rounds.counts,
+        seen_ms=seen.rounds.seen_ms,
+        number=delivered.number,
+        stored_ms=delivered.stored_ms,
+    )
+
+
+def read_observation(path: Path) -> Observation:
+    """What ``write_observation`` put there."""
+    facts, columns = read_columns(path)
+    delivered = Delivered(columns["number"], columns["stored_ms"])
+    return Observation(
+        start_ms=facts["start_ms"],
+        promised_ms=columns["promised_ms"],
+        rounds=SeenRounds(columns["counts"], columns["seen_ms"]),
+        costs=Costs(**facts["costs"]),
+        delivered=delivered if facts["has_delivered"] else None,
+        usage=_usage(facts["usage"]),
+        faults=tuple(FaultSeen(**fault) for fault in facts["faults"]),
+        version=facts["version"],
+        notes=tuple(facts["notes"]),
+    )
+
+
+def _usage(given: dict[str, Any]) -> Usage:
+    return Usage(**{name: tuple(values) for name, values in given.items()})

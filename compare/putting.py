@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a workload's messages into a store: few one by one, many as a batch; what is refused is
+noted.
+"""
+
+import attrs
+import numpy as np
+
+from compare.engine_watch import EngineWatch
+from compare.observation import NOT_TAKEN
+from compare.workload import MessageMaker
+from message_store.delay_store import AtMs, DelayStore
+from message_store.errors import UnsupportedDelayError
+from message_store.message_batch import MessageBatch
+
+PUT_AT_ONCE = 50_000
+FEW = 8
+"""Up to so many are put one by one: a batch has its own price."""
+_AHEAD = 1_024
+
+
+@attrs.define(eq=False)
+class Putter:
+    """Puts messages in order; ``next`` is the first that is still to be put. Their making is not
+    timed.
+    """
+
+    maker: MessageMaker
+    watch: EngineWatch
+    next: int = 0
+    _ahead: MessageBatch | None = None
+    _ahead_first: int = 0
+
+    def put(self, store: DelayStore, last: int) -> int | None:
+        """Put all messages up to number ``last``; the earliest promise of those that were taken.
+
+        Raises what the store raises, but for what it cannot keep: that is not taken.
+        """
+        begun = self.next
+        while self.next < last:
+            until = min(last, self.next + PUT_AT_ONCE)
+            if until - self.next <= FEW or not self._put_batch(store, self.next, until):
+                self._put_singly(store, self.next, until)
+            self.next = until
+        promised_ms = self.watch.promised_ms[begun:last]
+        promised_ms = promised_ms[promised_ms != NOT_TAKEN]
+        return int(promised_ms.min()) if len(promised_ms) else None
+
+    def _put_batch(self, store: DelayStore, first: int, last: int) -> bool:
+        """Whether the store took them as a batch: one that it cannot keep refuses all."""
+        batch = self.maker.batch(first, last)
+        due_ms = self.watch.workload.due_ms[first:last]
+        try:
+            with self.watch.putting():
+                receipt = store.schedule_batch(batch, due_ms)
+        except UnsupportedDelayError:
+            return False
+        self.watch.took(slice(first, last), receipt.promised_ms)
+        return True
+
+    def _put_singly(self, store: DelayStore, first: int, last: int) -> None:
+        due_ms = self.watch.workload.due_ms[first:last].tolist()
+        for number, due in enumerate(due_ms, first):
+            self.next = number
+            message = self._batch_with(number).message(number - self._ahead_first)
+            try:
+                with self.watch.putting():
+                    receipt = store.schedule(message, AtMs(due))
+            except UnsupportedDelayError:
+                continue
+            self.watch.took(slice(number, number + 1), np.array([receipt.promised_ms]))
+
+    def _batch_with(self, number: int) -> MessageBatch:
+        """Messages made some at a time, among them this one."""
+        ahead = self._ahead
+        if ahead is None or not 0 <= number - self._ahead_first < len(ahead):
+            last = min(number + _AHEAD, len(self.watch.workload))
+            ahead = self._ahead = self.maker.batch(number, last)
+            self._ahead_first = number
+        return ahead

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one engine through a workload on a clock by hand: nothing is waited for, and the same
+workload gives the same deliveries on every machine.
+
+Time leaps from one event to the next: messages arrive, something is due, something goes wrong. An
+engine that runs looks around at least every second; so is this one looked at, when anything was
+put, so that what it does then is not paid for by the next delivery.
+"""
+
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+
+from compare.engine_watch import EngineWatch
+from compare.engines import kill
+from compare.faults import CLOCK_BACK, CLOCK_FORWARD, DISK_FULL, Fault
+from compare.full_disk import fill_disk, make_room
+from compare.observation import RaceSettings
+from compare.putting import Putter
+from compare.results import FaultSeen
+from compare.workload import MessageMaker, Workload
+from message_store.clock import ManualClock, stopwatch_s
+from message_store.delay_store import DelayStore
+from message_store.errors import TargetError
+
+LOOK_EVERY_MS = 1_000
+NEVER_MS = 1 << 62
+_GRACE_MS = 60_000
+
+
+@attrs.define(eq=False)
+class VirtualRun:
+    """One engine and its clock. ``open_store`` opens it, again after a kill; ``before_kill`` gets
+    the store that is about to be killed.
+
+    ``skew_ms`` is how far the engine's clock has leapt away from the race's own.
+    """
+
+    workload: Workload
+    settings: RaceSettings
+    watch: EngineWatch
+    open_store: Callable[[ManualClock], DelayStore]
+    before_kill: Callable[[DelayStore], object]
+    clock: ManualClock = attrs.field(init=False)
+    store: DelayStore = attrs.field(init=False)
+    skew_ms: int = 0
+    _putter: Putter = attrs.field(init=False)
+    _due_ms: int | None = None
+    _looked_ms: int = attrs.field(init=False)
+    _was_put: bool = False
+    _faults: list[Fault] = attrs.field(init=False)
+    _full_until: Fault | None = None
+    _is_stalled: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.clock = ManualClock(self.workload.start_ms)
+        self.store = self.open_store(self.clock)
+        self._putter = Putter(MessageMaker(self.workload), self.watch)
+        self._faults = sorted(self.settings.faults, key=lambda fault: fault.at_ms)
+        self._looked_ms = self.workload.start_ms
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> DelayStore:
+        """Go through everything; the store at the end, still open."""
+        self.watch.look(self.clock.now_ms(), always=True)
+        self.watch.begin()
+        while True:
+            arrival_ms, due_ms, fault_ms, room_ms = (
+                self._arrival(), self._due(), self._fault(), self._room(),
+            )  # fmt: skip
+            if min(arrival_ms, due_ms, room_ms) == NEVER_MS:
+                break
+            event_ms = min(arrival_ms, due_ms, fault_ms, room_ms)
+            if event_ms > self._horizon_ms():
+                break
+            if self._was_put and event_ms - self._looked_ms >= LOOK_EVERY_MS:
+                self._advance()
+                continue
+            self._go_to(event_ms)
+            if event_ms == room_ms:
+                self._room_again()
+            elif event_ms == fault_ms:
+                self._suffer(self._faults.pop(0))
+            elif event_ms == arrival_ms:
+                self._put_arrived(event_ms)
+            else:
+                self._advance()
+        self._look_once_more()
+        self.watch.look(self.clock.now_ms(), always=True)
+        return self.store
+
+    def _arrival(self) -> int:
+        if self._is_stalled or self._putter.next >= len(self.workload):
+            return NEVER_MS
+        return max(int(self.workload.arrival_ms[self._putter.next]), self._race_ms)
+
+    def _due(self) -> int:
+        """When the engine should be looked at again, by the race's time and on its grid."""
+        if self._due_ms is None or self._is_stalled:
+            return NEVER_MS
+        tick_ms = self.settings.tick_ms
+        due_ms = self._due_ms - self.skew_ms
+        return max(-(-due_ms // tick_ms) * tick_ms, self._race_ms)
+
+    def _fault(self) -> int:
+        return self.workload.start_ms + self._faults[0].at_ms if self._faults else NEVER_MS
+
+    def _room(self) -> int:
+        if self._full_until is None:
+            return NEVER_MS
+        return self.workload.start_ms + self._full_until.at_ms + self._full_until.length_ms
+
+    @property
+    def _race_ms(self) -> int:
+        return self.clock.now_ms() - self.skew_ms
+
+    def _go_to(self, race_ms: int) -> None:
+        self.clock.tick(max(0, race_ms - self._race_ms))
+
+    def _horizon_ms(self) -> int:
+        """By then everything has come, whatever an engine says is still to come."""
+        last_ms = max(self.watch.last_promise_ms, self.workload.end_ms)
+        return last_ms + abs(self.skew_ms) + _GRACE_MS
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def _put_arrived(self, race_ms: int) -> None:
+        last = int(np.searchsorted(self.workload.arrival_ms, race_ms, "right"))
+        try:
+            promised_ms = self._putter.put(self.store, last)
+        except TargetError:
+            self._is_stalled = True
+            return
+        self._was_put = True
+        if promised_ms is not None:
+            self._due_ms = promised_ms if self._due_ms is None else min(self._due_ms, promised_ms)
+        self.watch.look(self.clock.now_ms())
+
+    def _advance(self) -> None:
+        now_ms = self.clock.now_ms()
+        started = stopwatch_s()
+        try:
+            count = len(self.store.advance(now_ms))
+            self.watch.advanced(stopwatch_s() - started, count, now_ms)
+            due_ms = self.store.next_due_ms()
+        except TargetError:
+            self._is_stalled = True
+            return
+        self._looked_ms, self._was_put = self._race_ms, False
+        # Whatever it says, time goes on.
+        self._due_ms = None if due_ms is None else max(due_ms, now_ms + 1)
+        self.watch.look(now_ms)
+
+    def _look_once_more(self) -> None:
+        """What an engine has forgotten to announce is late, and not missing."""
+        if self._full_until is not None:
+            self._room_again()
+        self._go_to(self._horizon_ms())
+        self._advance()
+
+    # --- what goes wrong --------------------------------------------------------------------------
+
+    def _suffer(self, fault: Fault) -> None:
+        if fault.kind == DISK_FULL:
+            if self._full_until is None:
+                self._full_until = fault
+                fill_disk()
+            return
+        if fault.kind in (CLOCK_BACK, CLOCK_FORWARD):
+            by_ms = fault.length_ms if fault.kind == CLOCK_FORWARD else -fault.length_ms
+            self.clock.tick(by_ms)
+            self.skew_ms += by_ms
+            answer = f"its clock leapt by {by_ms / 1_000:+,.0f} s"
+        else:
+            self._open_again()
+            answer = "opened again"
+        self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+
+    def _room_again(self) -> None:
+        fault, self._full_until = self._full_until, None
+        make_room()
+        answer = "nothing was refused"
+        if self._is_stalled:
+            # Nobody can know what is on the disk: such a store is opened again.
+            self._is_stalled = False
+            self._open_again()
+            answer = "refused, and opened again when there was room"
+        if fault is not None:
+            self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+
+    def _open_again(self) -> None:
+        """As after a kill; while the disk is full that may have to wait for room."""
+        if self._full_until is not None:
+            make_room()
+        self.before_kill(self.store)
+        kill(self.store)
+        self.store = self.open_store(self.clock)
+        self._was_put, self._due_ms = False, self.store.next_due_ms()
+        self._is_stalled = False
+        if self._full_until is not None:
+            fill_disk()
