@@ -109,7 +109,7 @@ def quarantine(output: "Output", store: Path) -> None:
     """List the records that a conversion has set aside: why, and what keeps them from going back.
 
     STORE is the converted store, or the quarantine directory itself. Ends with exit code 1 when
-    some were not put back.
+    some were not put back, with 0 when nothing was set aside.
     """
     with loading(output):
         from migrate.quarantined import Quarantine

@@ -60,6 +60,9 @@ def account_table(quarantine: "Quarantine") -> Table:
 
 def quarantine_lines(quarantine: "Quarantine", in_the_way: Mapping[str, str]) -> Iterator[str]:
     """Each record that was set aside, and how it stands."""
+    if not quarantine.records:
+        yield f"{quarantine.directory.parent.parent}: nothing was set aside here"
+        return
     put_back = len(quarantine.records) - len(quarantine.waiting)
     yield (
         f"{quarantine.directory}: {len(quarantine.records):,} records were set aside,"

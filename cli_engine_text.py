@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 from cli_text import due_span, some
+from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Receipt
 from message_store.message import StoredMessage
 from message_store.printable import iso_time, when
@@ -11,18 +12,23 @@ from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
 LISTED_TOPICS = 20
+LISTED_RECEIPTS = 20
 SHOWN_BODY_BYTES = 60
 
 
 def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
-    """What was stored for later: one message with its handle, many as from when to when."""
-    if len(receipts) == 1:
-        [receipt] = receipts
+    """What was stored for later: messages with their handles; of many the first of them, and from
+    when to when all come.
+    """
+    for receipt in receipts[:LISTED_RECEIPTS]:
         is_exact = receipt.promised_ms == receipt.due_ms
         asked = "" if is_exact else f", asked for {iso_time(receipt.due_ms)}"
         yield f"{receipt.topic}: comes {_exactly(receipt.promised_ms, now_ms)}{asked}"
         yield f"handle: {receipt.handle}"
+    if len(receipts) == 1:
         return
+    if len(receipts) > LISTED_RECEIPTS:
+        yield f"... and {len(receipts) - LISTED_RECEIPTS:,} more; --json prints every handle"
     promised_ms = [receipt.promised_ms for receipt in receipts]
     first_ms, last_ms = min(promised_ms, default=None), max(promised_ms, default=None)
     yield f"{_messages(len(receipts))} stored{due_span(first_ms, last_ms, now_ms)}"
@@ -32,6 +38,12 @@ def _exactly(time_ms: int, now_ms: int) -> str:
     """A time to the millisecond, and how far that is from now."""
     _second, _space, distance = when(time_ms, now_ms).partition(" ")
     return f"{iso_time(time_ms)} {distance}"
+
+
+def level_lowered_line(level: int, levels: DelayLevels) -> str:
+    """What becomes of a level beyond the table."""
+    last = levels.describe(levels.max_level)
+    return f"there is no level {level}: {last} is taken instead, as brokers do"
 
 
 def cancellation_line(handle: RecallHandle, answer: Cancellation, now_ms: int) -> str:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli_input import STORE, now_option
-from cli_messages import message_options, requested, time_due_ms
+from cli_message_flags import message_options, requested
+from cli_messages import levels_beyond, naming_lines, time_due_ms
 from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
 from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.clock import ManualClock
 from message_store.delay_store import Cancellation
-from message_store.errors import BadFieldError
 from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from message_store.delay_store import Receipt
 
 FLUSH_EVERY_MS = 1_000
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LEAP_MS = 3_600_000
 """How far a clock by hand leaps where nothing is due."""
 
@@ -56,10 +57,10 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
     requests = requested(**given)
     with opened(output, store, may_be_new=True, **how) as (engine, clock):
         now_ms = clock.now_ms()
-        try:
+        for level in levels_beyond(requests, engine.levels):
+            output.level_lowered(level, engine.levels)
+        with naming_lines(requests):
             receipts = _scheduled(engine, requests, now_ms)
-        except BadFieldError as error:
-            raise click.UsageError(str(error)) from error
     output.scheduled(receipts, now_ms)
 
 
@@ -87,7 +88,8 @@ def run(
     """Deliver what is due into its topics, when it is due, until Ctrl-C, --until or --for.
 
     With --json each delivery is an object on a line of its own. What was delivered is synced to the
-    disk every second. Nobody else can use the store meanwhile.
+    disk every second. Nobody else can use the store meanwhile, also not to schedule or cancel: a
+    program that does both holds the store itself (docs/ENGINES.md).
 
     With --now nothing is waited for: what is due then is delivered, and with --until or --for all
     that is due until then, as if the time had passed.
@@ -118,9 +120,11 @@ def run(
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """The name of the first SIGINT or SIGTERM, once it has come; a second one acts as ever."""
+    """The name of the first SIGINT, SIGTERM or SIGHUP, once it has come; a second one acts as
+    ever.
+    """
     seen: list[str] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -131,7 +135,7 @@ def _signals() -> Iterator[list[str]]:
         restore()
 
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as in the background of a shell
+        if handler is not signal.SIG_IGN:  # as in the background of a shell, and under nohup
             signal.signal(number, note)
     try:
         yield seen

@@ -145,48 +145,42 @@ def generate_options(function: Function) -> Function:
     return function
 
 
+def _said(flag: str, kind: click.ParamType[Any], default: Any, meaning: str) -> Decorator:
+    """A flag whose default its help says."""
+    return click.option(flag, type=kind, default=default, show_default=True, help=meaning)
+
+
 _GENERATE_OPTIONS: tuple[Decorator, ...] = (
-    click.option(
+    _said(
         "--body-bytes",
-        type=click.IntRange(min=0),
-        default=200,
-        show_default=True,
-        help="How long bodies are on average; each is up to a quarter shorter or longer.",
+        click.IntRange(min=0),
+        200,
+        "How long bodies are on average; each is up to a quarter shorter or longer.",
     ),
-    click.option(
-        "--levels",
-        type=LevelRange(),
-        default="1-18",
-        show_default=True,
-        help="In which levels, such as 3,5,7-9; an equal share in each.",
-    ),
-    click.option(
+    _said("--levels", LevelRange(), "1-18", "In which levels, as 3,5,7-9; an equal share in each."),
+    _said(
         "--topics",
-        type=click.IntRange(min=1),
-        default=8,
-        show_default=True,
-        help="For how many topics; the first gets the most messages.",
+        click.IntRange(min=1),
+        8,
+        "For how many topics; the first gets the most messages.",
     ),
-    click.option(
+    _said(
         "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Another number makes other messages; the same number the same.",
+        click.IntRange(min=0),
+        0,
+        "Another number makes other messages; the same number the same.",
     ),
-    click.option(
+    _said(
         "--dialect",
-        type=click.Choice(["4.9", "5.x"]),
-        default="4.9",
-        show_default=True,
-        help="As a broker of which version writes properties and configuration files.",
+        click.Choice(["4.9", "5.x"]),
+        "4.9",
+        "As a broker of which version writes properties and configuration files.",
     ),
-    click.option(
+    _said(
         "--commit-log-file-bytes",
-        type=click.IntRange(min=1024),
-        default=COMMIT_LOG_FILE_BYTES,
-        show_default=True,
-        help="The broker's mappedFileSizeCommitLog.",
+        click.IntRange(min=1024),
+        COMMIT_LOG_FILE_BYTES,
+        "The broker's mappedFileSizeCommitLog.",
     ),
 )
 

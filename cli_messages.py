@@ -7,15 +7,17 @@ Whatever a message cannot be is a usage error that names the flag, or the line a
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import click
 
-from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Setting, Time
+from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Time
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
+from message_store.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
 from message_store.message import Message, StoredMessage
 
 LINES = "--lines"
@@ -25,12 +27,30 @@ OTHER_FIELDS = (
 )  # fmt: skip
 
 
+_TEXT = "a text"
+_FIELD_FORMS = {
+    "topic": _TEXT,
+    "body": f'{_TEXT}; "body_base64" takes what is none',
+    "body_base64": _TEXT,
+    "tags": _TEXT,
+    "keys": "a text with spaces between keys, or a list of texts",
+    "properties": "an object of texts",
+    "queue_id": "a whole number from 0",
+    "unique_key": _TEXT,
+    "at": TIME_FORMS,
+    "after": f"a text {DURATION_FORMS}",
+    "level": "a whole number from 1",
+}
+"""What each field takes, as a refusal says it."""
+
+
 @attrs.frozen
 class Request:
-    """A message, and when it is wanted."""
+    """A message, when it is wanted, and in which line of a file it was asked for, from 1."""
 
     message: Message
     due: Due
+    line: int | None = None
 
 
 def due_of(
@@ -71,7 +91,7 @@ def requests_of(lines: Iterable[str]) -> list[Request]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                requests.append(_request(json.loads(line)))
+                requests.append(attrs.evolve(_request(json.loads(line)), line=number))
             except json.JSONDecodeError as error:
                 problem = f"not JSON: {error.msg} at column {error.colno}"
                 raise _bad_line(number, problem) from error
@@ -81,6 +101,30 @@ def requests_of(lines: Iterable[str]) -> list[Request]:
                 said = error.message if isinstance(error, click.UsageError) else str(error)
                 raise _bad_line(number, said) from error
     return requests
+
+
+def levels_beyond(requests: Iterable[Request], levels: DelayLevels) -> list[int]:
+    """The levels that were asked for and that the table does not have, each once."""
+    asked = {request.due.level for request in requests if isinstance(request.due, AtLevel)}
+    return sorted(level for level in asked if level > levels.max_level)
+
+
+@contextmanager
+def naming_lines(requests: Sequence[Request]) -> Iterator[None]:
+    """Around the storing of messages: what an engine refuses is a usage error, which names the line
+    where the message came from one.
+    """
+    try:
+        yield
+    except (BadFieldError, UnsupportedDelayError) as error:
+        row = 0 if len(requests) == 1 else error.row
+        said = str(error).removeprefix(f"row {row}: ")
+        if isinstance(error, DelayLimitError):
+            said += "; a larger timerMaxDelaySec in --broker-conf allows more"
+        line = None if row is None else requests[row].line
+        if line is None:
+            raise click.UsageError(said) from error
+        raise _bad_line(line, said) from error
 
 
 def _bad_line(number: int, problem: str) -> click.BadParameter:
@@ -126,15 +170,19 @@ class _Fields:
     def of(self, name: str, types: type | tuple[type, ...]) -> Any:
         value = self._values.get(name)
         if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
-            raise ValueError(f"{name!r} cannot be {json.dumps(value)[:64]}")
+            raise _wrong_value(name, value)
         str(value or "").encode()  # half a character, which JSON can write, is a ValueError
         return value
 
     def number(self, name: str, *, at_least: int) -> int | None:
         value: int | None = self.of(name, int)
         if value is not None and value < at_least:
-            raise ValueError(f"{name!r} cannot be {value}")
+            raise _wrong_value(name, value)
         return value
+
+
+def _wrong_value(name: str, value: Any) -> ValueError:
+    return ValueError(f"{name!r} cannot be {json.dumps(value)[:64]}; it is {_FIELD_FORMS[name]}")
 
 
 def _body(fields: _Fields) -> bytes:
@@ -197,101 +245,3 @@ def delivered_json(delivered: Delivered) -> dict[str, Any]:
     """A delivery as a JSON object."""
     times = {"promised_ms": delivered.promised_ms, "lateness_ms": delivered.lateness_ms}
     return {**message_json(delivered.message), **times}
-
-
-# --- flags ----------------------------------------------------------------------------------------
-
-
-def message_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags of ``schedule`` that say what is stored, and until when."""
-    for option in reversed(_MESSAGE_OPTIONS):
-        function = option(function)
-    return function
-
-
-_MESSAGE_OPTIONS = (
-    click.option("--topic", help="Where the message goes when it is due."),
-    click.option("--body", help="What is in it, as text."),
-    click.option("--body-file", type=click.File("rb"), help="A file with the body; - is stdin."),
-    click.option("--after", "after_ms", type=Duration(), help=f"Wait so long, {DURATION_FORMS}."),
-    click.option("--at", "at_ms", type=Time(), help=f"Wait until then, {TIME_FORMS}."),
-    click.option("--level", type=click.IntRange(min=1), help="Wait as long as this delay level."),
-    click.option("--tags", help="Its tag."),
-    click.option("--keys", multiple=True, help="Keys to find it by; can be given several times."),
-    click.option(
-        "--property",
-        "properties",
-        type=Setting(),
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A property of your own; can be given several times.",
-    ),
-    click.option(
-        "--queue-id", type=click.IntRange(min=0), help="Into which queue of the topic, else 0."
-    ),
-    click.option("--unique-key", help="Its unique key, where it has one; else one is made."),
-    click.option(
-        LINES,
-        type=click.File("r", encoding="utf-8"),
-        help="A file of messages instead, one JSON object a line; - is stdin. All of them are"
-        " stored, or none.",
-    ),
-)
-
-
-def requested(*, lines: IO[str] | None, **flags: Any) -> list[Request]:
-    """What the flags of ``schedule`` ask for: one message, or those of a file."""
-    if lines is None:
-        return [_one_request(**flags)]
-    for name, value in flags.items():
-        if value not in (None, ()):
-            flag = _FLAG_OF.get(name, name.replace("_", "-"))
-            raise click.UsageError(f"{LINES} brings the messages; --{flag} does not go with it")
-    try:
-        return requests_of(lines)
-    except UnicodeDecodeError as error:
-        raise click.BadParameter(f"not UTF-8: {error}", param_hint=LINES) from error
-
-
-_FLAG_OF = {"after_ms": "after", "at_ms": "at", "properties": "property"}
-
-
-def _one_request(
-    *,
-    topic: str | None,
-    body: str | None,
-    body_file: IO[bytes] | None,
-    after_ms: int | None,
-    at_ms: int | None,
-    level: int | None,
-    tags: str | None,
-    keys: tuple[str, ...],
-    properties: tuple[tuple[str, str], ...],
-    queue_id: int | None,
-    unique_key: str | None,
-) -> Request:
-    if not topic:
-        raise click.UsageError(f"--topic says where the message goes, or {LINES} where many do")
-    if (body is None) == (body_file is None):
-        raise click.UsageError("either --body or --body-file says what is in the message")
-    due = due_of(at_ms, after_ms, level)
-    texts = [topic, body, tags, unique_key, *keys, *(part for pair in properties for part in pair)]
-    for text in texts:
-        _require_unicode(text or "")
-    message = Message(
-        topic=topic,
-        body=body.encode() if body is not None else body_file.read() if body_file else b"",
-        tags=tags or None,
-        keys=tuple(key for words in keys for key in words.split()),
-        properties=dict(properties),
-        queue_id=queue_id or 0,
-        unique_key=unique_key or None,
-    )
-    return Request(message, due)
-
-
-def _require_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise click.UsageError(f"not text: {text!r}; --body-file takes any bytes") from error

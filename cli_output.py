@@ -23,6 +23,7 @@ import cli_text as text
 from cli_messages import delivered_json, message_json
 from cli_printing import OutputError, Printer
 from cli_progress import StageProgress, say_on_stderr
+from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
 from message_store.errors import BadRecordsError, DelayStoreError
 from message_store.message import StoredMessage
@@ -50,6 +51,9 @@ LISTED_TOPICS = 20
 
 class Output(Printer):
     """Where a verb hands its result to."""
+
+    has_said_loading = False
+    """Whether people were told why this command takes so long to begin."""
 
     def progress(self) -> StageProgress:
         """The progress of this command, for a ``with`` block."""
@@ -239,6 +243,10 @@ class Output(Printer):
             self._say(f"{report.out}: {text.count(report.exported)} messages")
 
     # --- engines ----------------------------------------------------------------------------------
+
+    def level_lowered(self, level: int, levels: DelayLevels) -> None:
+        """``schedule``, with a level that the table does not have."""
+        self.warn(engine_text.level_lowered_line(level, levels))
 
     def scheduled(self, receipts: Sequence[Receipt], now_ms: int) -> None:
         """``schedule``."""

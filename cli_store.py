@@ -17,7 +17,7 @@ from message_store.clock import Clock, ManualClock, SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import DelayStore
 from message_store.dialect import Dialect
-from message_store.engine_choice import EngineName, choose_engine, engines_in
+from message_store.engine_choice import EngineName, choose_engine, engines_in, require_engine
 from message_store.errors import DelayStoreError
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
@@ -106,6 +106,8 @@ def opened(
     root = StoreRoot(path)
     refuse_unfinished(root)
     chosen = choose_engine(root, engine, may_be_new=may_be_new)
+    if not may_be_new:
+        require_engine(root, chosen)
     how = _told_dialect(root, chosen) | _settings(chosen, **settings)
     if broker_name is not None and "settings" not in how:
         how["settings"] = StoreSettings(broker_name=broker_name)

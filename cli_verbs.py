@@ -137,10 +137,18 @@ def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
 
 @contextmanager
 def loading(output: "Output") -> Iterator[None]:
-    """Around the imports of compiled code: when that takes long, say why."""
+    """Around the imports of compiled code: when that takes long, say why, once a command."""
     with output.progress() as progress:
-        words = "loading compiled kernels; the first run compiles them, which takes some seconds"
-        patience = threading.Timer(PATIENCE_S, progress.say, [words])
+
+        def explain() -> None:
+            if not output.has_said_loading:
+                output.has_said_loading = True
+                progress.say(
+                    "loading compiled kernels; the first run compiles them, which takes some"
+                    " seconds"
+                )
+
+        patience = threading.Timer(PATIENCE_S, explain)
         patience.daemon = True
         patience.start()
         try:

@@ -11,6 +11,7 @@ import numpy as np
 from legacy_levels.level_rules import AT_ONCE_LEVEL
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.errors import UnsupportedDelayError
 from message_store.message import Message
 from message_store.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.promise_rules import to_level
@@ -101,7 +102,10 @@ class LevelScheduling:
         if self._is_exact:
             refused |= kept_ms != delays_ms
         for row in np.flatnonzero(refused & ~is_past)[:1].tolist():
-            self._rule(int(due_ms[row]), now_ms)
+            try:
+                self._rule(int(due_ms[row]), now_ms)  # says why not
+            except UnsupportedDelayError as error:
+                raise error.of_row(row) from None
         levels = np.where(is_past, AT_ONCE_LEVEL, found)
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 

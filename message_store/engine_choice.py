@@ -13,6 +13,7 @@ from message_store.store_root import StoreRoot
 
 EngineName = Literal["levels", "wheel"]
 
+_NAMED = {"levels": "the levels", "wheel": "a wheel"}
 DELAY_OFFSETS_NAME = "delayOffset.json"
 
 
@@ -33,6 +34,19 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
         has_levels |= store.config_file(DELAY_OFFSETS_NAME).exists()
     found: dict[EngineName, bool] = {"levels": has_levels, "wheel": has_wheel}
     return tuple(name for name, is_there in found.items() if is_there)
+
+
+def require_engine(store: StoreRoot, engine: EngineName) -> None:
+    """Raise OptionsError for an engine that never put anything into a store where the other did:
+    nothing waits for it there, which would be said of a store full of messages.
+    """
+    found = engines_in(store)
+    if found and engine not in found:
+        held = " and ".join(found)
+        raise OptionsError(
+            f"{store.path}: is a store of {_NAMED[held]}; nothing was ever put into its"
+            f" {engine}: leave --engine away"
+        )
 
 
 def choose_engine(

@@ -8,10 +8,21 @@ its children, and nothing else.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 
 class DelayStoreError(Exception):
-    """The root: anything that delaywheel refuses or cannot do."""
+    """The root: anything that delaywheel refuses or cannot do.
+
+    ``row`` says which of many messages it is about, from 0; None where there is one, or all.
+    """
+
+    row: int | None = None
+
+    def of_row(self, row: int) -> Self:
+        """The same error, which knows its row."""
+        self.row = row
+        return self
 
 
 class FormatError(DelayStoreError):
@@ -82,6 +93,10 @@ class TargetError(DelayStoreError):
 
 class UnsupportedDelayError(DelayStoreError, ValueError):
     """A delay or due time that the engine cannot keep."""
+
+
+class DelayLimitError(UnsupportedDelayError):
+    """A delay beyond the longest that the wheel was set to take."""
 
 
 class StoreClosedError(DelayStoreError):

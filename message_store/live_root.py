@@ -8,7 +8,7 @@ take the size of those that are there.
 from collections.abc import Callable
 from pathlib import Path
 
-from message_store.errors import SourceError, UnsupportedStoreError
+from message_store.errors import SourceError, TargetError, UnsupportedStoreError
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
 from message_store.live_segments import LiveSegments
@@ -23,7 +23,8 @@ Queues = dict[tuple[str, int], LiveQueue]
 
 def refuse_unwritable(root: StoreRoot) -> None:
     """Raise SourceError (UnsupportedStoreError where it is a kind of store that we know) for a
-    directory that we cannot append to; make one that is not there.
+    directory that we cannot append to; make one that is not there. Raises TargetError where the
+    disk refuses that.
     """
     try:
         root.path.mkdir(parents=True, exist_ok=True)
@@ -32,8 +33,10 @@ def refuse_unwritable(root: StoreRoot) -> None:
             root.commit_log.mkdir()
             sync_directory(root.path)
             sync_directory(root.path.parent)
-    except OSError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise SourceError(f"{root.path}: cannot be a store: {error.strerror}") from error
+    except OSError as error:
+        raise TargetError(f"{root.path}: cannot be written to: {error.strerror}") from error
     root.require_readable()
     for name, what in (
         ("consumequeue_ext", "extension units of consume queues (enableConsumeQueueExt)"),

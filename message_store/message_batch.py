@@ -62,7 +62,12 @@ class MessageBatch:
         stored.
         """
         rows = list(messages)
-        texts = [names.encode_properties(message.properties.items()) for message in rows]
+        texts = []
+        for row, message in enumerate(rows):
+            try:
+                texts.append(names.encode_properties(message.properties.items()))
+            except BadFieldError as error:
+                raise error.of_row(row) from None
         return cls(
             body=ByteColumn.of(message.body for message in rows),
             topic=ByteColumn.of(message.topic for message in rows),

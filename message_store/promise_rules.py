@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from message_store.delay_levels import DelayLevels, format_delay
-from message_store.errors import UnsupportedDelayError
+from message_store.errors import DelayLimitError, UnsupportedDelayError
 
 PromiseRule = Callable[[int, int], int]
 """``rule(due_ms, now_ms)`` is the promised time; raises UnsupportedDelayError where there is none.
@@ -48,7 +48,7 @@ def to_slot_end(
         if max_delay_ms is not None and due_ms - now_ms > max_delay_ms:
             if beyond_max == "refuse":
                 asked, limit = format_delay(due_ms - now_ms), format_delay(max_delay_ms)
-                raise UnsupportedDelayError(f"a delay of {asked} is beyond the limit of {limit}")
+                raise DelayLimitError(f"a delay of {asked} is beyond the limit of {limit}")
             return now_ms
         return -(-due_ms // precision_ms) * precision_ms
 

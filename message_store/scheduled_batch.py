@@ -166,19 +166,21 @@ def _refuse(
             text.decode()
         except UnicodeDecodeError as error:
             found = repr(text[:64])
-            raise BadFieldError(f"row {row}: {name} that is not UTF-8", found=found) from error
+            problem = f"row {row}: {name} that is not UTF-8"
+            raise BadFieldError(problem, found=found).of_row(row) from error
     wanted: dict[str, Any] = {"out_ms" if is_timed else "delay_level": due}
     try:
         draft(batch.message(row), system_topic=system_topic, form=form, **wanted)
     except BadFieldError as error:
-        raise BadFieldError(
+        refused = BadFieldError(
             f"row {row}: {error.problem}", expected=error.expected, found=error.found
-        ) from error
+        )
+        raise refused.of_row(row) from error
     except ValueError as error:
-        raise BadFieldError(f"row {row}: {error}") from error
+        raise BadFieldError(f"row {row}: {error}").of_row(row) from error
     raise BadFieldError(
         f"row {row}: user properties that are not closed entries of name, 0x01, value, 0x02"
-    )
+    ).of_row(row)
 
 
 def levels_for(delays_ms: Int64s, levels: DelayLevels) -> Int64s:

@@ -197,9 +197,7 @@ class StoreRoot:
                 fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise StoreLockedError(
-                        f"{self.lock}: held by another process; stop the broker first"
-                    ) from error
+                    raise self._held() from error
             yield
         finally:
             os.close(descriptor)
@@ -222,9 +220,7 @@ class StoreRoot:
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise StoreLockedError(
-                    f"{self.lock}: held by another process; stop the broker first"
-                ) from error
+                raise self._held() from error
             raise TargetError(f"{self.lock}: cannot be locked: {error.strerror}") from error
         return WriterLock(descriptor)
 
@@ -240,6 +236,13 @@ class StoreRoot:
             sync_directory(self.path)
         except OSError as error:
             raise TargetError(f"{self.abort}: cannot be removed: {error.strerror}") from error
+
+    def _held(self) -> StoreLockedError:
+        """What to say of a lock that is held; brokers and delaywheel take the same one."""
+        return StoreLockedError(
+            f"{self.lock}: held by another process; stop the broker first, or wait for the"
+            " delaywheel command that has the store open"
+        )
 
     def _refuse_own_lock(self) -> None:
         """Raise StoreLockedError when this process has the store open for writing.

@@ -26,6 +26,7 @@ from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
 from migrate.report import BadRecord
+from timer_wheel.timer_due import is_overdue
 from timer_wheel.wheel_reader import read_wheel_store
 
 NO_LEVEL = 0
@@ -63,7 +64,7 @@ class PendingFilter:
         if self.due_after_ms is not None:
             chosen &= rows.will_roll | (rows.due_ms >= self.due_after_ms)
         if self.due_before_ms is not None:
-            chosen &= rows.due_ms < self.due_before_ms
+            chosen &= rows.earliest_ms < self.due_before_ms
         return chosen
 
 
@@ -71,7 +72,8 @@ class PendingFilter:
 class _Rows:
     """One row a waiting message; level 0 and queue offset -1 are those on the wheel.
 
-    A message that will roll is due later than its row says, and only its record says when.
+    A message that will roll is due later than its row says, and one that was due when it was stored
+    earlier: only its record says when.
     """
 
     level: NDArray[np.int64]
@@ -79,6 +81,7 @@ class _Rows:
     commit_log_offset: NDArray[np.int64]
     size_bytes: NDArray[np.int64]
     due_ms: NDArray[np.int64]
+    earliest_ms: NDArray[np.int64]
     will_roll: NDArray[np.bool_]
 
     def rows(self, chosen: NDArray[np.int64]) -> "_Rows":
@@ -125,6 +128,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
         commit_log_offset=backlog.commit_log_offset.astype(np.int64),
         size_bytes=backlog.size_bytes.astype(np.int64),
         due_ms=backlog.due_ms.astype(np.int64),
+        earliest_ms=backlog.due_ms.astype(np.int64),
         will_roll=np.zeros(len(backlog), np.bool_),
     )
     if not (store.timer_wheel.exists() or store.timer_queue().is_dir()):
@@ -142,6 +146,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
         commit_log_offset=timers.commit_log_offset,
         size_bytes=timers.size_bytes,
         due_ms=timers.slot_time_ms + wheel.precision_ms,
+        earliest_ms=timers.slot_time_ms - wheel.precision_ms,
         will_roll=timers.is_roll,
     )
     pairs = zip(attrs.astuple(waiting), attrs.astuple(on_wheel), strict=True)
@@ -184,9 +189,11 @@ def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:
 def _wheel_due_ms(record: StoredMessage, precision_ms: int) -> int:
     """When a message of the wheel is due for good: also after it has rolled.
 
-    A slot is delivered once it is over, so one precision after its time.
+    A slot is delivered once it is over, so one precision after its time; what our own engine was
+    given when it was due already, since it was stored.
     """
-    return parse_long(record.properties.get(names.TIMER_OUT_MS, "")) + precision_ms
+    out_ms = parse_long(record.properties.get(names.TIMER_OUT_MS, ""))
+    return record.store_timestamp_ms if is_overdue(out_ms) else out_ms + precision_ms
 
 
 def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:

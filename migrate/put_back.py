@@ -15,7 +15,7 @@ import attrs
 from message_store.clock import Clock, SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.engine_choice import EngineName, choose_engine
-from message_store.errors import FormatError, PlanError
+from message_store.errors import FormatError, PlanError, SourceError
 from message_store.live_store import LiveStore
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
@@ -23,7 +23,7 @@ from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.record_layout import BLANK_RECORD
 from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
-from migrate.quarantined import PutBackNote, Quarantine
+from migrate.quarantined import PutBackNote, Quarantine, find_quarantine
 from migrate.returned_record import NO_REPAIR, Repair, Returned, returned
 from migrate.rewrite import BadRecordError
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
@@ -89,7 +89,10 @@ def put_back(
     has to be said, TargetError.
     """
     refuse_unfinished(StoreRoot(options.store))
-    directory = StoreRoot(Quarantine(options.quarantine).directory)
+    found = find_quarantine(options.quarantine)
+    if found is None:
+        raise SourceError(f"{options.quarantine}: nothing was set aside here")
+    directory = StoreRoot(found)
     with sole_writer(directory):
         quarantine = Quarantine(options.quarantine)
         return _PutBack(options, quarantine, clock or SystemClock()).run(execute=execute)

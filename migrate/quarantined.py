@@ -21,6 +21,7 @@ from message_store.message_codec import decode_message_at
 from message_store.small_files import PRIVATE_MODE, read_small_file, replace_file
 from message_store.store_root import StoreRoot
 from migrate.quarantine import QUARANTINE_NAME, REASONS_NAME
+from migrate.store_backup import BACKUP_PREFIX
 from migrate.verify_settings import CONVERSION_NAME
 
 NOTES_NAME = "put-back.json"
@@ -88,22 +89,43 @@ class LevelAccount:
         return self.pending == self.converted + self.skipped + self.quarantined
 
 
-def find_quarantine(path: Path) -> Path:
-    """The directory of the records: the one given, or the one of a store. Raises SourceError."""
-    for directory in (path, StoreRoot(path).own / QUARANTINE_NAME):
-        if (directory / REASONS_NAME).is_file():
-            return directory
-    raise SourceError(f"{path}: nothing was set aside here; expected a store or its quarantine")
+def find_quarantine(path: Path) -> Path | None:
+    """The directory of the records: the one given, or the one of a store; None for a store of which
+    nothing was set aside.
+
+    Raises SourceError for what is neither, and where a store has several (each conversion in place
+    has its own).
+    """
+    store = StoreRoot(path)
+    backups = map(StoreRoot, sorted(store.own.glob(f"{BACKUP_PREFIX}*")))
+    places = (path, *(each.own / QUARANTINE_NAME for each in (store, *backups)))
+    found = [directory for directory in places if (directory / REASONS_NAME).is_file()]
+    if len(found) > 1:
+        named = ", ".join(map(str, found))
+        raise SourceError(f"{path}: records were set aside several times, name one of {named}")
+    if not found:
+        _require_store(store)
+    return found[0] if found else None
+
+
+def _require_store(store: StoreRoot) -> None:
+    try:
+        store.require_readable()
+    except SourceError as error:
+        raise SourceError(
+            f"{store.path}: nothing was set aside here; expected a store or its quarantine"
+        ) from error
 
 
 class Quarantine:
-    """A directory of records that were set aside, and the notes about them.
+    """A directory of records that were set aside, and the notes about them; of a store of which
+    nothing was set aside an empty one.
 
     Raises SourceError for a directory that is none, FormatError for a list that is damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        self.directory = find_quarantine(path)
+        self.directory = find_quarantine(path) or StoreRoot(path).own / QUARANTINE_NAME
         content = read_small_file(self.directory / REASONS_NAME) or b""
         self.records = tuple(map(self._record, content.splitlines()))
         notes = self._read_notes()

@@ -3,6 +3,7 @@
 words and stores that do not fit.
 """
 
+import errno
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from tests.source_laws import ROOT
 
 NOW = "2026-01-02T03:04:05Z"
 NOW_MS = 1_767_323_045_000
+HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
 ENGINES = pytest.mark.parametrize("engine", ["levels", "wheel"])
 
 
@@ -179,10 +181,30 @@ def test_a_file_of_messages(engine: str, place: Path) -> None:
 def test_a_file_of_messages_for_people(place: Path) -> None:
     words = ("--engine", "wheel", "--lines", "-", "--now", NOW)
     said = done("schedule", place, *words, stdin=MANY)
-    assert said == (
-        "3 messages stored, due from 2026-01-02T03:04:10Z (in 5s) to 2026-01-02T03:04:10Z (in 5s)\n"
-    )
+    handles = [line.removeprefix("handle: ") for line in said.splitlines() if "handle: " in line]
+    assert said.splitlines()[::2] == [
+        "orders: comes 2026-01-02T03:04:10Z (in 5s)",
+        "orders: comes 2026-01-02T03:04:10Z (in 5s)",
+        "bills: comes 2026-01-02T03:04:10Z (in 5s)",
+        "3 messages stored, due from 2026-01-02T03:04:10Z (in 5s) to 2026-01-02T03:04:10Z (in 5s)",
+    ]
+    assert done("cancel", place, *handles, "--now", NOW).count("cancelled: ") == 3
     assert done("schedule", place, *words, stdin="\n") == "0 messages stored\n"
+
+
+def test_of_very_many_messages_the_first_handles_are_shown(place: Path) -> None:
+    words = ("--engine", "wheel", "--lines", "-", "--now", NOW)
+    said = done("schedule", place, *words, stdin='{"topic": "a", "body": "", "level": 1}\n' * 23)
+    assert said.count("handle: ") == 20
+    assert "... and 3 more; --json prints every handle\n23 messages stored" in said
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + MANY.encode())
+    words = ("schedule", place, "--engine", "wheel", "--now", NOW)
+    assert len(lines(*words, "--lines", file)) == 3
+    assert len(lines(*words, "--lines", "-", stdin=file.read_bytes())) == 3
 
 
 @pytest.mark.parametrize(
@@ -194,14 +216,23 @@ def test_a_file_of_messages_for_people(place: Path) -> None:
         ('{"topic": "a", "body": "x", "aftr": "1s"}', "'aftr' is no field of a message; these are"),
         ('{"topic": "a", "body": "x"}', 'one of "at", "after", "level" says when; found none'),
         ('{"topic": "a", "body": "x", "level": 1, "after": "5s"}', 'found "after" and "level"'),
-        ('{"topic": "a", "body": "x", "after": 5}', "'after' cannot be 5"),
+        (
+            '{"topic": "a", "body": "x", "after": 5}',
+            "'after' cannot be 5; it is a text such as 90s",
+        ),
         ('{"topic": "a", "body": "x", "after": "5"}', "'5' is not a duration such as 90s"),
         ('{"topic": "a", "body": "x", "at": 5}', "'5' looks like seconds"),
         ('{"topic": "a", "body": "x", "at": "noon"}', "neither ISO 8601 nor epoch milliseconds"),
-        ('{"topic": "a", "body": "x", "level": 0}', "'level' cannot be 0"),
-        ('{"topic": "a", "body": "x", "level": true}', "'level' cannot be true"),
+        (
+            '{"topic": "a", "body": "x", "level": 0}',
+            "'level' cannot be 0; it is a whole number from 1",
+        ),
+        (
+            '{"topic": "a", "body": "x", "level": true}',
+            "'level' cannot be true; it is a whole number",
+        ),
         ('{"topic": "a", "level": 1}', 'either "body" or "body_base64"'),
-        ('{"topic": "a", "body": {}, "level": 1}', "'body' cannot be {}"),
+        ('{"topic": "a", "body": {}, "level": 1}', "'body' cannot be {}; it is a text"),
         ('{"topic": "a", "body_base64": "*", "level": 1}', "'body_base64' is not base64"),
         ('{"topic": "\\ud800", "body": "x", "level": 1}', "is not text"),
         ('{"topic": "a", "body": "x", "level": 1, "keys": [1]}', "'keys' holds 1, which is not"),
@@ -222,9 +253,38 @@ def test_of_messages_that_cannot_all_be_kept_none_is_stored(engine: str, place: 
     good = '{"topic": "a", "body": "x", "after": "1s"}\n'
     long = '{"topic": "a", "body": "x", "after": "400d"}\n'
     words = ("schedule", place, "--engine", engine, "--lines", "-", "--now", NOW)
-    refused(run(*words, stdin=good + long), cli.USAGE, "400d")
+    refused(run(*words, stdin=good + "\n" + long + good), cli.USAGE, "line 3: a delay of 400d is")
+    refused(run(*words, stdin="\n" + long), cli.USAGE, "line 2: a delay of 400d is")
+    bad = '{"topic": "a b", "body": "x", "after": "1s"}\n'
+    refused(run(*words, stdin=good + "\n" + bad), cli.USAGE, "line 3: a topic with a slash")
+    bad = '{"topic": "a", "body": "x", "after": "1s", "properties": {"": ""}}\n'
+    refused(run(*words, stdin=good + "\n" + bad), cli.USAGE, "line 3: ")
     done(*words, stdin=good + good)
     assert len(lines("pending", place, "--now", NOW)) == 2
+
+
+@ENGINES
+def test_a_level_that_is_not_in_the_table_is_lowered_aloud(engine: str, place: Path) -> None:
+    words = ("--engine", engine, "--now", NOW)
+    said = run("schedule", place, *words, "--topic", "a", "--body", "x", "--level", 19)
+    assert said.exit_code == cli.DONE
+    assert "no level 19: level 18 (2h) is taken instead" in said.stderr
+    line = '{"topic": "a", "body": "x", "level": 20}\n'
+    many = run("schedule", place, *words, "--lines", "-", stdin=line + line)
+    assert many.stderr.count("no level 20: level 18 (2h)") == 1
+
+
+@ENGINES
+def test_a_time_that_is_past_is_listed_as_it_was_promised(engine: str, place: Path) -> None:
+    at = ("--now", NOW_MS + 437)
+    given = ("--engine", engine, "--topic", "a", "--body", "x", "--at", "2025-01-01", *at)
+    [receipt] = lines("schedule", place, *given)
+    [listed] = lines("pending", place, *at)
+    assert listed["due_ms"] == receipt["promised_ms"] == NOW_MS + 437
+    assert len(lines("pending", place, "--due-before", NOW_MS + 438, *at)) == 1
+    assert lines("pending", place, "--due-before", NOW_MS + 437, *at) == []
+    assert len(lines("pending", place, "--due-after", NOW_MS + 437, *at)) == 1
+    assert lines("pending", place, "--due-after", NOW_MS + 438, *at) == []
 
 
 # --- taking back ----------------------------------------------------------------------------------
@@ -276,6 +336,21 @@ def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(pl
     assert json.loads(wheel.stdout)["unique_key"] == "W"
     levels = run("run", place, "--engine", "levels", *later)
     assert json.loads(levels.stdout)["unique_key"] == "L"
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    "words", [("run", "--now", NOW), ("cancel", HANDLE)], ids=["run", "cancel"]
+)
+def test_an_engine_that_a_store_does_not_have_is_refused(
+    words: tuple[str, ...], engine: str, place: Path
+) -> None:
+    schedule(place, "--level", 1, engine=engine)
+    other = {"levels": "wheel", "wheel": "levels"}[engine]
+    held = {"levels": "the levels", "wheel": "a wheel"}[engine]
+    verb, *more = words
+    result = run(verb, place, *more, "--engine", other)
+    refused(result, cli.USAGE, f"a store of {held}; nothing was ever put into its {other}")
 
 
 def test_a_level_table_of_ones_own(place: Path) -> None:
@@ -336,7 +411,7 @@ def test_the_settings_of_a_broker(place: Path, tmp_path: Path) -> None:
     other = run("cancel", place, receipt["handle"], HANDLE, "--now", NOW)
     refused(other, cli.USAGE, "handles of 2 brokers; a store is one broker's")
     words = ("--topic", "a", "--body", "x", "--after", "61s", "--broker-conf", conf, "--now", NOW)
-    refused(run("schedule", place, *words), cli.USAGE, "61s", "1m")
+    refused(run("schedule", place, *words), cli.USAGE, "61s", "1m", "timerMaxDelaySec in --broker")
 
 
 # --- a broker's store -----------------------------------------------------------------------------
@@ -447,11 +522,22 @@ def test_wrong_usage(
     assert not (tmp_path / "S").exists()
 
 
-HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
 OPENERS = [
     ("run", "--now", NOW), ("cancel", HANDLE), ("read", "a"),
     ("schedule", "--topic", "a", "--body", "x", "--level", 1, "--engine", "wheel"),
 ]  # fmt: skip
+
+
+@ENGINES
+def test_a_place_where_nothing_can_be_made_is_no_fault_of_a_source(
+    engine: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    words = ("--topic", "a", "--body", "x", "--level", 1, "--engine", engine)
+    refused(run("schedule", place, *words), cli.TARGET_UNWRITABLE, f"{place}: cannot be written")
 
 
 @pytest.mark.parametrize("words", OPENERS, ids=lambda words: words[0])
@@ -508,8 +594,16 @@ def program(*words: object) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@ENGINES
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    [
+        ("levels", signal.SIGINT),
+        ("levels", signal.SIGTERM),
+        ("wheel", signal.SIGINT),
+        ("wheel", signal.SIGTERM),
+        ("wheel", signal.SIGHUP),
+    ],
+)
 def test_a_run_delivers_on_time_and_ends_cleanly_on_a_signal(
     engine: str, number: signal.Signals, place: Path
 ) -> None:

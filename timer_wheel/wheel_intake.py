@@ -149,13 +149,23 @@ class WheelIntake:
         if settings.max_delay_ms is not None:
             too_long = np.flatnonzero(due_ms - now_ms > settings.max_delay_ms)
             if len(too_long) and settings.beyond_max == "refuse":
-                self._promise(int(due_ms[too_long[0]]), now_ms)  # raises
+                self._refuse_row(int(too_long[0]), int(due_ms[too_long[0]]), now_ms)
             at_once[too_long] = True
         if len(due_ms):
-            require_kept(int(due_ms[~at_once].max(initial=0)))
+            latest = int(np.argmax(np.where(at_once, 0, due_ms)))
+            if not at_once[latest]:
+                self._refuse_row(latest, int(due_ms[latest]), now_ms)
         outs = out_ms(np.maximum(due_ms, 1), settings.precision_ms)
         promised_ms = np.where(at_once, now_ms, outs + settings.precision_ms)
         return promised_ms, np.where(at_once, self._overdue_out_ms(now_ms), outs)
+
+    def _refuse_row(self, row: int, due_ms: int, now_ms: int) -> None:
+        """Raise UnsupportedDelayError, which names the row, where its time cannot be kept."""
+        try:
+            self._promise(due_ms, now_ms)
+            require_kept(due_ms)
+        except UnsupportedDelayError as error:
+            raise error.of_row(row) from None
 
     def _append_batch(self, records: BatchDraft, now_ms: int) -> Int64s:
         queue, count = self._timers.queue, len(records)

@@ -130,14 +130,15 @@ def read_wheel_store(
 def guess_precision(units: TimerUnits, slots: NDArray[np.void] | None = None) -> int:
     """The precision that a wheel was written with, which is stored nowhere.
 
-    A slot divided its time by it, and the unit that the slot leads to has that time: where slots
+    A slot divided its time by it, and the unit that the slot leads to has that time (or one marked
+    as overdue, which our own engine makes): where slots
     are given and lead to units, this is certain. Otherwise the coarsest precision that divides all
     times, which for few units may be too coarse; without units, the default.
     """
     if slots is not None:
         used = slots[slots["time_units"] > 0]
         at = units.index_at(used["last_position"].astype(np.int64))
-        ratios = units.slot_time_ms[at[at >= 0]] / used["time_units"][at >= 0]
+        ratios = units.slot_time_ms[at[at >= 0]] // used["time_units"][at >= 0]
         known = ratios[np.isin(ratios, PRECISIONS_MS)]
         if len(known):
             values, counts = np.unique(known, return_counts=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store.engine_choice import choose_engine, engines_in
+from message_store.engine_choice import choose_engine, engines_in, require_engine
 from message_store.errors import OptionsError, SourceError
 from message_store.store_root import StoreRoot
 
@@ -43,6 +43,18 @@ def test_what_tells_an_engine(
     else:
         with pytest.raises(OptionsError, match="--engine levels or --engine wheel"):
             choose_engine(store)
+
+
+def test_only_an_engine_that_has_put_something_into_a_store_is_opened(tmp_path: Path) -> None:
+    store = StoreRoot(tmp_path)
+    require_engine(store, "levels")
+    require_engine(store, "wheel")
+    (tmp_path / "timerwheel").touch()
+    require_engine(store, "wheel")
+    with pytest.raises(
+        OptionsError, match="a store of a wheel; nothing was ever put into its levels"
+    ):
+        require_engine(store, "levels")
 
 
 def test_a_new_place_takes_the_engine_that_is_asked_for(tmp_path: Path) -> None:

@@ -275,12 +275,35 @@ def test_a_stopped_run_has_to_be_finished_where_it_began(
 
 
 def test_what_cannot_be_done_is_refused_in_words(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="nothing was set aside here"):
+    with pytest.raises(SourceError, match="nothing was set aside here; expected a store"):
         Quarantine(tmp_path)
+    build_level_store(tmp_path / "healthy", [message(0)])
+    with pytest.raises(SourceError, match="healthy: nothing was set aside here"):
+        back(tmp_path / "healthy", target)
     with pytest.raises(PlanError, match=r"has no level-01-7\.record"):
         back(target, target, only=("level-01-7.record",))
     with WheelStore.open(target), pytest.raises(StoreLockedError):
         back(target, target)
+
+
+def test_a_store_of_which_nothing_was_set_aside_has_an_empty_list(levels: Path) -> None:
+    listed = run("quarantine", levels)
+    assert (listed.exit_code, listed.stdout) == (0, f"{levels}: nothing was set aside here\n")
+    assert json.loads(run("quarantine", levels, "--json").stdout)["records"] == []
+    assert not (levels / "delaywheel").exists()
+
+
+def test_what_a_conversion_in_place_set_aside_is_found_in_its_backup(
+    target: Path, levels: Path
+) -> None:
+    backups = [levels / f"delaywheel/backup-{name}/delaywheel" for name in ("a", "b")]
+    for backup in backups:
+        backup.mkdir(parents=True)
+    shutil.copytree(target / "delaywheel/quarantine", backups[1] / "quarantine")
+    assert Quarantine(levels).directory == backups[1] / "quarantine"
+    shutil.copytree(target / "delaywheel/quarantine", backups[0] / "quarantine")
+    with pytest.raises(SourceError, match=r"several times, name one of .*backup-a.*backup-b"):
+        Quarantine(levels)
 
 
 def test_notes_that_are_damaged_stop_everything(target: Path) -> None:
@@ -290,10 +313,11 @@ def test_notes_that_are_damaged_stop_everything(target: Path) -> None:
         back(target, target)
 
 
-def test_the_commands(target: Path) -> None:
-    def run(*words: object) -> Any:
-        return CliRunner().invoke(cli.main, [str(word) for word in words])
+def run(*words: object) -> Any:
+    return CliRunner().invoke(cli.main, [str(word) for word in words])
 
+
+def test_the_commands(target: Path) -> None:
     listed = run("quarantine", target)
     assert listed.exit_code == cli.FINDINGS, listed.output
     assert f"{FILES[1]}: level 18, queue offset 1" in listed.stdout

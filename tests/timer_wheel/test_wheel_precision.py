@@ -9,9 +9,10 @@ import pytest
 
 from message_store import AfterMs, AtMs, ManualClock, Message
 from message_store.errors import SourceError, UnsupportedStoreError
+from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
-from timer_wheel import WheelStore
+from timer_wheel import WheelStore, read_wheel_store
 
 START_MS = 1_793_000_000_000
 SMALL = StoreSettings(
@@ -117,6 +118,18 @@ def test_a_finer_wheel_is_refused_while_messages_are_to_roll(tmp_path: Path) -> 
         open_store(tmp_path, clock, 100, on_precision_change="rebuild")
     with open_store(tmp_path, clock, 1000) as store:
         assert len(store.advance(START_MS + 3 * 86_400_000)) == 1
+
+
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+def test_a_message_that_was_overdue_tells_the_precision_like_any_other(
+    tmp_path: Path, precision_ms: int
+) -> None:
+    """Its time is a millisecond past that of its slot."""
+    clock = ManualClock(START_MS + 437)
+    with open_store(tmp_path, clock, precision_ms) as store:
+        store.schedule(Message("orders", b"at once"), AtMs(0))
+    found = read_wheel_store(StoreRoot(tmp_path), now_ms=clock.now_ms())
+    assert (found.precision_ms, len(found.pending)) == (precision_ms, 1)
 
 
 def test_the_precision_of_a_brokers_wheel_is_told_by_its_slots(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of ``schedule`` that say which message is stored, and until when."""
+
+from collections.abc import Callable
+from typing import IO, Any
+
+import click
+
+from cli_messages import LINES, Request, due_of, requests_of
+from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Setting, Time
+from message_store.message import Message
+
+
+def message_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of ``schedule`` that say what is stored, and until when."""
+    for option in reversed(_MESSAGE_OPTIONS):
+        function = option(function)
+    return function
+
+
+_MESSAGE_OPTIONS = (
+    click.option("--topic", help="Where the message goes when it is due."),
+    click.option("--body", help="What is in it, as text."),
+    click.option("--body-file", type=click.File("rb"), help="A file with the body; - is stdin."),
+    click.option("--after", "after_ms", type=Duration(), help=f"Wait so long, {DURATION_FORMS}."),
+    click.option("--at", "at_ms", type=Time(), help=f"Wait until then, {TIME_FORMS}."),
+    click.option("--level", type=click.IntRange(min=1), help="Wait as long as this delay level."),
+    click.option("--tags", help="Its tag."),
+    click.option("--keys", multiple=True, help="Keys to find it by; can be given several times."),
+    click.option(
+        "--property",
+        "properties",
+        type=Setting(),
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A property of your own; can be given several times.",
+    ),
+    click.option(
+        "--queue-id", type=click.IntRange(min=0), help="Into which queue of the topic, else 0."
+    ),
+    click.option("--unique-key", help="Its unique key, where it has one; else one is made."),
+    click.option(
+        LINES,
+        type=click.File("r", encoding="utf-8-sig"),
+        help="A file of messages instead, one JSON object a line; - is stdin. All of them are"
+        " stored, or none.",
+    ),
+)
+
+
+def requested(*, lines: IO[str] | None, **flags: Any) -> list[Request]:
+    """What the flags of ``schedule`` ask for: one message, or those of a file."""
+    if lines is None:
+        return [_one_request(**flags)]
+    for name, value in flags.items():
+        if value not in (None, ()):
+            flag = _FLAG_OF.get(name, name.replace("_", "-"))
+            raise click.UsageError(f"{LINES} brings the messages; --{flag} does not go with it")
+    try:
+        return requests_of(lines)
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"not UTF-8: {error}", param_hint=LINES) from error
+
+
+_FLAG_OF = {"after_ms": "after", "at_ms": "at", "properties": "property"}
+
+
+def _one_request(
+    *,
+    topic: str | None,
+    body: str | None,
+    body_file: IO[bytes] | None,
+    after_ms: int | None,
+    at_ms: int | None,
+    level: int | None,
+    tags: str | None,
+    keys: tuple[str, ...],
+    properties: tuple[tuple[str, str], ...],
+    queue_id: int | None,
+    unique_key: str | None,
+) -> Request:
+    if not topic:
+        raise click.UsageError(f"--topic says where the message goes, or {LINES} where many do")
+    if (body is None) == (body_file is None):
+        raise click.UsageError("either --body or --body-file says what is in the message")
+    due = due_of(at_ms, after_ms, level)
+    texts = [topic, body, tags, unique_key, *keys, *(part for pair in properties for part in pair)]
+    for text in texts:
+        _require_unicode(text or "")
+    message = Message(
+        topic=topic,
+        body=body.encode() if body is not None else body_file.read() if body_file else b"",
+        tags=tags or None,
+        keys=tuple(key for words in keys for key in words.split()),
+        properties=dict(properties),
+        queue_id=queue_id or 0,
+        unique_key=unique_key or None,
+    )
+    return Request(message, due)
+
+
+def _require_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"not text: {text!r}; --body-file takes any bytes") from error
