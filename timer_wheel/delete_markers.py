@@ -57,7 +57,8 @@ def cancelled(
     necessary; with rolling markers that is every rolling message.
     """
     found = Cancelled(np.zeros(len(timers), bool), np.zeros(len(timers), bool))
-    is_placed = (timers.position >= 0) | (timers.slot_time_ms >= floor_ms(now_ms, precision_ms))
+    is_placed = (timers.position >= 0) | timers.is_in_timeline
+    is_placed |= timers.slot_time_ms >= floor_ms(now_ms, precision_ms)
     markers = timers.rows(timers.is_marker & is_placed)
     marks = {
         (end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY))

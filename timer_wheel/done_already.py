@@ -3,10 +3,11 @@
 
 A broker writes down its place once a second. What it delivered and placed in the second before a
 crash it repeats when it starts again: the slots in hand (a message delivered twice, or rolled twice
-and so delivered twice later) and what had left the queue. Copies are matched as a multiset of all
-that survives delivery and rolling, each with a message that lies before it in the log. And the
-newest records may not stand in the queue yet, among them the copies of what has just rolled: a
-starting broker reads those from the log, and so does this.
+and so delivered twice later) and what had left the queue. The timeline of 5.4 and newer is written
+down every five minutes, and never for what was overdue when it was read from the end of the queue.
+Copies are matched as a multiset of all that survives delivery and rolling, each with a message that
+lies before it in the log. And the newest records may not stand in the queue yet, among them the
+copies of what has just rolled: a starting broker reads those from the log, and so does this.
 
 Limitations: records stored since the checkpoint are decoded one by one, some 20,000 a second; a
 damaged place hides the rest of its log file.
@@ -24,9 +25,12 @@ from message_store.commit_log import NO_TIME, first_store_times, read_store_time
 from message_store.consume_queue import QueueEntries, read_queue
 from message_store.message import StoredMessage
 from message_store.properties import (
+    REAL_QUEUE_ID,
     REAL_TOPIC,
     TIMER_DEQUEUE_MS,
     TIMER_ENQUEUE_MS,
+    TIMER_OUT_MS,
+    TIMER_ROLL_LABEL,
     TIMER_ROLL_TIMES,
     TIMER_TOPIC,
 )
@@ -36,13 +40,16 @@ from message_store.small_files import read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
 from timer_wheel.pending_timers import PendingTimers, pending_records, record_at
-from timer_wheel.timer_checkpoint import TimerCheckpoint
 from timer_wheel.timer_log import TimerUnits
 from timer_wheel.timer_queue import to_be_placed
 from timer_wheel.wheel_math import Int64Array
 
 _MARKS = 20_000
-_CHANGING = frozenset({TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES})
+_CHANGING = frozenset({TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES, TIMER_ROLL_LABEL})
+EARLY_MS = 10_000
+"""By how much a copy may be older than the time of its message: a timeline delivers when a second
+begins (`timerRocksDBPrecisionMs`), and a wheel does not place what is due before its slot is over.
+"""
 
 
 @attrs.frozen(eq=False)
@@ -60,15 +67,13 @@ class LogSince:
     blocking_queue_offsets: tuple[int, ...]
 
 
-def read_log_since(
-    root: StoreRoot, commit_log: SegmentReader, checkpoint: TimerCheckpoint
-) -> LogSince:
-    """Read the log from where the timer ``checkpoint`` or the timer queue may not know it.
+def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) -> LogSince:
+    """Read what was stored at or after ``since_ms``, and what the timer queue may not know.
 
     Raises SourceError.
     """
     queue = read_queue(root.timer_queue())
-    start = _scan_start(queue, commit_log, checkpoint.last_read_time_ms)
+    start = _scan_start(queue, commit_log, since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
     copies: defaultdict[Hashable, deque[int]] = defaultdict(deque)
     newest_ms = NO_TIME
@@ -79,8 +84,7 @@ def read_log_since(
         is_timed = message.topic == TIMER_TOPIC
         if is_timed and offset >= tail:
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
-        made_by_wheel = TIMER_DEQUEUE_MS in message.properties
-        if made_by_wheel and (is_timed or message.topic == message.properties.get(REAL_TOPIC)):
+        if _is_copy(message, is_timed=is_timed):
             copies[_identity(message, is_roll=is_timed)].append(offset)
     return LogSince(copies, newest_ms, *to_be_placed(not_in_queue))
 
@@ -99,7 +103,8 @@ def still_to_do(
     placed = units.units["commit_log_offset"].astype(np.int64)
     is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
     copies = since.copies
-    may_be = np.flatnonzero(~is_done & (timers.slot_time_ms < since.newest_ms)) if copies else ()
+    is_in_time = timers.slot_time_ms < since.newest_ms + EARLY_MS
+    may_be = np.flatnonzero(~is_done & is_in_time) if copies else ()
     rows = sorted(may_be, key=lambda row: int(timers.commit_log_offset[row]))
     chosen = timers.rows(np.array(rows, np.int64))
     for row, is_roll, message in zip(
@@ -116,16 +121,28 @@ def still_to_do(
     return timers.rows(~is_done), int(is_done.sum())
 
 
+def _is_copy(message: StoredMessage, *, is_timed: bool) -> bool:
+    """Whether a wheel made the record, or a timeline, which takes the real topic away again."""
+    properties = message.properties
+    if TIMER_DEQUEUE_MS in properties:
+        return is_timed or message.topic == properties.get(REAL_TOPIC)
+    return TIMER_OUT_MS in properties and REAL_TOPIC not in properties
+
+
 def _identity(message: StoredMessage, *, is_roll: bool) -> Hashable:
-    """All that survives; the real topic and queue are among the properties."""
-    properties = message.properties.items()
+    """All that survives, with the real topic and queue wherever the record has them."""
+    properties = dict(message.properties)
+    topic = properties.pop(REAL_TOPIC, message.topic)
+    queue_id = properties.pop(REAL_QUEUE_ID, str(message.queue_id))
     return (
         is_roll,
+        topic,
+        queue_id,
         message.born_timestamp_ms,
         message.flag,
         message.reconsume_times,
         hashlib.blake2b(message.body, digest_size=16).digest(),
-        frozenset((name, value) for name, value in properties if name not in _CHANGING),
+        frozenset(pair for pair in properties.items() if pair[0] not in _CHANGING),
     )
 
 

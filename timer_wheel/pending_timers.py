@@ -15,14 +15,18 @@ from message_store.segment_files import SegmentReader
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.wheel_math import Int64Array
 
+NOT_IN_QUEUE = -1
+"""The queue offset of what has left the timer queue."""
+
 
 @attrs.frozen(eq=False)
 class PendingTimers:
     """One row a message, in all columns ``int64``.
 
     A message on the wheel has its timer log ``position`` and ``queue_offset`` -1; one that waits in
-    the queue to be placed has ``position`` -1. ``slot_time_ms`` is the slot's time, and for one in
-    the queue its TIMER_OUT_MS. ``flags`` are those of the unit.
+    the queue to be placed has ``position`` -1, and one in a timeline has -1 for both.
+    ``slot_time_ms`` is the slot's time, and for one that is not on the wheel its TIMER_OUT_MS.
+    ``flags`` are those of the unit.
     """
 
     position: Int64Array
@@ -44,6 +48,11 @@ class PendingTimers:
     def is_roll(self) -> NDArray[np.bool_]:
         """Which rows will be placed again and not delivered when their slot is taken."""
         return np.asarray(self.flags & FLAG_ROLL != 0)
+
+    @property
+    def is_in_timeline(self) -> NDArray[np.bool_]:
+        """Which rows wait in the RocksDB timeline of 5.4 and newer."""
+        return np.asarray((self.position < 0) & (self.queue_offset == NOT_IN_QUEUE))
 
     def rows(self, chosen: NDArray[np.bool_] | Int64Array) -> "PendingTimers":
         """The chosen rows, by a mask or by their places."""

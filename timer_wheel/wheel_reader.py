@@ -3,10 +3,11 @@
 
 The wheel file is brought up to the timer log, the slots from the hand's place on are walked, the
 timer queue is read from where placing resumes, and what delete markers take away is taken away. The
-live record of a message that has rolled is its last one, and the only one that is reached.
+live record of a message that has rolled is its last one, and the only one that is reached. Where a
+broker of 5.4 or newer has used its RocksDB timeline, what waits there is part of it.
 
-Limitations: wheel and timer log are read whole, 52 bytes a unit; each message that still waits in
-the queue costs a look at its record.
+Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 20 bytes an entry;
+each message that still waits in the queue costs a look at its record.
 """
 
 import attrs
@@ -17,11 +18,11 @@ from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
-from timer_wheel.done_already import read_log_since, still_to_do
+from timer_wheel.outstanding import outstanding
 from timer_wheel.pending_timers import PendingTimers
+from timer_wheel.timeline import Timeline, read_timeline
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.timer_log import TimerUnits, read_units
-from timer_wheel.timer_queue import resume_queue_offset, waiting_in_queue
 from timer_wheel.wheel_file import read_wheel
 from timer_wheel.wheel_math import (
     DEFAULT_PRECISION_MS,
@@ -37,7 +38,8 @@ from timer_wheel.wheel_revision import revised_slots
 class WheelState:
     """What a store's wheel holds.
 
-    ``pending`` are messages, in order of slot time and placing, then those that wait in the queue;
+    ``pending`` are messages, in order of slot time and placing, then those that wait in the queue,
+    then those in the ``timeline``, which is None where none was ever used;
     ``markers`` are delete markers, ``cancelled`` the messages that they take away. Read without
     ``after_crash``, a crashed store has some in all three as often as a broker would meet them;
     ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
@@ -63,6 +65,7 @@ class WheelState:
     expired_count: int
     blocking_queue_offsets: tuple[int, ...]
     shared_positions: Int64Array
+    timeline: Timeline | None
 
 
 def read_wheel_store(
@@ -84,6 +87,7 @@ def read_wheel_store(
     finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
     and repeats, and finds what was stored and not yet queued. Raises SourceError and FormatError.
     """
+    timeline = read_timeline(root)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     flush_position = wheel.log_position or checkpoint.flush_position
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
@@ -99,31 +103,28 @@ def read_wheel_store(
             precision_ms=precision_ms,
         )
         placed, shared_positions = _placed(slots, units, read_time_ms, precision_ms)
-        is_there = placed.commit_log_offset >= commit_log.min_offset
-        resume = resume_queue_offset(root, commit_log, units, checkpoint)
-        waiting, blocking = waiting_in_queue(root, commit_log, resume)
-        timers, done_already_count = placed.rows(is_there).followed_by(waiting), 0
-        if after_crash:
-            since = read_log_since(root, commit_log, checkpoint)
-            blocking += since.blocking_queue_offsets
-            timers, done_already_count = still_to_do(timers, units, commit_log, since)
+        found = outstanding(
+            root, commit_log, units, placed, timeline, checkpoint, after_crash=after_crash
+        )
+        timers = found.timers
         recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
         precision_ms=precision_ms,
         checkpoint=checkpoint,
         read_time_ms=read_time_ms,
-        resume_queue_offset=resume,
+        resume_queue_offset=found.resume_queue_offset,
         unit_count=len(units),
         slots_used=len(np.unique(placed.slot_time_ms)),
         pending=timers.rows(~(is_cancelled | timers.is_marker)),
         markers=timers.rows(timers.is_marker),
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
-        done_already_count=done_already_count,
-        expired_count=int((~is_there).sum()),
-        blocking_queue_offsets=blocking,
+        done_already_count=found.done_already_count,
+        expired_count=found.expired_count,
+        blocking_queue_offsets=found.blocking_queue_offsets,
         shared_positions=shared_positions,
+        timeline=timeline,
     )
 
 

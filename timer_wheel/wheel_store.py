@@ -32,9 +32,11 @@ from message_store.log_deliveries import LogDeliveries
 from message_store.message import Message
 from message_store.message_batch import MessageBatch
 from message_store.recall_handle import RecallHandle
+from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks, Search, pending_markers
+from timer_wheel.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timer_properties import asked_by
 from timer_wheel.turning import Turning
 from timer_wheel.waiting import Filter, next_due_ms, waiting
@@ -86,8 +88,10 @@ class WheelStore:
 
         ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. ``wheel``
         takes what ``WheelSettings`` has. Raises StoreLockedError when somebody has it open,
-        SourceError for one that cannot be written to, or whose wheel has another precision.
+        SourceError for one that cannot be written to, whose wheel has another precision, or whose
+        messages wait in a broker's RocksDB timeline.
         """
+        refuse_waiting_timeline(StoreRoot(Path(path)))
         store = LiveStore.open(
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels
         )

@@ -32,6 +32,12 @@ _WHEEL: Final[Mapping[str, object]] = {
     "timerRollWindowSlot": 60,
     "recallMessageEnable": "true",
 }
+# The timeline's database reaches the disk every five minutes and at a clean stop, not at a kill.
+_TIMELINE: Final[Mapping[str, object]] = {
+    "mappedFileSizeTimerLog": 102_400,
+    "timerRocksDBEnable": "true",
+    "recallMessageEnable": "true",
+}
 
 PLANS: Final = {
     plan.name: plan
@@ -47,6 +53,25 @@ PLANS: Final = {
             timers=True,
             settings=_WHEEL,
             linger_s=150,
+        ),
+        StorePlan(
+            "timeline-5.5.0-clean",
+            "5.5.0",
+            seed=6,
+            messages=300,
+            timers=True,
+            settings=_TIMELINE,
+            linger_s=60,
+        ),
+        StorePlan(
+            "timeline-5.5.0-crash",
+            "5.5.0",
+            seed=7,
+            messages=300,
+            timers=True,
+            settings=_TIMELINE,
+            linger_s=400,
+            killed=True,
         ),
         StorePlan(
             "levels-4.9.7-default-sizes",

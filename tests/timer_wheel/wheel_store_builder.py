@@ -60,17 +60,21 @@ class WheelStoreBuilder:
         queue_offset: int | None = None,
         stored_ms: int = 0,
         rolled: bool = False,
+        labelled: bool = False,
     ) -> int:
-        """Store one timed message (or delete marker, or one that has rolled); its queue offset."""
+        """Store one timed message (or delete marker, or one that a wheel has ``rolled``, or that a
+        timeline has put again, ``labelled``); its queue offset. An empty key is none.
+        """
         number = len(self.queue)
         pairs: list[tuple[str, str | None]] = [
             ("REAL_TOPIC", topic),
             ("REAL_QID", "0"),
-            ("UNIQ_KEY", f"K{number}" if key is None else key),
+            ("UNIQ_KEY", (f"K{number}" if key is None else key) or None),
             ("TIMER_OUT_MS", None if out_ms is None else str(out_ms)),
             ("TIMER_DEL_UNIQKEY", deletes),
             *(_dealt_with(stored_ms) if rolled else []),
             ("TIMER_ROLL_TIMES", "1" if rolled else None),
+            ("TIMER_ROLL_LABEL", "R" if labelled else None),
         ]
         record = RawRecord(
             topic=TIMER_TOPIC,
@@ -91,6 +95,21 @@ class WheelStoreBuilder:
             topic=waiting.effective["REAL_TOPIC"],
             body=body,
             properties=join_properties(pairs, ending=True),
+            store_timestamp_ms=stored_ms,
+        )
+        self._append(record)
+
+    def deliver_from_timeline(self, number: int, *, stored_ms: int) -> None:
+        """The same as a timeline does it: nothing is left of the real topic and the label."""
+        waiting = decode_record(self.records[self.queue[number].commit_log_offset])
+        names = ("REAL_TOPIC", "REAL_QID", "TIMER_ROLL_LABEL")
+        record = RawRecord(
+            topic=waiting.effective["REAL_TOPIC"],
+            body=b"body",
+            properties=join_properties(
+                [p for p in waiting.pairs if p[0] not in names], ending=True
+            ),
+            queue_id=int(waiting.effective["REAL_QID"]),
             store_timestamp_ms=stored_ms,
         )
         self._append(record)
@@ -141,6 +160,11 @@ class WheelStoreBuilder:
         number = self.put(slot_time_ms, key=key)
         self.place(number, slot_time_ms, flags=flags)
         return number
+
+    def out_ms(self, number: int) -> int:
+        """The time that a message was put for."""
+        record = decode_record(self.records[self.queue[number].commit_log_offset])
+        return int(record.effective["TIMER_OUT_MS"])
 
     def remembered(self) -> dict[int, Slot]:
         """The slots as they are now: what a wheel file that is not written again will say."""

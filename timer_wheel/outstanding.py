@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that a stopped store's timers have still to do: on the wheel, in the queue in front of
+it, in a timeline; and less what the log shows as done.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.consume_queue import read_queue
+from message_store.properties import TIMER_ROLL_LABEL
+from message_store.segment_files import SegmentReader
+from message_store.small_files import read_small_file
+from message_store.store_checkpoint import StoreCheckpoint
+from message_store.store_root import StoreRoot
+from timer_wheel.done_already import EARLY_MS, read_log_since, still_to_do
+from timer_wheel.pending_timers import PendingTimers, pending_records
+from timer_wheel.timeline import Timeline
+from timer_wheel.timer_checkpoint import TimerCheckpoint
+from timer_wheel.timer_log import TimerUnits
+from timer_wheel.timer_queue import resume_queue_offset, waiting_in_queue
+
+
+@attrs.frozen(eq=False)
+class Outstanding:
+    """Messages and delete markers that are to be dealt with, and what was left out of them.
+
+    ``resume_queue_offset`` is where the timer queue is read on.
+    """
+
+    timers: PendingTimers
+    resume_queue_offset: int
+    blocking_queue_offsets: tuple[int, ...] = ()
+    done_already_count: int = 0
+    expired_count: int = 0
+
+
+def outstanding(
+    root: StoreRoot,
+    commit_log: SegmentReader,
+    units: TimerUnits,
+    placed: PendingTimers,
+    timeline: Timeline | None,
+    checkpoint: TimerCheckpoint,
+    *,
+    after_crash: bool,
+) -> Outstanding:
+    """What is on the wheel (``placed``), in the queue and in the timeline, and not yet done.
+
+    What was done is looked for in the log after a crash, and wherever there is a timeline: one that
+    delivers what is overdue at the end of the queue does not write that down.
+    """
+    resume = resume_queue_offset(root, commit_log, units, checkpoint)
+    timers = placed
+    if timeline is not None:
+        resume = max(resume, min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max))
+        timers = timers.followed_by(timeline.timers)
+    is_there = timers.commit_log_offset >= commit_log.min_offset
+    expired_count = int((~is_there).sum())
+    waiting, blocking = waiting_in_queue(root, commit_log, resume)
+    in_timeline = timers.rows(is_there & timers.is_in_timeline)
+    timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
+    timers = timers.followed_by(in_timeline)
+    done_count = 0
+    if after_crash:
+        since_ms = min(checkpoint.last_read_time_ms, _first_ms(timers))
+        since = read_log_since(root, commit_log, since_ms)
+        blocking += since.blocking_queue_offsets
+        timers, done_count = still_to_do(timers, units, commit_log, since)
+    elif timeline is not None and _first_ms(timers) <= _newest_ms(root):
+        since = read_log_since(root, commit_log, _first_ms(timers))
+        only_copies = attrs.evolve(since, not_in_queue=timers.rows(np.zeros(len(timers), bool)))
+        timers, done_count = still_to_do(timers, units, commit_log, only_copies)
+    if after_crash or timeline is not None:
+        timers = _without_rolled(timers, commit_log)
+    return Outstanding(timers, resume, blocking, done_count, expired_count)
+
+
+def _first_ms(timers: PendingTimers) -> int:
+    """Before which time nothing can have been done of what is not on the wheel."""
+    times = timers.slot_time_ms[timers.position < 0]
+    return int(times.min()) - EARLY_MS if len(times) else np.iinfo(np.int64).max
+
+
+def _newest_ms(root: StoreRoot) -> int:
+    """When the last record of a store that was stopped cleanly was stored, or later."""
+    content = read_small_file(root.checkpoint)
+    known_ms = StoreCheckpoint.decode(content or b"").commit_log_timestamp_ms
+    return known_ms or np.iinfo(np.int64).max
+
+
+def _without_rolled(timers: PendingTimers, commit_log: SegmentReader) -> PendingTimers:
+    """The rows less those that a timeline has put round again: of equal time and key, where a later
+    one says so of itself, only that one counts.
+    """
+    off_wheel = np.flatnonzero(timers.position < 0)
+    times, counts = np.unique(timers.slot_time_ms[off_wheel], return_counts=True)
+    is_shared = np.isin(timers.slot_time_ms[off_wheel], times[counts > 1])
+    rows = off_wheel[is_shared]
+    rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
+    is_superseded = np.zeros(len(timers), bool)
+    known: dict[tuple[int, str | None], int] = {}
+    chosen = timers.rows(rows)
+    for row, out_ms, is_marker, message in zip(
+        rows.tolist(),
+        chosen.slot_time_ms.tolist(),
+        chosen.is_marker.tolist(),
+        pending_records(commit_log, chosen),
+        strict=True,
+    ):
+        if message is None or is_marker:
+            continue
+        key = (out_ms, message.unique_key)
+        if TIMER_ROLL_LABEL in message.properties and key in known:
+            is_superseded[known[key]] = True
+        known[key] = row
+    return timers.rows(~is_superseded)

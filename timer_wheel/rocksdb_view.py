@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A RocksDB database that somebody else keeps, read without a trace: nothing in its directory is
+made, changed or locked.
+
+Opened read-only RocksDB still writes an information log, and rocksdict a file of its own, into the
+directory that it is given. That directory is here a temporary one with links to the data files, so
+nothing is copied either. Limitations: files that a running broker deletes meanwhile end the reading
+with an error; what it holds only in memory is not seen.
+"""
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from message_store.errors import SourceError, UnsupportedStoreError
+
+if TYPE_CHECKING:
+    from rocksdict import Options, Rdict
+
+_POINTER = "CURRENT"
+_MANIFEST_PREFIX = "MANIFEST-"
+_DATA_ENDINGS = (".sst", ".log", ".blob")
+
+
+def holds_data(directory: Path) -> bool:
+    """Whether anything was ever stored in the database of this directory.
+
+    Every 5.4 broker makes one; until something is put into it, its files of data are empty. Raises
+    SourceError for a directory that cannot be read, and for links in it.
+    """
+    return any(path.suffix in _DATA_ENDINGS and size > 0 for path, size in _files(directory))
+
+
+def _files(directory: Path) -> list[tuple[Path, int]]:
+    """The files that make up a database, with their lengths; none where there is none."""
+    if directory.is_symlink():
+        raise SourceError(f"{directory}: a link in the place of a store's own directory")
+    found = []
+    try:
+        for path in directory.iterdir():
+            is_ours = path.name == _POINTER or path.name.startswith(_MANIFEST_PREFIX)
+            if not is_ours and path.suffix not in _DATA_ENDINGS:
+                continue
+            facts = path.lstat()
+            if not stat.S_ISREG(facts.st_mode):
+                raise SourceError(f"{path}: no ordinary file in the place of a store's own file")
+            found.append((path, facts.st_size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SourceError(f"{directory}: cannot be read: {error.strerror}") from error
+    return sorted(found)
+
+
+class FamilyView:
+    """One column family of a database that is open."""
+
+    def __init__(self, family: "Rdict", directory: Path) -> None:
+        self._family = family
+        self._directory = directory
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key. Raises SourceError."""
+        with _as_source_error(self._directory):
+            value: bytes | None = self._family.get(key)
+        return value
+
+    def entries(self, from_key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Every key from this one on, in order, and its value.
+
+        Raises SourceError for a damaged place: a plain loop over the items of rocksdict ends there
+        as if it were the end.
+        """
+        with _as_source_error(self._directory):
+            place = self._family.iter()
+            place.seek(from_key)
+        while place.valid():
+            yield place.key(), place.value()
+            place.next()
+        with _as_source_error(self._directory):
+            place.status()
+
+
+@contextmanager
+def open_family(directory: Path, family: str) -> Iterator[FamilyView | None]:
+    """One column family of the database in this directory; None where the database has none of
+    that name.
+
+    Raises SourceError for a database that cannot be opened, UnsupportedStoreError where rocksdict
+    is not installed.
+    """
+    rocksdict = _library(directory)
+    with tempfile.TemporaryDirectory(prefix="delaywheel-rocksdb-") as view:
+        for path, _ in _files(directory):
+            os.symlink(path.absolute(), os.path.join(view, path.name))
+        with _as_source_error(directory):
+            names = rocksdict.Rdict.list_cf(view, _options())
+            database = rocksdict.Rdict(
+                view,
+                _options(),
+                {name: _options() for name in names},
+                rocksdict.AccessType.read_only(False),
+            )
+        opened = database.get_column_family(family) if family in names else None
+        try:
+            yield None if opened is None else FamilyView(opened, directory)
+        finally:
+            if opened is not None:
+                opened.close()
+            database.close()
+
+
+def _options() -> "Options":
+    from rocksdict import Options
+
+    options = Options(raw_mode=True)
+    options.create_if_missing(False)
+    return options
+
+
+def _library(directory: Path):  # type: ignore[no-untyped-def]
+    try:
+        import rocksdict
+    except ImportError as error:
+        raise UnsupportedStoreError(
+            f"{directory}: a RocksDB database, which cannot be read because the Python package"
+            f" rocksdict is not installed ({error})"
+        ) from error
+    return rocksdict
+
+
+@contextmanager
+def _as_source_error(directory: Path) -> Iterator[None]:
+    """Raise SourceError for whatever RocksDB complains of; rocksdict knows one kind of error."""
+    try:
+        yield
+    except Exception as error:
+        raise SourceError(f"{directory}: RocksDB cannot read it: {error}") from error
