@@ -9,6 +9,7 @@ import attrs
 from compare.engine_process import run_in_process
 from compare.engine_watch import Progress
 from compare.engines import ENGINES
+from compare.java_engines import JAVA_ENTRANTS
 from compare.observation import Observation, RaceSettings
 
 
@@ -47,4 +48,5 @@ class PythonEntrant:
 
 ENTRANTS: dict[str, Entrant] = {
     **{name: PythonEntrant(name) for name in ENGINES},
+    **JAVA_ENTRANTS,
 }
