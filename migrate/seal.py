@@ -45,6 +45,8 @@ def seal(
     """Write what depends on all parts, wait for the disk, and move everything to its place.
 
     Order: slots and small files, fsync of every file and name, then the renames, the wheel last.
+    Receipts are synced too: without them a publishing that was stopped cannot go on. The plan's
+    arrays are not: a continued run makes them anew.
     Raises TargetError.
     """
     store, timer_log_bytes = staging.store, plan.settings.timer_log_file_bytes
@@ -61,7 +63,7 @@ def seal(
     for name, content in files.items():
         replace_file(store.config_file(name), content)
     write_sparse(store.timer_wheel, WHEEL_FILE_BYTES, slots)
-    sync_tree(staging.path)  # the receipts too: without them a stopped publishing cannot go on
+    sync_tree(staging.path, but=staging.plan_arrays)
     publish(staging)
 
 

@@ -62,9 +62,14 @@ class Staging:
         """The plan's facts, JSON."""
         return self.path / "plan.json"
 
+    @property
+    def plan_arrays(self) -> Path:
+        """Where the plan's arrays are."""
+        return self.path / "plan"
+
     def plan_array(self, name: str) -> Path:
         """One array of the plan."""
-        return self.path / "plan" / f"{name}.npy"
+        return self.plan_arrays / f"{name}.npy"
 
     def receipt(self, part: int) -> Path:
         """What the writer of a part has to say about it, JSON; there once the part is written."""
@@ -132,10 +137,15 @@ def _replacing(path: Path) -> Iterator[Path]:
     os.replace(temporary, path)
 
 
-def sync_tree(directory: Path) -> None:
-    """Wait until every file and name below is on the disk. Raises TargetError."""
+def sync_tree(directory: Path, *, but: Path | None = None) -> None:
+    """Wait until every file and name below is on the disk, but for what one directory holds.
+
+    Raises TargetError.
+    """
     with target_errors(directory):
         for parent, _directories, files in os.walk(directory):
+            if but is not None and Path(parent) == but:
+                continue
             for name in sorted(files):
                 descriptor = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_CLOEXEC)
                 try:

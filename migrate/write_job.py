@@ -2,14 +2,15 @@
 """The Spark job of the write stage: few tasks, each a run of parts; numbers come back, never
 payload.
 
-A task costs 12 to 30 ms of nothing in Spark and in its worker, so there are a few a core, not one a
+A task costs 12 to 30 ms of nothing in Spark and in its worker, so there are two a core, not one a
 part. A part is the unit of resuming, a task the unit of scheduling.
 """
 
+import gc
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from migrate.write import write_parts
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done, and of how much."""
 
-TASKS_PER_CORE = 4
+TASKS_PER_CORE = 2
 _POLL_SECONDS = 0.2
 _ERRORS = {"SourceError": SourceError, "TargetError": TargetError}
 
@@ -58,7 +59,7 @@ def write_all(
 
 def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> list[tuple[str, str]]:
     context = spark.sparkContext
-    write = partial(_write_task, str(staging.target.path.absolute()))
+    write = partial(_write_on_executor, str(staging.target.path.absolute()))
     group = f"delaywheel-{secrets.token_hex(6)}"
     try:
         task_count = max(1, min(part_count, TASKS_PER_CORE * context.defaultParallelism))
@@ -77,6 +78,19 @@ def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> lis
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@cache
+def _settle() -> None:
+    """Take what is imported by now out of the garbage collector's sight, once a worker: Spark lets
+    it look through everything after each task, and compiled kernels are a great many objects.
+    """
+    gc.freeze()
+
+
+def _write_on_executor(target: str, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    _settle()
+    return _write_task(target, runs)
 
 
 def _write_task(target: str, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[str, str]]:
