@@ -24,6 +24,7 @@ from legacy_levels.delivery_marks import (
 from legacy_levels.neutral_units import DELIVERED_BYTES
 from legacy_levels.offsets_writer import OffsetsWriter
 from message_store.consume_queue import Int64Array
+from message_store.errors import TargetError
 
 if TYPE_CHECKING:
     from legacy_levels.level_scanner import LevelScanner
@@ -170,9 +171,12 @@ class LevelProgress:
 def neutralise(
     state: LevelState, scanner: LevelScanner, queue_offsets: Int64Array, size_bytes: int
 ) -> None:
-    """Make these entries ones that nobody delivers. Raises TargetError."""
-    queue = state.queue(scanner.level)
-    for at in queue_offsets.tolist():
-        for unit in queue.units(at, at + 1):
-            end = int(unit["commit_log_offset"]) + int(unit["size_bytes"])
-            queue.overwrite(at, end - size_bytes, size_bytes, int(unit["tags_code"]))
+    """Make these entries, in order, ones that nobody delivers.
+
+    Raises TargetError; the store is in doubt then: nobody knows which of them are.
+    """
+    try:
+        state.queue(scanner.level).neutralise(queue_offsets, size_bytes)
+    except TargetError:
+        state.live.log.break_off()
+        raise

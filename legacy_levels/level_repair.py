@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Due times in a queue that are none, made anew; and messages of another level table, refused.
+"""What a queue tells that cannot be: due times that are none, made anew; entries that a loss of
+power left half neutralised; and messages of another level table, refused.
 
 A broker of 4.9 that builds a queue anew after a crash writes the hash of the tag where the due time
 belongs, and then delivers everything at once. That is replaced by the due time itself.
@@ -14,9 +15,9 @@ import numpy as np
 
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS
-from legacy_levels.neutral_units import is_message
+from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.commit_log import NO_TIME, read_store_times
-from message_store.consume_queue import QueueEntries
+from message_store.consume_queue import QUEUE_UNIT, QueueEntries, UnitArray
 from message_store.delay_levels import format_delay
 from message_store.errors import OptionsError
 from message_store.properties import LEVEL_TOPIC
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 
 _SAMPLES = 64
+_SECTOR_BYTES = 512
+_SIZE_AT = QUEUE_UNIT.offset_of("size_bytes")
+_SIZE_FIELD_BYTES = 4
 
 
 def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
@@ -53,6 +57,44 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
     if repaired:
         scanner.rescan()
     return repaired
+
+
+def finish_half_neutral(live: LiveStore, scanner: LevelScanner) -> int:
+    """Neutralise the entries of which only one half says so; returns how many those were.
+
+    A disk keeps a sector whole, so that only those can be meant of which the log's place lies in
+    one sector and the size in the next. Nobody was told that they still wait.
+    """
+    queue = live.queue(LEVEL_TOPIC, scanner.level - 1)
+    finished = 0
+    with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
+        for first, units, _ in scanner.waiting():
+            places = (first + np.arange(len(units))) * QUEUE_UNIT.size % queue.segments.file_bytes
+            rows = np.flatnonzero((places + _SIZE_AT) % _SECTOR_BYTES == 0)
+            whole = _with_both_halves(reader, units[rows])
+            for row in np.flatnonzero(whole != units[rows]).tolist():
+                queue.overwrite(first + int(rows[row]), *whole[row].tolist())
+                finished += 1
+    if finished:
+        scanner.rescan()
+    return finished
+
+
+def _with_both_halves(reader: SegmentReader, units: UnitArray) -> UnitArray:
+    """These entries, neutral where either half is."""
+    whole = units.copy()
+    offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+    is_start = read_store_times(reader, offsets) != NO_TIME
+    is_short = is_neutral(units)
+    for row in np.flatnonzero(is_short & is_start).tolist():
+        record_bytes = int.from_bytes(reader.read_at(int(offsets[row]), _SIZE_FIELD_BYTES), "big")
+        whole["commit_log_offset"][row] += record_bytes - sizes[row]
+    for neutral_bytes in NEUTRAL_SIZES:
+        rows = np.flatnonzero(is_message(units) & ~is_start)
+        starts = offsets[rows] + neutral_bytes - sizes[rows]
+        is_end = read_store_times(reader, starts, sizes[rows]) != NO_TIME
+        whole["size_bytes"][rows[is_end]] = neutral_bytes
+    return whole
 
 
 def refuse_another_table(live: LiveStore, scanners: Iterable[LevelScanner]) -> None:

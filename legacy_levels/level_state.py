@@ -23,7 +23,11 @@ from legacy_levels.delivery_marks import has_grown_since, mark_to_trust
 from legacy_levels.due_search import DueRuns
 from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
-from legacy_levels.level_repair import refuse_another_table, repair_due_times
+from legacy_levels.level_repair import (
+    finish_half_neutral,
+    refuse_another_table,
+    repair_due_times,
+)
 from legacy_levels.level_rules import AT_ONCE_LEVEL, LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.skipped_messages import SkippedMessages
@@ -113,6 +117,8 @@ def open_levels(
     state = LevelState(live, live.levels, rules, start.found, {}, skipped, losses=losses)
     for level in sorted(levels):
         state.scanners[level] = _scanner(state, level, start)
+        if not live.was_clean:
+            finish_half_neutral(live, state.scanners[level])
         repair_due_times(live, state.scanners[level])
     if rules.on_table_change == "refuse":
         refuse_another_table(live, state.scanners.values())

@@ -17,6 +17,7 @@ CANCELLED_BYTES: Final = 1
 """Size of a unit whose message was taken back."""
 DELIVERED_BYTES: Final = 2
 """Size of a unit whose message was delivered before others in front of it."""
+NEUTRAL_SIZES: Final = (CANCELLED_BYTES, DELIVERED_BYTES)
 
 
 def is_neutral(units: UnitArray) -> BoolArray:

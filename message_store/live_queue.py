@@ -17,7 +17,7 @@ from message_store.consume_queue import (
     is_filled,
     read_queue,
 )
-from message_store.live_segments import LiveSegments
+from message_store.live_segments import Int64s, LiveSegments
 from message_store.segment_files import write_small
 from message_store.unsynced import Unsynced
 
@@ -27,6 +27,8 @@ NEUTRAL_SIZE = 1
 NATIVE_UNIT = QUEUE_UNIT.dtype.newbyteorder("=")
 
 _UNIT_BYTES = QUEUE_UNIT.size
+_TAGS_CODE_AT = QUEUE_UNIT.offset_of("tags_code")
+_PAGE_BYTES = 4096
 _NO_ROOM = -1
 _pack = QUEUE_UNIT.packer.pack
 
@@ -127,11 +129,7 @@ class LiveQueue:
     def overwrite(
         self, queue_offset: int, commit_log_offset: int, size_bytes: int, tags_code: int
     ) -> None:
-        """Replace an entry that is there. Raises TargetError, and ValueError for one that is not.
-
-        One that is neutralised keeps the place where its record ends, so that the queue's end stays
-        what it is.
-        """
+        """Replace an entry. Raises TargetError, and ValueError for one that is not there."""
         if not self.segments.min_offset <= queue_offset * _UNIT_BYTES < self._end_place:
             raise ValueError(f"queue offset {queue_offset} of {self.topic}/{self.queue_id}")
         self._enter_file(queue_offset * _UNIT_BYTES)
@@ -140,6 +138,42 @@ class LiveQueue:
         self._file_end = _NO_ROOM
         if queue_offset == self.max_offset - 1:
             self.end_position = commit_log_offset + size_bytes
+
+    def neutralise(self, queue_offsets: Int64s, size_bytes: int) -> None:
+        """Let these entries, in order, cover no more than so many bytes at the ends of their
+        records, which is a message to nobody; those that are not there are passed over.
+
+        The queue's end stays what it is. A disk takes a page whole or not at all; of an entry that
+        crosses one the size is written first, so that whatever a kill or a refusal leaves of it is
+        one as it was, or one that nobody delivers. Raises TargetError; any of them may be written
+        then.
+        """
+        for run in self._runs(queue_offsets):
+            first, last = int(run[0]), int(run[-1])
+            units = self.units(first, last + 1).astype(QUEUE_UNIT.dtype)
+            chosen = units[run - first]
+            ends = chosen["commit_log_offset"] + chosen["size_bytes"].astype(np.int64)
+            chosen["commit_log_offset"], chosen["size_bytes"] = ends - size_bytes, size_bytes
+            units[run - first] = chosen
+            self._enter_file(first * _UNIT_BYTES)
+            # Up to the last one's tags code, which stays.
+            data = units.tobytes()[: _TAGS_CODE_AT - _UNIT_BYTES]
+            self._write_unit(data, first * _UNIT_BYTES - self._file_start)
+        self._file_end = _NO_ROOM
+
+    def _runs(self, queue_offsets: Int64s) -> list[Int64s]:
+        """The entries that are there, those of one page together; one that crosses a page alone."""
+        first = self.segments.min_offset // _UNIT_BYTES
+        there = (queue_offsets >= first) & (queue_offsets < self.max_offset)
+        offsets = np.asarray(queue_offsets[there], np.int64)
+        if not len(offsets):
+            return []
+        places = offsets * _UNIT_BYTES % self.segments.file_bytes
+        files = offsets * _UNIT_BYTES // self.segments.file_bytes
+        pages = places // _PAGE_BYTES
+        crosses = (places + _UNIT_BYTES - 1) // _PAGE_BYTES != pages
+        begins = (np.diff(pages) != 0) | (np.diff(files) != 0) | crosses[1:] | crosses[:-1]
+        return np.split(offsets, np.flatnonzero(begins) + 1)
 
     @property
     def _end_place(self) -> int:

@@ -6,6 +6,7 @@ is delivered, what is written down. Where brokers of 4.9 and 5.x differ, both.
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
 import attrs
@@ -446,6 +447,31 @@ def test_a_cancelled_unit_points_to_the_last_byte_of_its_record(bench: Bench) ->
     assert after[2].tags_code == before[2].tags_code
 
 
+@pytest.mark.parametrize("size_bytes", [1, 2], ids=["taken-back", "delivered"])
+@pytest.mark.parametrize("half", [slice(0, 8), slice(8, 12)], ids=["place", "size"])
+def test_a_unit_that_lost_power_left_half_neutral_is_neutral(
+    bench: Bench, size_bytes: int, half: slice
+) -> None:
+    """A sector ends between the two halves of the one at 102."""
+    store = bench.open(settings=attrs.evolve(SMALL, queue_file_bytes=20_000))
+    receipts = [store.schedule(message(number), AtLevel(3)) for number in range(105)]
+    store.flush()
+    store.abandon()
+    [path] = (bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/2").iterdir()
+    unit = queue_units(path.parent)[102]
+    end = unit.commit_log_offset + unit.size_bytes
+    changed = struct.pack(">qi", end - size_bytes, size_bytes)[half]
+    with path.open("r+b") as file:
+        file.seek(102 * 20 + half.start)
+        file.write(changed)
+    with bench.open() as store:
+        fates = [Cancellation.CANCELLED, Cancellation.ALREADY_DELIVERED]
+        assert store.cancel(receipts[102].handle) is fates[size_bytes - 1]
+        assert len(bench.advance(store, 10_000)) == 104
+    found = queue_units(path.parent)[102]
+    assert (found.commit_log_offset, found.size_bytes) == (end - size_bytes, size_bytes)
+
+
 def test_a_cancelled_message_is_known_by_its_handle_whatever_lies_around_it(bench: Bench) -> None:
     """Its record is looked for backwards from its end, past bodies that look like records."""
     decoy = bytes.fromhex("000000ffdaa320a7") * 400
@@ -472,7 +498,7 @@ def test_a_receipt_of_another_store_takes_nothing_back(bench: Bench, tmp_path: P
     with bench.open() as store:
         store.schedule(message(1), AtLevel(3))
         assert store.cancel(stranger) is Cancellation.NEVER_EXISTED
-        beyond = attrs.evolve(stranger, commit_log_offset=10**12)
+        beyond = stranger._replace(commit_log_offset=10**12)
         assert store.cancel(beyond) is Cancellation.NEVER_EXISTED
         assert len(bench.advance(store, 10_000)) == 1
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,17 +112,53 @@ def test_an_entry_that_crosses_a_page_is_written_from_its_end(
     assert np.array_equal(queue.units(200, 206), entries(200, 6))
 
 
-@pytest.mark.parametrize("place", [0, 100, 204, 249, 299])
-def test_a_neutralised_entry_keeps_its_end_and_its_tags_code(queue: LiveQueue, place: int) -> None:
+@pytest.mark.parametrize(
+    "places", [[], [0], [100], [204], [249], [299], [0, 299], [203, 204, 205], [*range(300)]]
+)
+def test_a_neutralised_entry_keeps_its_end_and_its_tags_code(
+    queue: LiveQueue, places: list[int]
+) -> None:
     queue.append(entries(0, 300))
-    [(offset, size_bytes, code)] = queue.units(place, place + 1).tolist()
-    queue.overwrite(place, offset + size_bytes - 1, 1, code)
+    queue.neutralise(np.array([*places, 300, 10**6], np.int64), 1)
     wanted = entries(0, 300)
-    wanted[place] = (offset + 99, 1, code)
+    wanted["commit_log_offset"][places] += 99
+    wanted["size_bytes"][places] = 1
     assert np.array_equal(queue.units(0, 300), wanted)
     assert (queue.max_offset, queue.end_position) == (300, 30_000)
     queue.append_one(30_000, 100, 9)
     assert queue.units(300, 301).tolist() == [(30_000, 100, 9)]
+
+
+@pytest.mark.parametrize("places", [[613, 614, 615], [102], [819]])
+def test_whatever_is_refused_an_entry_is_as_it_was_or_nobody_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[int]
+) -> None:
+    """The one at 614 crosses a page behind its place in the log, that at 819 within it."""
+    real = os.pwrite
+    left = 0
+
+    def write(descriptor: int, data: bytes, place: int) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "no room")
+        return real(descriptor, data, place)
+
+    queue = queue_at(tmp_path / "queue", file_bytes=20 * 1_000)
+    queue.append(entries(0, 1_000))
+    before = queue.units(0, 1_000)
+    monkeypatch.setattr(os, "pwrite", write)
+    for allowed in itertools.count():
+        left = allowed
+        try:
+            queue.neutralise(np.array(places, np.int64), 2)
+            break
+        except TargetError:
+            changed = queue.units(0, 1_000)
+        is_short = changed["size_bytes"] == 2
+        assert set(np.flatnonzero(is_short).tolist()) <= set(places)
+        assert np.array_equal(changed[~is_short], before[~is_short])
+    assert queue.units(0, 1_000)["size_bytes"][places].tolist() == [2] * len(places)
 
 
 @pytest.mark.parametrize("queue_offset", [-1, 3, 10**6])
