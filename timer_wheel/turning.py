@@ -170,15 +170,18 @@ class Turning:
 
     def _lose(self, offset: int, error: FormatError) -> None:
         """Remember a record that nobody can deliver."""
-        self.losses.append(
-            Finding(
-                Severity.WARNING,
-                f"commit log {offset}",
-                f"a message was due that cannot be delivered: {error}",
-                "a broker drops it without a word, or stops at it for ever",
-                "look at the record; schedule its message again if it is still wanted",
-            )
-        )
+        self.losses.append(undeliverable(offset, error))
+
+
+def undeliverable(offset: int, error: FormatError) -> Finding:
+    """What to say of a record that was due, at a place of the log, and can go nowhere."""
+    return Finding(
+        Severity.WARNING,
+        f"commit log {offset}",
+        f"a message was due that cannot be delivered: {error}",
+        "a broker drops it without a word, or stops at it for ever",
+        "look at the record; schedule its message again if it is still wanted",
+    )
 
 
 def _is_all(chosen: Int64s) -> bool:
@@ -203,5 +206,12 @@ def _in_order(due: Due, chosen: Int64s) -> Int64s:
     is_sorted = (np.diff(promised_ms) == 0) & (np.diff(offsets) > 0) | (np.diff(promised_ms) > 0)
     if is_sorted.all() and not has_rolled.any():
         return chosen
-    born_ms = np.where(has_rolled, due.facts.born_ms[chosen], 0)
-    return chosen[np.lexsort((offsets, born_ms, ~has_rolled, promised_ms))]
+    return chosen[delivery_order(promised_ms, offsets, due.facts.born_ms[chosen], has_rolled)]
+
+
+def delivery_order(
+    promised_ms: Int64s, offsets: Int64s, born_ms: Int64s, has_rolled: Bools
+) -> Int64s:
+    """The order of messages that are due: see ``_in_order``."""
+    born_ms = np.where(has_rolled, born_ms, 0)
+    return np.lexsort((offsets, born_ms, ~has_rolled, promised_ms))
