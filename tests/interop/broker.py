@@ -46,6 +46,10 @@ _SMALL_STORE: Final[Mapping[str, object]] = {
     "maxTransferCountOnMessageInMemory": 256,
     "maxTransferCountOnMessageInDisk": 256,
     "traceTopicEnable": "false",
+    # A broker that waited for a core refuses what has queued up meanwhile: on two busy cores that
+    # says nothing about its store.
+    "brokerFastFailureEnable": "false",
+    "osPageCacheBusyTimeOutMills": 60_000,
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 40_000,
 }
