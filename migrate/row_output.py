@@ -177,6 +177,22 @@ class PartStream:
                 os.close(descriptor)
 
 
+def stream_to_row(directory: Path, file_bytes: int, offset: int, data: NDArray[np.uint8]) -> None:
+    """Put ``data`` at ``offset`` of a row that ``create_row`` made, across files, as a part of each
+    is streamed. Raises TargetError.
+    """
+    done = 0
+    while done < len(data):
+        start = (offset + done) // file_bytes * file_bytes
+        end = min(len(data), start + file_bytes - offset)
+        with PartStream(directory / segment_name(start), offset + done - start) as stream:
+            while done < end:
+                piece = data[done : min(done + _STREAM_BYTES, end)]
+                stream.room(len(piece))[:] = piece
+                stream.advance(len(piece))
+                done += len(piece)
+
+
 def write_sparse(path: Path, size_bytes: int, pieces: Iterable[tuple[int, bytes]]) -> None:
     """A file of this length, holes but for the pieces; made anew. Raises TargetError."""
     with target_errors(path):

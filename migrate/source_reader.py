@@ -8,16 +8,28 @@ against the record's own length before room is made for it.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.java_numbers import LONG_MAX
 from message_store.record_layout import BLANK_RECORD
 from message_store.segment_files import SegmentReader
+from migrate.read_kernels import (
+    DOUBTFUL,
+    END,
+    FIRST,
+    GONE,
+    LENGTH,
+    NOT_THERE,
+    OFFSET,
+    RUN_COLUMNS,
+    THERE,
+    judge_entries,
+    lay_out_chunk,
+)
+
+__all__ = ["NOT_THERE", "Chunk", "read_chunks"]
 
 BUFFER_BYTES = 2 << 20
 """Stays in the cache between the read, the rewrite and the write."""
@@ -28,7 +40,8 @@ GAP_BYTES = 32 << 10
 SPARE_BYTES = 16
 """Kernels compare names a word at a time and may look this far beyond a record."""
 
-NOT_THERE = -1
+_ROWS = 1 << 14
+"""So many records at most are in a chunk."""
 
 
 @attrs.frozen(eq=False)
@@ -47,48 +60,43 @@ class Chunk:
 def read_chunks(
     log: SegmentReader, offsets: NDArray[np.int64], sizes: NDArray[np.int32]
 ) -> Iterator[Chunk]:
-    """Read the records at ``offsets`` (ascending) in chunks; a chunk's buffer is reused for the
+    """Read the records at ``offsets`` (ascending) in chunks; a chunk's arrays are reused for the
     next one.
 
     No chunk holds, or claims, more than ``BUFFER_BYTES``, unless it is of a single record. Raises
     SourceError when the disk refuses.
     """
     buffer = np.zeros(BUFFER_BYTES + SPARE_BYTES, np.uint8)
-    is_there = _is_there(log, offsets, sizes)
-    ends = np.maximum.accumulate(np.where(is_there, offsets + sizes, 0))
-    claimed = np.cumsum(np.maximum(sizes, 0), dtype=np.int64)
+    places = np.empty(_ROWS, np.int64)
+    runs = np.empty((_ROWS, RUN_COLUMNS), np.int64)
+    starts = np.array([segment.start_offset for segment in log.segments], np.int64)
+    kinds = _kinds(log, starts, offsets, sizes)
     first = 0
     while first < len(offsets):
-        before = int(claimed[first - 1]) if first else 0
-        reach = min(int(offsets[first]) + BUFFER_BYTES, LONG_MAX)
-        in_reach = int(np.searchsorted(ends, reach, side="right"))
-        in_claim = int(np.searchsorted(claimed, before + BUFFER_BYTES, side="right"))
-        end = max(first + 1, min(in_reach, in_claim))
-        if is_there[first] and sizes[first] + SPARE_BYTES > len(buffer):
-            buffer = np.zeros(int(sizes[first]) + SPARE_BYTES, np.uint8)
-        yield _read_chunk(log, offsets, sizes, first, end, is_there[first:end], buffer)
+        end, run_count = lay_out_chunk(
+            offsets, sizes, kinds, starts, first, BUFFER_BYTES, GAP_BYTES, places, runs
+        )
+        needed = int(runs[:run_count, LENGTH].sum())
+        if needed + SPARE_BYTES > len(buffer):
+            buffer = np.zeros(needed + SPARE_BYTES, np.uint8)
+        filled = _read_runs(log, runs[:run_count], sizes[first:end], places, buffer)
+        yield Chunk(first, end, buffer, filled, places[: end - first])
         first = end
 
 
-def _segment_numbers(log: SegmentReader, offsets: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The place of each offset's file in the row; -1 before the first one."""
-    starts = np.array([segment.start_offset for segment in log.segments], np.int64)
-    return np.searchsorted(starts, offsets, side="right") - 1
-
-
-def _is_there(
-    log: SegmentReader, offsets: NDArray[np.int64], sizes: NDArray[np.int32]
-) -> NDArray[np.bool_]:
+def _kinds(
+    log: SegmentReader,
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int32],
+) -> NDArray[np.uint8]:
     """Which entries lie within one file; a very long one must say so itself before room is made."""
-    if not log.segments:
-        return np.zeros(len(offsets), np.bool_)
-    numbers = _segment_numbers(log, offsets)
     ends = np.array([one.start_offset + one.length_bytes for one in log.segments], np.int64)
-    inside = (numbers >= 0) & (offsets < ends[numbers]) & (sizes > 0)
-    inside[inside] = sizes[inside] <= (ends[numbers] - offsets)[inside]
-    for at in np.flatnonzero(inside & (sizes > BUFFER_BYTES)).tolist():
-        inside[at] = _told_size(log, int(offsets[at])) == sizes[at]
-    return inside
+    kinds = np.empty(len(offsets), np.uint8)
+    if judge_entries(offsets, sizes, starts, ends, BUFFER_BYTES, kinds):
+        for at in np.flatnonzero(kinds == DOUBTFUL).tolist():
+            kinds[at] = THERE if _told_size(log, int(offsets[at])) == sizes[at] else GONE
+    return kinds
 
 
 def _told_size(log: SegmentReader, offset: int) -> int:
@@ -98,34 +106,20 @@ def _told_size(log: SegmentReader, offset: int) -> int:
     return int(BLANK_RECORD.decode_at(head, 0)["size_bytes"])
 
 
-def _read_chunk(
+def _read_runs(
     log: SegmentReader,
-    offsets: NDArray[np.int64],
+    runs: NDArray[np.int64],
     sizes: NDArray[np.int32],
-    first: int,
-    end: int,
-    is_there: NDArray[np.bool_],
+    places: NDArray[np.int64],
     buffer: NDArray[np.uint8],
-) -> Chunk:
-    places = np.full(end - first, NOT_THERE, np.int64)
-    there = np.flatnonzero(is_there)
-    starts = offsets[first:end][there]
-    ends = starts + sizes[first:end][there]
-    reach = np.maximum.accumulate(ends)
-    cuts = np.flatnonzero(starts[1:] - reach[:-1] > GAP_BYTES) + 1
-    cuts = np.union1d(cuts, np.flatnonzero(np.diff(_segment_numbers(log, starts))) + 1)
+) -> int:
+    """Fill the buffer with runs, one behind the other; returns how many bytes they are."""
     filled = 0
-    view = buffer.data[: len(buffer) - SPARE_BYTES]
-    for begin, stop in _pairs(cuts, len(there)):
-        room = view[filled : filled + int(reach[stop - 1] - starts[begin])]
-        count = log.read_into(int(starts[begin]), room)
-        # a file that was cut short while we read gives less than it promised
-        inside = ends[begin:stop] - starts[begin] <= count
-        places[there[begin:stop][inside]] = (starts[begin:stop] - starts[begin] + filled)[inside]
-        filled += count
-    return Chunk(first, end, buffer, filled, places)
-
-
-def _pairs(cuts: NDArray[Any], end: int) -> Iterator[tuple[int, int]]:
-    bounds = [0, *cuts.tolist(), end] if end else []
-    yield from pairwise(bounds)
+    for run in runs:
+        length = int(run[LENGTH])
+        count = log.read_into(int(run[OFFSET]), buffer.data[filled : filled + length])
+        if count < length:  # a file that was cut short while we read
+            rows = slice(int(run[FIRST]), int(run[END]))
+            places[rows][places[rows] + sizes[rows] > filled + count] = NOT_THERE
+        filled += length
+    return filled

@@ -8,10 +8,8 @@ still are what it says.
 """
 
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
@@ -26,18 +24,14 @@ from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
 from migrate.rewrite_kernel import USUAL, rewrite_records
-from migrate.row_output import PartStream, RowWriter
+from migrate.row_output import PartStream, stream_to_row
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from migrate.staged_output import write_note
 from migrate.stored_plan import StoredPlan, load_plan
 from migrate.topic_table import TopicTable
+from migrate.unit_kernel import fill_units
 from migrate.written_part import commit_log_blank, is_written, timer_pieces
-from timer_wheel.timer_log import (
-    NO_POSITION,
-    TIMER_UNIT,
-    blank_bytes,
-    unit_position,
-)
+from timer_wheel.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_per_file
 
 
 @attrs.frozen
@@ -232,39 +226,29 @@ class PartWriter:
         self.topics.add(rewritten.real_topic, rewritten.real_queue_id)
 
     def _write_units(self) -> int:
-        queue = np.empty(self.end - self.first, QUEUE_UNIT.dtype)
-        queue["commit_log_offset"] = self.target_offsets
-        queue["size_bytes"] = self.target_sizes
-        queue["tags_code"] = self.tags_hashes
-        settings, store = self.plan.settings, self.plan.staging.store
-        with RowWriter(store.timer_queue(), settings.queue_file_bytes) as writer:
-            writer.write_at(self.first * QUEUE_UNIT.size, _bytes_of(queue))
-        units = self._timer_units()
-        with RowWriter(store.timer_log, settings.timer_log_file_bytes) as writer:
-            for begin, stop, is_full in timer_pieces(self.plan, self.first, self.end):
-                position = unit_position(begin, settings.timer_log_file_bytes)
-                writer.write_at(position, _bytes_of(units[begin - self.first : stop - self.first]))
-                if is_full:
-                    blank = blank_bytes(settings.timer_log_file_bytes)
-                    writer.write_at(position + (stop - begin) * TIMER_UNIT.size, blank)
-        return zlib.crc32(_bytes_of(units), zlib.crc32(_bytes_of(queue)))
-
-    def _timer_units(self) -> NDArray[Any]:
-        plan, span = self.plan, (self.first, self.end)
-        distances = plan.slice_of("distances", *span)
-        before = np.arange(self.first, self.end, dtype=np.int64) - distances
-        positions = unit_position(before, plan.settings.timer_log_file_bytes)
-        units = np.zeros(self.end - self.first, TIMER_UNIT.dtype)
-        units["size_bytes"] = TIMER_UNIT.size
-        units["previous_position"] = np.where(distances == 0, NO_POSITION, positions)
-        units["magic"] = plan.slice_of("flags", *span)
-        units["write_time_ms"] = plan.write_time_ms
-        units["delay_ms"] = plan.slice_of("slot_times_ms", *span) - plan.write_time_ms
-        units["commit_log_offset"] = self.target_offsets
-        units["record_size_bytes"] = self.target_sizes
-        units["topic_hash"] = self.topic_hashes
-        return units
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).view(np.uint8).data
+        settings, store, count = self.plan.settings, self.plan.staging.store, self.end - self.first
+        file_bytes = settings.timer_log_file_bytes
+        queue = np.empty(count * QUEUE_UNIT.size, np.uint8)
+        units = np.empty(count * TIMER_UNIT.size, np.uint8)
+        distances, flags, slot_times_ms = (
+            self.plan.slice_of(name, self.first, self.end)
+            for name in ("distances", "flags", "slot_times_ms")
+        )
+        fill_units(
+            address_of(queue), address_of(units), self.first, units_per_file(file_bytes),
+            file_bytes, self.plan.write_time_ms, self.target_offsets, self.target_sizes,
+            self.tags_hashes, self.topic_hashes, distances, flags, slot_times_ms,
+        )  # fmt: skip
+        stream_to_row(
+            store.timer_queue(), settings.queue_file_bytes, self.first * QUEUE_UNIT.size, queue
+        )
+        for begin, stop, is_full in timer_pieces(self.plan, self.first, self.end):
+            begin_byte, end_byte = (
+                (index - self.first) * TIMER_UNIT.size for index in (begin, stop)
+            )
+            piece = units[begin_byte:end_byte]
+            if is_full:
+                piece = np.append(piece, np.frombuffer(blank_bytes(file_bytes), np.uint8))
+            stream_to_row(store.timer_log, file_bytes, unit_position(begin, file_bytes), piece)
+        crc = crc32_from(0, address_of(queue), len(queue))
+        return int(crc32_from(crc, address_of(units), len(units)))
