@@ -32,6 +32,7 @@ from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
+    from compare.results import RaceResults
     from legacy_levels.generate import GeneratedStore
     from migrate.check_store import CheckReport
     from migrate.demo import DemoResult
@@ -88,6 +89,8 @@ class Output(Printer):
         self._print_table(text.level_table(found.levels, found.now_ms))
         if found.wheel is not None:
             self._say_lines(text.wheel_lines(found.wheel, found.now_ms))
+        if found.timeline is not None:
+            self._say_lines(text.timeline_lines(found.timeline, found.now_ms))
         names = [topic.name for topic in found.topics]
         self._say(f"{len(names)} topics: {text.some(names, LISTED_TOPICS)}")
         for each in found.files:
@@ -242,6 +245,17 @@ class Output(Printer):
         else:
             self._say(f"{report.out}: {text.count(report.exported)} messages")
 
+    def compared(self, results: "RaceResults") -> None:
+        """``compare``."""
+        import cli_compare_text as compare_text
+
+        if self.as_json:
+            self._print_json(results.as_json())
+            return
+        self._say_lines(compare_text.head_lines(results))
+        self._print_table(compare_text.race_table(results))
+        self._say_lines(compare_text.tail_lines(results))
+
     # --- engines ----------------------------------------------------------------------------------
 
     def level_lowered(self, level: int, levels: DelayLevels) -> None:
@@ -252,8 +266,7 @@ class Output(Printer):
         """``schedule``."""
         if self.as_json:
             self._print_lines(
-                json.dumps({**attrs.asdict(receipt), "handle": receipt.handle})
-                for receipt in receipts
+                json.dumps({**receipt._asdict(), "handle": receipt.handle}) for receipt in receipts
             )
         else:
             self._say_lines(engine_text.receipt_lines(receipts, now_ms))

@@ -21,7 +21,7 @@ from migrate.report import COUNT_NAMES
 
 if TYPE_CHECKING:
     from migrate.report import BadRecord, ConversionReport
-    from migrate.store_inspection import LevelState, WheelSummary
+    from migrate.store_inspection import LevelState, TimelineSummary, WheelSummary
     from migrate.verify_report import Difference, VerifyReport
 
 LISTED_RECORDS = 20
@@ -118,6 +118,23 @@ def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
     return [
         f"timer wheel: {count(wheel.pending)} pending, {count(wheel.overdue)} overdue{due}",
         f"  {count(wheel.units)} units in {slots}; {others}",
+    ]
+
+
+def timeline_lines(timeline: "TimelineSummary", now_ms: int) -> list[str]:
+    """The RocksDB timeline of an inspection."""
+    if timeline.pending is None or timeline.scan_offset is None:
+        return ["timeline in RocksDB: cannot be read"]
+    due = due_span(timeline.next_due_ms, timeline.last_due_ms, now_ms)
+    until = timeline.delivered_until_ms
+    delivered = (
+        "nothing delivered yet" if until is None else f"delivered up to {when(until, now_ms)}"
+    )
+    waiting = f"{count(timeline.pending)} pending, {count(timeline.overdue)} overdue"
+    read = f"queue read up to {count(timeline.scan_offset)}"
+    return [
+        f"timeline in RocksDB: {waiting}{due}",
+        f"  {count(timeline.entries)} entries left, {delivered}; {read}",
     ]
 
 

@@ -9,7 +9,7 @@ from message_store.delay_store import Finding
 from message_store.errors import BadFieldError, FormatError
 from message_store.finding_rules import FindingRule, error, info, warning
 from message_store.java_numbers import parse_long
-from message_store.small_files import SMALL_FILE_MAX_BYTES, read_small_file
+from message_store.small_files import read_small_file
 from migrate.check_picture import Picture
 from migrate.disk_room import used_ratio
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
@@ -63,13 +63,6 @@ RECALL_IGNORED = warning(
     " others the key alone): they are delivered although somebody recalled them",
     "set appendTopicForTimerDeleteKey to what the markers need (5.4 and newer)",
 )
-TIMELINE = warning(
-    "rocksdb-timeline",
-    "messages wait in the timeline of rocksdbstore/, which delaywheel does not read: they are in"
-    " none of its numbers, and not in a conversion",
-    "switch the broker back to the file wheel (timerRocksDBStopScan=true), and let it run until"
-    " they are delivered",
-)
 METRICS = error(
     "timermetrics-unreadable",
     "a 5.x broker does not start",
@@ -91,12 +84,9 @@ RULES = (
     WHEEL_OFF,
     DISCARDS,
     RECALL_IGNORED,
-    TIMELINE,
     METRICS,
     METRICS_DAMAGED,
 )
-
-_TIMELINE_MARKS = (b"sys_topic_scan_offset_checkpoint", b"timeline_checkpoint")
 
 
 @attrs.frozen
@@ -162,23 +152,6 @@ def check_switches(picture: Picture) -> Iterator[Finding]:
     recalled = len(picture.read_wheel(any_marker=True).cancelled) - len(wheel.cancelled)
     if recalled > 0:
         yield RECALL_IGNORED.at("the wheel", f"{recalled:,} recalled messages would be delivered")
-
-
-def check_timeline(picture: Picture) -> Iterator[Finding]:
-    """The timeline in RocksDB: used, as far as its files show without being read as a database."""
-    directory = picture.root.path / "rocksdbstore"
-    if picture.is_set("timerRocksDBEnable"):
-        yield TIMELINE.at("the broker's configuration", "timerRocksDBEnable=true")
-    if not directory.is_dir() or directory.is_symlink():
-        return
-    for path in sorted(directory.iterdir()):
-        is_data = path.suffix in (".log", ".sst") and not path.is_symlink()
-        if not is_data or path.stat().st_size > SMALL_FILE_MAX_BYTES:
-            continue
-        content = read_small_file(path) or b""
-        if any(mark in content for mark in _TIMELINE_MARKS):
-            yield TIMELINE.at(picture.place(path), "it holds a timeline's own checkpoint")
-            return
 
 
 def check_metrics(picture: Picture) -> Iterator[Finding]:

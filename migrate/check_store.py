@@ -2,8 +2,7 @@
 """Looks a store over and says what will go wrong: what a broker would do, and what to do about it.
 
 Only reads, also beside a running broker, and never fails because of damage: what cannot be looked
-at is a finding too. Every record that waits is read. Limitations: a timeline in RocksDB is not
-read, only noticed.
+at is a finding too. Every record that waits is read.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from migrate import (
     check_records,
     check_target,
     check_time,
+    check_timeline,
     check_timer_records,
     check_wheel,
 )
@@ -47,6 +47,7 @@ RULES: tuple[FindingRule, ...] = (
     *check_time.RULES,
     *check_wheel.RULES,
     *check_timer_records.RULES,
+    *check_timeline.RULES,
     UNREADABLE,
 )
 """Every kind of finding there is."""
@@ -64,7 +65,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("recovery", check_files.check_recovery),
     ("wheel", check_wheel.check_wheel),
     ("switches", check_broker.check_switches),
-    ("timeline", check_broker.check_timeline),
+    ("timeline", check_timeline.check_timeline),
     ("metrics", check_broker.check_metrics),
     ("conversion", check_target.check_change),
     ("conversion", check_target.check_target),

@@ -301,7 +301,8 @@ def _queue(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     if again.any() and not picture.is_dirty:
         told = f"{int(again.sum()):,} entries from {state.resume_queue_offset:,} on are on it"
         yield PLACED_AGAIN.at("config/timercheck", told)
-    yield from _lost_entries(picture, files, placed)
+    if state.timeline is None:  # which else has taken them
+        yield from _lost_entries(picture, files, placed)
 
 
 def _lost_entries(

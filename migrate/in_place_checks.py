@@ -26,6 +26,7 @@ from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from migrate.settings import TargetSettings
 from migrate.store_backup import Ends
+from timer_wheel.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
 from timer_wheel.timer_log import read_units
 from timer_wheel.timer_queue import noted_queue_offset
@@ -145,6 +146,7 @@ def check_wheel(
 
     ``is_ours_and_unopened``: the queue was filled by us, and no broker has looked at it since.
     """
+    refuse_waiting_timeline(root)
     checkpoint = read_timer_checkpoint(root)
     with SegmentReader(root.timer_log) as timer_log, SegmentReader(root.commit_log) as log:
         units = read_units(timer_log)

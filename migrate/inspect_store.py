@@ -25,11 +25,17 @@ from message_store.errors import FormatError, PlanError, SourceError
 from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
 from message_store.store_root import StoreRoot
 from migrate.finished_target import UNFINISHED
+from migrate.inspect_timers import inspect_timers
 from migrate.level_delays import tell_delays
-from migrate.staged_output import UNFINISHED_WHEEL, Staging
+from migrate.staged_output import Staging
 from migrate.store_files import FormatGuess, count_files, guess_format, row_problems
-from migrate.store_inspection import LevelState, StoreInspection, TopicQueues, WheelSummary
-from timer_wheel.wheel_reader import WheelState, read_wheel_store
+from migrate.store_inspection import (
+    LevelState,
+    StoreInspection,
+    TimelineSummary,
+    TopicQueues,
+    WheelSummary,
+)
 
 _LISTED_PLACES = 10
 _COUNT_SENTENCES = {
@@ -46,8 +52,8 @@ def inspect_store(
 ) -> StoreInspection:
     """Look at the store under ``path`` as of ``now_ms``, with the offsets of ``offsets``.
 
-    Raises SourceError for a directory that is no store, is of a kind that we do not read, or is in
-    use by a broker.
+    Raises SourceError for a directory that is no store, is of a kind that we do not read (here: a
+    RocksDB timeline where rocksdict is not installed), or is in use by a broker.
     """
     store = StoreRoot(path)
     if Staging(store).path.is_dir() and not store.commit_log.is_dir():
@@ -72,11 +78,12 @@ class _Inspection:
         offsets = self._offsets()
         guess = self._guess()
         levels = self._levels(offsets)
-        wheel = self._wheel()
+        wheel, timeline = inspect_timers(self.store, self.now_ms, self.problems)
         self.problems += row_problems(self.store)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
             self.problems += read_config(self.store.path, name).problems
-        parts: list[LevelState | WheelSummary] = [*levels, *([wheel] if wheel else [])]
+        timers = [part for part in (wheel, timeline) if part is not None]
+        parts: list[LevelState | WheelSummary | TimelineSummary] = [*levels, *timers]
         return StoreInspection(
             path=str(self.store.path),
             now_ms=self.now_ms,
@@ -88,6 +95,7 @@ class _Inspection:
             overdue=_sum_if_known([part.overdue for part in parts]),
             levels=levels,
             wheel=wheel,
+            timeline=timeline,
             topics=tuple(
                 TopicQueues(topic.name, topic.read_queues, topic.write_queues)
                 for _name, topic in sorted(read_topics(self.store.path).items())
@@ -175,36 +183,6 @@ class _Inspection:
         self.problems += _backlog_problems(backlog)
         return backlog
 
-    # --- wheel ------------------------------------------------------------------------------------
-
-    def _wheel(self) -> WheelSummary | None:
-        store = self.store
-        places = (store.timer_wheel, store.timer_log, store.timer_queue())
-        if not any(place.exists() for place in places):
-            return None
-        if _is_unfinished(store):
-            self.problems.append(
-                f"{store.timer_wheel}: an unfinished conversion; no broker starts on it"
-            )
-            return WheelSummary()
-        try:
-            state = read_wheel_store(
-                store,
-                now_ms=self.now_ms,
-                topic_in_delete_key=None,
-                after_crash=not store.was_stopped_cleanly,
-            )
-        except (FormatError, SourceError) as error:
-            self.problems.append(f"the wheel cannot be read: {error}")
-            return WheelSummary()
-        self.problems += _wheel_problems(state)
-        return _summary(state, self.now_ms)
-
-
-def _is_unfinished(store: StoreRoot) -> bool:
-    wheel = store.timer_wheel
-    return wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL)
-
 
 def _sum_if_known(numbers: list[int | None]) -> int | None:
     known = [number for number in numbers if number is not None]
@@ -260,24 +238,6 @@ def _level_state(
     )
 
 
-def _summary(state: WheelState, now_ms: int) -> WheelSummary:
-    """A slot is delivered when it is over: its messages are due one precision after its time."""
-    is_final = ~state.pending.is_roll
-    due_ms = state.pending.slot_time_ms[is_final] + state.precision_ms
-    return WheelSummary(
-        precision_ms=state.precision_ms,
-        units=state.unit_count,
-        slots_used=state.slots_used,
-        pending=len(state.pending),
-        overdue=int(np.count_nonzero(due_ms <= now_ms)),
-        rolled=int(np.count_nonzero(~is_final)),
-        cancelled=len(state.cancelled),
-        expired=state.expired_count,
-        next_due_ms=int(due_ms.min()) if len(due_ms) else None,
-        last_due_ms=int(due_ms.max()) if len(due_ms) and is_final.all() else None,
-    )
-
-
 def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
     for place in backlog.damaged_places[:_LISTED_PLACES]:
         yield f"commitlog: no record begins at {place}, where one should"
@@ -289,27 +249,3 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
     for name, sentence in _COUNT_SENTENCES.items():
         if count := backlog.total(name):
             yield sentence.format(count)
-
-
-def _wheel_problems(state: WheelState) -> Iterator[str]:
-    if state.expired_count:
-        yield (
-            f"{state.expired_count:,} units of the wheel lead to records that retention has"
-            " deleted: those messages are lost"
-        )
-    if state.done_already_count:
-        yield (
-            f"{state.done_already_count:,} entries of the wheel and its queue were dealt with just"
-            " before the crash: left out here, repeated by a broker"
-        )
-    if state.recalled_by_topic_count:
-        yield (
-            f"{state.recalled_by_topic_count:,} messages of the wheel were recalled in the form of"
-            " 5.3.2 and 5.3.3: a broker of 5.4 or newer delivers them all the same unless"
-            " appendTopicForTimerDeleteKey=true"
-        )
-    if state.blocking_queue_offsets:
-        first = state.blocking_queue_offsets[0]
-        yield f"the wheel stops at offset {first} of its queue: that record has no due time"
-    if len(state.shared_positions):
-        yield f"{len(state.shared_positions):,} units of the wheel would be delivered twice"

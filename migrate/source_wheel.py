@@ -17,13 +17,13 @@ def require_empty_wheel(source: StoreRoot) -> None:
     """Raise WheelNotEmptyError when messages wait in the source's wheel."""
     if waiting := waiting_in_wheel(source):
         raise WheelNotEmptyError(
-            f"{source.path}: {waiting:,} messages wait in its timer wheel and would be left behind;"
-            " --levels-only converts the levels alone"
+            f"{source.path}: {waiting:,} messages wait in its timer wheel or timeline and would be"
+            " left behind; --levels-only converts the levels alone"
         )
 
 
 def waiting_in_wheel(source: StoreRoot) -> int:
-    """How many messages wait in the source's own wheel.
+    """How many messages wait in the source's own wheel, or in its RocksDB timeline.
 
     What counts is what the wheel had not delivered when its hand last moved: the store may have
     lain for longer than a wheel is, and a broker that starts today would no longer reach it all.

@@ -50,6 +50,24 @@ class WheelSummary:
 
 
 @attrs.frozen
+class TimelineSummary:
+    """What waits in a broker's RocksDB timeline; every number is None for one that cannot be read.
+
+    ``entries`` are those that its database still holds to be delivered, ``pending`` what is left of
+    them when the log is looked at. ``delivered_until_ms`` and ``scan_offset`` are its checkpoints,
+    the first None where it never delivered anything.
+    """
+
+    entries: int | None = None
+    pending: int | None = None
+    overdue: int | None = None
+    delivered_until_ms: int | None = None
+    scan_offset: int | None = None
+    next_due_ms: int | None = None
+    last_due_ms: int | None = None
+
+
+@attrs.frozen
 class TopicQueues:
     """A topic that the store knows."""
 
@@ -74,6 +92,7 @@ class StoreInspection:
     overdue: int | None
     levels: tuple[LevelState, ...]
     wheel: WheelSummary | None
+    timeline: TimelineSummary | None
     topics: tuple[TopicQueues, ...]
     files: tuple[FilesOf, ...]
     problems: tuple[str, ...]
@@ -82,7 +101,7 @@ class StoreInspection:
     def next_due_ms(self) -> int | None:
         """When the first of all is due."""
         dues = [level.next_due_ms for level in self.levels]
-        dues.append(self.wheel.next_due_ms if self.wheel else None)
+        dues += [part.next_due_ms for part in (self.wheel, self.timeline) if part is not None]
         return min((due for due in dues if due is not None), default=None)
 
     def as_json(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def outstanding(
         since = read_log_since(root, commit_log, since_ms)
         blocking += since.blocking_queue_offsets
         timers, done_count = still_to_do(timers, units, commit_log, since)
-    elif timeline is not None and _first_ms(timers) <= _newest_ms(root):
+    elif timeline is not None and _first_ms(timers) <= newest_store_ms(root):
         since = read_log_since(root, commit_log, _first_ms(timers))
         only_copies = attrs.evolve(since, not_in_queue=timers.rows(np.zeros(len(timers), bool)))
         timers, done_count = still_to_do(timers, units, commit_log, only_copies)
@@ -81,8 +81,10 @@ def _first_ms(timers: PendingTimers) -> int:
     return int(times.min()) - EARLY_MS if len(times) else np.iinfo(np.int64).max
 
 
-def _newest_ms(root: StoreRoot) -> int:
-    """When the last record of a store that was stopped cleanly was stored, or later."""
+def newest_store_ms(root: StoreRoot) -> int:
+    """When the last record of a store that was stopped cleanly was stored; the end of time where
+    that is not known.
+    """
     content = read_small_file(root.checkpoint)
     known_ms = StoreCheckpoint.decode(content or b"").commit_log_timestamp_ms
     return known_ms or np.iinfo(np.int64).max

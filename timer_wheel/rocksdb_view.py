@@ -26,11 +26,17 @@ _MANIFEST_PREFIX = "MANIFEST-"
 _DATA_ENDINGS = (".sst", ".log", ".blob")
 
 
-def holds_data(directory: Path) -> bool:
-    """Whether anything was ever stored in the database of this directory.
+def has_database(directory: Path) -> bool:
+    """Whether there is a database in this directory, or what is left of one.
 
-    Every 5.4 broker makes one; until something is put into it, its files of data are empty. Raises
-    SourceError for a directory that cannot be read, and for links in it.
+    Raises SourceError for a directory that cannot be read, and for links in it.
+    """
+    return bool(_files(directory))
+
+
+def holds_data(directory: Path) -> bool:
+    """Whether files with data lie in this directory: a new database has empty ones. Raises
+    SourceError.
     """
     return any(path.suffix in _DATA_ENDINGS and size > 0 for path, size in _files(directory))
 

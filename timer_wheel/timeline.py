@@ -11,11 +11,11 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store.errors import BadFieldError
+from message_store.errors import BadFieldError, UnsupportedStoreError
 from message_store.layout import Field, Layout
 from message_store.store_root import StoreRoot
 from timer_wheel.pending_timers import NOT_IN_QUEUE, PendingTimers
-from timer_wheel.rocksdb_view import FamilyView, holds_data, open_family
+from timer_wheel.rocksdb_view import FamilyView, has_database, holds_data, open_family
 from timer_wheel.timer_log import FLAG_DEFAULT, NO_POSITION
 from timer_wheel.wheel_math import Int64Array
 
@@ -86,10 +86,15 @@ def read_timeline(root: StoreRoot) -> Timeline | None:
     UnsupportedStoreError where rocksdict is not installed.
     """
     directory = timeline_directory(root)
-    if not holds_data(directory):
+    if not has_database(directory):
         return None
-    with open_family(directory, FAMILY) as family:
-        return None if family is None else _read(family, directory)
+    try:
+        with open_family(directory, FAMILY) as family:
+            return None if family is None else _read(family, directory)
+    except UnsupportedStoreError:
+        if holds_data(directory):
+            raise
+        return None  # every broker of 5.4 makes a database, and most put nothing into it
 
 
 def _read(family: FamilyView, directory: Path) -> Timeline | None:

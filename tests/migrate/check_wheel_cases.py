@@ -104,11 +104,6 @@ def torn(name: str, content: bytes = b'{"timingCount":{') -> Callable[[Path], ob
     return lambda root: (root / "config" / name).write_bytes(content)
 
 
-def timeline(root: Path) -> None:
-    (root / "rocksdbstore").mkdir()
-    (root / "rocksdbstore/000004.log").write_bytes(b"\0\1sys_topic_scan_offset_checkpoint\0\0")
-
-
 def conf(**settings: str) -> dict[str, Any]:
     return {"conf": settings}
 
@@ -220,8 +215,6 @@ CASES = [
     Case(code="wheel-switched-off", make=wheel(), options=conf(timerStopDequeue="true")),
     Case(code="discard-after-three", make=wheel(), options=conf(brokerName="a")),
     Case(code="recall-ignored", make=wheel(recalled), says="1 recalled messages"),
-    Case(code="rocksdb-timeline", make=then(wheel(), timeline), says="checkpoint"),
-    Case(code="rocksdb-timeline", make=wheel(), options=conf(timerRocksDBEnable="true")),
     Case(code="timermetrics-damaged", make=then(wheel(), torn("timermetrics"))),
     Case(
         code="timermetrics-unreadable",

@@ -28,12 +28,13 @@ from tests.migrate.check_case import NOW_MS, Case, codes, look
 from tests.migrate.check_level_cases import CASES as LEVEL_CASES
 from tests.migrate.check_level_cases import delivered, many
 from tests.migrate.check_store_cases import CASES as STORE_CASES
+from tests.migrate.check_timeline_cases import CASES as TIMELINE_CASES
 from tests.migrate.check_wheel_cases import CASES as WHEEL_CASES
 from tests.migrate.check_wheel_cases import wheel
 from tests.migrate.conversions import NOW_MS as CONVERTED_MS
 from tests.migrate.conversions import build_and_convert
 
-CASES = [*LEVEL_CASES, *STORE_CASES, *WHEEL_CASES]
+CASES = [*LEVEL_CASES, *STORE_CASES, *WHEEL_CASES, *TIMELINE_CASES]
 ELSEWHERE = {"broker-running"}
 """Found in a test of its own, which needs a second process."""
 

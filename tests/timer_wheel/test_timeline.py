@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in the RocksDB timeline of 5.4 and newer is found, and the store is left as it was."""
+"""What waits in the RocksDB timeline of 5.4 and newer is found, and the store is left as it was.
+
+The real stores are of 5.5.0.
+"""
 
 import hashlib
 import shutil

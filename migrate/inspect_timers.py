@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits for a free due time: on the wheel, and in the RocksDB timeline of 5.4 and newer."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from message_store.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.store_root import StoreRoot
+from migrate.staged_output import UNFINISHED_WHEEL
+from migrate.store_inspection import TimelineSummary, WheelSummary
+from timer_wheel.rocksdb_view import has_database
+from timer_wheel.timeline import Timeline, timeline_directory
+from timer_wheel.wheel_reader import WheelState, read_wheel_store
+
+
+def inspect_timers(
+    store: StoreRoot, now_ms: int, problems: list[str]
+) -> tuple[WheelSummary | None, TimelineSummary | None]:
+    """The wheel of a store and its timeline, None for what was never used; what is to be said of
+    them is added to ``problems``.
+
+    Raises UnsupportedStoreError where a timeline cannot be read for want of rocksdict.
+    """
+    places = (store.timer_wheel, store.timer_log, store.timer_queue())
+    if not any(place.exists() for place in places):
+        return None, None
+    if _is_unfinished(store):
+        problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
+        return WheelSummary(), None
+    try:
+        state = read_wheel_store(
+            store,
+            now_ms=now_ms,
+            topic_in_delete_key=None,
+            after_crash=not store.was_stopped_cleanly,
+        )
+    except UnsupportedStoreError:
+        raise  # nothing is wrong with the store
+    except (FormatError, SourceError) as error:
+        problems.append(f"the wheel cannot be read: {error}")
+        is_there = has_database(timeline_directory(store))
+        return WheelSummary(), TimelineSummary() if is_there else None
+    problems += _wheel_problems(state)
+    timeline = state.timeline
+    told = None if timeline is None else _timeline_summary(state, timeline, now_ms)
+    return _summary(state, now_ms), told
+
+
+def _is_unfinished(store: StoreRoot) -> bool:
+    wheel = store.timer_wheel
+    return wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL)
+
+
+def _summary(state: WheelState, now_ms: int) -> WheelSummary:
+    """A slot is delivered when it is over: its messages are due one precision after its time."""
+    pending = state.pending.rows(~state.pending.is_in_timeline)
+    is_final = ~pending.is_roll
+    due_ms = pending.slot_time_ms[is_final] + state.precision_ms
+    return WheelSummary(
+        precision_ms=state.precision_ms,
+        units=state.unit_count,
+        slots_used=state.slots_used,
+        pending=len(pending),
+        overdue=int(np.count_nonzero(due_ms <= now_ms)),
+        rolled=int(np.count_nonzero(~is_final)),
+        cancelled=len(state.cancelled),
+        expired=state.expired_count,
+        next_due_ms=int(due_ms.min()) if len(due_ms) else None,
+        last_due_ms=int(due_ms.max()) if len(due_ms) and is_final.all() else None,
+    )
+
+
+def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> TimelineSummary:
+    """Due is what was asked for, as on a wheel, although a timeline delivers a second before."""
+    pending = state.pending.rows(state.pending.is_in_timeline)
+    due_ms = pending.slot_time_ms + state.precision_ms
+    return TimelineSummary(
+        entries=len(timeline),
+        pending=len(pending),
+        overdue=int(np.count_nonzero(due_ms <= now_ms)),
+        delivered_until_ms=timeline.delivered_until_ms,
+        scan_offset=timeline.scan_offset,
+        next_due_ms=int(due_ms.min()) if len(due_ms) else None,
+        last_due_ms=int(due_ms.max()) if len(due_ms) else None,
+    )
+
+
+def _wheel_problems(state: WheelState) -> Iterator[str]:
+    if state.expired_count:
+        yield (
+            f"{state.expired_count:,} units of the wheel lead to records that retention has"
+            " deleted: those messages are lost"
+        )
+    if state.done_already_count:
+        yield (
+            f"{state.done_already_count:,} entries of the wheel, its queue and its timeline were"
+            " dealt with and not written down: left out here, repeated by a broker"
+        )
+    if state.recalled_by_topic_count:
+        yield (
+            f"{state.recalled_by_topic_count:,} messages of the wheel were recalled in the form of"
+            " 5.3.2 and 5.3.3: a broker of 5.4 or newer delivers them all the same unless"
+            " appendTopicForTimerDeleteKey=true"
+        )
+    if state.blocking_queue_offsets:
+        first = state.blocking_queue_offsets[0]
+        yield f"the wheel stops at offset {first} of its queue: that record has no due time"
+    if len(state.shared_positions):
+        yield f"{len(state.shared_positions):,} units of the wheel would be delivered twice"
