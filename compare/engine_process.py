@@ -62,7 +62,7 @@ def run_engine(
             kept.append(read_delivered_of(open_store, workload.topics))
 
     run = VirtualRun(
-        workload, settings, watch, lambda clock: engine.open(store, clock, settings), keep
+        workload, settings, watch, lambda clock: engine.open_store(store, clock, settings), keep
     )
     last = run.run()
     watch.finish()
@@ -73,7 +73,7 @@ def _on_the_wall_clock(
     engine: Engine, workload: Workload, settings: RaceSettings, store: Path, progress: Progress
 ) -> Observation:
     clock = SystemClock()
-    with engine.open(store, clock, settings) as opened:
+    with engine.open_store(store, clock, settings) as opened:
         workload = workload.starting_at(clock.now_ms() + LEAD_MS)
         watch = EngineWatch(workload, store, progress)
         WallRun(opened, settings, watch).run()

@@ -56,7 +56,7 @@ def _lacks_nothing() -> str | None:
 class Engine:
     """One engine. ``lacks`` says in a sentence what it needs and this machine does not have."""
 
-    open: Callable[[Path, Clock, RaceSettings], DelayStore]
+    open_store: Callable[[Path, Clock, RaceSettings], DelayStore]
     has_files: bool = True
     lacks: Callable[[], str | None] = _lacks_nothing
 

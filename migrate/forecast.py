@@ -5,8 +5,6 @@ The slots of a fresh target count their units exactly, so no record is looked at
 placed again (due beyond the roll window) is counted in the slot where that happens.
 """
 
-import io
-
 import attrs
 import numpy as np
 from matplotlib import rc_context
@@ -14,6 +12,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from message_store.html_pages import picture_text
 from message_store.store_root import StoreRoot
 from timer_wheel.wheel_file import read_wheel
 
@@ -88,7 +87,4 @@ def draw_forecast(forecast: Forecast) -> str:
         axes.xaxis.set_major_formatter(formatter)
         axes.set_ylabel(f"messages in {forecast.bucket_s:,} s")
         axes.set_xlabel("due, UTC")
-        picture = io.StringIO()
-        figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
-    text = picture.getvalue()
-    return text[text.index("<svg") :]
+        return picture_text(figure)

@@ -9,12 +9,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from message_store.delay_levels import format_delay
 from message_store.errors import TargetError
-from message_store.printable import iso_time, printable, span
+from message_store.html_pages import html_environment
+from message_store.printable import iso_time, span
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.forecast import Forecast, draw_forecast, read_forecast
@@ -26,14 +26,7 @@ LISTED_RECORDS = 1000
 
 def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("migrate", package_path="."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
-    )
+    environment = html_environment("migrate")
     environment.filters.update(iso=iso_time, span=span, delay=format_delay)
     return environment.get_template(TEMPLATE).render(
         report=report,

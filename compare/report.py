@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a race as one HTML file that needs nothing beside it.
+
+The template lies beside this module; sentences are those of ``verdict``, numbers those of the JSON.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+from markupsafe import Markup
+
+from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
+from compare.results import EngineResult, Lateness, RaceResults, Round
+from compare.verdict import duration, verdict
+from message_store.html_pages import html_environment
+from message_store.printable import iso_time
+from message_store.small_files import replace_file
+
+TEMPLATE = "race_report.html.jinja"
+NOTHING = "–"
+_SHARES = (("p50", "half"), ("p99", "99 %"), ("p999", "99.9 %"), ("max", "the latest"))
+
+
+@attrs.frozen
+class Cell:
+    """A figure of one engine; ``range`` is that of all rounds, where there were several."""
+
+    text: str
+    range: str = ""
+    is_best: bool = False
+    is_wrong: bool = False
+
+
+@attrs.frozen
+class Row:
+    """One figure of all engines that ran."""
+
+    title: str
+    hint: str
+    cells: tuple[Cell, ...]
+
+
+def render_report(results: RaceResults) -> str:
+    """The page."""
+    environment = html_environment("compare")
+    environment.filters.update(iso=iso_time, duration=duration)
+    ran = [engine for engine in results.engines if engine.unavailable is None]
+    usage = [engine for engine in ran if engine.usage.at_ms]
+    return environment.get_template(TEMPLATE).render(
+        race=results,
+        sentences=[text[:1].upper() + text[1:] for text in verdict(results)],
+        ran=ran,
+        rows=list(_rows(ran)),
+        faults=any(engine.faults for engine in ran),
+        notes=_notes(ran),
+        # Drawn from numbers and the names of engines.
+        lateness=Markup(draw_lateness(ran)) if any(engine.delivered for engine in ran) else "",
+        traffic=Markup(draw_traffic(ran)) if ran else "",
+        usage=Markup(draw_usage(usage)) if usage else "",
+    )
+
+
+def write_report(results: RaceResults, path: Path) -> None:
+    """Write the page of a race to ``path``. Raises TargetError."""
+    replace_file(path, render_report(results).encode())
+
+
+def _notes(ran: Sequence[EngineResult]) -> dict[str, list[str]]:
+    """What to know of an engine, by the note: several may share one."""
+    found: dict[str, list[str]] = {}
+    for engine in ran:
+        for note in engine.notes:
+            found.setdefault(note, []).append(engine.name)
+    return found
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
+    yield _speeds(ran, "put a second", "one thread, time inside the engine", "put_per_second")
+    yield _speeds(ran, "drained a second", "while it delivered", "drain_per_second")
+    for title, field in (
+        ("late, by the time asked for", "lateness_ms"),
+        ("late, by the promise", "lateness_after_promise_ms"),
+    ):
+        for name, share in _SHARES:
+            yield _lateness(ran, f"{title}: {share}", field, name)
+    for title, name in (("early", "early"), ("missing", "missing"), ("repeated", "duplicates")):
+        yield _mistakes(ran, title, name)
+    if any(engine.not_taken for engine in ran):
+        refused = [Cell(f"{engine.not_taken:,}") for engine in ran]
+        yield Row("not taken", "due later than it can keep", tuple(refused))
+    yield _costs(ran, "processor", "of one core", "cpu_percent", lambda value: f"{value:,.0f} %")
+    yield _costs(ran, "memory", "at most, mapped files too", "peak_memory_bytes", _size)
+    yield _costs(ran, "disk", "at the end", "bytes_on_disk", _size)
+
+
+def _speeds(ran: Sequence[EngineResult], title: str, hint: str, name: str) -> Row:
+    values = [getattr(engine, name) for engine in ran]
+    best = max((value for value in values if value is not None), default=None)
+    cells = [
+        Cell(
+            NOTHING if value is None else f"{value:,.0f}",
+            _range(engine.rounds, name, lambda each: f"{each:,.0f}"),
+            value is not None and value == best and len(ran) > 1,
+        )
+        for engine, value in zip(ran, values, strict=True)
+    ]
+    return Row(title, hint, tuple(cells))
+
+
+def _lateness(ran: Sequence[EngineResult], title: str, field: str, name: str) -> Row:
+    found: list[Lateness | None] = [getattr(engine, field) for engine in ran]
+    values = [None if each is None else getattr(each, name) for each in found]
+    best = min((value for value in values if value is not None), default=None)
+    cells = [
+        Cell(NOTHING)
+        if value is None
+        else Cell(duration(value), "", value == best and len(ran) > 1)
+        for value in values
+    ]
+    return Row(title, "", tuple(cells))
+
+
+def _mistakes(ran: Sequence[EngineResult], title: str, name: str) -> Row:
+    counts = [getattr(engine, name) for engine in ran]
+    return Row(title, "", tuple(Cell(f"{n:,}", is_wrong=n > 0) for n in counts))
+
+
+def _costs(
+    ran: Sequence[EngineResult], title: str, hint: str, name: str, text: Callable[[float], str]
+) -> Row:
+    cells = [Cell(text(getattr(engine, name)), _range(engine.rounds, name, text)) for engine in ran]
+    return Row(title, hint, tuple(cells))
+
+
+def _range(rounds: Sequence[Round], name: str, text: Callable[[float], str]) -> str:
+    values = [value for one in rounds if (value := getattr(one, name)) is not None]
+    if len(values) < 2 or text(min(values)) == text(max(values)):
+        return ""
+    return f"{text(min(values))} – {text(max(values))}"
+
+
+def _size(length: float) -> str:
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if length >= unit_bytes:
+            return f"{length / unit_bytes:,.1f} {unit}"
+    return f"{length / 1024:,.0f} KiB"

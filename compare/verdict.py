@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer of a race in a few sentences: who is right, who is fast, who comes close in time."""
+
+from collections.abc import Iterator, Sequence
+
+from compare.results import EngineResult, RaceResults
+
+
+def verdict(results: RaceResults) -> tuple[str, ...]:
+    """What a reader wants to know first; each a whole sentence."""
+    ran = [engine for engine in results.engines if engine.unavailable is None]
+    if not ran:
+        return ("no engine could run",)
+    return (*_wrong(ran), *_nearest(ran), *_fastest(ran, results.clock), *_not_taken(ran))
+
+
+def _wrong(ran: Sequence[EngineResult]) -> Iterator[str]:
+    for engine in ran:
+        if not engine.is_right:
+            yield (
+                f"{engine.name} is wrong: {engine.early:,} early, {engine.missing:,} missing,"
+                f" {engine.duplicates:,} repeated"
+            )
+    right = [engine for engine in ran if engine.is_right]
+    if right:
+        who = "every engine" if len(right) == len(ran) > 1 else " and ".join(e.name for e in right)
+        yield f"{who} delivered all that was taken once, and nothing early"
+
+
+def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:
+    """By messages in and out; on the wall clock, where the schedule sets the pace, by CPU."""
+    if clock == "wall":
+        ranked = sorted(ran, key=lambda engine: engine.cpu_percent)
+        if len(ranked) > 1 and ranked[0].cpu_percent > 0:
+            others = ", ".join(f"{e.name} {e.cpu_percent:,.0f} %" for e in ranked[1:])
+            first = ranked[0]
+            yield f"{first.name} needs the least of a core: {first.cpu_percent:,.0f} % ({others})"
+        return
+    speeds = [(engine.through_per_second or 0.0, engine.name) for engine in ran]
+    ranked_speeds = sorted((one for one in speeds if one[0]), reverse=True)
+    if len(ranked_speeds) > 1:
+        best, name = ranked_speeds[0]
+        others = ", ".join(f"{best / speed:,.1f} × {other}" for speed, other in ranked_speeds[1:])
+        yield f"{name} is the fastest, {best:,.0f} messages a second in and out: {others}"
+
+
+def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:
+    known = [(engine.lateness_ms, engine.name) for engine in ran if engine.lateness_ms is not None]
+    if len(known) < 2:
+        return
+    ranked = sorted(known, key=lambda one: (one[0].p99, one[0].p50))
+    late, name = ranked[0]
+    if ranked[-1][0].p99 == late.p99:
+        yield f"all are equally close to the time asked for: 99 of 100 within {duration(late.p99)}"
+        return
+    others = ", ".join(f"{other} {duration(each.p99)}" for each, other in ranked[1:])
+    yield (
+        f"{name} comes closest to the time asked for: 99 of 100 within {duration(late.p99)}"
+        f" ({others})"
+    )
+
+
+def _not_taken(ran: Sequence[EngineResult]) -> Iterator[str]:
+    for engine in ran:
+        if engine.not_taken:
+            total = engine.taken + engine.not_taken
+            yield (
+                f"{engine.name} took {engine.taken:,} of {total:,} messages: the others were due"
+                " later than it can keep"
+            )
+
+
+def duration(late_ms: float) -> str:
+    """A short duration for people.
+
+    >>> duration(999), duration(5_200), duration(890_000), duration(-3)
+    ('999 ms', '5.2 s', '14.8 min', '-3 ms')
+    """
+    for unit, unit_ms in (("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if abs(late_ms) >= 1.0 * unit_ms and abs(late_ms) >= 1_000:
+            return f"{late_ms / unit_ms:,.1f} {unit}"
+    return f"{late_ms:,.0f} ms"
