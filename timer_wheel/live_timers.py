@@ -5,7 +5,6 @@ Units are appended in the order of the queue, and none for an entry that is to b
 its slot: a broker that takes over goes on behind the last unit.
 """
 
-import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
@@ -19,6 +18,7 @@ from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.unplaced import Unplaced
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import (
     FLAGS,
@@ -33,37 +33,6 @@ from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_
 _PIECE = 1 << 17
 _SLOTS_AT_ONCE = 4096
 _NOTHING: Int64s = np.empty(0, np.int64)
-
-
-@attrs.frozen(eq=False)
-class Unplaced:
-    """Entries of the timer queue that have no unit: their rows, without positions, and facts.
-
-    ``queue_offset`` is the first one's, ``end`` is behind the last. Entries that cannot be timed
-    messages have the slot time 0.
-    """
-
-    rows: TimerRows
-    facts: TimerFacts
-    queue_offset: int
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def end(self) -> int:
-        """The queue offset behind the last."""
-        return self.queue_offset + len(self.rows)
-
-    def first(self, count: int) -> "Unplaced":
-        """Only the first of them."""
-        if count >= len(self.rows):
-            return self
-        part = slice(0, count)
-        table = np.ascontiguousarray(self.facts.table[:, part])
-        problems = {row: why for row, why in self.facts.problems.items() if row < count}
-        facts = TimerFacts(table, problems, self.facts.precision_ms)
-        return Unplaced(self.rows.rows(part), facts, self.queue_offset)
 
 
 class LiveTimers:
@@ -180,15 +149,39 @@ class LiveTimers:
         waiting_ms = rows.slot_time_ms[~is_done]
         if len(waiting_ms) and waiting_ms.min() < hand_ms:
             self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
+        self._park(rows, ~is_done, max(now_ms, hand_ms))
         self._place(found)
         is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
         self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
 
     def _move_back(self, to_ms: int) -> None:
-        """Move the hand back over slots whose units are still in the timer log."""
+        """Move the hand back over slots whose units are still in the timer log, and no farther than
+        what waits lies within a round.
+        """
+        last_ms = self.wheel.last_slot_ms()
+        if last_ms is not None:
+            to_ms = max(to_ms, last_ms - (WHEEL_SLOTS - 1) * self.precision_ms)
         self._repeating_until_ms = max(self._repeating_until_ms, self.wheel.hand_ms)
         self.copies_from = self._first_needed = 0
-        self.wheel.move_hand(to_ms)
+        self.wheel.move_hand(min(to_ms, self.wheel.hand_ms))
+
+    def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
+        """Give what waits for a slot that is not within a round of the hand another one, from which
+        it rolls: the last, or that of the hand with the mark of what is due before its slot is.
+        """
+        hand_ms = self.wheel.hand_ms
+        last_ms = hand_ms + (WHEEL_SLOTS - 1) * self.precision_ms
+        is_behind = waits & (rows.slot_time_ms < hand_ms)
+        is_beyond = waits & (rows.slot_time_ms >= last_ms + self.precision_ms)
+        is_parked = is_behind | is_beyond
+        if not is_parked.any():
+            return
+        self.has_rolled = True
+        rows.table[FLAGS] |= np.where(is_parked, FLAG_ROLL, 0)
+        rows.table[SLOT_TIME, is_behind] = hand_ms + OVERDUE_MARK_MS
+        rows.table[SLOT_TIME, is_beyond] = last_ms
+        rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
+        self.early = TimerRows.together([self.early, rows.rows(is_behind)])
 
     def place_all(self, now_ms: int) -> None:
         """Place everything, also what is due: a broker that takes over finds it on the wheel."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from message_store.byte_column import Int64s
 from message_store.raw_memory import address_of
-from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES
 from timer_wheel.wheel_kernels import PAGE_BYTES
 from timer_wheel.wheel_math import WHEEL_SLOTS
@@ -87,6 +86,11 @@ class LiveWheel:
         self._none_before = self.hand_ms // self.precision_ms + WHEEL_SLOTS
         return None
 
+    def last_slot_ms(self) -> int | None:
+        """The time of the last slot that holds something; None when none does."""
+        last = int(self.slots["time_units"].max())
+        return last * self.precision_ms if last * self.precision_ms >= self.hand_ms else None
+
     def will_hold(self, slot_time_ms: int) -> None:
         """Say that something is placed, the earliest of it in this slot."""
         self._none_before = min(self._none_before, slot_time_ms // self.precision_ms)
@@ -159,8 +163,3 @@ class LiveWheel:
             begin, end = int(run[0]) * PAGE_BYTES, (int(run[-1]) + 1) * PAGE_BYTES
             yield begin, self.image[begin:end].data
             self.dirty[run] = 0
-
-
-def by_placing(rows: TimerRows) -> TimerRows:
-    """The same rows in the order in which they were placed."""
-    return rows.rows(np.argsort(rows.position, kind="stable"))

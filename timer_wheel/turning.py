@@ -24,10 +24,11 @@ from message_store.redelivery import (
     redeliver,
 )
 from message_store.wheel_stamps import wheel_stamps
-from timer_wheel.live_timers import LiveTimers, Unplaced
+from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.unplaced import Unplaced
 from timer_wheel.wheel_math import floor_ms
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Turning:
         is_marker = due.rows.is_marker
         is_recalled = marks.take_away(due.facts) & ~is_marker
         is_due = due.promised_ms <= now_ms
-        rolls = ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
+        is_over = due.rows.slot_time_ms < floor_ms(now_ms, timers.precision_ms)
+        rolls = is_over & ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
         goes = is_due & due.facts.is_fine & ~is_marker & ~is_recalled
         self._tell_losses(due)
         order = _in_order(due, np.flatnonzero(goes))
@@ -76,7 +78,8 @@ class Turning:
         )
         self._roll(due, np.flatnonzero(rolls), stamp_ms)
         self._move_on(rest, due, now_ms, stamp_ms)
-        marks.forget_before(timers.wheel.hand_ms)
+        if not len(timers.early):  # what is due before its slot may be taken back by an older slot
+            marks.forget_before(timers.wheel.hand_ms)
         return deliveries
 
     # --- what is looked at ------------------------------------------------------------------------

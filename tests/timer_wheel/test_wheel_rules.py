@@ -607,3 +607,57 @@ def test_a_wheel_far_behind_the_clock_delivers_before_its_ring_comes_round(
 
 def test_levels_are_delays_here(store: WheelStore) -> None:
     assert store.schedule(asking(), AtLevel(3)).due_ms == START_MS + 10_000
+
+
+# --- farther than a round -------------------------------------------------------------------------
+
+ROUND_MS = 1_209_600 * 100
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "turned", "asked"])
+def test_what_comes_when_nobody_has_turned_the_wheel_for_a_round_waits_and_is_found(
+    make: Make, clock: ManualClock, how: str
+) -> None:
+    store = make(precision_ms=100)
+    clock.tick(ROUND_MS + 50_000)
+    receipts = [store.schedule(Message("orders", b"%d" % n), AfterMs(5_000)) for n in range(2)]
+    assert store.cancel(receipts[0]) is Cancellation.CANCELLED
+    if how == "turned":
+        assert len(store.advance(START_MS + 1_000)) == 0
+    elif how != "asked":
+        store.close() if how == "closed" else store.abandon()
+        store = make(precision_ms=100)
+    assert [each.commit_log_offset for each in store.pending()] == [receipts[1].commit_log_offset]
+    next_ms = store.next_due_ms()
+    assert next_ms is not None
+    assert next_ms <= receipts[1].promised_ms
+    assert len(store.advance(receipts[1].promised_ms - 1)) == 0
+    [delivered] = store.advance(receipts[1].promised_ms)
+    assert delivered.promised_ms == receipts[1].promised_ms
+    assert store.next_due_ms() is None
+    assert store.cancel(receipts[0]) is Cancellation.CANCELLED
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_hand_that_is_to_go_back_by_more_than_a_round_leaves_nothing_behind(
+    make: Make, clock: ManualClock, ends: bool, is_cancelled: bool
+) -> None:
+    store = make(precision_ms=100)
+    far = store.schedule(Message("orders", b"far"), AfterMs(ROUND_MS + 7_200_000))
+    assert len(store.advance(START_MS + ROUND_MS)) == 0
+    near = store.schedule(Message("orders", b"near"), AfterMs(5_000))
+    assert len(store.advance(START_MS + 1_000)) == 0
+    if is_cancelled:
+        assert store.cancel(near) is Cancellation.CANCELLED
+        assert len(store.advance(START_MS + 1_500)) == 0
+    if ends:
+        store.close()
+        store = make(precision_ms=100)
+    waiting = [far.commit_log_offset] + [near.commit_log_offset] * (not is_cancelled)
+    assert sorted(each.commit_log_offset for each in store.pending()) == sorted(waiting)
+    assert len(store.advance(near.promised_ms - 1)) == 0
+    assert len(store.advance(near.promised_ms)) == (not is_cancelled)
+    assert len(store.advance(far.promised_ms - 1)) == 0
+    assert len(store.advance(far.promised_ms)) == 1
+    assert store.next_due_ms() is None
