@@ -8,9 +8,11 @@ from timer_wheel.placing import Placing, place
 from timer_wheel.wheel_reader import WheelState, read_wheel_store
 
 if TYPE_CHECKING:
+    from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
     from timer_wheel.wheel_store import WheelStore
 
 __all__ = [
+    "HierarchicalWheelStore",
     "PendingTimers",
     "Placing",
     "WheelState",
@@ -26,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from timer_wheel.wheel_store import WheelStore
 
         return WheelStore
+    if name == "HierarchicalWheelStore":  # and this one RocksDB
+        from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
+
+        return HierarchicalWheelStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

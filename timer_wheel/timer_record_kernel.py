@@ -34,8 +34,10 @@ from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_h
 
 Int64s = NDArray[np.int64]
 
-STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, KEY_ONE, KEY_TWO = range(9)
-FACT_COLUMNS = 9
+STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, KEY_ONE, KEY_TWO, ID = range(
+    10
+)
+FACT_COLUMNS = 10
 """What is told of each record."""
 
 FINE, MISSING, UNUSUAL = range(3)
@@ -50,6 +52,7 @@ _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _CLOSER = names.PROPERTY_SEPARATOR[0]
 _PLUS = ord("+")
 _DIGITS_MAX = 18
+ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
 
 _OUT_SPOT, _TOPIC_SPOT, _KEY_SPOT, _DELETE_SPOT, _ROLLS_SPOT = 0, 2, 4, 6, 8
@@ -149,7 +152,8 @@ def read_timer_records(
     facts: Any,
 ) -> None:
     """Fill ``facts``, a column a record. An address is -1 where there is no memory to look at;
-    otherwise ``sizes`` bytes can be read there. Recall keys are told where they are wanted.
+    otherwise ``sizes`` bytes can be read there. Recall keys and ids are told where they are
+    wanted; an id is the hash of the unique key alone, 0 where there is none.
     """
     parts = np.empty(PARTS, np.int64)
     spots = np.empty(_SPOTS, np.int64)
@@ -175,3 +179,5 @@ def read_timer_records(
         facts[ROLL_TIMES, row] = max(rolls, 0)
         if wants_keys:
             _tell_key(spots, out_ms // precision_ms, facts, row)
+            key, key_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]
+            facts[ID, row] = np.int64(hash_bytes(key, key_bytes, ID_SEED)) if key_bytes else 0

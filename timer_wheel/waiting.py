@@ -74,7 +74,7 @@ def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
             with timers.store.reading():
                 message = timers.store.log.record(offset, size_bytes)
             if wanted.passes(message):
-                yield _pending(message, due_ms, size_bytes)
+                yield pending_of(message, due_ms, size_bytes)
 
 
 def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[_Live]:
@@ -143,7 +143,8 @@ def _first_slot_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
     return None
 
 
-def _pending(message: StoredMessage, due_ms: int, size_bytes: int) -> Pending:
+def pending_of(message: StoredMessage, due_ms: int, size_bytes: int) -> Pending:
+    """What ``pending`` says of a message that waits."""
     properties = message.properties
     queue_id = properties.get(names.REAL_QUEUE_ID, "0")
     return Pending(

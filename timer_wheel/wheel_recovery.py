@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from message_store.byte_column import Int64s
+from message_store.live_log import LiveLog
 from timer_wheel.copy_kernels import (
     COPY_COLUMNS,
     IS_ROLL,
@@ -52,7 +53,7 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     """Find out what was dealt with already; ``timers.done`` gets it."""
     rest = timers.unplaced(_EVERYTHING)
     timers.copies_from = max(copies_from, timers.store.log.min_offset)
-    copies = _copies(timers, timers.copies_from)
+    copies = copies_in_log(timers.store.log, timers.copies_from)
     if not len(copies[OFFSET]):
         return
     newest_ms = int(copies[STORE_MS].max())
@@ -62,7 +63,9 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     rows = TimerRows.together([placed, waiting])
     # What has no unit, or has lost it, may have rolled as well.
     may_have_rolled = np.concatenate([placed.is_roll, np.ones(len(waiting), bool)])
-    timers.mark_done(rows.rows(_are_done(timers, rows, may_have_rolled, copies)))
+    places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
+    done = which_are_done(timers.store.log, *places, may_have_rolled, copies)
+    timers.mark_done(rows.rows(done))
 
 
 def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
@@ -79,9 +82,8 @@ def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
         timers.pass_slots(to_ms)
 
 
-def _copies(timers: LiveTimers, begin: int) -> Int64s:
+def copies_in_log(log: LiveLog, begin: int) -> Int64s:
     """All copies in the log from a place on where a record begins, in its order."""
-    log = timers.store.log
     parts = [np.empty((COPY_COLUMNS, 0), np.int64)]
     for start in log.segments.starts:
         place = max(start, begin)
@@ -97,21 +99,21 @@ def _copies(timers: LiveTimers, begin: int) -> Int64s:
     return np.concatenate(parts, axis=1)
 
 
-def _are_done(timers: LiveTimers, rows: TimerRows, may_have_rolled: Bools, copies: Int64s) -> Bools:
-    """Which rows have a copy, each copy counted once.
+def which_are_done(
+    log: LiveLog, offsets: Int64s, sizes: Int64s, may_have_rolled: Bools, copies: Int64s
+) -> Bools:
+    """Which of these records have a copy, each copy counted once.
 
     A message that was to roll has gone round again or, when the wheel was late, been delivered.
     """
-    log = timers.store.log
-    offsets, sizes = rows.commit_log_offset.copy(), rows.size_bytes.copy()
     addresses = log.addresses(offsets)
     addresses[sizes > log.rooms(offsets)] = -1
-    found = np.zeros((COPY_COLUMNS, len(rows)), np.int64)
+    found = np.zeros((COPY_COLUMNS, len(offsets)), np.int64)
     identify_rows(addresses, sizes, offsets, found)
     may_be = np.flatnonzero(np.isin(found[ONE], copies[ONE]) & (addresses >= 0))
     may_be = may_be[np.argsort(offsets[may_be], kind="stable")]
     rolled, delivered = _by_identity(copies, is_roll=True), _by_identity(copies, is_roll=False)
-    done = np.zeros(len(rows), bool)
+    done = np.zeros(len(offsets), bool)
     columns = zip(
         may_be.tolist(),
         offsets[may_be].tolist(),

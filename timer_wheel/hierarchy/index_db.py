@@ -98,18 +98,13 @@ class IndexDb:
             raise SourceError(f"{self.path}: an index of version {fields['version']}, not 1")
         return IndexState(**fields)
 
-    def blocks(self, family: str, from_ms: int = 0, until_ms: int = _END) -> Iterator[Block]:
+    def blocks(self, family: str, from_ms: int = 0, until_ms: int | None = None) -> Iterator[Block]:
         """The blocks of the slots that begin in a range of time, in order."""
-        for key, value in self._range(family, _block_key(from_ms), _block_key(until_ms)):
+        end_ms = _END if until_ms is None else until_ms
+        for key, value in self._range(family, _block_key(from_ms), _block_key(end_ms)):
             fields = BLOCK_KEY.decode_at(key, 0)
             rows = self._rows(value, WAITING_ROW, NATIVE_ROW)
             yield Block(fields["slot_ms"], fields["queue_offset"], rows)
-
-    def first_slot_ms(self, family: str, from_ms: int = 0) -> int | None:
-        """When the first slot begins that holds something, from a time on."""
-        for key, _ in self._range(family, _block_key(from_ms), _block_key(_END)):
-            return BLOCK_KEY.decode_at(key, 0)["slot_ms"]
-        return None
 
     def ids(self, era: int, bucket: int) -> Rows:
         """All ids of one bucket and era."""
@@ -161,6 +156,11 @@ class IndexDb:
             batch.changes.put(STATE_KEY, STATE.encode(**attrs.asdict(state)))
             self._db.write(batch.changes, options)
 
+    def move(self, batch: "IndexBatch") -> None:
+        """Make changes that put what stands in one place into another: what holds stays true."""
+        with self._told():
+            self._db.write(batch.changes)
+
     def settle(self) -> None:
         """Come back when nothing is in memory alone, as it should be at the end."""
         with self._told():
@@ -183,16 +183,16 @@ class IndexBatch:
     def __len__(self) -> int:
         return len(self.changes)
 
-    def put_block(self, family: str, slot_ms: int, rows: Rows) -> None:
-        """Add messages of one slot, in order of the queue."""
-        key = _block_key(slot_ms, int(rows["queue_offset"][0]))
+    def put_block(self, family: str, slot_ms: int, rows: Rows) -> tuple[str, int, int]:
+        """Add messages of one slot, in order of the queue; returns where they stand."""
+        first = int(rows["queue_offset"][0])
         value = rows.astype(WAITING_ROW.dtype).tobytes()
-        self.changes.put(key, value, self._handles[family])
+        self.changes.put(_block_key(slot_ms, first), value, self._handles[family])
+        return family, slot_ms, first
 
-    def drop_block(self, family: str, block: Block) -> None:
+    def drop_block(self, family: str, slot_ms: int, queue_offset: int) -> None:
         """Take a block away."""
-        key = _block_key(block.slot_ms, block.queue_offset)
-        self.changes.delete(key, self._handles[family])
+        self.changes.delete(_block_key(slot_ms, queue_offset), self._handles[family])
 
     def drop_slots(self, family: str, from_ms: int, until_ms: int) -> None:
         """Take away every block of the slots that begin in a range of time."""

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the index of a hierarchical wheel: what it knows, what the queue has beyond that, and what
+the log says was dealt with since.
+
+An index that is not there, cannot be read, or knows of more than the log has, is made again from
+the whole queue and the whole log. Otherwise the log is read from where the index ends.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from message_store.byte_column import Int64s, int64s
+from message_store.errors import UnsupportedStoreError
+from message_store.live_store import LiveStore
+from message_store.properties import TIMER_TOPIC
+from timer_wheel.copy_kernels import IS_ROLL, OFFSET, STORE_MS
+from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND
+from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
+from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
+from timer_wheel.hierarchy.index_layouts import IndexState, Rows
+from timer_wheel.hierarchy.ownership import Active, claim, guard, index_path, read_active
+from timer_wheel.hierarchy.takeover import clear_wheel, take_over
+from timer_wheel.hierarchy.timer_index import TimerIndex
+from timer_wheel.hierarchy.waiting_rows import together
+from timer_wheel.timer_rows import Bools
+from timer_wheel.wheel_math import DEFAULT_PRECISION_MS
+from timer_wheel.wheel_recovery import copies_in_log, which_are_done
+
+
+def open_index(
+    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+) -> tuple[TimerIndex, HierarchySettings]:
+    """The index of a store whose log and queues are whole, and its settings.
+
+    Raises SourceError and TargetError.
+    """
+    active = read_active(store.root)
+    known_ms = TO_THE_MILLISECOND if active is None else active.precision_ms
+    settings = HierarchySettings(precision_ms=precision_ms or known_ms, **wheel)
+    if active is None:
+        return _taken_over(store, settings), settings
+    slot_ms = _slot_precision(store, settings, active.slot_precision_ms)
+    chosen = Active(settings.precision_ms, slot_ms)
+    if chosen != active:
+        claim(store.root, chosen)
+    guard(store.root)
+    clear_wheel(store.root)
+    return _opened(store, chosen), settings
+
+
+def _slot_precision(store: LiveStore, settings: HierarchySettings, known_ms: int) -> int:
+    """What out times mean that are multiples of 100, where promises may have another width."""
+    asked_ms = settings.precision_ms
+    if asked_ms in (TO_THE_MILLISECOND, known_ms):
+        return known_ms
+    if store.queue(TIMER_TOPIC, 0).max_offset:
+        raise UnsupportedStoreError(
+            f"{store.root.path}: its messages were promised for slots of {known_ms} ms, not"
+            f" {asked_ms}; open it with precision_ms={known_ms}, or {TO_THE_MILLISECOND}"
+        )
+    return asked_ms
+
+
+def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
+    """The index of a store that is new, or was that of a wheel in files."""
+    remove_index(index_path(store.root))
+    asked_ms = settings.precision_ms
+    default_ms = DEFAULT_PRECISION_MS if asked_ms == TO_THE_MILLISECOND else asked_ms
+    found = take_over(store, default_ms)
+    slot_ms = found.slot_precision_ms
+    if asked_ms not in (TO_THE_MILLISECOND, slot_ms):
+        raise UnsupportedStoreError(
+            f"{store.root.path}: messages wait on a wheel with slots of {slot_ms} ms, not"
+            f" {asked_ms}; open it with precision_ms={slot_ms}, or {TO_THE_MILLISECOND}"
+        )
+    db = IndexDb(index_path(store.root))
+    try:
+        state = _nothing(store, Active(asked_ms, slot_ms))
+        index = TimerIndex(store, db, state)
+        index.hand_ms = found.hand_ms
+        index.settle(found.commit_log_offsets)
+        index.write_now(durably=True, tidies=True)
+        claim(store.root, Active(asked_ms, slot_ms))
+        guard(store.root)
+        clear_wheel(store.root)
+    except BaseException:
+        db.close()
+        raise
+    return index
+
+
+def _nothing(store: LiveStore, active: Active) -> IndexState:
+    """The state of an index that knows nothing."""
+    begin = store.queue(TIMER_TOPIC, 0).min_offset
+    return IndexState(
+        precision_ms=active.precision_ms,
+        slot_precision_ms=active.slot_precision_ms,
+        placed_end=begin,
+        log_end=store.log.min_offset,
+        hand_ms=0,
+        minute_hand_ms=0,
+        hour_hand_ms=0,
+        ids_end=begin,
+    )
+
+
+def _opened(store: LiveStore, active: Active) -> TimerIndex:
+    """The index as it was left, brought up to date; or a new one where it cannot be believed."""
+    try:
+        db = IndexDb(index_path(store.root))
+        try:
+            state = db.state()
+            if state is not None and not _is_ahead(store, state):
+                return _brought_up(store, db, state, active)
+            db.close()
+        except BaseException:
+            db.close()
+            raise
+    except DamagedIndexError:
+        pass
+    remove_index(index_path(store.root))
+    db = IndexDb(index_path(store.root))
+    try:
+        return _brought_up(store, db, _nothing(store, active), active)
+    except BaseException:
+        db.close()
+        raise
+
+
+def _is_ahead(store: LiveStore, state: IndexState) -> bool:
+    """Whether the index knows of what the log or the queue has lost, as after a loss of power."""
+    queue = store.queue(TIMER_TOPIC, 0)
+    return state.log_end > store.log.end or state.placed_end > queue.max_offset
+
+
+def _brought_up(store: LiveStore, db: IndexDb, state: IndexState, active: Active) -> TimerIndex:
+    index = TimerIndex(store, db, state)
+    index.precision_ms = active.precision_ms
+    index.marks.load(db, store.log, state.hand_ms)
+    index.reload_ids()
+    index.settle()
+    if not store.settings.repeat_after_kill:
+        _account(index, max(state.log_end, store.log.min_offset))
+    index.write_now(durably=True)
+    return index
+
+
+def _account(index: TimerIndex, copies_from: int) -> None:
+    """Find out what was dealt with since the index was written, and take it out."""
+    copies = copies_in_log(index.store.log, copies_from)
+    if not len(copies[OFFSET]):
+        return
+    index.waiting.reach(int(copies[STORE_MS].max()))
+    near = index.waiting.near()
+    if not copies[IS_ROLL].any():
+        index.waiting.drop_near(_done(index, near, copies))
+        return
+    rows = together(list(index.waiting.parts()))  # it may be wanted at any time
+    gone = int64s(rows["queue_offset"])[_done(index, rows, copies)]
+    index.waiting.take_out(lambda some: np.isin(some["queue_offset"], gone))
+
+
+def _done(index: TimerIndex, rows: Rows, copies: Int64s) -> Bools:
+    places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
+    may_have_rolled = np.ones(len(rows), bool)
+    return which_are_done(index.store.log, *places, may_have_rolled, copies)

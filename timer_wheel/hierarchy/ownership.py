@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a store of timed messages is: a hierarchical wheel's, or that of a wheel in files.
+
+A small file says that the database is what tells what waits. It comes when the database is whole
+and on disk, and goes when a wheel is: whoever is stopped in between begins again. Needs no
+database, so that anybody can ask.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from message_store.errors import SourceError
+from message_store.small_files import read_small_file, remove_file, replace_file
+from message_store.store_root import StoreRoot
+
+_GUARD = (
+    b"The timers of this store are in delaywheel/hierarchy. A broker would repeat or lose messages,"
+    b" so this file keeps it from starting: open the store with delaywheel's WheelStore first.\n"
+)
+
+
+@attrs.frozen
+class Active:
+    """What must be known of a hierarchical wheel even where its database is lost."""
+
+    precision_ms: int
+    slot_precision_ms: int
+
+
+def home(root: StoreRoot) -> Path:
+    """Where everything lies that is a hierarchical wheel's own."""
+    return root.own / "hierarchy"
+
+
+def index_path(root: StoreRoot) -> Path:
+    """Where the database lies."""
+    return home(root) / "index"
+
+
+def read_active(root: StoreRoot) -> Active | None:
+    """What the store's hierarchical wheel is; None where the store is not one's.
+
+    Raises SourceError for a file that cannot be read, or that says nothing that we know.
+    """
+    path = home(root) / "active"
+    content = read_small_file(path)
+    if content is None:
+        return None
+    try:
+        facts: Any = json.loads(content)
+        return Active(int(facts["precision_ms"]), int(facts["slot_precision_ms"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{path}: damaged: it should say how fine the promises are") from error
+
+
+def claim(root: StoreRoot, active: Active) -> None:
+    """Make the store a hierarchical wheel's, durably. Raises TargetError."""
+    replace_file(home(root) / "active", json.dumps(attrs.asdict(active)).encode())
+
+
+def guard(root: StoreRoot) -> None:
+    """Keep brokers from starting: they refuse a wheel of another length. Raises TargetError."""
+    if read_small_file(root.timer_wheel) != _GUARD:
+        replace_file(root.timer_wheel, _GUARD)
+
+
+def release(root: StoreRoot) -> None:
+    """Make the store that of a wheel in files. Raises TargetError."""
+    remove_file(home(root) / "active")

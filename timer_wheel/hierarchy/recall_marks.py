@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The delete markers of a hierarchical wheel: their keys in memory, their places in the database.
+
+A marker counts until the time of its target has passed. Its key stands for out time, topic and
+unique key, so that it takes back what one handle names and nothing beside it.
+"""
+
+import numpy as np
+
+from message_store.byte_column import int64s
+from message_store.live_log import LiveLog
+from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
+from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
+from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
+from timer_wheel.recall import NO_KEY, RecallMarks
+from timer_wheel.timer_due import FINEST_MS, is_overdue
+from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
+
+EXACT_MS = 1
+"""The precision to read facts with: keys of one time, not of one slot."""
+
+
+class HierarchyMarks(RecallMarks):
+    """The recall keys of all markers whose time is not over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = no_rows()
+        self._unwritten = 0
+
+    def take_in(self, rows: Rows, facts: TimerFacts) -> None:
+        """Remember markers that are new in the queue."""
+        if not len(rows):
+            return
+        self._remember(rows, facts)
+        self.rows = together([self.rows, rows])
+        self._unwritten += len(rows)
+
+    def _remember(self, rows: Rows, facts: TimerFacts) -> None:
+        # One for a message that was due at once may be older than its target, by a set-back clock.
+        out_ms = facts.out_ms
+        last_ms = np.where(is_overdue(out_ms), out_ms + FINEST_MS, 0)
+        until_ms = np.maximum(last_ms, rows["due_ms"]).tolist()
+        for key, due_ms in zip(facts.recall_keys(), until_ms, strict=True):
+            if key != NO_KEY:
+                self.remember(key, due_ms)
+
+    def load(self, db: IndexDb, log: LiveLog, hand_ms: int) -> None:
+        """Remember the markers of a database whose time is not over."""
+        rows = together([block.rows for block in db.blocks(MARKS)])
+        rows = rows[rows["due_ms"] + FINEST_MS > hand_ms]
+        offsets, sizes = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
+        facts = read_facts(log, offsets, sizes, EXACT_MS, keys=True)
+        is_fine: Bools = facts.is_fine & facts.is_marker
+        self.rows = rows[is_fine]
+        self._remember(self.rows, facts.rows(is_fine))
+
+    def pass_by(self, now_ms: int) -> None:
+        """Forget the markers whose time is over."""
+        if len(self):
+            self.forget_before(now_ms + 1)
+
+    def take_out(self, chosen: Bools) -> None:
+        """Let go of the places of some, whose records are replaced; their keys still count."""
+        self._unwritten -= int(chosen[len(chosen) - self._unwritten :].sum())
+        self.rows = self.rows[~chosen]
+
+    def drop_old(self, batch: IndexBatch, hand_ms: int) -> None:
+        """Let a batch take away the markers whose time was long over."""
+        over_ms = hand_ms - hand_ms % SECONDS.slot_ms - SECONDS.slot_ms
+        if len(self.rows):
+            batch.drop_slots(MARKS, 0, over_ms)
+        self.rows = self.rows[self.rows["due_ms"] >= over_ms]
+
+    def put_new(self, batch: IndexBatch) -> int:
+        """Let a batch take what is new to the database; returns how many that were."""
+        count = self._unwritten
+        for slot_ms, rows in by_slot(self.rows[len(self.rows) - count :], SECONDS):
+            batch.put_block(MARKS, slot_ms, rows)
+        return count
+
+    def written(self, count: int) -> None:
+        """The batch was written."""
+        self._unwritten -= count

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes old log files away, after what is wanted long after them was stored again.
+
+What is due within hours keeps its file: it will be gone soon. Everything else in a file that is
+over gets a younger record, with the same out time, as a broker's wheel does by rolling.
+"""
+
+import numpy as np
+
+from message_store.byte_column import Int64s, int64s
+from message_store.redelivery import ROLLED, redeliver
+from message_store.wheel_stamps import wheel_stamps
+from timer_wheel.hierarchy.index_layouts import Rows
+from timer_wheel.hierarchy.record_times import store_times_ms
+from timer_wheel.hierarchy.timer_index import TimerIndex
+from timer_wheel.hierarchy.waiting_rows import together
+from timer_wheel.timer_rows import Bools
+from timer_wheel.turning import undeliverable
+
+LOOK_EVERY_MS = 60_000
+
+
+class Renewal:
+    """Cleans up after one store; whoever calls holds its lock."""
+
+    def __init__(self, index: TimerIndex) -> None:
+        self._index = index
+        self._store = index.store
+        self._look_again_ms = 0
+
+    def clean(self, now_ms: int) -> None:
+        """Take away the files whose time is over. Raises TargetError."""
+        if self._look_again_ms - LOOK_EVERY_MS <= now_ms < self._look_again_ms:
+            return
+        self._index.settle()
+        self._index.waiting.reach(now_ms)
+        end = self._end_of_old_files(now_ms)
+        with self._store.all_or_broken():
+            self._renew(end, now_ms)
+        if not self._store.clean(now_ms, self._first_needed()):
+            self._look_again_ms = now_ms + LOOK_EVERY_MS
+
+    def _end_of_old_files(self, now_ms: int) -> int:
+        """Where the first file begins whose first record is not old; before it may be old files."""
+        log = self._store.log
+        retention_ms = self._store.settings.retention_ms
+        for start in log.segments.starts:
+            if log.store_time_ms(start) + retention_ms > now_ms:
+                return start
+        return log.segments.starts[-1]
+
+    def _renew(self, end: int, now_ms: int) -> None:
+        """Store again what lies before a place of the log and is far from due."""
+        hour_ms = self._index.waiting.hands.hour_ms
+
+        def is_wanted_later(rows: Rows) -> Bools:
+            return np.asarray((rows["commit_log_offset"] < end) & (rows["due_ms"] >= hour_ms))
+
+        marks = self._index.marks
+        messages = self._index.waiting.take_out(is_wanted_later)
+        marked = is_wanted_later(marks.rows)
+        rows = together([messages, marks.rows[marked]])
+        if not len(rows):
+            return
+        count = self._store.log.append_count
+        try:
+            self._store_again(rows[np.argsort(rows["commit_log_offset"], kind="stable")], now_ms)
+        except BaseException:
+            if self._store.log.append_count == count:
+                self._index.waiting.add(messages)
+            raise
+        marks.take_out(marked)
+        self._index.settle()
+
+    def _store_again(self, rows: Rows, now_ms: int) -> None:
+        facts = self._index.facts_of(rows)
+        places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
+        stamp_ms = max(self._store.clock.now_ms(), now_ms)
+        placed_ms = store_times_ms(self._store.log, *places)
+        done = redeliver(
+            self._store,
+            *places,
+            ROLLED,
+            suffixes=wheel_stamps(placed_ms, stamp_ms, facts.roll_times + 1),
+            store_ms=stamp_ms,
+        )
+        for row, error in done.bad:
+            self._index.losses.append(undeliverable(int(places[0][row]), error))
+
+    def _first_needed(self) -> int:
+        """The first place in the log that something which waits needs."""
+        parts: list[Int64s] = [int64s(self._index.marks.rows["commit_log_offset"])]
+        parts += [int64s(rows["commit_log_offset"]) for rows in self._index.waiting.parts()]
+        return min((int(part.min()) for part in parts if len(part)), default=self._store.log.end)

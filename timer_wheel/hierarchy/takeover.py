@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes a store over from a wheel in files: what waits on it, and how wide its slots are."""
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s
+from message_store.live_store import LiveStore
+from message_store.properties import TIMER_TOPIC
+from message_store.segment_files import list_segments
+from message_store.small_files import remove_file
+from message_store.store_root import StoreRoot
+from timer_wheel.hierarchy.due_times import due_times
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
+from timer_wheel.timer_metrics import TIMER_METRICS_NAME
+from timer_wheel.timer_rows import TimerRows
+from timer_wheel.wheel_file import snapshots
+from timer_wheel.wheel_math import PRECISIONS_MS
+from timer_wheel.wheel_opening import open_timers
+
+
+@attrs.frozen(eq=False)
+class OnWheel:
+    """What waits on a wheel, or on its way there: where the records are, in order; markers too."""
+
+    commit_log_offsets: Int64s
+    slot_precision_ms: int
+    hand_ms: int
+
+
+def take_over(store: LiveStore, default_ms: int) -> OnWheel:
+    """What the wheel of a store tells, after what a crash may have left was put right.
+
+    Raises SourceError and TargetError.
+    """
+    if not _has_wheel(store):
+        return OnWheel(np.empty(0, np.int64), default_ms, 0)
+    timers, _ = open_timers(store, None, {"max_delay_ms": None})
+    try:
+        rest = timers.unplaced(2**40)
+        rest_rows = rest.rows.rows(rest.facts.is_fine)
+        rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
+        placed = timers.in_slots(timers.wheel.used_slots())
+        offsets = TimerRows.together([placed, rest_rows]).commit_log_offset
+        slot_ms = _slot_precision(timers, placed)
+        return OnWheel(np.unique(offsets), slot_ms, timers.wheel.hand_ms)
+    finally:
+        timers.log.segments.close()
+        timers.files.close()
+
+
+def _has_wheel(store: LiveStore) -> bool:
+    return store.queue(TIMER_TOPIC, 0).max_offset > 0 or bool(list_segments(store.root.timer_log))
+
+
+def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:
+    """What the out times of records mean: the wheel's width; the widest there is where the wheel
+    was made anew with another, so that none comes early.
+    """
+    facts = timers.facts(placed)
+    promised_ms = timers.promised_ms(placed, facts)[facts.is_fine]
+    by_record = due_times(facts.out_ms, facts.store_ms, timers.precision_ms)[facts.is_fine]
+    return timers.precision_ms if (by_record >= promised_ms).all() else max(PRECISIONS_MS)
+
+
+def clear_wheel(root: StoreRoot) -> None:
+    """Take away what was a wheel in files: nobody must believe it any more. Raises TargetError."""
+    for segment in reversed(list_segments(root.timer_log)):
+        remove_file(segment.path)
+    for name in (TIMER_CHECKPOINT_NAME, TIMER_METRICS_NAME):
+        remove_file(root.config_file(name))
+        remove_file(root.config_file(f"{name}.bak"))
+    for _, path in snapshots(root):
+        remove_file(path)

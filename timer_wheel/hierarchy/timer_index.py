@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of one store at work: from the timer queue into wheels, marks and ids, and from memory
+into the database.
+
+What the database holds is as old as the last flush, or younger where much came at once; the queue
+and the log tell the rest to whoever opens the store after a kill.
+"""
+
+from collections import deque
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s, int64s
+from message_store.delay_store import Finding, Severity
+from message_store.errors import FormatError
+from message_store.live_store import LiveStore
+from message_store.properties import TIMER_TOPIC
+from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
+from timer_wheel.hierarchy.id_index import SPILL, IdIndex
+from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
+from timer_wheel.hierarchy.index_layouts import IndexState, Rows
+from timer_wheel.hierarchy.recall_marks import EXACT_MS, HierarchyMarks
+from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.timer_record_kernel import ID
+from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
+
+_PIECE = 1 << 17
+_MANY = 1 << 20
+_PROBLEMS_KEPT = 1_000
+
+
+@attrs.frozen(eq=False)
+class Batch:
+    """Changes of the database and what follows from them, as of one moment."""
+
+    changes: IndexBatch
+    state: IndexState
+    writing: Writing
+    marks: int
+    ids_end: int | None
+
+
+class TimerIndex:
+    """Everything that a hierarchical wheel knows of what waits.
+
+    ``placed_end`` is the queue offset up to which every entry is known here, or was dealt with;
+    ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met that nobody
+    can deliver. Whoever calls anything holds the store's lock.
+    """
+
+    def __init__(self, store: LiveStore, db: IndexDb, state: IndexState) -> None:
+        self.store = store
+        self.db = db
+        self.queue = store.queue(TIMER_TOPIC, 0)
+        self.precision_ms = state.precision_ms
+        self.slot_precision_ms = state.slot_precision_ms
+        self.placed_end = state.placed_end
+        self.hand_ms = state.hand_ms
+        self.waiting = WaitingMessages(db, Hands(state.minute_hand_ms, state.hour_hand_ms))
+        self.marks = HierarchyMarks()
+        self.ids = IdIndex(db, state.ids_end)
+        self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
+        self._is_writing = False
+
+    # --- from the queue ---------------------------------------------------------------------------
+
+    def settle(self, only: Int64s | None = None) -> None:
+        """Take in all that the queue holds; to wait, where that is told, ``only`` those whose
+        records lie at these places of the log.
+        """
+        while self.placed_end < self.queue.max_offset:
+            first = max(self.placed_end, self.queue.min_offset)
+            units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))
+            queue_offsets = first + np.arange(len(units), dtype=np.int64)
+            offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
+            waits = np.ones(len(units), bool) if only is None else np.isin(offsets, only)
+            self._place(queue_offsets, offsets, sizes, waits)
+            self.placed_end = first + len(units)
+
+    def _place(self, queue_offsets: Int64s, offsets: Int64s, sizes: Int64s, waits: Bools) -> None:
+        facts = self.facts(offsets, sizes, keys=True)
+        rows = rows_of(queue_offsets, offsets, sizes, facts, self.slot_precision_ms)
+        for row, error in facts.problems.items():
+            self._tell(int(queue_offsets[row]), error)
+        self.ids.add(np.where(facts.is_fine, facts.table[ID], 0), queue_offsets)
+        waits = waits & facts.is_fine
+        marks = waits & is_marker(rows)
+        self.marks.take_in(rows[marks], facts.rows(marks))
+        self.waiting.add(rows[waits & ~marks])
+
+    def reload_ids(self) -> None:
+        """Bring to memory the ids of entries that the database does not have, but knows else."""
+        first = max(self.ids.stored_end, self.queue.min_offset)
+        for begin in range(first, self.placed_end, _PIECE):
+            units = self.queue.units(begin, min(self.placed_end, begin + _PIECE))
+            places = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
+            facts = self.facts(*places, keys=True)
+            queue_offsets = begin + np.arange(len(units), dtype=np.int64)
+            self.ids.add(np.where(facts.is_fine, facts.table[ID], 0), queue_offsets)
+
+    def facts(self, offsets: Int64s, sizes: Int64s, *, keys: bool = False) -> TimerFacts:
+        """What the records at these places of the log say."""
+        return read_facts(self.store.log, offsets, sizes, EXACT_MS, keys=keys)
+
+    def facts_of(self, rows: Rows, *, keys: bool = False) -> TimerFacts:
+        """What the records of these rows say."""
+        places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
+        return self.facts(*places, keys=keys)
+
+    def _tell(self, queue_offset: int, error: FormatError) -> None:
+        self.losses.append(
+            Finding(
+                Severity.ERROR,
+                f"timer queue {queue_offset}",
+                f"an entry that is no timed message: {error}",
+                "a broker stops placing at it, or passes over it",
+                "it was passed over; look at the record",
+            )
+        )
+
+    # --- into the database ------------------------------------------------------------------------
+
+    def prepare(self, *, tidies: bool = False) -> Batch:
+        """What brings the database to this moment, to be written when the log is as far.
+
+        ``tidies`` leaves nothing in memory alone, and nothing in the database that is over.
+        """
+        self._is_writing = True
+        changes = self.db.batch()
+        writing = self.waiting.put_all(changes, self.placed_end)
+        marks = self.marks.put_new(changes)
+        state, ids_end = self.state(), None
+        if tidies or self.ids.in_memory > SPILL:
+            ids_end = self.placed_end
+            state = attrs.evolve(state, ids_end=ids_end)
+            self.ids.put_all(changes)
+            self.ids.drop_before(self.queue.min_offset, changes)
+            self.marks.drop_old(changes, self.hand_ms)
+        return Batch(changes, state, writing, marks, ids_end)
+
+    def state(self) -> IndexState:
+        """What holds at this moment."""
+        hands = self.waiting.hands
+        return IndexState(
+            precision_ms=self.precision_ms,
+            slot_precision_ms=self.slot_precision_ms,
+            placed_end=self.placed_end,
+            log_end=self.store.log.end,
+            hand_ms=self.hand_ms,
+            minute_hand_ms=hands.minute_ms,
+            hour_hand_ms=hands.hour_ms,
+            ids_end=self.ids.stored_end,
+        )
+
+    def write(self, batch: Batch, *, durably: bool) -> None:
+        """Give the batch to the database; needs no lock. Raises TargetError."""
+        self.db.write(batch.changes, batch.state, durably=durably)
+
+    def written(self, batch: Batch) -> None:
+        """The batch was written."""
+        self.waiting.written(batch.writing)
+        self.marks.written(batch.marks)
+        if batch.ids_end is not None:
+            self.ids.written(batch.ids_end)
+        self._is_writing = False
+
+    def relieve(self) -> None:
+        """Let the database take what is in memory when it is much; not durably: whoever finds the
+        database ahead of a log that has lost its end makes it again.
+        """
+        if self.waiting.in_memory > _MANY and not self._is_writing:
+            self.write_now(durably=False)
+
+    def write_now(self, *, durably: bool, tidies: bool = False) -> None:
+        """Bring the database to this moment. Raises TargetError."""
+        batch = self.prepare(tidies=tidies)
+        self.store.finish(lambda: self.write(batch, durably=durably))
+        self.written(batch)
