@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the level queues and the log's tail hold from the offsets on, as columns."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -19,6 +19,7 @@ from message_store.consume_queue import BoolArray
 from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
 from message_store.segment_files import SegmentReader
+from message_store.side_by_side import side_by_side
 
 Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 
@@ -64,14 +65,22 @@ def gather_entries(
 
     Raises OptionsError for records of a level that the table does not have.
     """
-    parts = [_of_queue(queue, table, newest_ms, log_min) for queue in queues if len(queue)]
+
+    def of_queue(queue: LevelQueue) -> Entries:
+        return _of_queue(queue, table, newest_ms, log_min)
+
+    parts = side_by_side(of_queue, [queue for queue in queues if len(queue)])
     queue_ends = {queue.level: queue.queue_max for queue in queues}
     parts += _of_tail(missing, table, queue_ends)
     if not parts:
         parts = [_of_notes(missing, 1, 0, 0)]
-    columns = zip(*(attrs.astuple(part, recurse=False) for part in parts), strict=True)
-    entries = Entries(*map(np.concatenate, columns))
-    return entries.pick(np.argsort(entries.commit_log_offset, kind="stable"))
+    order = np.argsort(np.concatenate([part.commit_log_offset for part in parts]), kind="stable")
+
+    def in_order(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])[order]
+
+    names = [field.name for field in attrs.fields(Entries)]
+    return Entries(*side_by_side(in_order, names))
 
 
 def _of_queue(queue: LevelQueue, table: DelayLevels, newest_ms: int, log_min: int) -> Entries:

@@ -21,6 +21,7 @@ from legacy_levels.backlog_entries import (
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queues
 from legacy_levels.level_table import (
+    SeenDelays,
     reconcile_level_table,
     refuse_mixed_delays,
     see_delays,
@@ -31,6 +32,7 @@ from message_store.consume_queue import BoolArray
 from message_store.delay_levels import DelayLevels
 from message_store.errors import UncleanStoreError
 from message_store.segment_files import SegmentReader
+from message_store.side_by_side import side_by_side
 from message_store.store_root import StoreRoot
 
 
@@ -123,7 +125,7 @@ def read_backlog(
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
         in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
-        seen = [see_delays(root, log, queue) for queue in in_use]
+        seen = _see_delays(store, in_use, commit_log_file_bytes)
         refuse_mixed_delays(seen)
         table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
         entries = gather_entries(
@@ -151,6 +153,16 @@ def read_backlog(
         )
 
 
+def _see_delays(
+    store: StoreRoot, queues: list[LevelQueue], commit_log_file_bytes: int | None
+) -> list[SeenDelays]:
+    def see_one(queue: LevelQueue) -> SeenDelays:
+        with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
+            return see_delays(store.path, log, queue)
+
+    return side_by_side(see_one, queues)
+
+
 def _already_delivered(
     log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
 ) -> tuple[BoolArray, int]:
@@ -164,6 +176,13 @@ def _already_delivered(
     return delivered, bytes_scanned + tail.notes.bytes_scanned
 
 
+def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
+    """The chosen ones; mostly that is all or none."""
+    if mask.all():
+        return levels
+    return levels[mask] if mask.any() else levels[:0]
+
+
 def _count(
     queues: tuple[LevelQueue, ...], entries: Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
@@ -172,14 +191,14 @@ def _count(
     is_pending = ~entries.is_expired & ~delivered
     is_repaired = is_pending & ~entries.is_known & (entries.due_ms > 0)
     number_of = {
-        name: np.bincount(entries.level[mask], minlength=highest + 1).tolist()
-        for name, mask in (
-            ("queued", np.ones(len(entries.level), np.bool_)),
-            ("already_delivered", delivered),
-            ("expired", entries.is_expired),
-            ("pending", is_pending),
-            ("not_in_queue", ~entries.in_queue),
-            ("repaired", is_repaired),
+        name: np.bincount(levels, minlength=highest + 1).tolist()
+        for name, levels in (
+            ("queued", entries.level),
+            ("already_delivered", _picked(entries.level, delivered)),
+            ("expired", _picked(entries.level, entries.is_expired)),
+            ("pending", _picked(entries.level, is_pending)),
+            ("not_in_queue", _picked(entries.level, ~entries.in_queue)),
+            ("repaired", _picked(entries.level, is_repaired)),
         )
     }
     in_use = [level for level, count in enumerate(number_of["queued"]) if count]

@@ -19,6 +19,7 @@ from message_store.consume_queue import (
 from message_store.java_numbers import LONG_MAX
 from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import Segment, list_directories
+from message_store.side_by_side import side_by_side
 from message_store.store_root import StoreRoot
 
 HISTORY_ENTRIES = 1_024
@@ -89,10 +90,12 @@ def open_level_queues(
 
     Raises FormatError where a queue cannot be told (a file in the row is missing).
     """
-    return tuple(
-        open_level_queue(root, level, offsets.offsets.get(level), queue_file_bytes=queue_file_bytes)
-        for level in levels_with_queue(root)
-    )
+
+    def open_one(level: int) -> LevelQueue:
+        stored = offsets.offsets.get(level)
+        return open_level_queue(root, level, stored, queue_file_bytes=queue_file_bytes)
+
+    return tuple(side_by_side(open_one, levels_with_queue(root)))
 
 
 def levels_with_queue(root: Path) -> list[int]:

@@ -10,6 +10,7 @@ the plan is made again with them.
 
 import hashlib
 import json
+from threading import Thread
 from typing import Any
 
 import attrs
@@ -112,15 +113,21 @@ def make_plan(
     picked = np.flatnonzero(kept)
     if len(picked) > BACKLOG_MAX_MESSAGES:
         raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
-    levels = backlog.level[picked].astype(np.int16)
-    due_ms = backlog.due_ms[picked]
+    # mostly all are chosen, and then a slice is no copy
+    which = slice(None) if len(picked) == len(kept) else picked
+    levels = backlog.level[which].astype(np.int16, copy=False)
+    due_ms = backlog.due_ms[which]
+    source_offsets = backlog.commit_log_offset[which]
+    source_sizes = backlog.size_bytes[which].astype(np.int32, copy=False)
+    known = {**request, "amendments": attrs.asdict(amendments)}
+    identity = _Identity(known, source_offsets, source_sizes, levels, due_ms)
     placing = place(
         due_ms,
         now_ms=now_ms,
         precision_ms=settings.precision_ms,
         window_slots=settings.roll_window_slots,
     )
-    sizes = backlog.size_bytes[picked].astype(np.int64) + _growth(levels)
+    sizes = source_sizes + _growth(levels)
     longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
     sizes[(sizes < 0) | (sizes > longest)] = 0
     if amendments.sizes:
@@ -129,12 +136,8 @@ def make_plan(
         there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
         sizes[at[there]] = [amendments.sizes[int(index)] for index in odd[there]]
     distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
-    source_offsets = backlog.commit_log_offset[picked]
-    source_sizes = backlog.size_bytes[picked].astype(np.int32)
-    known = {**request, "amendments": attrs.asdict(amendments)}
-    identity = _identity(known, source_offsets, source_sizes, levels, due_ms)
     return Plan(
-        identity=identity,
+        identity=identity.text(),
         now_ms=now_ms,
         write_time_ms=floor_ms(now_ms, settings.precision_ms),
         settings=settings,
@@ -186,8 +189,19 @@ def slot_chains(
     return distances, table
 
 
-def _identity(request: dict[str, Any], *arrays: NDArray[Any]) -> str:
-    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+class _Identity:
+    """A digest of all that a plan is made from, worked out while the plan is."""
+
+    def __init__(self, request: dict[str, Any], *arrays: NDArray[Any]) -> None:
+        self._digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode())
+        self._thread = Thread(target=self._take, args=arrays, name="plan-identity", daemon=True)
+        self._thread.start()
+
+    def _take(self, *arrays: NDArray[Any]) -> None:
+        for array in arrays:
+            self._digest.update(np.ascontiguousarray(array).data)
+
+    def text(self) -> str:
+        """The digest, once it is there."""
+        self._thread.join()
+        return self._digest.hexdigest()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.errors import PlanError
+from message_store.side_by_side import side_by_side
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 from migrate.plan import Amendments, Plan
@@ -56,10 +57,13 @@ def store_plan(
     amendments: Amendments,
 ) -> None:
     """Write the plan for the executors; ``plan.json`` comes last. Raises TargetError."""
-    for name in _ARRAYS:
-        save_array(staging.plan_array(name), getattr(plan, name))
-    save_array(staging.plan_array("target_offsets"), plan.log.offsets)
-    save_array(staging.plan_array("parts"), plan.log.parts)
+    arrays = {name: getattr(plan, name) for name in _ARRAYS}
+    arrays |= {"target_offsets": plan.log.offsets, "parts": plan.log.parts}
+
+    def save(name: str) -> None:
+        save_array(staging.plan_array(name), arrays[name])
+
+    side_by_side(save, arrays)
     facts = {
         "identity": plan.identity,
         "source": str(source.absolute()),
