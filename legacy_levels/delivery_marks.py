@@ -8,13 +8,15 @@ latest one survives a kill but maybe no loss of power, after which it may be ahe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import attrs
+import numpy as np
 
+from message_store.consume_queue import Int64Array
 from message_store.small_files import read_small_file, replace_file, write_over
 from message_store.store_root import StoreRoot
 
@@ -23,12 +25,16 @@ LATEST_NAME = "levels-latest.json"
 
 _MARK_BYTES = 4_096
 
+Run = tuple[int, int]
+"""The first of some queue offsets that follow each other, and how many they are."""
+
 
 @attrs.frozen
 class DeliveryMark:
     """All deliveries before ``log_end``, and none behind it, are in the offsets.
 
-    ``offsets`` are by level; what was delivered out of turn behind them, its units say.
+    ``offsets`` are by level; of what was delivered out of turn behind them, ``done`` has the queue
+    offsets of those whose units may not say so, the first and how many, run by run.
     ``tables`` are checksums of the delayOffset.json that it goes with: before that was written, and
     after. ``ends`` are the queue offsets where the level queues ended.
     """
@@ -37,6 +43,7 @@ class DeliveryMark:
     offsets: Mapping[int, int]
     tables: tuple[int, ...] = ()
     ends: Mapping[int, int] = attrs.field(factory=dict)
+    done: Mapping[int, Sequence[Run]] = attrs.field(factory=dict)
 
     def encode(self) -> bytes:
         """The file's text."""
@@ -46,7 +53,7 @@ class DeliveryMark:
     def decode(cls, text: bytes) -> "DeliveryMark | None":
         """What a file says; None for one that is torn.
 
-        >>> mark = DeliveryMark(100, {3: 7}, (1, 2), {3: 9})
+        >>> mark = DeliveryMark(100, {3: 7}, (1, 2), {3: 9}, {3: [(8, 1)]})
         >>> DeliveryMark.decode(mark.encode()) == mark, DeliveryMark.decode(b'{"log_e')
         (True, None)
         """
@@ -57,9 +64,36 @@ class DeliveryMark:
                 offsets={int(level): int(at) for level, at in facts["offsets"].items()},
                 tables=tuple(map(int, facts["tables"])),
                 ends={int(level): int(at) for level, at in facts["ends"].items()},
+                done={
+                    int(level): [(int(first), int(count)) for first, count in runs]
+                    for level, runs in facts.get("done", {}).items()
+                },
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def to_runs(queue_offsets: Int64Array) -> list[Run]:
+    """Queue offsets in order, as runs.
+
+    >>> to_runs(np.array([3, 4, 5, 9])), to_runs(np.array([], np.int64))
+    ([(3, 3), (9, 1)], [])
+    """
+    if not len(queue_offsets):
+        return []
+    firsts = np.append(0, np.flatnonzero(np.diff(queue_offsets) != 1) + 1)
+    counts = np.diff(np.append(firsts, len(queue_offsets)))
+    return list(zip(queue_offsets[firsts].tolist(), counts.tolist(), strict=True))
+
+
+def from_runs(runs: Sequence[Run]) -> Int64Array:
+    """What ``to_runs`` was given.
+
+    >>> from_runs([(3, 3), (9, 1)]).tolist(), from_runs([]).tolist()
+    ([3, 4, 5, 9], [])
+    """
+    parts = [np.arange(first, first + count, dtype=np.int64) for first, count in runs]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def checksum(table: bytes | None) -> int:

@@ -3,6 +3,10 @@
 
 At an interval as brokers do it, which survives a kill; at a flush after everything that it speaks
 of, so that it also survives a loss of power.
+
+Entries that were delivered out of turn are neutralised for brokers. First, and on disk before it, a
+mark names them, because a neutral entry alone does not say which copy is its own: an equal message
+that still waits would be taken for delivered.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from legacy_levels.delivery_marks import (
     LATEST_NAME,
     DeliveryMark,
     checksum,
+    to_runs,
     write_mark,
 )
 from legacy_levels.neutral_units import DELIVERED_BYTES
@@ -85,12 +90,12 @@ class LevelProgress:
         if self._latest is not None and now.says_the_same(self._latest):
             return
         if now.done:
-            # The units may only say it when no loss of power can take the copies away.
             self._state.live.sync_log()
+            self._put(now, is_durable=True)
             self._neutralise(now)
-            # And the mark counts on them, which may outlive them otherwise.
-            self._state.live.sync_queues()
-        self._put(now, is_durable=False)
+            self._state.live.sync_queues()  # the next mark does not name them again
+        else:
+            self._put(now, is_durable=False)
         self._latest = now
 
     def flush(self) -> None:
@@ -119,12 +124,16 @@ class LevelProgress:
             live.require_open()
             now = self._snapshot()
         live.sync_log()
-        with live.lock:
-            self._neutralise(now)
+        is_new = self._flushed is None or not now.says_the_same(self._flushed)
+        if now.done:
+            self._put(now, is_durable=True)
+            with live.lock:
+                self._neutralise(now)
         live.flush()
         self._state.skipped.save()
-        if self._flushed is None or not now.says_the_same(self._flushed):
+        if is_new and not now.done:
             self._put(now, is_durable=True)
+        if is_new:
             self._latest = self._flushed = now
 
     def _snapshot(self) -> _Snapshot:
@@ -139,7 +148,7 @@ class LevelProgress:
         )
 
     def _neutralise(self, snapshot: _Snapshot) -> None:
-        """Let the units say what was delivered out of turn: its copies are on disk by now."""
+        """Let the units say what was delivered out of turn; copies and mark are on disk by now."""
         for level, done in snapshot.done.items():
             scanner = self._state.scanners[level]
             neutralise(self._state, scanner, np.intersect1d(done, scanner.done), DELIVERED_BYTES)
@@ -152,6 +161,7 @@ class LevelProgress:
             snapshot.offsets,
             (checksum(self._writer.text), checksum(text)),
             snapshot.ends,
+            {level: to_runs(done) for level, done in snapshot.done.items()},
         )
         root = self._state.live.root.path
         if is_durable:

@@ -194,12 +194,11 @@ class LevelScanner:
         offsets, units, stop = self._in_turn(now_ms, limit_ms, most)
         early = self._out_of_turn(now_ms, stop)
         if len(early):
-            picked = [self.queue.units(at, at + 1) for at in early.tolist()]
-            waits = np.array(
-                [self._waits(unit, at)[0] for unit, at in zip(picked, early.tolist(), strict=True)]
-            )
-            offsets = [*offsets, early[waits]]
-            units = [*units, *(unit for unit, wait in zip(picked, waits, strict=True) if wait)]
+            for first, run in self._runs(early):
+                chosen = early[slice(*np.searchsorted(early, [first, first + len(run)]))]
+                chosen = chosen[self._waits(run, first)[chosen - first]]
+                offsets.append(chosen)
+                units.append(run[chosen - first])
         found = np.concatenate(units) if units else self.queue.units(self.head, self.head)
         return DueEntries(
             level=self.level,
@@ -236,6 +235,14 @@ class LevelScanner:
             most -= len(chosen)
             look = min(4 * look, _LONGEST_LOOK)
         return offsets, found, place
+
+    def _runs(self, queue_offsets: Int64Array) -> Iterator[tuple[int, UnitArray]]:
+        """The units around these, in runs: those near each other are read together."""
+        far = np.flatnonzero(np.diff(queue_offsets) > _FIRST_LOOK) + 1
+        for run in np.split(queue_offsets, far):
+            first, stop = int(run[0]), int(run[-1]) + 1
+            for place in range(first, stop, _LONGEST_LOOK):
+                yield place, self.queue.units(place, min(place + _LONGEST_LOOK, stop))
 
     def _out_of_turn(self, now_ms: int, stop: int) -> Int64Array:
         """The queue offsets behind ``stop`` of what is due before its turn."""

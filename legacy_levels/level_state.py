@@ -7,7 +7,7 @@ and the log's own copies after a kill (``delivery_marks``, ``level_recovery``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from legacy_levels.delay_offsets import (
     OffsetsFile,
     read_delay_offsets,
 )
-from legacy_levels.delivery_marks import has_grown_since, mark_to_trust
+from legacy_levels.delivery_marks import Run, from_runs, has_grown_since, mark_to_trust
 from legacy_levels.due_search import DueRuns
 from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
@@ -129,18 +129,21 @@ def open_levels(
 
 @attrs.frozen(eq=False)
 class _Start:
-    """What the offsets are, and the place in the log that they belong to, if that is known."""
+    """What the offsets are, what was delivered behind them, and the place in the log that they
+    belong to, if that is known.
+    """
 
     found: DelayOffsets
     offsets: Mapping[int, int]
-    since: int | None
+    since: int | None = None
+    done: Mapping[int, Sequence[Run]] = attrs.field(factory=dict)
 
 
 def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
     root = live.root.path
     if choice is not OffsetsChoice.AUTO:
         chosen = read_delay_offsets(root, choice)
-        return _Start(chosen, chosen.offsets, None)
+        return _Start(chosen, chosen.offsets)
     found = _broker_offsets(root)
     path = live.root.config_file("delayOffset.json")
     table = read_small_file(path)
@@ -151,10 +154,10 @@ def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
         if mark is not None:
             nothing = OffsetsFile(path, None, "not used")
             known = found or DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
-            return _Start(known, mark.offsets, mark.log_end)
+            return _Start(known, mark.offsets, mark.log_end, mark.done)
     if found is None:
         found = read_delay_offsets(root)
-    return _Start(found, found.offsets, None)
+    return _Start(found, found.offsets)
 
 
 def _broker_offsets(root: Path) -> DelayOffsets | None:
@@ -173,7 +176,9 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
     first = queue.segments.min_offset // QUEUE_UNIT.size
     if (level in start.offsets and head != stored) or stored < first:
         state.corrections.append(Correction(level, stored, head))
-    return LevelScanner(level, queue, head)
+    scanner = LevelScanner(level, queue, head)
+    scanner.pass_over(from_runs(start.done.get(level, ())))
+    return scanner
 
 
 def _settle_after_kill(state: LevelState, start: _Start) -> None:

@@ -3,24 +3,29 @@
 its account, a sync that fails once, a retention that takes the last record that was placed.
 """
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from legacy_levels.level_scanner import LevelScanner
-from message_store import AfterMs, Cancellation, DelayStore, ManualClock, Message
+from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
 from message_store import live_store as live_store_module
 from message_store.errors import TargetError
 from message_store.live_queue import LiveQueue
 from message_store.store_root import StoreRoot
 from tests.faults.engines import SMALL, abandon, open_levels, open_wheel
+from tests.faults.full_disk import full_disk
 from timer_wheel.turning import Turning
 from timer_wheel.wheel_store import WheelStore
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
+INTERVAL_MS = 10_000
+"""How often offsets are written down; a clock that was set back counts as one passed."""
 
 Open = Callable[[Path, ManualClock], DelayStore]
 
@@ -119,3 +124,31 @@ def test_a_wheel_finds_its_place_when_retention_took_the_last_record_that_was_fl
     with WheelStore.open(tmp_path / "store", clock=clock, settings=SMALL) as again:
         assert len(list(again.pending())) == len(waiting)
         assert len(again.advance(clock.now_ms() + 11 * HOUR_MS)) == len(waiting)
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+@pytest.mark.parametrize("asked", ["flush", "advance"])
+def test_wherever_a_flush_is_stopped_equal_messages_are_each_delivered_once(
+    tmp_path: Path, asked: str, is_torn: bool
+) -> None:
+    """One was delivered out of turn, and the copy is younger than the time of one that waits."""
+    for full_at in itertools.count():
+        folder, clock = tmp_path / str(full_at), ManualClock(START_MS)
+        store = open_levels(folder, clock)
+        twin = Message("orders", b"twin", unique_key="TWIN")
+        store.schedule(twin, AfterMs(1_000))
+        store.flush()
+        store.schedule(twin, AtMs(START_MS - 1))
+        clock.tick(60_000)
+        assert len(store.advance(START_MS)) == 1
+        with full_disk(folder, full_at, is_torn=is_torn) as disk, suppress(TargetError):
+            store.flush() if asked == "flush" else store.advance(START_MS - INTERVAL_MS)
+        abandon(store)
+        with open_levels(folder, clock) as again:
+            again.advance(clock.now_ms())
+            found = [each.body for each in again.topic("orders").read(0, 0)]
+            assert found == [b"twin", b"twin"], full_at
+            assert list(again.pending()) == []
+        if not disk.refused:
+            break
+    assert full_at > 5

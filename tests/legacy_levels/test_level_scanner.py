@@ -44,6 +44,20 @@ def test_an_entry_behind_a_later_one_comes_at_its_own_time() -> None:
     assert scanner.done.tolist() == []
 
 
+def test_entries_out_of_turn_are_found_near_and_far() -> None:
+    queue = UnitList([100] * 1_000)
+    for place in (1, 2, 300, 900, 999):
+        queue.rows[place] = (*queue.rows[place][:2], 50)
+    scanner = LevelScanner(1, queue)
+    queue.neutralise(300, DELIVERED_BYTES)
+    entries = scanner.due_entries(50)
+    assert entries.queue_offset.tolist() == [1, 2, 900, 999]
+    assert entries.commit_log_offset.tolist() == [100, 200, 90_000, 99_900]
+    assert set(entries.due_ms.tolist()) == {50}
+    assert take(scanner, 50) == [1, 2, 900, 999]
+    assert take(scanner, 99) == []
+
+
 def test_neutral_units_are_passed_over() -> None:
     queue = UnitList([10, 20, 30, 40])
     queue.neutralise(0, CANCELLED_BYTES)
