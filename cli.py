@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import cli_check  # noqa: F401  their verbs become commands of main
+import cli_compare  # noqa: F401
 import cli_engines  # noqa: F401
 import cli_export  # noqa: F401
 import cli_fleet

@@ -25,7 +25,8 @@ class RaceSettings:
 
     ``tick_ms``: on the virtual clock engines are looked at only at multiples of it, as brokers look
     at their levels every 100 ms. The wheel's limit is ``max_delay_ms``. Log files have
-    ``commit_log_file_bytes``.
+    ``commit_log_file_bytes``. Before ``asleep_until_ms`` nobody looks at an engine on the virtual
+    clock, as when a broker was stopped.
     """
 
     clock: str = "virtual"
@@ -34,6 +35,7 @@ class RaceSettings:
     max_delay_ms: int = 3 * 86_400_000
     flush_every_ms: int = 1_000
     commit_log_file_bytes: int = 1 << 30
+    asleep_until_ms: int = 0
     faults: tuple[Fault, ...] = ()
 
 

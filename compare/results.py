@@ -228,7 +228,7 @@ class RaceResults:
         raise KeyError(name)
 
     def as_json(self) -> dict[str, Any]:
-        """The race as JSON has it; curves, traffic and usage included."""
+        """The race as JSON has it: all figures; curves and what was sampled are for reports."""
         return {
             "workload": attrs.asdict(self.workload),
             "clock": self.clock,
@@ -242,9 +242,13 @@ class RaceResults:
         }
 
 
+_NOT_IN_JSON = frozenset(
+    {"name", "lateness_curve", "lateness_after_promise_curve", "traffic", "usage"}
+)
+
+
 def _engine_json(result: EngineResult) -> dict[str, Any]:
     if result.unavailable is not None:
         return {"unavailable": result.unavailable}
     facts = attrs.asdict(result)
-    del facts["name"]
-    return facts
+    return {name: value for name, value in facts.items() if name not in _NOT_IN_JSON}

@@ -11,7 +11,14 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
     ran = [engine for engine in results.engines if engine.unavailable is None]
     if not ran:
         return ("no engine could run",)
-    return (*_wrong(ran), *_nearest(ran), *_fastest(ran, results.clock), *_not_taken(ran))
+    # To be fast, or near, is no merit of an engine that loses messages.
+    ranked = [engine for engine in ran if engine.is_right]
+    return (
+        *_wrong(ran),
+        *_nearest(ranked),
+        *_fastest(ranked, results.clock),
+        *_not_taken(ran),
+    )
 
 
 def _wrong(ran: Sequence[EngineResult]) -> Iterator[str]:

@@ -75,7 +75,7 @@ class VirtualRun:
             event_ms = min(arrival_ms, due_ms, fault_ms, room_ms)
             if event_ms > self._horizon_ms():
                 break
-            if self._was_put and event_ms - self._looked_ms >= LOOK_EVERY_MS:
+            if self._looks_around(event_ms):
                 self._advance()
                 continue
             self._go_to(event_ms)
@@ -91,6 +91,12 @@ class VirtualRun:
         self.watch.look(self.clock.now_ms(), always=True)
         return self.store
 
+    def _looks_around(self, event_ms: int) -> bool:
+        if not self._was_put or self._is_stalled:
+            return False
+        is_awake = self._race_ms >= self.settings.asleep_until_ms
+        return is_awake and event_ms - self._looked_ms >= LOOK_EVERY_MS
+
     def _arrival(self) -> int:
         if self._is_stalled or self._putter.next >= len(self.workload):
             return NEVER_MS
@@ -101,7 +107,7 @@ class VirtualRun:
         if self._due_ms is None or self._is_stalled:
             return NEVER_MS
         tick_ms = self.settings.tick_ms
-        due_ms = self._due_ms - self.skew_ms
+        due_ms = max(self._due_ms - self.skew_ms, self.settings.asleep_until_ms)
         return max(-(-due_ms // tick_ms) * tick_ms, self._race_ms)
 
     def _fault(self) -> int:

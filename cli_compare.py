@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verb ``compare``: one workload through several engines, side by side."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli_compare_options import compare_options
+from cli_verbs import DONE, FINDINGS, loading, verb
+from message_store.errors import BadFieldError
+
+if TYPE_CHECKING:
+    from cli_output import Output
+    from cli_progress import StageProgress
+    from compare.faults import Fault
+    from compare.observation import RaceSettings
+    from compare.workload import Workload
+
+BACKLOG, TRACE = "backlog", "trace"
+
+
+@verb(
+    "delaywheel compare --workload burst --messages 500000 --engines levels,wheel --json\n"
+    "delaywheel compare --workload uniform --messages 20000 --fault kill@30m --report race.html\n"
+    "delaywheel compare --workload tdmq --rate 2000 --delays 1s-10s --messages 20000 --clock wall"
+)
+@compare_options
+def compare(
+    output: "Output",
+    engines: tuple[str, ...],
+    report_file: Path | None,
+    directory: Path | None,
+    keep: Path | None,
+    repeat: int,
+    **given: Any,
+) -> None:
+    """Run one workload through several engines, one after the other, and say how they did.
+
+    On the virtual clock (the default) nothing is waited for, and the same seed gives the same
+    deliveries. Ends with exit code 1 when an engine delivered something early, twice or not at all.
+    """
+    with loading(output):
+        from compare.race import Race, run_race
+        from compare.work_files import race_directory
+    _require_engines(engines)
+    if report_file is not None:
+        from compare.report import write_report
+        from migrate.html_report import require_report_place
+
+        require_report_place(report_file)
+    with output.progress() as progress, race_directory(directory, keep) as place:
+        workload, now_ms = _workload(progress, **given)
+        settings = _settings(workload, now_ms, **given)
+        race = Race(
+            workload=workload,
+            engines=engines,
+            settings=settings,
+            directory=place,
+            repeat=repeat,
+            keeps_stores=keep is not None,
+            command=shlex.join(["delaywheel", *sys.argv[1:]]),
+        )
+        results = run_race(race, progress)
+    if report_file is not None:
+        write_report(results, report_file)
+    output.compared(results)
+    click.get_current_context().exit(DONE if results.is_right else FINDINGS)
+
+
+def _require_engines(engines: tuple[str, ...]) -> None:
+    from compare.entrants import ENTRANTS
+
+    for name in engines:
+        if name not in ENTRANTS:
+            known = ", ".join(ENTRANTS)
+            raise click.BadParameter(f"{name!r} is none of {known}", param_hint="--engines")
+
+
+def _workload(
+    progress: "StageProgress",
+    *,
+    workload: str,
+    messages: int | None,
+    store: Path | None,
+    trace: Path | None,
+    now_ms: int | None,
+    body_bytes: int,
+    **given: Any,
+) -> "tuple[Workload, int]":
+    """The workload, and until when its engines sleep (0: not at all)."""
+    from compare.recorded_workloads import trace as read_trace
+    from compare.workloads import Recipe, make_workload
+
+    if workload == BACKLOG:
+        if store is None:
+            raise click.UsageError("--workload backlog needs --store: whose backlog")
+        from cli_compare_backlog import read_backlog_workload
+
+        return read_backlog_workload(store, now_ms, messages, progress), now_ms or 0
+    if workload == TRACE:
+        if trace is None:
+            raise click.UsageError("--workload trace needs --trace: a CSV of arrival and due")
+        return read_trace(trace, body_bytes=body_bytes, most=messages), now_ms or 0
+    if now_ms is not None:
+        raise click.UsageError("--now is for --workload backlog and trace; the others make it up")
+    wanted = ("topics", "seed", "rate_per_second")
+    least_ms, longest_ms = given["delays"] or (None, None)
+    recipe = Recipe(
+        **{name: given[name] for name in wanted},
+        **({} if messages is None else {"messages": messages}),
+        body_bytes=body_bytes,
+        delay_min_ms=least_ms,
+        delay_max_ms=longest_ms,
+    )
+    try:
+        return make_workload(workload, recipe), 0
+    except BadFieldError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _settings(
+    made: "Workload",
+    asleep_until_ms: int,
+    *,
+    clock: str,
+    precision_ms: str,
+    tick_ms: int,
+    max_delay_ms: int,
+    fault: tuple[str, ...],
+    faults: int,
+    seed: int,
+    **_given: Any,
+) -> "RaceSettings":
+    from compare.observation import RaceSettings
+
+    if clock == "wall" and (fault or faults):
+        raise click.UsageError("--fault and --faults need the virtual clock")
+    return RaceSettings(
+        clock=clock,
+        precision_ms=int(precision_ms),
+        tick_ms=tick_ms,
+        max_delay_ms=max_delay_ms,
+        asleep_until_ms=asleep_until_ms,
+        faults=_faults(made, fault, faults, seed),
+    )
+
+
+def _faults(
+    made: "Workload", chosen: tuple[str, ...], count: int, seed: int
+) -> "tuple[Fault, ...]":
+    """Those that were chosen, and so many at random points."""
+    from compare.faults import Fault, random_faults
+
+    try:
+        asked = tuple(Fault.parse(text) for text in chosen)
+    except BadFieldError as error:
+        raise click.BadParameter(str(error), param_hint="--fault") from error
+    return asked + random_faults(count, seed, made.end_ms - made.start_ms)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of ``compare``: which workload, which engines, which clock, what goes wrong."""
+
+from typing import Any
+
+import click
+
+from cli_input import PRECISIONS, STORE, Decorator, Function
+from cli_values import TIME_FORMS, Duration, Time
+
+WORKLOADS = ("levels", "uniform", "burst", "tdmq", "backlog", "trace")
+
+
+class DelayRange(click.ParamType[tuple[int, int]]):
+    """``30s-10m``; becomes two numbers of milliseconds."""
+
+    name = "delays"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The shortest and the longest delay."""
+        if isinstance(value, tuple):
+            return value
+        first, _, last = value.partition("-")
+        bounds = (
+            Duration().convert(first, param, ctx),
+            Duration().convert(last or first, param, ctx),
+        )
+        if bounds[0] > bounds[1]:
+            self.fail(f"{value!r} ends before it begins", param, ctx)
+        return bounds
+
+
+class Engines(click.ParamType[tuple[str, ...]]):
+    """``levels,wheel``; becomes a tuple of names, each once."""
+
+    name = "engines"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """The names in order."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+        if not all(names):
+            self.fail(f"{value!r} is not a list of engines such as levels,wheel", param, ctx)
+        return names
+
+
+def compare_options(function: Function) -> Function:
+    """Everything that ``compare`` can be told."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option(
+        "--workload",
+        type=click.Choice(WORKLOADS),
+        default="uniform",
+        show_default=True,
+        help="levels: the 18 fixed delays. uniform: random times. burst: all due in one second."
+        " tdmq: a steady stream, due 30 s to 10 min later. backlog: what waits in --store."
+        " trace: the arrivals and due times of --trace.",
+    ),
+    click.option(
+        "--engines",
+        type=Engines(),
+        default="levels,wheel",
+        show_default=True,
+        metavar="NAME,...",
+        help="Which engines: levels, wheel, memory, and what docs/COMPARE.md lists.",
+    ),
+    click.option(
+        "--messages",
+        type=click.IntRange(min=1),
+        help="How many messages, 100,000 unless given; of a backlog or trace at most so many.",
+    ),
+    click.option(
+        "--rate",
+        "rate_per_second",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="N",
+        help="How many arrive a second; all at once unless given, tdmq 1,000.",
+    ),
+    click.option(
+        "--body-bytes",
+        type=click.IntRange(min=8, max=4 << 20),
+        default=1_024,
+        show_default=True,
+        help="How long bodies are.",
+    ),
+    click.option(
+        "--topics",
+        type=click.IntRange(min=1, max=1_000),
+        default=4,
+        show_default=True,
+        help="For how many topics.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        help="Another number makes other messages and faults; the same number the same.",
+    ),
+    click.option(
+        "--delays",
+        type=DelayRange(),
+        metavar="MIN-MAX",
+        help="How long messages wait, such as 30s-10m; of a burst how long until its end.",
+    ),
+    click.option("--store", type=STORE, help="The store whose backlog it is; it is only read."),
+    click.option("--trace", type=STORE, help="A CSV file with the columns arrival and due."),
+    click.option(
+        "--now",
+        "now_ms",
+        type=Time(),
+        help="With a backlog or trace: nobody looks at the engines before then, as if they had been"
+        f" stopped; {TIME_FORMS}.",
+    ),
+    click.option(
+        "--precision-ms",
+        type=click.Choice(PRECISIONS),
+        default="1000",
+        show_default=True,
+        help="How wide a slot of the wheel is.",
+    ),
+    click.option(
+        "--max-delay",
+        "max_delay_ms",
+        type=Duration(),
+        default="3d",
+        show_default=True,
+        help="The longest delay that the wheel takes, as timerMaxDelaySec.",
+    ),
+    click.option(
+        "--clock",
+        type=click.Choice(["virtual", "wall"]),
+        default="virtual",
+        show_default=True,
+        help="virtual: time leaps to what comes next. wall: everything takes as long as it takes.",
+    ),
+    click.option(
+        "--tick",
+        "tick_ms",
+        type=Duration(),
+        default="100ms",
+        show_default=True,
+        help="On the virtual clock, how often engines are looked at when something is due.",
+    ),
+    click.option(
+        "--fault",
+        multiple=True,
+        metavar="KIND@WHEN[+LONG]",
+        help="What goes wrong on the virtual clock, so long after the beginning: kill@10m,"
+        " clock-back@10m+1h, clock-forward@10m+1h, disk-full@10m+30s; can be given repeatedly.",
+    ),
+    click.option(
+        "--faults",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="So many faults of all kinds at random points.",
+    ),
+    click.option(
+        "--repeat",
+        type=click.IntRange(min=1, max=100),
+        default=1,
+        show_default=True,
+        help="How often each engine runs, in turns; the speeds are those of the middle run.",
+    ),
+    click.option(
+        "--report", "report_file", type=STORE, help="Also write a report with curves, as HTML."
+    ),
+    click.option(
+        "--directory", type=STORE, help="Where stores are made, unless where temporary files go."
+    ),
+    click.option(
+        "--keep", type=STORE, help="Make the stores in this new directory, and leave them there."
+    ),
+)

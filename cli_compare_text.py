@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A race as text for people: the answer first, then a column an engine, then what differed."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.table import Table
+
+from cli_text import add_row, new_table, size
+from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
+from compare.verdict import duration, verdict
+from message_store.delay_levels import format_delay
+from message_store.printable import iso_time
+
+_ABSENT = "–"
+
+
+def head_lines(results: RaceResults) -> Iterator[str]:
+    """The answer, and what was asked."""
+    for number, sentence in enumerate(verdict(results)):
+        yield sentence if number else sentence[:1].upper() + sentence[1:]
+    facts = results.workload
+    source = f" of {facts.source}" if facts.source else ""
+    pace = "all at once" if not facts.arrival_span_ms else f"within {_span(facts.arrival_span_ms)}"
+    yield (
+        f"{facts.name}{source}: {facts.messages:,} messages of {size(facts.body_bytes)}, put"
+        f" {pace}, due {_span(facts.delay_min_ms)} to {_span(facts.delay_max_ms)} later;"
+        f" {results.clock} clock, seed {facts.seed}"
+    )
+
+
+def _span(length_ms: int) -> str:
+    return duration(length_ms) if length_ms % 1_000 else format_delay(length_ms)
+
+
+def race_table(results: RaceResults) -> Table:
+    """A row a figure, a column an engine that ran."""
+    ran = [engine for engine in results.engines if engine.unavailable is None]
+    table = new_table(["", *(engine.name for engine in ran)])
+    for title, figure in _figures(ran):
+        add_row(table, title, *(figure(engine) for engine in ran))
+    return table
+
+
+_Figure = Callable[[EngineResult], str]
+
+
+def _figures(ran: Sequence[EngineResult]) -> Iterator[tuple[str, _Figure]]:
+    yield "put a second", lambda engine: _rate(engine.put_per_second)
+    yield "drained a second", lambda engine: _rate(engine.drain_per_second)
+    yield "in and out a second", lambda engine: _rate(engine.through_per_second)
+    yield "late, by the time asked for: half", lambda engine: _late(engine.lateness_ms, "p50")
+    yield "  90 of 100", lambda engine: _late(engine.lateness_ms, "p90")
+    yield "  99 of 100", lambda engine: _late(engine.lateness_ms, "p99")
+    yield "  999 of 1000", lambda engine: _late(engine.lateness_ms, "p999")
+    yield "  the latest", lambda engine: _late(engine.lateness_ms, "max")
+    yield (
+        "late, by the promise: 99 of 100",
+        lambda engine: _late(engine.lateness_after_promise_ms, "p99"),
+    )
+    yield "  the latest", lambda engine: _late(engine.lateness_after_promise_ms, "max")
+    yield "early", lambda engine: f"{engine.early:,}"
+    yield "missing", lambda engine: f"{engine.missing:,}"
+    yield "repeated", lambda engine: f"{engine.duplicates:,}"
+    if any(engine.not_taken for engine in ran):
+        yield "not taken", lambda engine: f"{engine.not_taken:,}"
+    yield "processor, of one core", lambda engine: f"{engine.cpu_percent:,.0f} %"
+    yield "memory, at most", lambda engine: size(engine.peak_memory_bytes)
+    yield "disk", lambda engine: size(engine.bytes_on_disk)
+
+
+def _rate(value: float | None) -> str:
+    return _ABSENT if value is None else f"{value:,.0f}"
+
+
+def _late(lateness: Lateness | None, name: str) -> str:
+    return _ABSENT if lateness is None else duration(getattr(lateness, name))
+
+
+def tail_lines(results: RaceResults) -> Iterator[str]:
+    """Who could not run, what went wrong on purpose, what the engines did differently, notes."""
+    for engine in results.engines:
+        if engine.unavailable is not None:
+            yield f"{engine.name} did not run: {engine.unavailable}"
+        for fault in engine.faults:
+            yield f"{engine.name}: {fault.kind} after {duration(fault.at_ms)}: {fault.answer}"
+        for note in engine.notes:
+            yield f"{engine.name}: {note}"
+    if results.first_difference is not None:
+        yield from _difference_lines(results.first_difference)
+
+
+def _difference_lines(found: FirstDifference) -> Iterator[str]:
+    yield f"first difference ({found.kind}; {found.messages:,} messages):"
+    yield (
+        f"  message {found.number} for {found.topic}, put at {iso_time(found.arrival_ms)},"
+        f" asked for {iso_time(found.asked_ms)}"
+    )
+    for name, times in found.engines.items():
+        promised = (
+            "not taken" if times.promised_ms is None else f"promised {iso_time(times.promised_ms)}"
+        )
+        came = ", ".join(iso_time(time_ms) for time_ms in times.delivered_ms) or "never"
+        yield f"  {name}: {promised}, delivered {came}"

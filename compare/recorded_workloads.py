@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads that really happened: the backlog of a store, and a trace of arrivals and due times."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from compare.workload import NUMBER_BYTES, Workload
+from compare.workloads import START_MS
+from message_store.byte_column import Int64s, int64s
+from message_store.errors import SourceError
+from message_store.small_files import read_small_file
+
+RELATIVE_BELOW_MS = 10**11
+"""Smaller numbers in a trace count from its beginning; larger ones are epoch milliseconds."""
+_COLUMNS = ("arrival", "due", "topic", "body_bytes")
+_PLAIN_TOPIC = re.compile(r"(?!rmq_|RMQ_|SCHEDULE_TOPIC|TBW102)[A-Za-z0-9_-]{1,100}")
+
+
+def backlog(
+    *,
+    source: str,
+    store_ms: Int64s,
+    due_ms: Int64s,
+    level: Int64s,
+    topics: Sequence[str],
+    body_bytes: Int64s,
+) -> Workload:
+    """What waits in a store, as it was put: each message arrives when it was stored, and asks for
+    its level (0: for a time). Contents are made up, sizes are kept.
+
+    A topic that applications cannot have gets another name. Raises SourceError for nothing.
+    """
+    if not len(due_ms):
+        raise SourceError(f"{source}: nothing waits there")
+    order = np.argsort(np.minimum(store_ms, due_ms), kind="stable")
+    arrival_ms = np.minimum(store_ms, due_ms)[order]
+    names = list(dict.fromkeys(topics))
+    numbers = {name: number for number, name in enumerate(names)}
+    index = int64s([numbers[name] for name in topics])
+    return Workload(
+        name="backlog",
+        start_ms=int(arrival_ms[0]),
+        arrival_ms=arrival_ms,
+        due_ms=due_ms[order],
+        level=level[order],
+        topic=index[order],
+        body_bytes=np.maximum(NUMBER_BYTES, body_bytes)[order],
+        topics=tuple(_plain(name, number) for number, name in enumerate(names)),
+        source=source,
+    )
+
+
+def _plain(topic: str, number: int) -> str:
+    return topic if _PLAIN_TOPIC.fullmatch(topic) else f"race-{number}"
+
+
+@attrs.frozen
+class _Row:
+    arrival_ms: int
+    due_ms: int
+    topic: str
+    body_bytes: int
+
+
+def trace(path: Path, *, body_bytes: int, most: int | None = None) -> Workload:
+    """A CSV of ``arrival,due`` and, where they are there, ``topic`` and ``body_bytes``; the first
+    line may name its columns, in any order.
+
+    Times are ISO 8601, epoch milliseconds, or milliseconds from the beginning. At most the first
+    ``most`` lines are taken. Raises SourceError, with the line, for what cannot be understood.
+    """
+    content = read_small_file(path)
+    if content is None:
+        raise SourceError(f"{path}: no such file")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path}: no text: byte {error.start} is not UTF-8") from error
+    rows: list[_Row] = []
+    for row in _rows(path, text, body_bytes):
+        if most is not None and len(rows) == most:
+            break
+        rows.append(row)
+    if not rows:
+        raise SourceError(f"{path}: holds no messages")
+    rows.sort(key=lambda row: row.arrival_ms)
+    names = list(dict.fromkeys(row.topic for row in rows))
+    numbers = {name: number for number, name in enumerate(names)}
+    return Workload(
+        name="trace",
+        start_ms=rows[0].arrival_ms,
+        arrival_ms=[row.arrival_ms for row in rows],
+        due_ms=[row.due_ms for row in rows],
+        level=np.zeros(len(rows), np.int64),
+        topic=[numbers[row.topic] for row in rows],
+        body_bytes=[row.body_bytes for row in rows],
+        topics=tuple(_plain(name, number) for number, name in enumerate(names)),
+        source=str(path),
+    )
+
+
+def _rows(path: Path, text: str, body_bytes: int) -> Iterator[_Row]:
+    columns: dict[str, int] = dict(zip(_COLUMNS, range(len(_COLUMNS)), strict=True))
+    for line, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+        if not cells or cells[0].startswith("#"):
+            continue
+        if line == 1 and (named := _header(cells)):
+            columns = named
+            continue
+        arrival, due, topic, length = (_cell(cells, columns.get(name)) for name in _COLUMNS)
+        try:
+            size = int(length or body_bytes)
+            arrival_ms, due_ms = _time_ms(arrival), _time_ms(due)
+        except ValueError as error:
+            raise SourceError(f"{path}: line {line}: {error}") from error
+        if not NUMBER_BYTES <= size <= 4 << 20:
+            expected = f"a body has {NUMBER_BYTES} bytes to 4 MiB"
+            raise SourceError(f"{path}: line {line}: {expected}, not {size}")
+        yield _Row(arrival_ms, due_ms, topic or "race-0", size)
+
+
+def _cell(cells: list[str], place: int | None) -> str:
+    return cells[place].strip() if place is not None and place < len(cells) else ""
+
+
+def _header(cells: list[str]) -> dict[str, int] | None:
+    """Where each column is, if these are names; ``arrival_ms`` and ``due_ms`` are known too."""
+    names = [cell.strip().lower().removesuffix("_ms") for cell in cells]
+    if "arrival" in names and "due" in names:
+        return {name: place for place, name in enumerate(names) if name in _COLUMNS}
+    return None
+
+
+def _time_ms(text: str) -> int:
+    """Epoch milliseconds; raises ValueError for what is no time."""
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        number = int(text)
+        return START_MS + number if number < RELATIVE_BELOW_MS else number
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"{text[:40]!r} is neither ISO 8601 nor milliseconds"
+        raise ValueError(message) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1_000)
