@@ -83,8 +83,7 @@ class ByteColumn:
         The array's own memory is used where it lies in one piece. Raises TypeError for other types.
         """
         if isinstance(array, pa.ChunkedArray):
-            array = array.combine_chunks()
-            array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+            array = _in_one_piece(array)
         if pa.types.is_dictionary(array.type):
             codes = pc.fill_null(array.indices.cast(pa.int64()), len(array.dictionary))
             values = pa.concat_arrays([array.dictionary, pa.nulls(1, array.dictionary.type)])
@@ -136,6 +135,14 @@ class ByteColumn:
     def addresses(self) -> tuple[int, int, int]:
         """Where the block, the starts and the lengths lie, for a kernel; keep the column alive."""
         return address_of(self.data), address_of(self.starts), address_of(self.lengths)
+
+
+def _in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+    """The only chunk as it lies, which joining would copy; several are joined."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    joined = column.combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def _is_bytes(kind: Any) -> bool:

@@ -32,7 +32,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
 )
-from message_store.segment_files import write_head_last
+from message_store.segment_files import write_small
 from message_store.unsynced import Unsynced
 
 Int64s = NDArray[np.int64]
@@ -41,7 +41,7 @@ Fill = Callable[[slice, Int64s, int], None]
 PUBLISHED_LAST_BYTES = BLANK_RECORD.size
 """Size and magic: without them nothing begins at a place."""
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 512 << 10
 _NO_ROOM = -1
 
 
@@ -82,26 +82,33 @@ class LiveLog:
         the disk refuses, and BadFieldError for a record that no file can hold; nothing is stored
         then.
         """
-        position = self.end
-        if position + size_bytes + END_OF_FILE_MIN_BYTES > self._file_end:
-            position = self._turn_to_room(size_bytes)
+        position = self.place_for(size_bytes)
         record = make(position)
         if len(record) != size_bytes:
             raise ValueError(f"a record of {len(record)} bytes, where {size_bytes} were announced")
+        self.put(record, position)
+        return position
+
+    def place_for(self, size_bytes: int) -> int:
+        """Where the next record begins, if it has this size. Raises as ``append``."""
+        position = self.end
+        if position + size_bytes + END_OF_FILE_MIN_BYTES > self._file_end:
+            position = self._turn_to_room(size_bytes)
+        return position
+
+    def put(self, record: bytes, position: int) -> None:
+        """Store a record at the place that ``place_for`` gave for its size. Raises TargetError."""
         try:
-            write_head_last(
-                self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES
-            )
+            write_small(self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES)
         except OSError as error:
             self._undo()
             raise self.segments.error("written", self._file_start, error) from error
         except BaseException:
             self._undo()
             raise
-        self.end = position + size_bytes
+        self.end = position + len(record)
         self.last_start = position
         self.append_count += 1
-        return position
 
     def _turn_to_room(self, size_bytes: int) -> int:
         """Make the file where ``size_bytes`` go the current one; returns where they go."""

@@ -7,6 +7,7 @@ that is the same for the messages of one topic, tag and queue is encoded once an
 ``scheduled_batch`` does the same for columns, byte for byte (docs/FORMAT.md, properties).
 """
 
+import zlib
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,6 @@ from message_store import properties as names
 from message_store.java_numbers import string_hash
 from message_store.layout import Layout
 from message_store.message import LOCAL_HOST, Host, Message
-from message_store.message_codec import body_crc
 from message_store.message_rules import (
     MAX_MESSAGE_BYTES,
     RETRY_TOPIC_MAX_BYTES,
@@ -31,6 +31,7 @@ from message_store.message_rules import (
 )
 from message_store.record_layout import (
     BODY_RUN,
+    CRC_MASK,
     MAGIC_V1,
     PROPERTIES_RUN,
     SYS_BORN_HOST_IPV6,
@@ -85,6 +86,11 @@ class RecordForm:
     def limits(self) -> SizeLimits:
         """What is too large."""
         return SizeLimits.of(self.max_message_bytes)
+
+    @cached_property
+    def small_record_bytes(self) -> int:
+        """What is no larger than this, as a whole record, breaks no limit."""
+        return min(self.limits.body, self.limits.properties, self.limits.timed_record)
 
     @cached_property
     def _head(self) -> Layout:
@@ -177,14 +183,15 @@ class Draft:
 
         It is born now too, if not told otherwise.
         """
-        body, form = self._message.body, self._form
+        message, form = self._message, self._form
+        body = message.body
         born_ip, born_port, store_ip, store_port = form.hosts
         head = form.pack_head(
             self.size_bytes,
             MAGIC_V1,
-            body_crc(body),
+            zlib.crc32(body) & CRC_MASK,
             queue_id,
-            self._message.flag,
+            message.flag,
             queue_offset,
             commit_log_offset,
             form.sys_flag,
@@ -250,6 +257,7 @@ def draft(
     size_bytes = form.head_bytes + body_bytes + len(frame.topic_run) + _LENGTH_BYTES + text_bytes
     if message.flag:
         check_numbers(message.queue_id, message.flag)
-    form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
+    if size_bytes > form.small_record_bytes:
+        form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
     tail = frame.topic_run + _pack_length(text_bytes) + text
     return Draft(size_bytes, frame.tags_code, unique_key, message, tail, form)

@@ -102,15 +102,17 @@ def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -
         raise OSError(errno.ENOSPC, "only a part could be written")
 
 
-def write_small(descriptor: int, data: bytes, place: int) -> None:
-    """Write less than a page into a file; where that crosses a page, what is on the second first.
+def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -> None:
+    """Write into a file; where that crosses a page, what is on the first page last.
 
-    A kill can come only between two pages: it leaves the front of ``data`` out or all in. Raises
-    OSError.
+    A kernel copies a page in one piece, and lets a kill in only between two pages: it leaves the
+    front of ``data``, ``head_bytes`` at the least, out or all in. (A head that itself crosses a
+    page may be cut off there, its end missing.) Most of what is written one by one lies within a
+    page, so that one call in place of two does. Raises OSError.
     """
     here = _PAGE_BYTES - place % _PAGE_BYTES
     if here < len(data):
-        write_head_last(descriptor, data, place, here)
+        write_head_last(descriptor, data, place, max(here, head_bytes))
     elif os.pwrite(descriptor, data, place) < len(data):
         raise OSError(errno.ENOSPC, "only a part could be written")
 

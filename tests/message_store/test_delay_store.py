@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import sys
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +35,7 @@ def test_a_level_counts_from_one_and_times_are_not_negative() -> None:
 
 def test_a_receipt_cannot_be_changed() -> None:
     receipt = Receipt("K", "orders", 10, 20, 0, "broker-a")
-    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         receipt.promised_ms = 5  # type: ignore[misc]
 
 

@@ -165,21 +165,55 @@ def test_an_append_that_the_disk_refuses_leaves_nothing_behind(
         assert require_sound(store) == [b"kept", b"after"]
 
 
-@pytest.mark.parametrize("allowed", [0, 1])
+@pytest.mark.parametrize(("body_bytes", "allowed"), [(900, 0), (5_000, 0), (5_000, 1)])
 @pytest.mark.parametrize("partly", [False, True])
 def test_a_record_that_the_disk_refuses_leaves_nothing_behind(
-    store: LiveStore, monkeypatch: pytest.MonkeyPatch, allowed: int, partly: bool
+    store: LiveStore,
+    monkeypatch: pytest.MonkeyPatch,
+    body_bytes: int,
+    allowed: int,
+    partly: bool,
 ) -> None:
     append(store, stored(b"kept"))
     end = store.log.end
     monkeypatch.setattr(os, "pwrite", FullDisk(allowed, partly=partly).pwrite)
     with pytest.raises(TargetError, match=r"No space left|only a part"):
-        append(store, stored(b"x" * 900))
+        append(store, stored(b"x" * body_bytes))
     monkeypatch.undo()
     assert store.log.end == end
     assert not store.log.segments.has_data_from(end)
     append(store, stored(b"after"))
     assert require_sound(store) == [b"kept", b"after"]
+
+
+@pytest.mark.parametrize(
+    ("end", "sizes"),
+    [
+        (4_096 - 300, [300]),
+        (4_096 - 299, [1, 299]),
+        (4_096 - 8, [292, 8]),
+        (4_096 - 7, [292, 8]),
+        (4_096, [300]),
+    ],
+)
+def test_what_publishes_a_record_is_one_write_into_one_page(
+    store: LiveStore, monkeypatch: pytest.MonkeyPatch, end: int, sizes: list[int]
+) -> None:
+    """But for the eight bytes of a head that crosses a page, which go in order."""
+    append(store, stored(bytes(end - size_of(0))))
+    assert store.log.end == end
+    written = []
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, place: int) -> int:
+        written.append((place, len(data)))
+        return real(descriptor, data, place)
+
+    message = stored(bytes(300 - size_of(0)))
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    append(store, message)
+    places = [end + 300 - sizes[0], end] if len(sizes) > 1 else [end]
+    assert list(zip(places, sizes, strict=True)) == written[: len(sizes)]
 
 
 def test_what_fill_raises_goes_through_and_nothing_is_stored(store: LiveStore) -> None:
@@ -208,7 +242,7 @@ def test_after_a_disk_that_cannot_even_take_zeros_nothing_more_is_appended(
 
     monkeypatch.setattr(os, "pwrite", first_only)
     with pytest.raises(TargetError):
-        append(store, stored(b"x" * 900))
+        append(store, stored(b"x" * 5_000))
     monkeypatch.undo()
     with pytest.raises(TargetError, match="open it again"):
         append(store, stored(b"later"))
