@@ -213,6 +213,22 @@ def find_delivered(
     return delivered, before.bytes_scanned
 
 
+def have_copies(log: SegmentReader, offsets: Int64Array, size_bytes: Int64Array) -> BoolArray:
+    """Which of these records, in log order, the log holds a delivered copy of, whenever that was
+    stored.
+    """
+    has_copy = np.zeros(len(offsets), np.bool_)
+    digests, is_record = digest_level_records(log, offsets, size_bytes)
+    rows = np.flatnonzero(is_record)
+    if len(rows):
+        first = int(offsets[rows[0]])
+        copies = take_notes(log, first, known_end=log.end_offset).delivered_copies
+        has_copy[rows] = match_copies(
+            digests[rows], offsets[rows], copies.digests, copies.commit_log_offset
+        )
+    return has_copy
+
+
 def _first_stored_since(
     log: SegmentReader, since_ms: int, oldest_offset: int, marks: Int64Array
 ) -> tuple[int, bool]:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 import cli
 from docs.generate_check import CHECK_PAGE, generated
+from legacy_levels import LevelStore
+from message_store import AfterMs, ManualClock, Message
 from message_store.delay_store import Severity
 from message_store.errors import SourceError
 from migrate.check_store import RULES
@@ -51,6 +53,16 @@ def test_what_is_wrong_is_found(tmp_path: Path, case: Case) -> None:
     assert case.code == "unreadable" or "unreadable" not in codes(report), report.findings
     [rule] = [rule for rule in RULES if rule.code == case.code]
     assert {finding.severity for finding in found} == {rule.severity}
+
+
+def test_what_was_delivered_ahead_of_the_clock_is_not_missed(tmp_path: Path) -> None:
+    """Somebody let time run ahead, and stored more when the clock was the clock again."""
+    clock = ManualClock(NOW_MS)
+    with LevelStore.open(tmp_path / "store", clock=clock) as store:
+        store.schedule(Message("orders", b"delivered"), AfterMs(1_800_000))
+        assert len(store.advance(NOW_MS + 3_600_000)) == 1
+        store.schedule(Message("orders", b"waits"), AfterMs(1_800_000))
+    assert "offsets-ahead" not in codes(look(tmp_path / "store"))
 
 
 def test_every_kind_of_finding_has_a_case_and_a_code_of_its_own() -> None:
