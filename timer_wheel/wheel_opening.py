@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import attrs
 import numpy as np
 
+from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import FormatError
 from message_store.live_queue import LiveQueue
@@ -41,15 +42,21 @@ from timer_wheel.wheel_recovery import (
 from timer_wheel.wheel_settings import WheelSettings
 
 _NO_SLOT = -1
+_EVERYTHING = 2**40
 _SLOTS_ASKED = 64
 
 
 def open_timers(
-    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+    store: LiveStore,
+    precision_ms: int | None,
+    wheel: Mapping[str, Any],
+    *,
+    waiting: Int64s | None = None,
 ) -> tuple[LiveTimers, WheelSettings]:
     """The wheel of a store whose log and queues are whole, and its settings.
 
-    Raises SourceError and TargetError.
+    Where there is no wheel yet, ``waiting`` may tell where in the log the records of all are that
+    still wait; otherwise the log has to tell. Raises SourceError and TargetError.
     """
     segments = LiveSegments(
         store.root.timer_log, store.settings.timer_log_file_bytes, root=store.root.path
@@ -57,7 +64,7 @@ def open_timers(
     log = LiveTimerLog(segments)
     files = WheelFiles(store.root, store.clock, snapshots=bool(wheel.get("snapshots")))
     try:
-        return _open(store, log, files, precision_ms, wheel)
+        return _open(store, log, files, precision_ms, wheel, waiting)
     except BaseException:
         segments.close()
         files.close()
@@ -70,6 +77,7 @@ def _open(
     files: WheelFiles,
     precision_ms: int | None,
     wheel: Mapping[str, Any],
+    waiting: Int64s | None,
 ) -> tuple[LiveTimers, WheelSettings]:
     own = files.found_own
     if own is not None:
@@ -82,7 +90,9 @@ def _open(
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
-    if not store.settings.repeat_after_kill:
+    if waiting is not None:
+        _believe(timers, waiting)
+    elif not store.settings.repeat_after_kill:
         _account(timers)
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
@@ -153,6 +163,16 @@ def _hand_ms(
     if hand_ms == 0:
         return _first_hand_ms(log, store, settings.precision_ms)
     return max(floor_ms(hand_ms, settings.precision_ms), settings.precision_ms)
+
+
+def _believe(timers: LiveTimers, waiting: Int64s) -> None:
+    """Take for dealt with whatever is in the queue and is not said to wait."""
+    rest = timers.unplaced(_EVERYTHING)
+    waits = np.isin(rest.rows.commit_log_offset, waiting)
+    timers.done = np.unique(rest.rows.commit_log_offset[~waits])
+    timers.copies_from = timers.store.log.end
+    first_ms = int(rest.rows.slot_time_ms[waits].min(initial=timers.wheel.hand_ms))
+    timers.wheel.move_hand(max(floor_ms(first_ms, timers.precision_ms), timers.precision_ms))
 
 
 def _account(timers: LiveTimers) -> None:

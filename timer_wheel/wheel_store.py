@@ -20,6 +20,7 @@ from message_store.log_deliveries import LogDeliveries
 from message_store.recall_handle import RecallHandle
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from timer_wheel.hierarchy.ownership import read_active
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks, Search, pending_markers
 from timer_wheel.timeline_refusal import refuse_waiting_timeline
@@ -63,7 +64,8 @@ class WheelStore(TimerStore):
         settings: StoreSettings = _DEFAULTS,
         **wheel: Any,
     ) -> "WheelStore":
-        """Open the store at ``path``, and make it when nothing is there.
+        """Open the store at ``path``, and make it when nothing is there; one that was a
+        hierarchical wheel's is taken over.
 
         ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. ``wheel``
         takes what ``WheelSettings`` has. Raises StoreLockedError when somebody has it open,
@@ -76,8 +78,11 @@ class WheelStore(TimerStore):
         )
 
         def make() -> "WheelStore":
-            timers, chosen = open_timers(store, precision_ms, wheel)
-            return cls(store, timers, chosen)
+            if read_active(store.root) is None:
+                return cls(store, *open_timers(store, precision_ms, wheel))
+            from timer_wheel.hierarchy.handing_over import hand_over
+
+            return cls(store, *hand_over(store, precision_ms, wheel))
 
         return made_or_let_go(store, make)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both engines against the model for thousands of random steps, kills and reopenings among them, on
+"""The engines against the model for thousands of random steps, kills and reopenings among them, on
 files so small that their borders are crossed all the time.
 """
 
@@ -14,7 +14,8 @@ from message_store import Clock, DelayLevels, DelayStore, MemoryStore
 from message_store.promise_rules import PromiseRule, to_level, to_slot_end
 from tests.contract.delay_store_machine import DAY_MS, DelayStoreMachine
 from tests.contract.naive_store import Model
-from tests.faults.engines import SMALL, abandon, open_levels, open_wheel
+from tests.contract.test_hierarchical_store import to_the_millisecond
+from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
 
 LEVELS = DelayLevels.parse()
 HOUR_MS = 3_600_000
@@ -86,12 +87,32 @@ class ForgetfulWheelMachine(WheelMachine):
         return open_wheel(folder, clock, settings, roll_window_slots=7_200)
 
 
+class HierarchyMachine(EngineMachine):
+    """Promises to the millisecond, by the rule of two times of a hundred."""
+
+    promise_rule = staticmethod(to_the_millisecond)
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_hierarchy(folder, clock)
+
+
+class ForgetfulHierarchyMachine(HierarchyMachine):
+    """What waits for days is stored again before its file goes."""
+
+    forgets = True
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        return open_hierarchy(folder, clock, attrs.evolve(SMALL, retention_ms=3 * HOUR_MS))
+
+
 MACHINES = [
     LevelMachine,
     ForgetfulLevelMachine,
     WheelMachine,
     FineWheelMachine,
     ForgetfulWheelMachine,
+    HierarchyMachine,
+    ForgetfulHierarchyMachine,
 ]
 
 

@@ -48,6 +48,17 @@ def open_wheel(
     )
 
 
+def open_hierarchy(
+    folder: Path, clock: Clock, settings: StoreSettings = SMALL, *, precision_ms: int = 1
+) -> DelayStore:
+    """Wheels in a database."""
+    from timer_wheel import HierarchicalWheelStore
+
+    return HierarchicalWheelStore.open(
+        folder, clock=clock, settings=settings, precision_ms=precision_ms
+    )
+
+
 def abandon(store: DelayStore) -> None:
     """Let go of the files as a kill does."""
     store.abandon()  # type: ignore[attr-defined]

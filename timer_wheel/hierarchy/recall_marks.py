@@ -67,7 +67,7 @@ class HierarchyMarks(RecallMarks):
 
     def drop_old(self, batch: IndexBatch, hand_ms: int) -> None:
         """Let a batch take away the markers whose time was long over."""
-        over_ms = hand_ms - hand_ms % SECONDS.slot_ms - SECONDS.slot_ms
+        over_ms = max(0, hand_ms - hand_ms % SECONDS.slot_ms - SECONDS.slot_ms)
         if len(self.rows):
             batch.drop_slots(MARKS, 0, over_ms)
         self.rows = self.rows[self.rows["due_ms"] >= over_ms]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a hierarchical wheel's store that of a wheel in files again, which a broker goes on with.
+
+Every entry of the timer queue gets its unit, those that were dealt with before the hand. The index
+counts until the wheel is on disk: whoever is stopped before begins again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from message_store.byte_column import Int64s, int64s
+from message_store.errors import UnsupportedStoreError
+from message_store.live_store import LiveStore
+from timer_wheel.hierarchy.hierarchy_opening import open_index
+from timer_wheel.hierarchy.index_db import remove_index
+from timer_wheel.hierarchy.ownership import index_path, release
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.wheel_opening import open_timers
+from timer_wheel.wheel_settings import WheelSettings
+
+
+def hand_over(
+    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+) -> tuple[LiveTimers, WheelSettings]:
+    """The wheel of a store that was a hierarchical wheel's, and its settings.
+
+    Raises UnsupportedStoreError for slots in which messages would come early, SourceError and
+    TargetError.
+    """
+    index, _ = open_index(store, None, {})
+    try:
+        slot_ms = index.slot_precision_ms
+        asked_ms = precision_ms or slot_ms
+        offsets = _waiting(index.marks.rows, *index.waiting.parts())
+    finally:
+        index.db.close()
+    if asked_ms < slot_ms and len(offsets):
+        raise UnsupportedStoreError(
+            f"{store.root.path}: messages wait that were promised for slots of {slot_ms} ms; with"
+            f" {asked_ms} they would come early. Open it with precision_ms={slot_ms}"
+        )
+    timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
+    try:
+        timers.place_all(store.clock.now_ms())
+        _make_durable(store, timers)
+        release(store.root)
+        remove_index(index_path(store.root))
+    except BaseException:
+        timers.log.segments.close()
+        timers.files.close()
+        raise
+    return timers, settings
+
+
+def _waiting(*parts: Any) -> Int64s:
+    """Where in the log the records of all these rows are, in order."""
+    offsets = [int64s(rows["commit_log_offset"]) for rows in parts]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *offsets]))
+
+
+def _make_durable(store: LiveStore, timers: LiveTimers) -> None:
+    own = timers.state_to_flush()
+    store.sync_log()
+    store.sync_queues()
+    timers.files.write_wheel(timers.wheel, timers.log.end)
+    timers.log.segments.sync()
+    timers.files.sync_wheel()
+    timers.files.sync_checkpoint(timers.log.end, own)
+    timers.write_metrics(durably=True)
