@@ -13,11 +13,24 @@ from legacy_levels.level_table import (
     WHOLE_DELAY_MS,
 )
 from legacy_levels.log_notes import LogNotes
+from legacy_levels.merge_kernel import (
+    COUNT,
+    DUE,
+    EXPIRED,
+    FIRST_OFFSET,
+    LATEST_DUE,
+    LEVEL,
+    QUEUE_FACTS,
+    UNITS,
+    UNKNOWN,
+    merge_queues,
+)
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
 from message_store.consume_queue import BoolArray
 from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
+from message_store.raw_memory import address_of
 from message_store.segment_files import SegmentReader
 from message_store.side_by_side import side_by_side
 
@@ -65,6 +78,58 @@ def gather_entries(
 
     Raises OptionsError for records of a level that the table does not have.
     """
+    filled = [queue for queue in queues if len(queue)]
+    if filled and not len(missing.rows):
+        merged = merged_entries(filled, table, newest_ms, log_min)
+        if merged is not None:
+            return merged
+    return sorted_entries(queues, missing, table, newest_ms=newest_ms, log_min=log_min)
+
+
+def merged_entries(
+    queues: list[LevelQueue], table: DelayLevels, newest_ms: int, log_min: int
+) -> Entries | None:
+    """The entries of these queues, none of them empty, in log order; None when a queue is not in
+    order by itself.
+    """
+    expired = side_by_side(lambda queue: queue.is_expired(log_min), queues)
+    columns = [
+        (np.ascontiguousarray(queue.entries.units), queue.due_ms, queue.due_is_unknown, is_expired)
+        for queue, is_expired in zip(queues, expired, strict=True)
+    ]
+    facts = np.zeros((len(queues), QUEUE_FACTS), np.int64)
+    for row, queue, addressed in zip(facts, queues, columns, strict=True):
+        row[[UNITS, DUE, UNKNOWN, EXPIRED]] = [address_of(column) for column in addressed]
+        row[[COUNT, LEVEL, FIRST_OFFSET]] = len(queue), queue.level, queue.from_queue_offset
+        row[LATEST_DUE] = _latest_due_ms(queue, table, newest_ms)
+    count = int(facts[:, COUNT].sum())
+    entries = Entries(
+        commit_log_offset=np.empty(count, np.int64),
+        size_bytes=np.empty(count, np.int32),
+        level=np.empty(count, np.int16),
+        queue_offset=np.empty(count, np.int64),
+        due_ms=np.empty(count, np.int64),
+        is_known=np.empty(count, np.bool_),
+        is_expired=np.empty(count, np.bool_),
+        in_queue=np.ones(count, np.bool_),
+    )
+    is_in_order = merge_queues(
+        facts, PLAUSIBLE_DUE_MS, np.empty(len(queues), np.int64), np.empty(len(queues), np.int64),
+        entries.commit_log_offset, entries.size_bytes, entries.level, entries.queue_offset,
+        entries.due_ms, entries.is_known.view(np.uint8), entries.is_expired.view(np.uint8),
+    )  # fmt: skip
+    return entries if is_in_order else None
+
+
+def sorted_entries(
+    queues: tuple[LevelQueue, ...],
+    missing: LogNotes,
+    table: DelayLevels,
+    *,
+    newest_ms: int,
+    log_min: int,
+) -> Entries:
+    """The same, whatever order the queues are in, and with records that no queue knows."""
 
     def of_queue(queue: LevelQueue) -> Entries:
         return _of_queue(queue, table, newest_ms, log_min)
@@ -83,13 +148,17 @@ def gather_entries(
     return Entries(*side_by_side(in_order, names))
 
 
+def _latest_due_ms(queue: LevelQueue, table: DelayLevels, newest_ms: int) -> int:
+    return newest_ms + table.delay_ms(queue.level) + _LATE_SLACK_MS
+
+
 def _of_queue(queue: LevelQueue, table: DelayLevels, newest_ms: int, log_min: int) -> Entries:
     """A queue's entries. A due time is believed when it is one by size: above any tag hash, and not
     beyond what the newest record of the level could have.
 
     Comparing each with its own store time would mean reading every record's head.
     """
-    latest_ms = newest_ms + table.delay_ms(queue.level) + _LATE_SLACK_MS
+    latest_ms = _latest_due_ms(queue, table, newest_ms)
     is_plausible = (queue.due_ms > PLAUSIBLE_DUE_MS) & (queue.due_ms <= latest_ms)
     return Entries(
         commit_log_offset=queue.entries.commit_log_offset,
@@ -153,6 +222,8 @@ def repair_due_times(
     is too late for the table is what another delay would have made of the store time.
     """
     rows = np.flatnonzero(~entries.is_known & ~entries.is_expired)
+    if not len(rows):
+        return entries, entries.due_ms
     stored_ms = read_store_times(
         log, entries.commit_log_offset[rows], entries.size_bytes[rows].astype(np.int64)
     )

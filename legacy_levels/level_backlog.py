@@ -168,6 +168,8 @@ def _already_delivered(
 ) -> tuple[BoolArray, int]:
     may_be = ~entries.is_expired & (earliest_ms != NO_TIME) & (earliest_ms <= tail.newest_ms)
     rows = np.flatnonzero(may_be)
+    if not len(rows):
+        return np.zeros(len(entries.level), np.bool_), tail.notes.bytes_scanned
     waiting = Waiting(entries.commit_log_offset[rows], entries.size_bytes[rows], earliest_ms[rows])
     marks = entries.commit_log_offset[entries.in_queue & ~entries.is_expired]
     found, bytes_scanned = find_delivered(log, waiting, marks, tail.notes, tail.start)

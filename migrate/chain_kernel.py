@@ -6,18 +6,21 @@ backlog.
 from typing import Any
 
 from message_store.kernel_cache import kernel
+from timer_wheel.wheel_math import WHEEL_SLOTS
 
 
-@kernel("void(int32[::1], int32[::1], int32[::1], int32[::1], int32[::1])")
-def link_chains(slots: Any, distances: Any, first: Any, last: Any, counts: Any) -> None:
-    """Walk the slot index of every message in store order.
+@kernel("void(int64[::1], int64, int32[::1], int32[::1], int32[::1], int32[::1])")
+def link_chains(
+    slot_times_ms: Any, precision_ms: int, distances: Any, first: Any, last: Any, counts: Any
+) -> None:
+    """Walk the slot time of every message in store order.
 
     ``distances[i]`` becomes how many messages back the previous one of the same slot is, 0 when
     there is none. ``first``, ``last`` (filled with -1) and ``counts`` (zeros) are per slot of the
     wheel.
     """
-    for i in range(len(slots)):
-        slot = slots[i]
+    for i in range(len(slot_times_ms)):
+        slot = slot_times_ms[i] // precision_ms % WHEEL_SLOTS
         before = last[slot]
         if before < 0:
             first[slot] = i

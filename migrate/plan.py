@@ -25,7 +25,7 @@ from migrate.log_plan import LogPlan, plan_log
 from migrate.rewrite import growth_bytes
 from migrate.settings import TargetSettings
 from timer_wheel.placing import place
-from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, slot_index
+from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms
 
 Int64Array = NDArray[np.int64]
 
@@ -127,14 +127,12 @@ def make_plan(
         precision_ms=settings.precision_ms,
         window_slots=settings.roll_window_slots,
     )
-    sizes = source_sizes + _growth(levels)
     longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
-    sizes[(sizes < 0) | (sizes > longest)] = 0
-    if amendments.sizes:
-        odd = np.array(sorted(amendments.sizes), np.int64)
-        at = np.searchsorted(picked, odd)
-        there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
-        sizes[at[there]] = [amendments.sizes[int(index)] for index in odd[there]]
+    sizes = _growth(levels)
+    sizes += source_sizes
+    if len(sizes) and (sizes.min() < 0 or sizes.max() > longest):
+        sizes[(sizes < 0) | (sizes > longest)] = 0
+    _set_odd_sizes(sizes, picked, amendments.sizes)
     distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
     return Plan(
         identity=identity.text(),
@@ -158,8 +156,10 @@ def make_plan(
 
 def implausible_due(backlog: LevelBacklog, precision_ms: int) -> NDArray[np.bool_]:
     """Entries whose due time cannot be one: their out time would not have its 13 digits."""
-    too_early: NDArray[np.bool_] = backlog.due_ms < OUT_MS_MIN + precision_ms
-    return too_early | (backlog.due_ms >= OUT_MS_END)
+    due_ms, earliest_ms = backlog.due_ms, OUT_MS_MIN + precision_ms
+    if not len(due_ms) or (due_ms.min() >= earliest_ms and due_ms.max() < OUT_MS_END):
+        return np.zeros(len(due_ms), np.bool_)
+    return np.asarray((due_ms < earliest_ms) | (due_ms >= OUT_MS_END))
 
 
 def _growth(levels: NDArray[np.int16]) -> Int64Array:
@@ -168,16 +168,25 @@ def _growth(levels: NDArray[np.int16]) -> Int64Array:
     return table[levels]
 
 
+def _set_odd_sizes(sizes: Int64Array, picked: Int64Array, odd_sizes: dict[int, int]) -> None:
+    """What writing has taught about the sizes of some of the ``picked``."""
+    if not odd_sizes or not len(picked):
+        return
+    odd = np.array(sorted(odd_sizes), np.int64)
+    at = np.searchsorted(picked, odd)
+    there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
+    sizes[at[there]] = [odd_sizes[int(index)] for index in odd[there]]
+
+
 def slot_chains(
     slot_times_ms: Int64Array, precision_ms: int
 ) -> tuple[NDArray[np.int32], SlotTable]:
     """For each message how far back the one before it in its slot is (0: none), and the slots."""
-    indexes = slot_index(slot_times_ms, precision_ms).astype(np.int32)
-    distances = np.empty(len(indexes), np.int32)
+    distances = np.empty(len(slot_times_ms), np.int32)
     first = np.full(WHEEL_SLOTS, -1, np.int32)
     last = np.full(WHEEL_SLOTS, -1, np.int32)
     counts = np.zeros(WHEEL_SLOTS, np.int32)
-    link_chains(indexes, distances, first, last, counts)
+    link_chains(slot_times_ms, precision_ms, distances, first, last, counts)
     used = np.flatnonzero(counts)
     firsts = first[used].astype(np.int64)
     table = SlotTable(

@@ -37,17 +37,19 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
     out = out_ms(due_ms, precision_ms)
     slot_time_ms = out.copy()
     flags = np.full(len(due_ms), FLAG_DEFAULT, np.int32)
+    if not len(out):
+        return Placing(slot_time_ms, flags, out)
 
-    rolled = np.flatnonzero(needs_roll(out, write_time_ms, precision_ms, window_slots))
-    if rolled.size:
+    if needs_roll(int(out.max()), write_time_ms, precision_ms, window_slots):
+        rolled = np.flatnonzero(needs_roll(out, write_time_ms, precision_ms, window_slots))
         half = window_slots // 2
         first_ms = write_time_ms + half * precision_ms
         slots = _spread(out[rolled], window_slots - half)
         slot_time_ms[rolled] = first_ms + slots * precision_ms
         flags[rolled] |= FLAG_ROLL
 
-    overdue = np.flatnonzero(out < write_time_ms)
-    if overdue.size:
+    if int(out.min()) < write_time_ms:
+        overdue = np.flatnonzero(out < write_time_ms)
         first_ms = write_time_ms - OVERDUE_SLOTS * precision_ms
         slots = _spread(due_ms[overdue], OVERDUE_SLOTS)
         slot_time_ms[overdue] = first_ms + slots * precision_ms
