@@ -184,8 +184,8 @@ _PUT_BACK_OPTIONS = (
     ),
     click.option(
         "--engine",
-        type=click.Choice(["levels", "wheel"]),
-        help="Into what; needed where STORE has both.",
+        type=click.Choice(["levels", "wheel", "hierarchy"]),
+        help="Into what; needed where STORE has two.",
     ),
     click.option("--level-table", type=LevelTable(), help="What STORE's levels mean."),
     click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),

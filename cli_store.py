@@ -17,7 +17,13 @@ from message_store.clock import Clock, ManualClock, SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import DelayStore
 from message_store.dialect import Dialect
-from message_store.engine_choice import EngineName, choose_engine, engines_in, require_engine
+from message_store.engine_choice import (
+    EngineName,
+    choose_engine,
+    engines_in,
+    require_engine,
+    takes_over,
+)
 from message_store.errors import DelayStoreError
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200
 HOUR_MS = 3_600_000
+TO_THE_MILLISECOND = "1"
 ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "dialect", "now_ms")
 
 
@@ -49,13 +56,15 @@ def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
 _ENGINE_OPTIONS = (
     click.option(
         "--engine",
-        type=click.Choice(["levels", "wheel"]),
-        help="Which engine; needed for a new store, and where both have left something.",
+        type=click.Choice(["levels", "wheel", "hierarchy"]),
+        help="Which engine; needed for a new store, and where two have left something. A store goes"
+        " from wheel to hierarchy, or back, by being opened with the other.",
     ),
     click.option(
         "--precision-ms",
-        type=click.Choice(PRECISIONS),
-        help="How wide a slot of the wheel is; of a store that is there, it must be the same.",
+        type=click.Choice([*PRECISIONS, TO_THE_MILLISECOND]),
+        help="How wide a slot of the wheel is; of a store that is there, it must be the same. 1,"
+        " of the hierarchy, is to the millisecond.",
     ),
     click.option(
         "--level-table",
@@ -112,7 +121,7 @@ def opened(
     if broker_name is not None and "settings" not in how:
         how["settings"] = StoreSettings(broker_name=broker_name)
     for other in engines_in(root):
-        if other != chosen:
+        if other != chosen and not takes_over(chosen, other):
             output.warn(f"{path}: what waits in the {other} of this store is left alone")
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
     with loading(output):
@@ -126,6 +135,10 @@ def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
         from legacy_levels.level_store import LevelStore
 
         return LevelStore.open(path, **settings)
+    if engine == "hierarchy":
+        from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
+
+        return HierarchicalWheelStore.open(path, **settings)
     from timer_wheel.wheel_store import WheelStore
 
     return WheelStore.open(path, **settings)
@@ -154,10 +167,12 @@ def _settings(
     """What an engine is opened with; what nobody said is left to the engine and its store."""
     if engine == "levels" and precision_ms is not None:
         raise click.UsageError("--precision-ms is for the wheel, and this is a store of levels")
+    if engine == "wheel" and precision_ms == TO_THE_MILLISECOND:
+        raise click.UsageError("--precision-ms 1 is for --engine hierarchy; a wheel has slots")
     found: dict[str, Any] = {}
     if dialect is not None:
         found["dialect"] = Dialect(dialect)
-        if engine == "wheel" and not found["dialect"].has_wheel:
+        if engine != "levels" and not found["dialect"].has_wheel:
             raise click.UsageError(f"--dialect {dialect}: brokers of that version have no wheel")
     levels = given_level_table(level_table, broker_conf)
     if levels is not None:
@@ -188,6 +203,8 @@ def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict
         longest_s = positive_number(conf, "timerMaxDelaySec", DEFAULT_MAX_DELAY_S)
     except DelayStoreError as error:
         raise click.BadParameter(str(error), param_hint=CONF_FLAG) from error
+    if engine == "hierarchy":  # its promises are its own
+        return {"settings": settings, "max_delay_ms": longest_s * 1_000}
     return {
         "settings": settings,
         "precision_ms": told.precision_ms,

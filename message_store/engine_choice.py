@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the two engines a store directory belongs to, as its files show it.
+"""Which of the engines a store directory belongs to, as its files show it.
 
-Knows both by name and neither by import: whoever may import them maps the name to the class.
+Knows them by name and neither by import: whoever may import them maps the name to the class.
 """
 
+from pathlib import Path
 from typing import Literal
 
 from message_store.errors import OptionsError
@@ -11,9 +12,10 @@ from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import list_directories, list_segments
 from message_store.store_root import StoreRoot
 
-EngineName = Literal["levels", "wheel"]
+EngineName = Literal["levels", "wheel", "hierarchy"]
 
-_NAMED = {"levels": "the levels", "wheel": "a wheel"}
+_NAMED = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}
+_ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
 DELAY_OFFSETS_NAME = "delayOffset.json"
 
 
@@ -22,7 +24,8 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
 
     Brokers of 5.x make an empty wheel and a delayOffset.json wherever they start. So the wheel's
     files count as soon as they are there, and the levels only by their queues where there is a
-    wheel. Raises SourceError where the disk refuses.
+    wheel. A hierarchical wheel stands in the place of the other, and says so. Raises SourceError
+    where the disk refuses.
     """
     has_levels = bool(list_directories(store.consume_queues / LEVEL_TOPIC))
     has_wheel = (
@@ -32,8 +35,23 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
     )
     if not has_wheel:
         has_levels |= store.config_file(DELAY_OFFSETS_NAME).exists()
-    found: dict[EngineName, bool] = {"levels": has_levels, "wheel": has_wheel}
+    has_hierarchy = hierarchy_mark(store).exists()
+    found: dict[EngineName, bool] = {
+        "levels": has_levels,
+        "wheel": has_wheel and not has_hierarchy,
+        "hierarchy": has_hierarchy,
+    }
     return tuple(name for name, is_there in found.items() if is_there)
+
+
+def hierarchy_mark(store: StoreRoot) -> Path:
+    """What is there while a hierarchical wheel is what tells what waits in a store."""
+    return store.own / "hierarchy" / "active"
+
+
+def takes_over(engine: EngineName, other: EngineName) -> bool:
+    """Whether an engine that opens a store takes what waits there in another engine."""
+    return {engine, other} <= _ONE_ANOTHER
 
 
 def require_engine(store: StoreRoot, engine: EngineName) -> None:
@@ -41,7 +59,7 @@ def require_engine(store: StoreRoot, engine: EngineName) -> None:
     nothing waits for it there, which would be said of a store full of messages.
     """
     found = engines_in(store)
-    if found and engine not in found:
+    if found and engine not in found and not any(takes_over(engine, held) for held in found):
         held = " and ".join(found)
         raise OptionsError(
             f"{store.path}: is a store of {_NAMED[held]}; nothing was ever put into its"
@@ -66,4 +84,6 @@ def choose_engine(
     if len(found) == 1:
         return found[0]
     what = "both levels and a wheel" if found else "neither levels nor a wheel yet"
-    raise OptionsError(f"{store.path}: holds {what}: choose with --engine levels or --engine wheel")
+    raise OptionsError(
+        f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy)"
+    )

@@ -165,7 +165,7 @@ def _decoded(
         try:
             record = decode_message_at(_read(log, offset, size_bytes))
             if level == NO_LEVEL:
-                due_ms = _wheel_due_ms(record, precision_ms)
+                due_ms = _wheel_due_ms(record, due_ms, precision_ms)
             message = _pending(record, level, due_ms, size_bytes)
         except DelayStoreError as error:
             reason = error.problem if isinstance(error, FormatError) else str(error)
@@ -186,14 +186,16 @@ def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:
     return log.read_at(offset, size_bytes)
 
 
-def _wheel_due_ms(record: StoredMessage, precision_ms: int) -> int:
+def _wheel_due_ms(record: StoredMessage, row_due_ms: int, precision_ms: int) -> int:
     """When a message of the wheel is due for good: also after it has rolled.
 
     A slot is delivered once it is over, so one precision after its time; what our own engine was
-    given when it was due already, since it was stored.
+    given when it was due already, since it was stored. A hierarchical wheel knows it itself.
     """
     out_ms = parse_long(record.properties.get(names.TIMER_OUT_MS, ""))
-    return record.store_timestamp_ms if is_overdue(out_ms) else out_ms + precision_ms
+    if is_overdue(out_ms):
+        return record.store_timestamp_ms
+    return row_due_ms if precision_ms == 1 else out_ms + precision_ms
 
 
 def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:

@@ -29,6 +29,7 @@ from message_store.store_settings import StoreSettings
 from migrate.returned_record import Returned
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError
 from migrate.verify_settings import CONVERSION_NAME, read_settings
+from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
 from timer_wheel.timer_properties import require_kept
 from timer_wheel.wheel_math import out_ms, promised_ms
 from timer_wheel.wheel_store import WheelStore
@@ -101,7 +102,7 @@ class Door:
                 f"{size:,} bytes, more than a broker delivers with maxMessageSize"
                 f" {self.max_message_bytes:,}; --broker-conf says what yours is"
             )
-        if self.engine == "wheel":
+        if self.engine != "levels":
             try:
                 require_kept(one.due_ms)
             except DelayStoreError as error:
@@ -143,6 +144,11 @@ def opened_door(
         store = LevelStore.open(
             root.path, clock=clock, levels=table, dialect=dialect, settings=settings
         )
+    elif engine == "hierarchy":
+        store = HierarchicalWheelStore.open(
+            root.path, clock=clock, levels=levels, settings=settings
+        )
+        precision_ms = store.slot_precision_ms
     else:
         store = WheelStore.open(
             root.path, clock=clock, levels=levels, settings=settings, precision_ms=precision_ms

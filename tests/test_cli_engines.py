@@ -26,7 +26,7 @@ from tests.source_laws import ROOT
 NOW = "2026-01-02T03:04:05Z"
 NOW_MS = 1_767_323_045_000
 HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
-ENGINES = pytest.mark.parametrize("engine", ["levels", "wheel"])
+ENGINES = pytest.mark.parametrize("engine", ["levels", "wheel", "hierarchy"])
 
 
 def run(*words: object, stdin: str | bytes | None = None) -> Result:
@@ -321,7 +321,7 @@ def test_an_engine_is_told_by_what_the_directory_holds(engine: str, place: Path)
     schedule(place, "--level", 1, engine=engine)
     words = ("--topic", "orders", "--body", "x", "--after", "65s", "--now", NOW)
     [receipt] = lines("schedule", place, *words)
-    late_ms = {"levels": 120_000, "wheel": 65_000}[engine]
+    late_ms = 120_000 if engine == "levels" else 65_000
     assert receipt["promised_ms"] == NOW_MS + late_ms
 
 
@@ -346,8 +346,8 @@ def test_an_engine_that_a_store_does_not_have_is_refused(
     words: tuple[str, ...], engine: str, place: Path
 ) -> None:
     schedule(place, "--level", 1, engine=engine)
-    other = {"levels": "wheel", "wheel": "levels"}[engine]
-    held = {"levels": "the levels", "wheel": "a wheel"}[engine]
+    other = {"levels": "wheel", "wheel": "levels", "hierarchy": "levels"}[engine]
+    held = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}[engine]
     verb, *more = words
     result = run(verb, place, *more, "--engine", other)
     refused(result, cli.USAGE, f"a store of {held}; nothing was ever put into its {other}")
@@ -648,3 +648,18 @@ def test_a_run_ends_when_nobody_reads_what_it_delivers(place: Path) -> None:
         running.stdout.close()
         assert running.wait(250) == cli.DONE
     assert StoreRoot(place).was_stopped_cleanly
+
+
+def test_a_store_changes_hands_in_the_shell(place: Path) -> None:
+    schedule(place, "--after", "1250ms", "--unique-key", "K", engine="wheel")
+    fine = schedule(place, "--after", "1237ms", "--unique-key", "F", engine="hierarchy")
+    assert fine["promised_ms"] == NOW_MS + 1_237
+    assert run("inspect", place, "--now", NOW).exit_code == cli.DONE
+    waiting = {each["unique_key"]: each["due_ms"] for each in lines("pending", place, "--now", NOW)}
+    assert waiting == {"K": NOW_MS + 2_000, "F": NOW_MS + 1_237}
+    refused(
+        run("run", place, "--engine", "wheel", "--precision-ms", "1"), cli.USAGE, "--engine hier"
+    )
+    found = lines("run", place, "--engine", "wheel", "--now", NOW_MS + 2_000)
+    assert {each["unique_key"] for each in found} == {"K", "F"}
+    assert lines("pending", place, "--now", NOW) == []

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.engine_choice import hierarchy_mark
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from timer_wheel.chain_walk import walk_chains
@@ -85,8 +86,14 @@ def read_wheel_store(
     `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
     recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
     finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
-    and repeats, and finds what was stored and not yet queued. Raises SourceError and FormatError.
+    and repeats, and finds what was stored and not yet queued. Of a store whose wheel is
+    hierarchical it is what that holds, in slots of a millisecond; no broker starts on it. Raises
+    SourceError and FormatError.
     """
+    if hierarchy_mark(root).exists():
+        from timer_wheel.hierarchy.hierarchy_reader import read_hierarchy
+
+        return read_hierarchy(root, after_crash=after_crash)
     timeline = read_timeline(root)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     flush_position = wheel.log_position or checkpoint.flush_position

@@ -10,6 +10,7 @@ from message_store.errors import OptionsError, SourceError
 from message_store.store_root import StoreRoot
 
 LEVELS = ("consumequeue/SCHEDULE_TOPIC_XXXX/2/",)
+HIERARCHY = "delaywheel/hierarchy/active"
 OFFSETS = ("config/delayOffset.json",)
 
 
@@ -26,6 +27,8 @@ OFFSETS = ("config/delayOffset.json",)
         (("consumequeue/rmq_sys_wheel_timer/0/",), ("wheel",)),
         (("timerwheel", *OFFSETS), ("wheel",)),
         (("timerwheel", *LEVELS), ("levels", "wheel")),
+        (("timerwheel", HIERARCHY), ("hierarchy",)),
+        ((HIERARCHY, *LEVELS), ("levels", "hierarchy")),
     ],
 )
 def test_what_tells_an_engine(
@@ -55,6 +58,7 @@ def test_only_an_engine_that_has_put_something_into_a_store_is_opened(tmp_path: 
         OptionsError, match="a store of a wheel; nothing was ever put into its levels"
     ):
         require_engine(store, "levels")
+    require_engine(store, "hierarchy")
 
 
 def test_a_new_place_takes_the_engine_that_is_asked_for(tmp_path: Path) -> None:

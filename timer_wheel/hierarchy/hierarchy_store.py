@@ -85,6 +85,11 @@ class HierarchicalWheelStore(TimerStore):
 
         return made_or_let_go(store, make)
 
+    @property
+    def slot_precision_ms(self) -> int:
+        """The width of slot that an out time means which is a multiple of 100."""
+        return self._index.slot_precision_ms
+
     # --- time -------------------------------------------------------------------------------------
 
     def _settle(self) -> None:

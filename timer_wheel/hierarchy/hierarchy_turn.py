@@ -16,8 +16,9 @@ from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again
+from timer_wheel.lost_messages import undeliverable
 from timer_wheel.timer_rows import TimerFacts
-from timer_wheel.turning import delivery_order, undeliverable
+from timer_wheel.turning import delivery_order
 
 _PLACED_WITHIN_MS = 1_000
 

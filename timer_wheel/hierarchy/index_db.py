@@ -66,8 +66,8 @@ class IndexDb:
         with self._told():
             self._db = rocksdict.Rdict(
                 str(path),
-                _options(),
-                {name: _options() for name in FAMILIES},
+                database_options(),
+                {name: database_options() for name in FAMILIES},
                 access.read_only(False) if read_only else access.read_write(),
             )
             self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
@@ -213,7 +213,7 @@ def remove_index(path: Path) -> None:
     """Take away the database that is there, whatever state it is in. Raises TargetError."""
     if not path.exists():
         return
-    _remove(path, lambda: rocksdict.Rdict.destroy(str(path), _options()))
+    _remove(path, lambda: rocksdict.Rdict.destroy(str(path), database_options()))
 
 
 def _remove(path: Path, destroy: Callable[[], _T]) -> None:
@@ -240,7 +240,8 @@ def _ours(path: Path, error: Exception) -> DelayStoreError:
     return TargetError(f"{path}: {text}")
 
 
-def _options() -> Any:
+def database_options() -> Any:
+    """How the database is opened, and how its tables are written."""
     table = rocksdict.BlockBasedOptions()
     table.set_format_version(_FORMAT_VERSION)
     table.set_block_size(_BLOCK_BYTES)

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from message_store.engine_choice import hierarchy_mark
 from message_store.errors import SourceError
 from message_store.small_files import read_small_file, remove_file, replace_file
 from message_store.store_root import StoreRoot
@@ -45,7 +46,7 @@ def read_active(root: StoreRoot) -> Active | None:
 
     Raises SourceError for a file that cannot be read, or that says nothing that we know.
     """
-    path = home(root) / "active"
+    path = hierarchy_mark(root)
     content = read_small_file(path)
     if content is None:
         return None
@@ -58,7 +59,7 @@ def read_active(root: StoreRoot) -> Active | None:
 
 def claim(root: StoreRoot, active: Active) -> None:
     """Make the store a hierarchical wheel's, durably. Raises TargetError."""
-    replace_file(home(root) / "active", json.dumps(attrs.asdict(active)).encode())
+    replace_file(hierarchy_mark(root), json.dumps(attrs.asdict(active)).encode())
 
 
 def guard(root: StoreRoot) -> None:
@@ -67,6 +68,11 @@ def guard(root: StoreRoot) -> None:
         replace_file(root.timer_wheel, _GUARD)
 
 
+def is_guarded(root: StoreRoot) -> bool:
+    """Whether brokers are kept from starting. Raises SourceError."""
+    return read_small_file(root.timer_wheel) == _GUARD
+
+
 def release(root: StoreRoot) -> None:
     """Make the store that of a wheel in files. Raises TargetError."""
-    remove_file(home(root) / "active")
+    remove_file(hierarchy_mark(root))

@@ -14,8 +14,8 @@ from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
+from timer_wheel.lost_messages import undeliverable
 from timer_wheel.timer_rows import Bools
-from timer_wheel.turning import undeliverable
 
 LOOK_EVERY_MS = 60_000
 
