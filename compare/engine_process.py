@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _on_the_wall_clock(
     engine: Engine, workload: Workload, settings: RaceSettings, store: Path, progress: Progress
 ) -> Observation:
     clock = SystemClock()
-    with engine.open_store(store, clock, settings) as opened:
+    with closing(engine.open_store(store, clock, settings)) as opened:
         workload = workload.starting_at(clock.now_ms() + LEAD_MS)
         watch = EngineWatch(workload, store, progress)
         WallRun(opened, settings, watch).run()
@@ -133,6 +134,9 @@ def run_in_process(
     except BaseException:
         _end(child)
         raise
+    finally:
+        if child.stdout is not None:
+            child.stdout.close()
     if "error" in said:
         kind = {"TargetError": TargetError, "SourceError": SourceError}
         raise kind.get(said["kind"], EngineFailedError)(f"{name}: {said['error']}")

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small races in this process, and engines with a fault planted in them."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+
+from compare.engine_process import run_engine
+from compare.engine_watch import Progress
+from compare.engines import ENGINES, Engine
+from compare.observation import Observation, RaceSettings
+from compare.race import Race, no_progress, run_race
+from compare.results import RaceResults
+from compare.work_files import read_workload
+from compare.workload import Workload
+from compare.workloads import Recipe, make_workload
+from message_store.clock import Clock
+from message_store.delay_store import AtMs, DelayStore, Due, Receipt
+from message_store.message import Message
+
+EXACT = RaceSettings(tick_ms=1, commit_log_file_bytes=1 << 20)
+
+
+@attrs.frozen
+class Here:
+    """An entrant that needs no process of its own."""
+
+    engine: Engine
+
+    def lacks(self, settings: RaceSettings) -> str | None:
+        return self.engine.lacks()
+
+    def run(
+        self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
+    ) -> Observation:
+        return run_engine(self.engine, read_workload(workload_file), settings, store, progress)
+
+
+def small(name: str, **recipe: Any) -> Workload:
+    return make_workload(name, Recipe(**{"messages": 200, "body_bytes": 64, **recipe}))
+
+
+def race(
+    workload: Workload,
+    engines: dict[str, Engine],
+    directory: Path,
+    settings: RaceSettings = EXACT,
+    **more: Any,
+) -> RaceResults:
+    entrants = {name: Here(engine) for name, engine in engines.items()}
+    wanted = Race(
+        workload=workload, engines=list(engines), settings=settings, directory=directory, **more
+    )
+    return run_race(wanted, no_progress, entrants)
+
+
+def engines(*names: str) -> dict[str, Engine]:
+    return {name: ENGINES[name] for name in names}
+
+
+def told(receipt: Receipt, topic: str, due_ms: int, promised_ms: int) -> Receipt:
+    """A receipt that says something else than what was done."""
+    return Receipt(
+        unique_key=receipt.unique_key,
+        topic=topic,
+        due_ms=due_ms,
+        promised_ms=promised_ms,
+        commit_log_offset=receipt.commit_log_offset,
+        broker_name=receipt.broker_name,
+    )
+
+
+class Twisted:
+    """A store whose ``schedule`` does something else than it says to one message in ten."""
+
+    def __init__(self, store: DelayStore, fault: str) -> None:
+        self._store, self._fault, self._count = store, fault, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        self._count += 1
+        assert isinstance(due, AtMs)
+        if self._count % 10:
+            return self._store.schedule(message, due)
+        if self._fault == "early":
+            receipt = self._store.schedule(message, AtMs(0))
+            return told(receipt, message.topic, due.due_ms, due.due_ms + 1_000)
+        if self._fault == "repeated":
+            self._store.schedule(message, due)
+            return self._store.schedule(message, due)
+        receipt = self._store.schedule(attrs.evolve(message, topic="elsewhere"), due)
+        return told(receipt, message.topic, due.due_ms, receipt.promised_ms)
+
+
+def twisted(name: str, fault: str) -> Engine:
+    """An engine that delivers one message in ten "early", "repeated" or, "missing", elsewhere."""
+    honest = ENGINES[name]
+
+    def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+        return cast(DelayStore, Twisted(honest.open_store(path, clock, settings), fault))
+
+    return attrs.evolve(honest, open_store=open_store)

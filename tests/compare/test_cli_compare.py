@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``delaywheel compare``: what it prints, how it ends, and that engines run in processes."""
+
+import json
+import os
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from compare import entrants
+from compare.engines import ENGINES
+from legacy_levels.generate import generate_level_store
+from tests.compare.races import Here, twisted
+
+NOW_MS = 1_767_323_045_000
+LATENESS_KEYS = {"p50", "p90", "p99", "p999", "max"}
+
+
+@pytest.fixture
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines run in this process: what is tested is the command."""
+    for name in ENGINES:
+        monkeypatch.setitem(entrants.ENTRANTS, name, Here(ENGINES[name]))
+    monkeypatch.setitem(entrants.ENTRANTS, "losing", Here(twisted("memory", "missing")))
+
+
+def run(*words: str) -> Result:
+    main: click.Group = import_module("cli").main
+    return CliRunner().invoke(main, ["compare", "--quiet", *words])
+
+
+def small(*words: str) -> Result:
+    return run("--messages", "100", "--body-bytes", "32", *words)
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_json_has_the_keys_that_others_rely_on() -> None:
+    ended = small("--workload", "burst", "--engines", "levels,wheel,memory", "--json")
+    assert ended.exit_code == 0, ended.output
+    told = json.loads(ended.stdout)
+    assert list(told["engines"]) == ["levels", "wheel", "memory"]
+    for facts in told["engines"].values():
+        assert facts["lateness_ms"].keys() == LATENESS_KEYS
+        assert facts["lateness_after_promise_ms"].keys() == LATENESS_KEYS
+        assert facts.keys() >= {
+            "put_per_second", "drain_per_second", "early", "missing", "duplicates", "cpu_percent",
+            "peak_memory_bytes", "bytes_on_disk",
+        }  # fmt: skip
+    assert told["workload"]["name"] == "burst"
+    assert told["first_difference"]["kind"] == "other times"
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_answer_comes_first_and_then_a_column_an_engine() -> None:
+    ended = small("--workload", "uniform", "--engines", "levels,wheel")
+    first, *lines = ended.stdout.splitlines()
+    assert first == "Every engine delivered all that was taken once, and nothing early"
+    heads = [line.split() for line in lines]
+    assert ["levels", "wheel"] in heads
+    assert ["missing", "0", "0"] in heads
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
+    ended = small("--rate", "10", "--engines", "losing,memory")
+    assert ended.exit_code == 1
+    assert ended.stdout.startswith("Losing is wrong: 0 early, 10 missing, 0 repeated\n")
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["--engines", "levels,abacus"], 2, "'abacus' is none of levels, wheel, memory"),
+        (["--engines", "levels,"], 2, "is not a list of engines"),
+        (["--workload", "backlog"], 2, "--workload backlog needs --store"),
+        (["--workload", "trace"], 2, "--workload trace needs --trace"),
+        (["--workload", "backlog", "--store", "nowhere"], 3, "nowhere"),
+        (["--workload", "trace", "--trace", "nowhere.csv"], 3, "nowhere.csv: no such file"),
+        (["--now", str(NOW_MS)], 2, "--now is for --workload backlog and trace"),
+        (["--fault", "flood@1m"], 2, "no fault"),
+        (["--fault", "kill@1m", "--clock", "wall"], 2, "need the virtual clock"),
+        (["--delays", "10m-30s"], 2, "ends before it begins"),
+        (["--delays", "soon"], 2, "'soon' is not a duration"),
+        (["--body-bytes", "4"], 2, "4 is not in the range"),
+        (["--messages", "0"], 2, "0 is not in the range"),
+        (["--keep", "full"], 4, "full: is not empty"),
+        (["--directory", "nowhere"], 4, "nowhere: cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: int,
+    complaint: str,
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    ended = run("--engines", "memory", *words)
+    assert ended.exit_code == code, ended.output
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_backlog_of_a_store_goes_through_the_levels_exactly(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    generate_level_store(
+        store, messages=200, body_bytes=40, levels=tuple(range(1, 19)), topics=3, seed=0,
+        dialect="4.9", commit_log_file_bytes=1 << 20, now_ms=NOW_MS,
+    )  # fmt: skip
+    before = sorted(path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file())
+    words = ("--workload", "backlog", "--store", str(store), "--tick", "1ms", "--json")
+    told = json.loads(run(*words).stdout)
+    assert told["workload"]["messages"] == 200
+    assert told["engines"]["levels"]["lateness_ms"]["max"] == 0
+    assert 0 < told["engines"]["wheel"]["lateness_ms"]["max"] < 1_000
+    assert told["engines"]["wheel"]["delivered"] == 200
+    assert before == sorted(path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file())
+    # Asleep for an hour after the broker was stopped: what was due meanwhile is late.
+    asleep = json.loads(run(*words, "--now", str(NOW_MS + 3_600_000)).stdout)
+    assert asleep["engines"]["levels"]["lateness_ms"]["max"] > 3_000_000
+    assert asleep["engines"]["levels"]["missing"] == 0
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_trace_runs_and_a_report_is_written(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("arrival,due\n0,5000\n100,90000\n")
+    report = tmp_path / "race.html"
+    ended = run(
+        "--workload", "trace", "--trace", str(tmp_path / "trace.csv"), "--engines", "wheel,memory",
+        "--report", str(report),
+    )  # fmt: skip
+    assert ended.exit_code == 0, ended.output
+    assert "memory" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("_here")
+def test_stores_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    assert small("--engines", "levels", "--keep", str(keep)).exit_code == 0
+    assert (keep / "levels" / "commitlog").is_dir()
+
+
+def test_engines_run_in_processes_of_their_own_and_leave_nothing(tmp_path: Path) -> None:
+    # A full disk too, because its limit is the whole process's.
+    ended = small(
+        "--engines", "wheel,memory", "--directory", str(tmp_path), "--json", "--rate", "10",
+        "--fault", "disk-full@5s+1m", "--fault", "kill@90s", "--delays", "1s-2m",
+    )  # fmt: skip
+    told = json.loads(ended.stdout)
+    wheel, memory = told["engines"]["wheel"], told["engines"]["memory"]
+    assert (wheel["early"], wheel["missing"], wheel["duplicates"]) == (0, 0, 0)
+    assert [fault["kind"] for fault in wheel["faults"]] == ["disk-full", "kill"]
+    assert wheel["faults"][0]["answer"] == "refused, and opened again when there was room"
+    assert memory["missing"] > 0
+    assert ended.exit_code == 1
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Races on the virtual clock: every engine through every workload, faults, and planted errors."""
+
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from compare.engines import ENGINES, Engine
+from compare.faults import Fault, random_faults
+from compare.observation import RaceSettings
+from compare.race import Race, require_room
+from compare.workload import Workload
+from compare.workloads import MADE_UP
+from message_store.errors import BadFieldError, TargetError
+from tests.compare.races import EXACT, engines, race, small, twisted
+
+ALL = ("levels", "wheel", "memory")
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_every_engine_delivers_every_workload_once_and_not_early(tmp_path: Path, name: str) -> None:
+    results = race(small(name), engines(*ALL), tmp_path)
+    for engine in results.engines:
+        assert (engine.taken, engine.delivered, engine.is_right) == (200, 200, True), engine.name
+        assert engine.lateness_after_promise_ms is not None
+        assert engine.lateness_after_promise_ms.max == 0
+        assert sum(engine.traffic.put) == sum(engine.traffic.delivered) == 200
+        assert engine.put_per_second
+        assert engine.drain_per_second
+        assert engine.through_per_second
+        assert (engine.bytes_on_disk > 200 * 2 * 64) == (engine.name != "memory")
+
+
+def test_lateness_against_the_time_asked_for_shows_slots_and_levels(tmp_path: Path) -> None:
+    results = race(small("uniform"), engines(*ALL), tmp_path)
+    late = {engine.name: engine.lateness_ms for engine in results.engines}
+    assert late["memory"] is not None
+    assert late["wheel"] is not None
+    assert late["levels"] is not None
+    assert late["memory"].max == 0
+    assert 0 < late["wheel"].max < 1_000
+    assert late["levels"].max > 60_000
+
+
+def test_a_tick_shows_as_lateness_after_the_promise(tmp_path: Path) -> None:
+    settings = attrs.evolve(EXACT, tick_ms=500)
+    [result] = race(small("uniform"), engines("memory"), tmp_path, settings).engines
+    assert result.lateness_after_promise_ms is not None
+    assert 0 < result.lateness_after_promise_ms.max < 500
+
+
+@pytest.mark.parametrize("name", ["levels", "wheel"])
+def test_the_same_seed_gives_the_same_deliveries(tmp_path: Path, name: str) -> None:
+    workload = small("tdmq", messages=100)
+    settings = attrs.evolve(EXACT, faults=random_faults(3, 5, 600_000, ("kill", "clock-back")))
+    several = engines(name) | {"again": ENGINES[name]}
+    results = race(workload, several, tmp_path, settings)
+    assert results.first_difference is None
+    one, again = results.engines
+    assert one.lateness_curve == again.lateness_curve
+    assert one.traffic == again.traffic
+    assert len(one.faults) == 3
+
+
+def test_the_first_difference_is_told_with_all_that_befell_the_message(tmp_path: Path) -> None:
+    workload = small("uniform")
+    found = race(workload, engines(*ALL), tmp_path).first_difference
+    assert found is not None
+    assert (found.kind, found.number) == ("other times", 0)
+    asked_ms = int(workload.due_ms[0])
+    assert found.asked_ms == asked_ms
+    assert found.engines["memory"].delivered_ms == (asked_ms,)
+    slot_end_ms = -(-asked_ms // 1_000) * 1_000
+    assert found.engines["wheel"].promised_ms == slot_end_ms
+    assert found.engines["wheel"].delivered_ms == (slot_end_ms,)
+
+
+@pytest.mark.parametrize("name", ["levels", "wheel", "memory"])
+@pytest.mark.parametrize(
+    ("fault", "figure", "kind"),
+    [
+        ("early", "early", "early"),
+        ("repeated", "duplicates", "repeated"),
+        ("missing", "missing", "delivered by some only"),
+    ],
+)
+def test_what_an_engine_does_wrong_is_counted_in_its_topics(
+    tmp_path: Path, name: str, fault: str, figure: str, kind: str
+) -> None:
+    # At 50 a second they are put one by one, which is where the fault is planted.
+    workload = small("uniform", messages=50, rate_per_second=50.0, delay_min_ms=20_000)
+    several = {"honest": ENGINES["memory"], "wrong": twisted(name, fault)}
+    results = race(workload, several, tmp_path)
+    honest, wrong = results.engines
+    assert honest.is_right
+    assert not results.is_right
+    counts = {count: getattr(wrong, count) for count in ("early", "missing", "duplicates")}
+    assert counts == {"early": 0, "missing": 0, "duplicates": 0} | {figure: counts[figure]}
+    assert counts[figure] == 5
+    assert results.first_difference is not None
+    assert (results.first_difference.kind, results.first_difference.number) == (kind, 9)
+
+
+def test_what_an_engine_cannot_keep_is_not_taken_and_not_missing(tmp_path: Path) -> None:
+    hour_ms = 3_600_000
+    workload = small("uniform", delay_min_ms=hour_ms, delay_max_ms=3 * hour_ms)
+    results = race(workload, engines("levels", "wheel"), tmp_path)
+    levels, wheel = results.engines
+    beyond = int((workload.due_ms - workload.arrival_ms > 2 * hour_ms).sum())
+    assert 0 < beyond == levels.not_taken == 200 - levels.taken
+    assert (levels.missing, levels.delivered, wheel.not_taken) == (0, levels.taken, 0)
+    assert results.first_difference is not None
+    assert results.first_difference.kind == "taken by some only"
+    assert results.first_difference.messages == beyond
+
+
+def test_an_engine_that_is_not_available_is_named_with_the_reason(tmp_path: Path) -> None:
+    absent = attrs.evolve(ENGINES["memory"], lacks=lambda: "nobody has built it")
+    results = race(small("burst"), {"absent": absent, **engines("memory")}, tmp_path)
+    assert results.engine("absent").unavailable == "nobody has built it"
+    assert results.as_json()["engines"]["absent"] == {"unavailable": "nobody has built it"}
+    assert results.is_right
+    assert results.engine("memory").delivered == 200
+
+
+def test_rounds_take_turns_and_each_is_kept(tmp_path: Path) -> None:
+    results = race(small("burst"), engines("levels", "wheel"), tmp_path, repeat=3)
+    for engine in results.engines:
+        rates = sorted(one.put_per_second or 0 for one in engine.rounds)
+        assert len(rates) == 3
+        assert engine.put_per_second == rates[1]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_stores_stay_only_where_they_are_kept(tmp_path: Path, keeps: bool) -> None:
+    race(small("burst"), engines("levels"), tmp_path, keeps_stores=keeps)
+    assert (tmp_path / "levels" / "commitlog").is_dir() == keeps
+
+
+def test_a_race_that_does_not_fit_the_disk_does_not_begin(tmp_path: Path) -> None:
+    vast = attrs.evolve(small("burst"), body_bytes=np.full(200, 1 << 50))
+    wanted = Race(workload=vast, engines=["levels"], settings=EXACT, directory=tmp_path)
+    with pytest.raises(TargetError, match="are needed and"):
+        require_room(wanted)
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def after(workload: Workload, *faults: Fault) -> RaceSettings:
+    return attrs.evolve(EXACT, faults=faults)
+
+
+@pytest.mark.parametrize("name", ["levels", "wheel"])
+def test_a_kill_loses_and_repeats_nothing(tmp_path: Path, name: str) -> None:
+    workload = small("uniform")
+    settings = after(workload, *(Fault("kill", minute * 60_000) for minute in (1, 50, 51, 90)))
+    [result] = race(workload, engines(name), tmp_path, settings).engines
+    assert result.is_right
+    assert [fault.answer for fault in result.faults] == ["opened again"] * 4
+
+
+def test_what_has_no_files_loses_what_waits_when_it_is_killed(tmp_path: Path) -> None:
+    workload = small("uniform")
+    settings = after(workload, Fault("kill", 3_600_000))
+    [result] = race(workload, engines("memory"), tmp_path, settings).engines
+    waiting = int((workload.due_ms > workload.start_ms + 3_600_000).sum())
+    assert 0 < waiting == result.missing
+    assert (result.early, result.duplicates) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kind", ["clock-back", "clock-forward"])
+def test_a_clock_that_leaps_hurries_and_loses_nothing(tmp_path: Path, name: str, kind: str) -> None:
+    # After a leap back, what asks for two hours is beyond the longest level.
+    workload = small("uniform", rate_per_second=1.0, delay_max_ms=3_600_000)
+    settings = after(workload, Fault(kind, 100_000, 600_000))
+    [result] = race(workload, engines(name), tmp_path, settings).engines
+    assert result.is_right
+    assert result.delivered == 200
+    assert len(result.faults) == 1
+
+
+def test_an_engine_that_sleeps_delivers_what_is_overdue_when_it_wakes(tmp_path: Path) -> None:
+    workload = small("uniform")
+    wakes_ms = workload.start_ms + 3_600_000
+    settings = attrs.evolve(EXACT, asleep_until_ms=wakes_ms)
+    [result] = race(workload, engines("memory"), tmp_path, settings).engines
+    assert result.is_right
+    assert result.lateness_ms is not None
+    assert result.lateness_ms.max == wakes_ms - int(workload.due_ms.min())
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("kill@10m", Fault("kill", 600_000)),
+        ("clock-back@90s+2h", Fault("clock-back", 90_000, 7_200_000)),
+        ("disk-full@250ms+1s", Fault("disk-full", 250, 1_000)),
+    ],
+)
+def test_a_fault_is_read_as_it_is_written(text: str, fault: Fault) -> None:
+    assert Fault.parse(text) == fault
+
+
+@pytest.mark.parametrize("text", ["kill", "flood@10m", "kill@10", "kill@-1m", "kill@1m+", ""])
+def test_what_is_no_fault_is_refused(text: str) -> None:
+    with pytest.raises(BadFieldError, match="no fault"):
+        Fault.parse(text)
+
+
+def test_random_faults_are_the_same_for_the_same_seed() -> None:
+    assert random_faults(5, 1, 10**6) == random_faults(5, 1, 10**6) != random_faults(5, 2, 10**6)
+    assert [fault.at_ms for fault in random_faults(9, 1, 10**6)] == sorted(
+        fault.at_ms for fault in random_faults(9, 1, 10**6)
+    )
+
+
+def test_engines_are_one_line_each_in_one_table() -> None:
+    assert set(ALL) <= set(ENGINES)
+    assert all(isinstance(engine, Engine) for engine in ENGINES.values())

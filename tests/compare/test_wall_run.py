@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Races on the wall clock: lateness is real, and who makes others wait pays for all of them."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import pytest
+
+from compare.engines import ENGINES
+from compare.observation import RaceSettings
+from message_store.clock import Clock, SystemClock
+from message_store.delay_store import DelayStore, Due, Receipt
+from message_store.message import Message
+from tests.compare.races import engines, race, small
+
+WALL = RaceSettings(clock="wall", precision_ms=100, commit_log_file_bytes=1 << 20)
+STALL_MS = 400
+
+
+@pytest.mark.parametrize("name", ["wheel", "memory"])
+def test_everything_comes_once_and_not_early(tmp_path: Path, name: str) -> None:
+    workload = small(
+        "uniform", messages=60, rate_per_second=300.0, delay_min_ms=1, delay_max_ms=300
+    )
+    [result] = race(workload, engines(name), tmp_path, WALL).engines
+    assert (result.delivered, result.is_right) == (60, True)
+    assert result.lateness_ms is not None
+    assert result.lateness_ms.p50 >= 0
+    assert result.cpu_percent > 0
+    assert result.usage.at_ms
+
+
+class Stalling:
+    """A store that stands still once, when the 10th message is put."""
+
+    def __init__(self, store: DelayStore) -> None:
+        self._store, self._count = store, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        self._count += 1
+        if self._count == 10:
+            SystemClock().sleep_ms(STALL_MS)
+        return self._store.schedule(message, due)
+
+
+def test_who_makes_the_producer_wait_is_late_with_every_message_that_waited(
+    tmp_path: Path,
+) -> None:
+    honest = ENGINES["memory"]
+
+    def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+        return cast(DelayStore, Stalling(honest.open_store(path, clock, settings)))
+
+    # One in 20 ms, each due a millisecond later: some twenty should have come while it stood still.
+    workload = small("uniform", messages=40, rate_per_second=50.0, delay_min_ms=1, delay_max_ms=1)
+    stalling = {"stalling": attrs.evolve(honest, open_store=open_store)}
+    [result] = race(workload, stalling, tmp_path, WALL).engines
+    assert result.lateness_ms is not None
+    curve = result.lateness_curve
+    in_time = max(
+        share
+        for share, late_ms in zip(curve.fractions, curve.late_ms, strict=True)
+        if late_ms <= STALL_MS / 4
+    )
+    assert result.lateness_ms.max >= STALL_MS - 1
+    assert in_time < 0.8  # not only the one in hand is late
+    assert result.is_right
+
+
+def test_an_error_in_a_thread_ends_the_race(tmp_path: Path) -> None:
+    honest = ENGINES["memory"]
+
+    class Broken(Stalling):
+        def schedule(self, message: Message, due: Due) -> Receipt:
+            raise RuntimeError("broken")
+
+    def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+        return cast(DelayStore, Broken(honest.open_store(path, clock, settings)))
+
+    broken = {"broken": attrs.evolve(honest, open_store=open_store)}
+    with pytest.raises(RuntimeError, match="broken"):
+        race(small("burst", messages=2), broken, tmp_path, WALL)
