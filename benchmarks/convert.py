@@ -3,15 +3,17 @@
 
 For each number of messages: make the store, read it once, then take turns, round by round. A
 conversion runs with a Spark session that is up and kernels that were compiled before; what a cold
-start costs is measured once and reported apart. The empty tail of the last log file is cut off for
-``cp``: a conversion does not copy it either.
+start costs is measured once and reported apart, and so is memory, in a round that is not timed.
+The empty tail of the last log file is cut off for ``cp``: a conversion does not copy it either.
+Everything happens in a directory of its own, which is removed; rounds end when time is up.
 """
 
 import argparse
 import os
+import resource
 import shutil
-import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,17 +24,17 @@ from typing import Any
 import attrs
 from pyspark.sql import SparkSession
 
+from benchmarks.convert_report import WARM_UP_MESSAGES, report_text
 from benchmarks.machine import (
     RESULTS,
     descendants,
+    direct_write_bytes_per_s,
     facts,
-    facts_text,
     is_python,
     keep,
     prewarm,
     private_bytes,
-    spread,
-    table,
+    process_cpu_s,
 )
 from legacy_levels.generate import generate_level_store
 from message_store.clock import SystemClock, stopwatch_s
@@ -41,9 +43,10 @@ from migrate.convert import convert
 from migrate.session import spark_session
 from migrate.settings import ConvertOptions
 
-_STAGES = ("plan", "write", "seal", "total")
 _SAMPLE_EVERY_S = 0.02
-_WARM_UP_MESSAGES = 20_000
+_DISK_BYTES_A_MESSAGE = 1_400
+"""Source, the last file of it once more, and a target or a copy."""
+_ALL_SIZES_MINUTES = 9.0
 
 
 class MemoryWatch:
@@ -107,11 +110,18 @@ def settle() -> None:
     prewarm()
 
 
+def children_cpu_s() -> float:
+    """Seconds of processor time of children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def copy_round(path: Path) -> dict[str, float]:
     """``cp`` and ``sync``, seconds."""
     target = path / "copied"
     target.mkdir()
     settle()
+    cpu = children_cpu_s()
     started = stopwatch_s()
     command = ["cp", "--reflink=never", "--sparse=never"]
     subprocess.run([*command, *map(str, sorted((path / "to_copy").iterdir())), target], check=True)
@@ -119,52 +129,75 @@ def copy_round(path: Path) -> dict[str, float]:
     os.sync()
     ended = stopwatch_s()
     shutil.rmtree(target)
-    return {"cp": copied - started, "sync": ended - copied, "total": ended - started}
+    return {
+        "cp": copied - started,
+        "sync": ended - copied,
+        "total": ended - started,
+        "cpu": children_cpu_s() - cpu,
+    }
 
 
-def convert_round(path: Path, spark: SparkSession) -> dict[str, float]:
-    """One conversion, seconds a stage, and memory."""
+def cpu_by_role() -> dict[str, float]:
+    """Seconds of processor time so far: of Spark's Python workers, of its JVM, of this process."""
+    below = descendants(os.getpid())
+    python = [each for each in below if is_python(each)]
+    return {
+        "workers": sum(process_cpu_s(each) for each in python),
+        "jvm": sum(process_cpu_s(each) for each in below if each not in python),
+        "driver": process_cpu_s(),
+    }
+
+
+def convert_round(path: Path, spark: SparkSession, *, watched: bool = False) -> dict[str, float]:
+    """One conversion: seconds a stage, and of processor time; memory instead when ``watched``."""
     target = path / "target"
     settle()
+    options = ConvertOptions(source=path / "source", target=target)
     watch = MemoryWatch()
-    started = stopwatch_s()
-    with watch.watching():
-        options = ConvertOptions(source=path / "source", target=target)
+    before, started = cpu_by_role(), stopwatch_s()
+    if watched:
+        with watch.watching():
+            report = convert(options, spark=spark)
+    else:
         report = convert(options, spark=spark)
-    took = stopwatch_s() - started
+    took, after = stopwatch_s() - started, cpu_by_role()
     size = sum(file.stat().st_blocks * 512 for file in target.rglob("*") if file.is_file())
     shutil.rmtree(target)
-    stages = {name: getattr(report.seconds, name) for name in _STAGES}
     return {
         **attrs.asdict(report.seconds),
-        **stages,
         "total": took,
         "converted": report.total("converted"),
         "target_bytes": size,
+        **{f"{role}_cpu": after[role] - before[role] for role in after},
         "worker_private_bytes": watch.worker_bytes,
         "driver_private_bytes": watch.driver_bytes,
     }
 
 
-def measure(path: Path, messages: int, rounds: int, spark: SparkSession) -> dict[str, Any]:
-    """All rounds for one number of messages; who goes first changes each time."""
+def measure(
+    path: Path, messages: int, rounds: int, spark: SparkSession, until_s: float
+) -> dict[str, Any]:
+    """All rounds for one number of messages, one at least; who goes first changes each time."""
     path.mkdir()
     found: dict[str, Any] = {"messages": messages, "copy": [], "convert": []}
     found |= make_source(path, messages)
     read_once(path)
     for number in range(rounds + 1):
+        if number > 1 and stopwatch_s() > until_s:
+            break
         turns = ("copy", "convert") if number % 2 else ("convert", "copy")
         for turn in turns:
             took = copy_round(path) if turn == "copy" else convert_round(path, spark)
             if number:  # the first round is thrown away
                 found[turn].append(took)
+    found["memory"] = convert_round(path, spark, watched=True)
     shutil.rmtree(path)
     return found
 
 
 def cold_start(path: Path) -> tuple[float, float]:
     """Seconds of the first conversion with a session that is just up, and of the one after it."""
-    make_source(path, _WARM_UP_MESSAGES)
+    make_source(path, WARM_UP_MESSAGES)
     session = SparkSession.getActiveSession()
     assert session is not None
     first, second = (convert_round(path, session)["total"] for _ in range(2))
@@ -172,68 +205,42 @@ def cold_start(path: Path) -> tuple[float, float]:
     return first, second
 
 
-def report_text(measured: dict[str, Any]) -> str:
-    """What was measured, for people."""
-    rows = []
-    for found in measured["runs"]:
-        copies = [each["total"] for each in found["copy"]]
-        totals = [each["total"] for each in found["convert"]]
-        ratios = [ours / theirs for ours, theirs in zip(totals, copies, strict=True)]
-        stages = [spread([each[name] for each in found["convert"]]) for name in _STAGES[:3]]
-        rows.append(
-            (
-                f"{found['messages']:,}",
-                spread(copies),
-                *stages,
-                spread(totals),
-                f"**{spread(ratios)}**",
-                f"{statistics.median(totals) / found['messages'] * 1e6:.2f}",
-            )
+def require_room(place: Path, messages: int) -> None:
+    """End here, with a sentence, when the disk has no room for the largest store and its copies."""
+    needed, free = messages * _DISK_BYTES_A_MESSAGE + (1 << 30), shutil.disk_usage(place).free
+    if needed > free:
+        sys.exit(
+            f"{place}: {needed:,} bytes are needed for {messages:,} messages, {free:,} are free;"
+            " take fewer --messages, or another --directory"
         )
-    head = ("messages", "cp + sync s", "plan s", "write s", "seal s", "total s", "ratio", "µs each")
-    last = measured["runs"][-1]
-    conversions = [each for found in measured["runs"] for each in found["convert"]]
-    worker_mib = max(each["worker_private_bytes"] for each in conversions) / 2**20
-    driver_mib = max(each["driver_private_bytes"] for each in conversions) / 2**20
-    first, second = measured["cold_s"]
-    target_gb = last["convert"][-1]["target_bytes"] / 1e9
-    return f"""# Conversion next to cp + sync
-
-{facts_text(measured["facts"])}
-
-{measured["rounds"]} rounds in turns after one that is thrown away, memory warmed before each;
-median (least–most). Ratios are round by round.
-
-{table(head, rows)}
-
-Private memory: a worker at most {worker_mib:.0f} MiB, the driver {driver_mib:.0f} MiB.
-
-The Spark session took {measured["spark_start_s"]:.1f} s to start; the first conversion in it, of
-{_WARM_UP_MESSAGES:,} messages, {first:.1f} s, the next {second:.1f} s.
-
-At {last["messages"]:,} messages cp copied {last["commit_log_bytes"] / 1e9:.2f} GB, the target takes
-{target_gb:.2f} GB, and generating the source took {last["generate_s"]:.1f} s."""
 
 
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 4_000_000])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", type=Path, help="where to work; needs 8 GB for 4 million")
+    sizes = [1_000_000, 4_000_000, 16_000_000]
+    parser.add_argument("--messages", type=int, nargs="+", default=sizes)
+    parser.add_argument("--rounds", type=int, default=5, help="at most, for each size")
+    parser.add_argument("--minutes", type=float, default=_ALL_SIZES_MINUTES)
+    parser.add_argument("--directory", type=Path, help="where to work; 23 GB for 16 million")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    started = stopwatch_s()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         place = Path(name)
-        measured: dict[str, Any] = {"facts": facts(place), "rounds": options.rounds}
-        started = stopwatch_s()
+        require_room(place, max(options.messages))
+        measured: dict[str, Any] = {"facts": facts(place), "runs": []}
+        measured["direct_bytes_per_s"] = direct_write_bytes_per_s(place)
+        starting_s = stopwatch_s()
         with spark_session() as spark:
-            measured["spark_start_s"] = stopwatch_s() - started
+            measured["spark_start_s"] = stopwatch_s() - starting_s
             measured["cold_s"] = cold_start(place / "cold")
-            measured["runs"] = [
-                measure(place / str(count), count, options.rounds, spark)
-                for count in options.messages
-            ]
+            for count in options.messages:
+                # what a size may take grows with it, so that the largest has its rounds as well
+                share = sum(each for each in options.messages if each <= count)
+                until_s = started + options.minutes * 60 * share / sum(options.messages)
+                found = measure(place / str(count), count, options.rounds, spark, until_s)
+                measured["runs"].append(found)
     keep("convert", report_text(measured), measured, options.results)
 
 

@@ -7,7 +7,9 @@ import os
 import platform
 import statistics
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 _LIBRARIES = ("numpy", "numba", "pyarrow", "pyspark")
 _PAGE = 4096
+_DIRECT_BYTES = 1 << 20
 
 
 def facts(directory: Path) -> dict[str, str]:
@@ -86,10 +89,43 @@ def private_bytes(process: int) -> int:
     return int(_status(process).get("RssAnon", "0 kB").split()[0]) * 1024
 
 
-def process_cpu_s() -> float:
-    """Seconds of processor time that this process has used, all threads together."""
-    used = os.times()
-    return used.user + used.system
+def process_cpu_s(process: int | None = None) -> float:
+    """Seconds of processor time that a process, this one if none is named, has used in all its
+    threads; 0 for one that is gone.
+    """
+    if process is None:
+        used = os.times()
+        return used.user + used.system
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def direct_write_bytes_per_s(directory: Path, size_bytes: int = 1 << 30) -> float:
+    """How fast the disk takes bytes past the page cache, from two writers; the best of three."""
+
+    def write(path: Path) -> None:
+        with mmap.mmap(-1, _DIRECT_BYTES) as block:
+            block.write(os.urandom(_DIRECT_BYTES))
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+            try:
+                for place in range(0, size_bytes // 2, _DIRECT_BYTES):
+                    os.pwrite(descriptor, block, place)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+                path.unlink()
+
+    paths = [directory / f"direct.{number}" for number in range(2)]
+    took = []
+    for _ in range(3):
+        started = time.perf_counter()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(write, paths))
+        took.append(time.perf_counter() - started)
+    return size_bytes / min(took)
 
 
 def is_python(process: int) -> bool:

@@ -58,15 +58,19 @@ def test_the_engines_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_conversion_is_measured_next_to_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "_WARM_UP_MESSAGES", 200)
+    monkeypatch.setattr(convert, "WARM_UP_MESSAGES", 200)
+    monkeypatch.setattr(convert, "direct_write_bytes_per_s", lambda _place: 1e9)
     place, results = tmp_path / "work", tmp_path / "results"
     place.mkdir()
-    flags = ["--messages", "1000", "--rounds", "1", "--directory", str(place)]
+    flags = ["--messages", "1000", "2000", "--rounds", "1", "--directory", str(place)]
     run(convert, monkeypatch, *flags, "--results", str(results))
-    [found] = json.loads((results / "convert.json").read_text())["runs"]
-    assert found["convert"][0]["converted"] == 1_000
-    assert found["copy"][0]["total"] > 0
-    assert "ratio" in (results / "convert.md").read_text()
+    for found in json.loads((results / "convert.json").read_text())["runs"]:
+        assert found["convert"][0]["converted"] == found["messages"]
+        assert found["copy"][0]["total"] > 0
+        assert found["memory"]["worker_private_bytes"] > 1 << 20
+    text = (results / "convert.md").read_text()
+    assert "2,000 messages, " in text
+    assert "Private memory of a worker" in text
     assert list(place.iterdir()) == []
 
 
@@ -78,6 +82,21 @@ def test_the_log_to_copy_is_the_log_without_its_empty_tail(tmp_path: Path) -> No
     with original.open("rb") as file:
         assert file.read(copied.stat().st_size) == copied.read_bytes()
         assert not any(file.read(1 << 16))
+
+
+def test_no_benchmark_fills_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="bytes are needed for 1,000,000,000,000 messages"):
+        convert.require_room(tmp_path, 10**12)
+    convert.require_room(tmp_path, 1)
+
+
+def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    try:
+        speed = machine.direct_write_bytes_per_s(tmp_path, 4 << 20)
+    except OSError as error:
+        pytest.skip(f"the disk of the tests cannot be written past the cache: {error}")
+    assert speed > 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_child_is_found_and_its_private_memory_seen() -> None:
