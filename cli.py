@@ -5,8 +5,6 @@ Results go to stdout, progress and warnings to stderr. What brings Spark or comp
 imported inside the verbs, so that ``delaywheel --help`` answers at once.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ import cli_engines  # noqa: F401
 import cli_export  # noqa: F401
 import cli_fleet
 import cli_migrate
+import cli_verify  # noqa: F401
 from cli_input import (
     STORE,
     conversion_options,
@@ -28,6 +27,7 @@ from cli_input import (
     offsets_option,
     spark_options,
 )
+from cli_spark import Settings, started_spark
 from cli_values import TIME_FORMS, Time
 from cli_verbs import (
     DONE,
@@ -43,14 +43,11 @@ from cli_verbs import (
     main,
     verb,
 )
-from message_store.clock import SystemClock, stopwatch_s
+from message_store.clock import SystemClock
 from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from cli_output import Output
-    from cli_progress import StageProgress
 
 __all__ = [
     "DONE",
@@ -64,21 +61,6 @@ __all__ = [
     "exit_code",
     "main",
 ]
-
-Settings = tuple[tuple[str, str], ...]
-
-
-@contextmanager
-def _spark(
-    progress: "StageProgress", master: str, conf: Settings
-) -> Iterator[tuple["SparkSession", float]]:
-    """A session, and the seconds that it took to start."""
-    from migrate.session import spark_session
-
-    started_s = stopwatch_s()
-    progress.say("starting Spark")
-    with spark_session(master, dict(conf)) as spark:
-        yield spark, stopwatch_s() - started_s
 
 
 @verb("delaywheel inspect /data/rocketmq/store")
@@ -98,10 +80,12 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
 @verb(
     "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel \\\n"
     "    --target-conf /etc/rocketmq/broker.conf --report conversion.html\n"
-    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /mnt/broker-c/store /data/wheels"
+    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /mnt/broker-c/store /data/wheels\n"
+    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /data/store-wheel --merge"
 )
 @click.argument("stores", nargs=-1, type=STORE, metavar="SOURCE... TARGET")
 @cli_fleet.manifest_option
+@cli_fleet.merge_option
 @conversion_options
 @spark_options
 @cli_migrate.in_place_options
@@ -115,6 +99,7 @@ def convert(
     output: "Output",
     stores: tuple[Path, ...],
     manifest: Path | None,
+    merge: bool,
     master: str,
     conf: Settings,
     report_file: Path | None,
@@ -126,7 +111,8 @@ def convert(
 
     TARGET does not exist or is empty. A run that was stopped is continued by the same command.
     With --in-place there is no TARGET: SOURCE gets the messages for its own wheel.
-    With several SOURCEs, TARGET is the directory in which each gets a target of its own.
+    With several SOURCEs, TARGET is the directory in which each gets a target of its own; with
+    --merge it is one target for what waits in all of them.
     """
     is_fleet = cli_fleet.is_fleet(stores, manifest)
     cli_migrate.require_places(
@@ -134,17 +120,34 @@ def convert(
         is_fleet=is_fleet,
         in_place=in_place,
         execute=execute,
+        merge=merge,
         report=report_file is not None,
     )
     if in_place:
         cli_migrate.run_in_place(output, source=stores[0], execute=execute, **given)
         return
-    start_spark = partial(_spark, master=master, conf=conf)
+    start_spark = partial(started_spark, master=master, conf=conf)
+    if is_fleet and merge:
+        cli_fleet.run_merge(
+            output, stores, manifest, start_spark=start_spark, report_file=report_file, **given
+        )
+        return
     if is_fleet:
         cli_fleet.run_fleet(
             output, stores, manifest, start_spark=start_spark, reports=report_file, **given
         )
         return
+    _convert_one(output, stores[0], stores[1], start_spark, report_file, given)
+
+
+def _convert_one(
+    output: "Output",
+    source: Path,
+    target: Path,
+    start_spark: cli_fleet.StartSpark,
+    report_file: Path | None,
+    given: dict[str, Any],
+) -> None:
     with loading(output):
         from migrate import convert as conversion
         from migrate.finished_target import refuse_file
@@ -153,7 +156,7 @@ def convert(
 
         require_report_place(report_file)
     with output.progress() as progress:
-        options = conversion_request(source=stores[0], target=stores[1], **given)
+        options = conversion_request(source=source, target=target, **given)
         refuse_file(options.target)
         conversion.check_request(options)  # before the seconds that Spark takes
         with start_spark(progress) as (spark, start_s):
@@ -165,42 +168,6 @@ def convert(
     finally:
         if report_file is not None:
             write_html_report(report, report_file)
-
-
-@verb("delaywheel verify /data/rocketmq/store /data/rocketmq/store-wheel")
-@click.argument("source", type=STORE)
-@click.argument("target", type=STORE)
-@spark_options
-@click.option(
-    "--scratch",
-    type=STORE,
-    help="A directory that every worker sees; needed on a cluster, to hand out the work.",
-)
-def verify(
-    output: "Output",
-    source: Path,
-    target: Path,
-    master: str,
-    conf: Settings,
-    scratch: Path | None,
-) -> None:
-    """Account for every pending message of SOURCE in TARGET, reading both sides afresh.
-
-    Ends with exit code 1 unless nothing is missing, unexpected or different.
-    """
-    with loading(output):
-        from migrate import verify as verification
-        from migrate.finished_target import require_pair
-    require_shared_directory(master, scratch, "--scratch")
-    options = verification.VerifyOptions(scratch=scratch)
-    with output.progress() as progress:
-        require_pair(source, target)  # before the seconds that Spark takes
-        with _spark(progress, master, conf) as (spark, _start_s):
-            report = verification.verify(
-                source, target, spark=spark, options=options, progress=progress
-            )
-    output.verification(report, str(target))
-    click.get_current_context().exit(DONE if report.is_clean else FINDINGS)
 
 
 @verb("delaywheel pending /data/rocketmq/store --level 18 --limit 5")
@@ -234,7 +201,7 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
     with loading(output):
         from migrate.demo import run_demo
     require_shared_directory(master, directory, "--directory")
-    with output.progress() as progress, _spark(progress, master, conf) as (spark, start_s):
+    with output.progress() as progress, started_spark(progress, master, conf) as (spark, start_s):
         result = run_demo(directory, spark=spark, spark_start_s=start_s, progress=progress)
     output.demo(result)
     click.get_current_context().exit(DONE if result.verification.is_clean else FINDINGS)

@@ -36,6 +36,13 @@ manifest_option = click.option(
 )
 
 
+merge_option = click.option(
+    "--merge",
+    is_flag=True,
+    help="With several SOURCEs: put what waits in all of them into one TARGET, for one broker.",
+)
+
+
 @click.command(add_help_option=False)
 @click.argument("source", type=STORE)
 @click.argument("target", type=STORE)
@@ -61,8 +68,7 @@ def run_fleet(
     """``convert SOURCE... TARGET_DIR`` and ``convert --manifest FILE``; ends with the worst exit
     code of all.
     """
-    if manifest is not None and places:
-        raise click.UsageError(f"{MANIFEST_FLAG} names the stores: there is nothing beside it")
+    _refuse_both(places, manifest)
     with loading(output):
         from migrate.fleet import Fleet
         from migrate.html_report import require_report_place
@@ -79,6 +85,48 @@ def run_fleet(
     output.fleet(fleet.entries, SystemClock().now_ms())
     errors = [entry.error for entry in fleet.entries if entry.error is not None]
     click.get_current_context().exit(max(map(exit_code, errors), default=DONE))
+
+
+def run_merge(
+    output: "Output",
+    places: Sequence[Path],
+    manifest: Path | None,
+    *,
+    start_spark: StartSpark,
+    report_file: Path | None,
+    **given: Any,
+) -> None:
+    """``convert SOURCE... TARGET --merge``; a ``--manifest`` names that one TARGET in each line."""
+    _refuse_both(places, manifest)
+    with loading(output):
+        from migrate.convert import check_request, convert_merged
+        from migrate.finished_target import refuse_file
+        from migrate.html_report import require_report_place, write_html_report
+    members = _listed(manifest, given) if manifest else _into_one(places, given)
+    if report_file is not None:
+        require_report_place(report_file)
+    refuse_file(members[0].target)
+    with output.progress() as progress:
+        progress("looking at the stores", 0, 0)
+        check_request(*members)  # before the seconds that Spark takes
+        with start_spark(progress) as (spark, start_s):
+            report = convert_merged(members, spark=spark, spark_start_s=start_s, progress=progress)
+    try:
+        output.conversion(report, SystemClock().now_ms())
+    finally:
+        if report_file is not None:
+            write_html_report(report, report_file)
+
+
+def _refuse_both(places: Sequence[Path], manifest: Path | None) -> None:
+    if manifest is not None and places:
+        raise click.UsageError(f"{MANIFEST_FLAG} names the stores: there is nothing beside it")
+
+
+def _into_one(places: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":
+    """Sources, and last their common target."""
+    *sources, target = places
+    return [conversion_request(source=source, target=target, **given) for source in sources]
 
 
 def _in_one_place(places: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":

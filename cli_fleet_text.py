@@ -12,6 +12,7 @@ from message_store.printable import printable, when
 
 if TYPE_CHECKING:
     from migrate.fleet import FleetEntry
+    from migrate.report import ConversionReport
 
 _ALWAYS = ("pending", "converted", "overdue")
 _SOMETIMES = ("already_delivered", "expired", "skipped", "quarantined")
@@ -41,6 +42,15 @@ def fleet_table(entries: "Sequence[FleetEntry]", clock_ms: int) -> Table:
     table.add_section()
     sums = (count(sum(report.total(name) for report in reports)) for name in shown)
     add_row(table, "all", f"{len(reports)} of {len(entries)}", *sums, "")
+    return table
+
+
+def sources_table(report: "ConversionReport") -> Table:
+    """A row for each of the sources that were merged; empty for one."""
+    shown = [name for name in (*_ALWAYS, *_SOMETIMES) if name in _ALWAYS or report.total(name)]
+    table = new_table(["source", *map(title, shown)])
+    for source in report.sources:
+        add_row(table, source.source, *(count(source.total(name)) for name in shown))
     return table
 
 

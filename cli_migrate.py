@@ -35,9 +35,17 @@ def in_place_options(function: Function) -> Function:
 
 
 def require_places(
-    stores: Sequence[Path], *, is_fleet: bool, in_place: bool, execute: bool, report: bool
+    stores: Sequence[Path],
+    *,
+    is_fleet: bool,
+    in_place: bool,
+    execute: bool,
+    merge: bool,
+    report: bool,
 ) -> None:
     """Raise UsageError for arguments of ``convert`` that do not go together."""
+    if merge and in_place:
+        raise click.UsageError("--merge is for a fresh TARGET; --in-place has none")
     if in_place and is_fleet:
         raise click.UsageError("--in-place converts one store; give the command for each")
     if in_place and len(stores) > 1:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from migrate.verify_report import VerifyReport
 
 LISTED_TOPICS = 20
+LISTED_DIFFERENCES = 100
 
 
 class Output(Printer):
@@ -126,6 +127,7 @@ class Output(Printer):
             return
         self._say_lines(text.conversion_head(report))
         self._print_table(text.conversion_table(report))
+        self._print_table(fleet_text.sources_table(report))
         self._say_lines(text.conversion_facts(report))
         self._say("")
         self._say_lines(text.what_next(report, clock_ms))
@@ -197,13 +199,28 @@ class Output(Printer):
         if self.as_json:
             self._print_json(report.as_json())
             return
-        counts = ("converted", "missing", "unexpected", "different", "quarantined", "sampled")
-        self._say(", ".join(f"{getattr(report, name):,} {name}" for name in counts))
-        for difference in report.differences:
+        counts = ["converted", "missing", "unexpected", "different", "quarantined", "sampled"]
+        counts += ["only_counted"] if report.only_counted else []
+        said = [f"{getattr(report, name):,} {text.title(name)}" for name in counts]
+        self._say(", ".join(said))
+        for difference in report.differences[:LISTED_DIFFERENCES]:
             self._say_lines(text.difference_lines(difference))
+        if (more := len(report.differences) - LISTED_DIFFERENCES) > 0:
+            self._say(f"... and {more:,} more; --json and --differences FILE have them")
         for problem in report.problems:
             self._say(f"{problem.where}: {problem.what} ({problem.count:,} times)")
         self._say_lines(text.verdict(report, target))
+
+    def verifications(self, reports: "Mapping[str, VerifyReport]", target: str) -> None:
+        """``verify`` of each of several sources; of one it is ``verification``."""
+        is_one = len(reports) == 1
+        if self.as_json and not is_one:
+            self._print_json([{"source": name, **one.as_json()} for name, one in reports.items()])
+            return
+        for name, report in reports.items():
+            if not is_one:
+                self._say(f"{name}:")
+            self.verification(report, target)
 
     def demo(self, result: "DemoResult") -> None:
         """``demo``."""

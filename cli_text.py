@@ -227,8 +227,8 @@ def refused_lines(records: "Sequence[BadRecord]") -> list[str]:
 def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     """What an operator does after a conversion, and must not do."""
     lines = ["What next"]
-    stores = f"{quote(report.source)} {quote(report.target)}"
-    lines.append(f"  check it:  delaywheel verify {stores}")
+    stores = [source.source for source in report.sources or (report,)] + [report.target]
+    lines.append(f"  check it:  delaywheel verify {' '.join(map(quote, stores))}")
     lines.append("  settings that the broker of the target needs, which are in")
     lines.append(f"  {report.target}/delaywheel/broker.conf:")
     lines += [f"    {key}={value}" for key, value in report.broker_conf.items()]
@@ -244,6 +244,10 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
 
 def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
     """What a verification comes to, said of no more than what it looked at."""
+    if report.was_opened:
+        yield "it was opened since it was made: what was delivered from it, or rolled, is no longer"
+        yield "where it was put. Whether it was right can be told only before the first start"
+        return
     if not report.is_clean:
         if report.missing and not report.whole_log:
             yield "a lost or shortened level queue may be the reason: convert anew with --whole-log"
@@ -257,7 +261,14 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
     of = f" of {' and '.join(chosen)}" if chosen else ""
     aside = f"{report.quarantined:,}, which are in {quarantine_path(target)}"
     but = f": all but {aside}" if report.quarantined else ""
-    yield f"every message{of} is there, once, unchanged and at its time{but}"
+    if not report.has_source:
+        yield f"every message{of} is there, once, as its record says; give SOURCE to compare them"
+        return
+    if report.only_counted:
+        yield f"{report.converted:,} were read: each is there, once, unchanged and at its time{but}"
+        yield f"{report.only_counted:,} were counted, and their places in the wheel looked at"
+    else:
+        yield f"every message{of} is there, once, unchanged and at its time{but}"
     if chosen:
         yield "the other messages were left out on purpose and wait only in the source"
     if report.levels_only:

@@ -18,6 +18,8 @@ from timer_wheel.timer_log import FLAG_ROLL, TIMER_UNIT
 from timer_wheel.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 
 _HOUR_MS = 3_600_000
+_LOG_BYTES = (("log_end", 1), ("log_offset", -1), ("blank_bytes", 1))
+"""What a part takes of the target's log."""
 
 
 def bad_record(backlog: LevelBacklog, at: int, reason: str) -> BadRecord:
@@ -57,15 +59,20 @@ def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
 
 
 def _level_reports(
-    backlog: LevelBacklog, chosen: NDArray[np.bool_], plan: Plan, amendments: Amendments
+    backlog: LevelBacklog,
+    chosen: NDArray[np.bool_],
+    plan: Plan,
+    amendments: Amendments,
+    own: slice,
 ) -> tuple[LevelReport, ...]:
     levels = tuple(counts.level for counts in backlog.counts)
-    converted = _per_level(plan.levels, levels)
+    planned = plan.levels[own]
+    converted = _per_level(planned, levels)
     skipped = _per_level(backlog.level[~chosen], levels)
     bad = np.array(sorted(amendments.bad), np.int64)
     quarantined = _per_level(backlog.level[bad], levels)
-    overdue = _per_level(plan.levels[plan.due_ms <= plan.now_ms], levels)
-    rolled = _per_level(plan.levels[(plan.flags & FLAG_ROLL) != 0], levels)
+    overdue = _per_level(planned[plan.due_ms[own] <= plan.now_ms], levels)
+    rolled = _per_level(planned[(plan.flags[own] & FLAG_ROLL) != 0], levels)
     return tuple(
         LevelReport(
             level=counts.level,
@@ -136,10 +143,18 @@ def conversion_report(
     receipts: list[Receipt],
     seconds: Seconds,
     request: dict[str, Any],
+    own: slice = slice(None),
 ) -> ConversionReport:
-    """The report of a finished conversion."""
+    """The report of a finished conversion; of one source of several, ``own`` are its messages of
+    the plan, ``receipts`` those of its parts, and all else its own as well.
+    """
     largest = max((receipt.largest_record_bytes for receipt in receipts), default=0)
-    some = len(plan) > 0
+    due_ms = plan.due_ms[own]
+    some = len(due_ms) > 0
+    parts = plan.log.parts
+    first, end, _step = own.indices(len(plan))
+    is_own = (parts["first"] >= first) & (parts["end"] <= end)
+    log_bytes = sum(int((parts[name] * sign)[is_own].sum()) for name, sign in _LOG_BYTES)
     return ConversionReport(
         source=str(options.source),
         target=str(options.target),
@@ -147,16 +162,17 @@ def conversion_report(
         precision_ms=plan.settings.precision_ms,
         level_table=backlog.level_table.text(),
         offsets_source=str(backlog.offsets.source),
-        levels=_level_reports(backlog, chosen, plan, amendments),
-        due_min_ms=int(plan.due_ms.min()) if some else None,
-        due_max_ms=int(plan.due_ms.max()) if some else None,
+        levels=_level_reports(backlog, chosen, plan, amendments, own),
+        due_min_ms=int(due_ms.min()) if some else None,
+        due_max_ms=int(due_ms.max()) if some else None,
         open_before_ms=open_before_ms(plan),
         bytes_read=sum(receipt.bytes_read for receipt in receipts),
-        bytes_written=plan.log.end_offset + len(plan) * (QUEUE_UNIT.size + TIMER_UNIT.size),
+        bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + TIMER_UNIT.size),
         bad_records=bad_records(backlog, amendments),
         broker_conf=broker_settings(plan.settings, largest),
         warnings=_warnings(backlog),
         seconds=seconds,
         request=request,
         identity=plan.identity,
+        target_queue_offset=first,
     )

@@ -9,12 +9,13 @@ from message_store.finding_rules import error, info, warning
 from message_store.printable import when
 from message_store.store_root import StoreRoot
 from migrate.check_picture import Picture
+from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import UNFINISHED
 from migrate.quarantined import Quarantine, find_quarantine
 from migrate.settings import TargetSettings
 from migrate.staged_output import UNFINISHED_WHEEL, Staging
 from migrate.store_backup import unfinished_change
-from migrate.verify_settings import CONVERSION_NAME, ConversionSettings, read_settings
+from migrate.verify_settings import ConversionSettings, read_settings
 
 TARGET_UNFINISHED = error(
     "target-unfinished",

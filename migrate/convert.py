@@ -1,42 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of one stopped store into a fresh target: plan, write, seal, in an order that any
-stop survives.
+"""The conversion of a stopped store, or of several, into a fresh target: plan, write, seal, in an
+order that any stop survives.
 
-``convert`` is what the command line calls. Nothing is visible as a finished store before the last
-rename, and the report ``delaywheel/conversion.json`` that marks a target as complete comes after
-it.
+``convert`` and ``convert_merged`` are what the command line calls. Of several sources the messages
+lie one source behind the other in the target; all else is as with one. Nothing is visible as a
+finished store before the last rename, and the report ``delaywheel/conversion.json`` that marks a
+target as complete comes after it.
 """
 
 import json
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.clock import SystemClock, stopwatch_s
 from message_store.errors import (
     BadRecordsError,
     OptionsError,
     PlanError,
     TargetError,
-    UncleanStoreError,
 )
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.books import bad_records, conversion_report
+from migrate.conversion_source import (
+    ConversionSource,
+    Entries,
+    own_amendments,
+    own_messages,
+)
 from migrate.disk_room import disk_warnings
 from migrate.make_room import make_room, take_up
+from migrate.merge import (
+    marker_of,
+    merged_report,
+    merged_request,
+    named_records,
+    refuse_same_messages,
+    require_mergeable,
+)
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
-from migrate.quarantine import keep_bad_records
-from migrate.report import ConversionReport, Seconds
-from migrate.run_request import known_amendments, mismatch, request_of
+from migrate.quarantine import keep_bad_records, list_bad_records
+from migrate.report import BadRecord, ConversionReport, Seconds
+from migrate.run_request import known_amendments, mismatch
 from migrate.seal import seal, topic_demands
 from migrate.settings import ConvertOptions
-from migrate.source_warnings import source_warnings
-from migrate.source_wheel import require_empty_wheel, waiting_in_wheel
 from migrate.staged_output import (
     Staging,
     clear_staging,
@@ -48,8 +59,7 @@ from migrate.staged_output import (
     target_errors,
 )
 from migrate.stored_plan import read_plan_facts
-from migrate.target_config import broker_conf, broker_settings
-from migrate.topic_choice import choose_topics
+from migrate.target_config import broker_conf, broker_settings, config_clashes
 from migrate.write import Receipt
 from migrate.write_job import Progress, write_all
 
@@ -75,33 +85,52 @@ def convert(
     (unreadable, locked, not stopped cleanly), PlanError (a target begun from something else),
     BadRecordsError under ``on_bad_record="fail"``, and TargetError; see docs/MIGRATING.md.
     """
-    return _Conversion(options, spark, progress).run(spark_start_s)
+    return _Conversion([options], spark, progress).run(spark_start_s)
 
 
-def check_request(options: ConvertOptions) -> None:
-    """Raise what ``convert`` would raise for what a glance can tell, before Spark is started.
+def convert_merged(
+    members: Sequence[ConvertOptions],
+    *,
+    spark: SparkSession | None = None,
+    spark_start_s: float = 0.0,
+    progress: Progress = _silent,
+) -> ConversionReport:
+    """Convert all these sources into one target, which each of them names.
+
+    As ``convert``; what is said of one source is in the report's ``sources``. Raises OptionsError
+    besides for sources that cannot be in one target: see ``require_mergeable``.
+    """
+    require_mergeable(members)
+    return _Conversion(members, spark, progress).run(spark_start_s)
+
+
+def check_request(*members: ConvertOptions) -> None:
+    """Raise what a conversion would raise for what a glance can tell, before Spark is started.
 
     Makes the target directory, as ``convert`` does, and leaves nothing else.
     """
-    conversion = _Conversion(options, None, _silent)
+    if len(members) > 1:
+        require_mergeable(members)
+    conversion = _Conversion(members, None, _silent)
     conversion.check_now()
     conversion.check_places()
-    with sole_writer(conversion.target), conversion.source.shared_lock():
+    with conversion.held():
         conversion.check_target()
-        conversion.check_source()
+        conversion.check_sources()
 
 
 class _Conversion:
     """One run, stage by stage."""
 
     def __init__(
-        self, options: ConvertOptions, spark: SparkSession | None, progress: Progress
+        self, members: Sequence[ConvertOptions], spark: SparkSession | None, progress: Progress
     ) -> None:
-        self.options = options
+        self.options = members[0]  # what is not of a source is the same for all
         self.spark = spark
         self.progress = progress
-        self.source = StoreRoot(options.source)
-        self.target = StoreRoot(options.target)
+        self.sources = [ConversionSource(options) for options in members]
+        self.roots = [source.root for source in self.sources]
+        self.target = StoreRoot(self.options.target)
         self.staging = Staging(self.target)
         self.clock_ms = SystemClock().now_ms()
 
@@ -109,16 +138,15 @@ class _Conversion:
         started = stopwatch_s()
         self.check_now()
         self.check_places()
-        with sole_writer(self.target), self.source.shared_lock():
+        with self.held():
             self.check_target()
-            self.check_source()
-            backlog = self._read_backlog()
-            chosen = self._choose(backlog)
-            plan, amendments = self._plan(backlog, chosen)
+            self.check_sources()
+            self._read()
+            plan, amendments = self._plan()
             planned = stopwatch_s()
-            plan, amendments, receipts = self._write(backlog, chosen, plan, amendments)
+            plan, amendments, receipts = self._write(plan, amendments)
             written = stopwatch_s()
-            self._seal(plan, backlog, amendments, receipts)
+            self._seal(plan, amendments, receipts)
             sealed = stopwatch_s()
             seconds = Seconds(
                 spark_start=spark_start_s,
@@ -127,16 +155,18 @@ class _Conversion:
                 seal=sealed - written,
                 total=sealed - started + spark_start_s,
             )
-            report = conversion_report(
-                self.options, backlog, chosen, plan, amendments, receipts, seconds, self.request
-            )
-            report = attrs.evolve(
-                report,
-                left_out_topics=self.left_out_topics,
-                warnings=(*self.warnings, *report.warnings, *disk_warnings(self.target.path)),
-            )
+            report = self._report(plan, amendments, receipts, seconds)
             self._finish(report)
         return report
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes to the target, and no broker starts on a source."""
+        with ExitStack() as stack:
+            stack.enter_context(sole_writer(self.target))
+            for root in self.roots:
+                stack.enter_context(root.shared_lock())
+            yield
 
     def check_now(self) -> None:
         """Refuse a now that has not come: a broker would skip the slots up to it."""
@@ -147,10 +177,8 @@ class _Conversion:
 
     def check_places(self) -> None:
         """Refuse early: a source that is none, and one of the two within the other."""
-        self.source.require_readable()
-        source, target = self.source.path.resolve(), self.target.path.resolve()
-        if target == source or target.is_relative_to(source) or source.is_relative_to(target):
-            raise TargetError(f"{self.target.path}: must not lie in the source, or around it")
+        for source in self.sources:
+            source.check_places(self.target.path)
         with target_errors(self.target.path):
             self.target.path.mkdir(parents=True, exist_ok=True)
 
@@ -166,87 +194,56 @@ class _Conversion:
         if names := names_in_the_way(self.staging):
             raise TargetError(f"{self.target.path}: is not empty: {', '.join(names[:5])}")
 
-    def check_source(self) -> None:
-        if not self.source.was_stopped_cleanly and not self.options.after_crash:
-            raise UncleanStoreError(
-                f"{self.source.abort}: the broker is running or has crashed; stop it cleanly, or"
-                " use --after-crash, which leaves out what was already delivered"
-            )
-        self.warnings = source_warnings(self.source, whole_log=self.options.whole_log)
-        if not self.options.levels_only:
-            require_empty_wheel(self.source)
-        elif waiting := waiting_in_wheel(self.source):
-            self.warnings.append(
-                f"{waiting:,} messages wait in the source's own timer wheel and are left behind"
-            )
+    def check_sources(self) -> None:
+        """Refuse sources that were not stopped, or whose own wheels are not empty."""
+        for source in self.sources:
+            source.check()
 
-    def _read_backlog(self) -> LevelBacklog:
+    def _read(self) -> None:
         self.progress("plan", 0, 1)
-        return read_backlog(
-            self.source.path,
-            offsets_choice=self.options.offsets,
-            level_table=self.options.level_table,
-            after_crash=self.options.after_crash,
-            whole_log=self.options.whole_log,
-        )
+        for source in self.sources:
+            source.read()
+        self.entries = Entries.of([source.backlog for source in self.sources])
+        self.chosen = np.concatenate([source.chosen for source in self.sources])
+        refuse_same_messages(self.sources)
 
-    def _choose(self, backlog: LevelBacklog) -> NDArray[np.bool_]:
-        """Which entries this run is about; the rest is `skipped`."""
-        chosen = np.ones(len(backlog.level), np.bool_)
-        self.left_out_topics: dict[str, int] = {}
-        if self.options.only_levels:
-            known = {counts.level for counts in backlog.counts}
-            if unknown := sorted(set(self.options.only_levels) - known):
-                raise OptionsError(f"the store has no queue of level {unknown[0]}")
-            chosen &= np.isin(backlog.level, np.array(self.options.only_levels))
-        if self.options.only_topics:
-            wanted, self.left_out_topics = choose_topics(
-                self.source, backlog, self.options.only_topics
-            )
-            chosen &= wanted
-        return chosen
-
-    def _plan(self, backlog: LevelBacklog, chosen: NDArray[np.bool_]) -> tuple[Plan, Amendments]:
+    def _plan(self) -> tuple[Plan, Amendments]:
         facts = read_plan_facts(self.staging)
         now_ms = self.options.now_ms
         if now_ms is None:
             now_ms = facts["now_ms"] if facts else self.clock_ms
         self.now_ms: int = now_ms
-        self.request = request_of(self.options, now_ms, backlog.level_table)
-        bad = np.flatnonzero(chosen & implausible_due(backlog, self.options.settings.precision_ms))
-        amendments = Amendments(
-            bad={int(at): f"due time {backlog.due_ms[at]} is no time" for at in bad}
-        )
+        self.requests = [source.request(now_ms) for source in self.sources]
+        self.request = merged_request(self.requests)
+        due_ms, precision_ms = self.entries.due_ms, self.options.settings.precision_ms
+        bad = np.flatnonzero(self.chosen & implausible_due(self.entries, precision_ms))
+        amendments = Amendments(bad={int(at): f"due time {due_ms[at]} is no time" for at in bad})
         if facts:
             amendments = known_amendments(facts, amendments)
-        plan = self._make_plan(backlog, chosen, amendments)
+        plan = self._make_plan(amendments)
         if facts and facts["identity"] != plan.identity:
             raise PlanError(mismatch(self.staging, self.request, facts))
-        begin = take_up if facts else make_room
-        begin(plan, self.staging, self.source.path, self.request, amendments)
+        self._begin(plan, amendments, take_up if facts else make_room)
         self.progress("plan", 1, 1)
         return plan, amendments
 
-    def _make_plan(
-        self, backlog: LevelBacklog, chosen: NDArray[np.bool_], amendments: Amendments
-    ) -> Plan:
+    def _begin(self, plan: Plan, amendments: Amendments, begin: Callable[..., None]) -> None:
+        places = [root.path for root in self.roots]
+        begin(plan, self.staging, places, self.request, amendments)
+
+    def _make_plan(self, amendments: Amendments) -> Plan:
         return make_plan(
-            backlog,
-            chosen,
+            self.entries,
+            self.chosen,
             now_ms=self.now_ms,
             settings=self.options.settings,
             part_bytes=self.options.part_bytes,
             request=self.request,
             amendments=amendments,
+            source_starts=self.entries.starts[:-1],
         )
 
-    def _write(
-        self,
-        backlog: LevelBacklog,
-        chosen: NDArray[np.bool_],
-        plan: Plan,
-        amendments: Amendments,
-    ) -> tuple[Plan, Amendments, list[Receipt]]:
+    def _write(self, plan: Plan, amendments: Amendments) -> tuple[Plan, Amendments, list[Receipt]]:
         """Write all parts; where records do not fit the plan, plan again with what was learned."""
         while True:
             write_all(self.staging, len(plan.log.parts), self.spark, self.progress)
@@ -259,12 +256,24 @@ class _Conversion:
                 )
             if learned.bad and self.options.on_bad_record == "fail":
                 remove_unfinished(self.staging)
-                raise BadRecordsError(bad_records(backlog, learned))
+                raise BadRecordsError(self._bad_records(learned))
             if learned == amendments:
                 return plan, amendments, receipts
             amendments = learned
-            plan = self._make_plan(backlog, chosen, amendments)
-            make_room(plan, self.staging, self.source.path, self.request, amendments)
+            plan = self._make_plan(amendments)
+            self._begin(plan, amendments, make_room)
+
+    def _bad_records(self, amendments: Amendments) -> list[BadRecord]:
+        """All of them; where there are several sources, each with its own."""
+        found = [
+            bad_records(source.backlog, own_amendments(amendments, span))
+            for source, span in zip(self.sources, self.entries.spans, strict=True)
+        ]
+        return [
+            record
+            for root, records in zip(self.roots, found, strict=True)
+            for record in named_records(records, root.path, len(self.sources))
+        ]
 
     def _receipts(self, plan: Plan) -> list[Receipt]:
         """One receipt a part, of this plan, counting every message once."""
@@ -279,13 +288,7 @@ class _Conversion:
             raise PlanError(f"{counted} messages were written where the plan has {len(plan)}")
         return receipts
 
-    def _seal(
-        self,
-        plan: Plan,
-        backlog: LevelBacklog,
-        amendments: Amendments,
-        receipts: list[Receipt],
-    ) -> None:
+    def _seal(self, plan: Plan, amendments: Amendments, receipts: list[Receipt]) -> None:
         if is_published(self.staging):
             return  # stopped between the last rename and the report
         self.progress("seal", 0, 1)
@@ -293,17 +296,45 @@ class _Conversion:
             plan.settings, max((receipt.largest_record_bytes for receipt in receipts), default=0)
         )
         replace_file(self.target.own / CONF_NAME, broker_conf(wanted))
-        keep_bad_records(self.source, self.target, backlog, amendments.bad)
-        seal(plan, self.staging, self.source, topic_demands(receipts))
+        self._set_aside(amendments)
+        seal(plan, self.staging, self.roots, topic_demands(receipts))
         self.progress("seal", 1, 1)
 
-    def _asked(self, report: ConversionReport) -> dict[str, Any]:
-        """How this conversion was asked to run: all that an independent verification needs."""
-        asked = {**self.request, **self.request["settings"]}
-        quarantined = [attrs.asdict(record) for record in report.bad_records]
-        return {**asked, "quarantined": quarantined}
+    def _set_aside(self, amendments: Amendments) -> None:
+        lines: list[str] = []
+        for number, (source, span) in enumerate(
+            zip(self.sources, self.entries.spans, strict=True), 1
+        ):
+            bad = own_amendments(amendments, span).bad
+            prefix = f"source-{number:02d}-" if len(self.sources) > 1 else ""
+            lines += keep_bad_records(source.root, self.target, source.backlog, bad, prefix=prefix)
+        list_bad_records(self.target, lines)
+
+    def _report(
+        self, plan: Plan, amendments: Amendments, receipts: list[Receipt], seconds: Seconds
+    ) -> ConversionReport:
+        each = []
+        for number, (source, span) in enumerate(zip(self.sources, self.entries.spans, strict=True)):
+            parts = np.flatnonzero(plan.log.parts["source"] == number).tolist()
+            report = conversion_report(
+                source.options,
+                source.backlog,
+                source.chosen,
+                plan,
+                own_amendments(amendments, span),
+                [receipts[part] for part in parts],
+                seconds,
+                self.requests[number],
+                own=own_messages(plan, span),
+            )
+            each.append(source.with_warnings(report))
+        clashes = config_clashes(self.roots, topic_demands(receipts))
+        report = each[0] if len(each) == 1 else merged_report(each, self.request)
+        warnings = (*report.warnings, *clashes, *disk_warnings(self.target.path))
+        return attrs.evolve(report, warnings=warnings)
 
     def _finish(self, report: ConversionReport) -> None:
-        marker = {**report.as_json(), "conversion": self._asked(report)}
-        replace_file(self.target.own / MARKER_NAME, json.dumps(marker, indent=1).encode())
+        replace_file(
+            self.target.own / MARKER_NAME, json.dumps(marker_of(report), indent=1).encode()
+        )
         clear_staging(self.staging)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from message_store.errors import OptionsError, SourceError, TargetError
 from message_store.store_root import StoreRoot
+from migrate.conversion_marker import CONVERSION_NAME
 from migrate.staged_output import Staging
-from migrate.verify_settings import CONVERSION_NAME
 
 WRITTEN_NAME = "written.json"
 """The marker of a store that was written from a table of messages."""

@@ -12,6 +12,7 @@ from typing import Any
 from message_store.errors import TargetError
 from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot
+from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import WRITTEN_NAME
 from migrate.row_output import create_row
 from migrate.staged_output import (
@@ -29,7 +30,6 @@ from migrate.staged_output import (
     target_errors,
     write_note,
 )
-from migrate.verify_settings import CONVERSION_NAME
 from migrate.wheel_staging import WriteRun
 
 CONF_NAME = "broker.conf"

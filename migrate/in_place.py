@@ -27,7 +27,7 @@ from message_store.store_root import StoreRoot, WriterLock
 from migrate.in_place_checks import Conf, file_sizes, refuse_settings, refuse_store
 from migrate.in_place_plan import InPlacePlan, plan_in_place
 from migrate.in_place_report import CONTINUED, DONE, NOTHING, PLANNED, UNFINISHED, InPlaceReport
-from migrate.quarantine import keep_bad_records
+from migrate.quarantine import keep_bad_records, list_bad_records
 from migrate.report import Seconds
 from migrate.settings import ConvertOptions
 from migrate.store_backup import (
@@ -264,7 +264,8 @@ class _InPlace:
             report=planned.report(DONE, self._seconds(0.0)).as_json(),
         )
         bad = planned.amendments.bad
-        keep_bad_records(self.root, StoreRoot(change.directory), backlog, bad)
+        aside = StoreRoot(change.directory)
+        list_bad_records(aside, keep_bad_records(self.root, aside, backlog, bad))
         return change
 
     def _check_ends(self, store: LiveStore, planned: InPlacePlan, change: Change) -> None:

@@ -6,6 +6,7 @@ in a blank and the record begins the next one (docs/FORMAT.md, commit log). A pa
 records within one file.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,7 @@ PART = Layout(
             "i64",
             "length of the blank behind it; 0 when the file goes on or ends the log",
         ),
+        Field("source", "i64", "which of the sources its messages are from"),
     ),
 )
 
@@ -43,20 +45,27 @@ class LogPlan:
     end_offset: int
 
 
-def plan_log(sizes: NDArray[np.int64], *, file_bytes: int, part_bytes: int) -> LogPlan:
+_Row = tuple[int, int, int, int, int]
+
+
+def plan_log(
+    sizes: NDArray[np.int64], *, file_bytes: int, part_bytes: int, source_ends: Sequence[int] = ()
+) -> LogPlan:
     """Lay records of these sizes out one behind the other, and cut the row into parts of about
     ``part_bytes``.
 
-    Every size fits a file. A pure function: the same sizes give the same places and the same parts.
+    ``source_ends`` are the indexes at which the messages of one source end and those of the next
+    begin: there a part ends too. Every size fits a file. A pure function: the same sizes give the
+    same places and the same parts.
 
     >>> plan = plan_log(np.array([400, 400, 400], np.int64), file_bytes=1000, part_bytes=10_000)
     >>> plan.offsets.tolist(), [tuple(part) for part in plan.parts.tolist()]
-    ([0, 400, 1000], [(0, 2, 0, 800, 200), (2, 3, 1000, 1400, 0)])
+    ([0, 400, 1000], [(0, 2, 0, 800, 200, 0), (2, 3, 1000, 1400, 0, 0)])
     """
     ends = np.cumsum(sizes)
     starts = ends - sizes
     offsets = np.empty_like(starts)
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[_Row] = []
     first, file_start = 0, 0
     while first < len(sizes):
         packed_start = int(starts[first])
@@ -66,20 +75,30 @@ def plan_log(sizes: NDArray[np.int64], *, file_bytes: int, part_bytes: int) -> L
         np.add(starts[first:behind], shift, out=offsets[first:behind])
         log_end = int(ends[behind - 1]) + shift
         blank = file_start + file_bytes - log_end if behind < len(sizes) else 0
-        rows += _cut(offsets, first, behind, log_end, blank, part_bytes)
+        rows += _cut(offsets, first, behind, log_end, blank, part_bytes, source_ends)
         first, file_start = behind, file_start + file_bytes
-    parts = np.array(rows, PART.dtype) if rows else np.empty(0, PART.dtype)
+    parts = np.empty(len(rows), PART.dtype)
+    for name, column in zip(PART.dtype.names or (), zip(*rows, strict=True), strict=False):
+        parts[name] = column
+    parts["source"] = np.searchsorted(np.array(source_ends, np.int64), parts["first"], "right")
     return LogPlan(offsets, parts, int(parts["log_end"][-1]) if rows else 0)
 
 
 def _cut(
-    offsets: NDArray[np.int64], first: int, end: int, log_end: int, blank: int, part_bytes: int
-) -> list[tuple[int, int, int, int, int]]:
+    offsets: NDArray[np.int64],
+    first: int,
+    end: int,
+    log_end: int,
+    blank: int,
+    part_bytes: int,
+    source_ends: Sequence[int],
+) -> list[_Row]:
     """The parts of one file, the last of them with the file's blank."""
     base = int(offsets[first])
     marks = np.arange(base + part_bytes, log_end, part_bytes)
-    cuts = np.unique(np.searchsorted(offsets[first:end], marks, side="left")) + first
-    bounds = [first, *(int(cut) for cut in cuts if first < cut < end), end]
+    cuts = np.searchsorted(offsets[first:end], marks, side="left") + first
+    wanted = sorted({*cuts.tolist(), *source_ends})
+    bounds = [first, *(cut for cut in wanted if first < cut < end), end]
     rows = []
     for begin, stop in pairwise(bounds):
         is_last = stop == end

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The beginning of a conversion's output: room on the disk, empty files of full length, plan."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ _PLAN_BYTES_A_MESSAGE = 48
 def make_room(
     plan: Plan,
     staging: Staging,
-    source: Path,
+    sources: Sequence[Path],
     request: dict[str, Any],
     amendments: Amendments,
 ) -> None:
@@ -45,13 +46,13 @@ def make_room(
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
     forbid_start(staging.target)
-    take_up(plan, staging, source, request, amendments)
+    take_up(plan, staging, sources, request, amendments)
 
 
 def take_up(
     plan: Plan,
     staging: Staging,
-    source: Path,
+    sources: Sequence[Path],
     request: dict[str, Any],
     amendments: Amendments,
 ) -> None:
@@ -63,7 +64,7 @@ def take_up(
     """
     if not is_publishing(staging):
         create_rows(plan, staging)
-    store_plan(plan, staging, source=source, request=request, amendments=amendments)
+    store_plan(plan, staging, sources=sources, request=request, amendments=amendments)
 
 
 def create_rows(plan: Plan, staging: Staging) -> None:

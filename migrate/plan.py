@@ -10,14 +10,14 @@ the plan is made again with them.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_backlog import LevelBacklog
 from message_store.errors import PlanError
 from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from migrate.chain_kernel import link_chains
@@ -28,6 +28,27 @@ from timer_wheel.placing import place
 from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms
 
 Int64Array = NDArray[np.int64]
+
+
+class PlannedEntries(Protocol):
+    """What a plan needs to know of every entry, a row each: a backlog, or several."""
+
+    @property
+    def level(self) -> NDArray[Any]:
+        """Its level."""
+
+    @property
+    def due_ms(self) -> Int64Array:
+        """When its message is due."""
+
+    @property
+    def commit_log_offset(self) -> Int64Array:
+        """Where its record begins in the log of its source."""
+
+    @property
+    def size_bytes(self) -> NDArray[Any]:
+        """How long its record is."""
+
 
 OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
 """TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
@@ -93,7 +114,7 @@ class Plan:
 
 
 def make_plan(
-    backlog: LevelBacklog,
+    backlog: PlannedEntries,
     chosen: NDArray[np.bool_],
     *,
     now_ms: int,
@@ -101,20 +122,20 @@ def make_plan(
     part_bytes: int,
     request: dict[str, Any],
     amendments: Amendments,
+    source_starts: Sequence[int] = (0,),
 ) -> Plan:
     """Plan the conversion of the backlog's ``chosen`` entries (a mask), less the amendments' bad
     ones.
 
-    ``request`` is everything else that makes this run this run and not another; it goes into the
-    plan's identity. Raises PlanError when there are too many.
+    ``request`` is all else that makes this run this one; it goes into the plan's identity.
+    ``source_starts`` are the rows at which each source begins. Raises PlanError for too many.
     """
     kept = chosen.copy()
     kept[list(amendments.bad)] = False
     picked = np.flatnonzero(kept)
     if len(picked) > BACKLOG_MAX_MESSAGES:
         raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
-    # mostly all are chosen, and then a slice is no copy
-    which = slice(None) if len(picked) == len(kept) else picked
+    which = slice(None) if len(picked) == len(kept) else picked  # mostly all, and no copy then
     levels = backlog.level[which].astype(np.int16, copy=False)
     due_ms = backlog.due_ms[which]
     source_offsets = backlog.commit_log_offset[which]
@@ -127,12 +148,7 @@ def make_plan(
         precision_ms=settings.precision_ms,
         window_slots=settings.roll_window_slots,
     )
-    longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
-    sizes = _growth(levels)
-    sizes += source_sizes
-    if len(sizes) and (sizes.min() < 0 or sizes.max() > longest):
-        sizes[(sizes < 0) | (sizes > longest)] = 0
-    _set_odd_sizes(sizes, picked, amendments.sizes)
+    sizes = _target_sizes(source_sizes, levels, settings, picked, amendments)
     distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
     return Plan(
         identity=identity.text(),
@@ -150,11 +166,33 @@ def make_plan(
         flags=placing.flags,
         distances=distances,
         slots=slots,
-        log=plan_log(sizes, file_bytes=settings.commit_log_file_bytes, part_bytes=part_bytes),
+        log=plan_log(
+            sizes,
+            file_bytes=settings.commit_log_file_bytes,
+            part_bytes=part_bytes,
+            source_ends=np.searchsorted(picked, source_starts[1:]).tolist(),
+        ),
     )
 
 
-def implausible_due(backlog: LevelBacklog, precision_ms: int) -> NDArray[np.bool_]:
+def _target_sizes(
+    source_sizes: NDArray[np.int32],
+    levels: NDArray[np.int16],
+    settings: TargetSettings,
+    picked: Int64Array,
+    amendments: Amendments,
+) -> Int64Array:
+    """How long each record will be: as usual, or as writing has found."""
+    longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
+    sizes = _growth(levels)
+    sizes += source_sizes
+    if len(sizes) and (sizes.min() < 0 or sizes.max() > longest):
+        sizes[(sizes < 0) | (sizes > longest)] = 0
+    _set_odd_sizes(sizes, picked, amendments.sizes)
+    return sizes
+
+
+def implausible_due(backlog: PlannedEntries, precision_ms: int) -> NDArray[np.bool_]:
     """Entries whose due time cannot be one: their out time would not have its 13 digits."""
     due_ms, earliest_ms = backlog.due_ms, OUT_MS_MIN + precision_ms
     if not len(due_ms) or (due_ms.min() >= earliest_ms and due_ms.max() < OUT_MS_END):

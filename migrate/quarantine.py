@@ -4,7 +4,7 @@ its owner only.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -33,29 +33,42 @@ def quarantine_directory(target: StoreRoot) -> Path:
 
 
 def keep_bad_records(
-    source: StoreRoot, target: StoreRoot, backlog: LevelBacklog, bad: Mapping[int, str]
-) -> None:
-    """Write one raw file a record, named by level and queue offset, and ``reasons.jsonl``; mode
-    0600.
+    source: StoreRoot,
+    target: StoreRoot,
+    backlog: LevelBacklog,
+    bad: Mapping[int, str],
+    *,
+    prefix: str = "",
+) -> list[str]:
+    """Write one raw file a record, named by ``prefix``, level and queue offset; mode 0600. Returns
+    the lines about them for ``list_bad_records``.
 
     A raw file holds what lies at the entry's place, as long as the entry says, cut where the log
     ends. ``bad`` maps indexes into the backlog to reasons. Raises TargetError.
     """
-    if not bad:
-        return
     directory = quarantine_directory(target)
     lines = []
     with SegmentReader(source.commit_log) as log:
         for at in sorted(bad):
             record = bad_record(backlog, at, bad[at])
             raw = _raw(log, record.commit_log_offset, int(backlog.size_bytes[at]))
-            name = f"level-{record.level:02d}-{record.queue_offset}.record"
+            name = f"{prefix}level-{record.level:02d}-{record.queue_offset}.record"
             replace_file(directory / name, raw, mode=PRIVATE_MODE)
             due_ms = int(backlog.due_ms[at])
             facts = {"due_ms": None if due_ms == NO_TIME else due_ms, "file": name}
-            lines.append(json.dumps({**attrs.asdict(record), **facts, "bytes": len(raw)}))
-    text = "\n".join([*lines, ""])
-    replace_file(directory / REASONS_NAME, text.encode(), mode=PRIVATE_MODE)
+            where = {"bytes": len(raw), "source": str(source.path)}
+            lines.append(json.dumps({**attrs.asdict(record), **facts, **where}))
+    return lines
+
+
+def list_bad_records(target: StoreRoot, lines: Sequence[str]) -> None:
+    """Write ``reasons.jsonl``, which makes a quarantine of the files; nothing for no lines. Raises
+    TargetError.
+    """
+    if lines:
+        text = "\n".join([*lines, ""])
+        path = quarantine_directory(target) / REASONS_NAME
+        replace_file(path, text.encode(), mode=PRIVATE_MODE)
 
 
 def _raw(log: SegmentReader, offset: int, size: int) -> bytes:

@@ -69,6 +69,10 @@ COUNT_NAMES = (
 class ConversionReport:
     """The result of a conversion; ``open_before_ms`` is when its wheel, or its log, begins to
     expire.
+
+    Of several sources merged into one target it is the sum, ``source`` names them all, and
+    ``sources`` has the report of each; ``target_queue_offset`` is where the messages of one begin
+    in the target's timer queue.
     """
 
     source: str
@@ -90,6 +94,8 @@ class ConversionReport:
     request: dict[str, Any]
     identity: str
     left_out_topics: dict[str, int] = attrs.field(factory=dict)
+    target_queue_offset: int = 0
+    sources: tuple["ConversionReport", ...] = ()
 
     def total(self, name: str) -> int:
         """A count summed over the levels."""
@@ -98,12 +104,14 @@ class ConversionReport:
     def as_json(self) -> dict[str, Any]:
         """The JSON object that ``convert --json`` prints; keys are a promise."""
         sums = {name: self.total(name) for name in COUNT_NAMES}
-        return {**sums, **attrs.asdict(self, recurse=True)}
+        sources = [source.as_json() for source in self.sources]
+        return {**sums, **attrs.asdict(self, recurse=True), "sources": sources}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "ConversionReport":
         """The report that ``as_json`` gave. Raises KeyError or TypeError for anything else."""
         given = {field.name: facts[field.name] for field in attrs.fields(cls)}
+        given["sources"] = tuple(map(cls.from_json, facts["sources"]))
         given["levels"] = tuple(LevelReport(**level) for level in facts["levels"])
         given["bad_records"] = tuple(BadRecord(**record) for record in facts["bad_records"])
         given["warnings"] = tuple(facts["warnings"])

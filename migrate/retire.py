@@ -6,7 +6,6 @@ Only the offset files change. A level moves as a whole or not at all, and only w
 target agree on every one of its counts.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,13 @@ from message_store.errors import (
     SourceError,
     UncleanStoreError,
 )
-from message_store.segment_files import list_segments
-from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
+from migrate.conversion_marker import (
+    CONVERSION_NAME,
+    log_fingerprint,
+    read_marker,
+    share_of,
+)
 from migrate.finished_target import require_pair
 from migrate.in_place_checks import read_ends
 from migrate.moved_offsets import moved_offsets
@@ -41,7 +44,7 @@ from migrate.store_backup import (
 from migrate.store_backup import DONE as CHANGE_DONE
 from migrate.store_owner import require_owner
 from migrate.undo_change import refuse_moved
-from migrate.verify_settings import CONVERSION_NAME, ConversionSettings, read_settings
+from migrate.verify_settings import ConversionSettings, read_settings
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 _COUNTS = ("queued", "pending", "already_delivered", "expired")
@@ -105,7 +108,7 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     """
     root = StoreRoot(source)
     require_pair(source, target)
-    conversion = _Conversion.read(StoreRoot(target))
+    conversion = _Conversion.read(StoreRoot(target), root)
     if not execute:
         with root.shared_lock():
             return _plan(root, target, conversion, PLANNED)[0]
@@ -167,12 +170,12 @@ class _Conversion:
     source_log: tuple[tuple[str, int, int], ...]
 
     @classmethod
-    def read(cls, target: StoreRoot) -> "_Conversion":
-        """Raises SourceError and FormatError."""
-        settings = read_settings(target)
+    def read(cls, target: StoreRoot, source: StoreRoot) -> "_Conversion":
+        """Raises SourceError, also for a store that the target was not made from, FormatError."""
+        settings = read_settings(target, source)
         path = target.own / CONVERSION_NAME
+        facts = share_of(read_marker(target), source, path)
         try:
-            facts = json.loads(read_small_file(path) or b"")
             levels = {level.level: level for level in map(_level_report, facts["levels"])}
             log = tuple(
                 (str(name), int(size), int(modified_ns))
@@ -191,10 +194,7 @@ class _Conversion:
 def _plan(
     root: StoreRoot, target: Path, conversion: _Conversion, state: str
 ) -> tuple[RetireReport, LevelBacklog]:
-    log = tuple(
-        (s.path.name, s.length_bytes, s.modified_ns) for s in list_segments(root.commit_log)
-    )
-    if log != conversion.source_log:
+    if tuple(map(tuple, log_fingerprint(root))) != conversion.source_log:
         raise PlanError(
             f"{root.path}: its log is not the one that {target} was converted from (names, lengths"
             " or times of its files differ): another store, a copy without its times, or a broker"

@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 
 from message_store.delay_levels import DelayLevels
-from message_store.segment_files import list_segments
 from message_store.store_root import StoreRoot
+from migrate.conversion_marker import log_fingerprint
 from migrate.plan import Amendments
 from migrate.settings import ConvertOptions
 from migrate.staged_output import Staging
@@ -15,10 +15,6 @@ from migrate.staged_output import Staging
 
 def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict[str, Any]:
     """Options, time, level table, the source's log files; how many cores there are is no part."""
-    logs = [
-        [segment.path.name, segment.length_bytes, segment.modified_ns]
-        for segment in list_segments(StoreRoot(options.source).commit_log)
-    ]
     return {
         "now_ms": now_ms,
         "settings": attrs.asdict(options.settings),
@@ -32,7 +28,7 @@ def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict
         "whole_log": options.whole_log,
         "part_bytes": options.part_bytes,
         "source": str(options.source.absolute()),
-        "source_log": logs,
+        "source_log": log_fingerprint(StoreRoot(options.source)),
     }
 
 

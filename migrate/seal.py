@@ -3,7 +3,7 @@
 then published.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
@@ -40,7 +40,10 @@ def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
 
 
 def seal(
-    plan: Plan, staging: Staging, source: StoreRoot, demands: Mapping[str, TopicDemand]
+    plan: Plan,
+    staging: Staging,
+    sources: Sequence[StoreRoot],
+    demands: Mapping[str, TopicDemand],
 ) -> None:
     """Write what depends on all parts, wait for the disk, and move everything to its place.
 
@@ -57,7 +60,7 @@ def seal(
         plan.slots.counts,
         precision_ms=plan.settings.precision_ms,
     )
-    files = config_files(source, demands)
+    files = config_files(sources, demands)
     files[TIMER_CHECKPOINT_NAME] = encode_timer_checkpoint(_checkpoint(plan))
     files[TIMER_METRICS_NAME] = encode_timer_metrics(_metrics(plan, demands)).encode()
     for name, content in files.items():

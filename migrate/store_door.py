@@ -26,9 +26,10 @@ from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.record_layout import MAGIC_V1, PROPERTIES_MAX_BYTES
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from migrate.conversion_marker import CONVERSION_NAME
 from migrate.returned_record import Returned
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError
-from migrate.verify_settings import CONVERSION_NAME, read_settings
+from migrate.verify_settings import read_settings
 from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
 from timer_wheel.timer_properties import require_kept
 from timer_wheel.wheel_math import out_ms, promised_ms

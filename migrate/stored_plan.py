@@ -2,6 +2,7 @@
 """The plan as executors see it: a small JSON file, and arrays that are read by slice."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class StoredPlan:
 
     staging: Staging
     identity: str
-    source: Path
+    sources: tuple[Path, ...]
     now_ms: int
     write_time_ms: int
     count: int
@@ -52,7 +53,7 @@ def store_plan(
     plan: Plan,
     staging: Staging,
     *,
-    source: Path,
+    sources: Sequence[Path],
     request: dict[str, Any],
     amendments: Amendments,
 ) -> None:
@@ -66,7 +67,7 @@ def store_plan(
     side_by_side(save, arrays)
     facts = {
         "identity": plan.identity,
-        "source": str(source.absolute()),
+        "sources": [str(source.absolute()) for source in sources],
         "request": request,
         "amendments": attrs.asdict(amendments),
         "now_ms": plan.now_ms,
@@ -101,7 +102,7 @@ def load_plan(target: Path) -> StoredPlan:
     return StoredPlan(
         staging=staging,
         identity=facts["identity"],
-        source=Path(facts["source"]),
+        sources=tuple(map(Path, facts["sources"])),
         now_ms=facts["now_ms"],
         write_time_ms=facts["write_time_ms"],
         count=facts["count"],

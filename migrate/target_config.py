@@ -5,7 +5,8 @@ Routes for the real topics with enough queues, the groups that wait for them, of
 those groups miss nothing, and the settings that the store depends on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 
@@ -27,6 +28,8 @@ from message_store.store_root import StoreRoot
 from migrate.rewrite import QUEUE_ID_MAX, RECORD_MARGIN_BYTES
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
 
+_Config = TypeVar("_Config", TopicConfig, GroupConfig)
+
 
 @attrs.frozen
 class TopicDemand:
@@ -36,7 +39,9 @@ class TopicDemand:
     max_queue_id: int
 
 
-def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
+def config_files(
+    sources: Sequence[StoreRoot], demands: Mapping[str, TopicDemand]
+) -> dict[str, bytes]:
     """The JSON files of a target, by name.
 
     A topic keeps what the source says of it, with more queues where messages ask for them, and
@@ -45,7 +50,8 @@ def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[
     that had read one of these topics start at 0, because a group without an offset may start at the
     end and miss what was delivered before it came.
     """
-    known_topics, known_groups = read_topics(source.path), read_groups(source.path)
+    known_topics = merged_topics(sources)
+    known_groups = _first_known([read_groups(source.path) for source in sources])
     topics = []
     for name, demand in sorted(demands.items()):
         queues = demand.max_queue_id + 1
@@ -58,7 +64,10 @@ def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[
             )
         )
     readers = {
-        (topic, group) for topic, group in read_consumer_offsets(source.path) if topic in demands
+        (topic, group)
+        for source in sources
+        for topic, group in read_consumer_offsets(source.path)
+        if topic in demands
     }
     readers |= {
         (name, name.removeprefix(names.RETRY_PREFIX))
@@ -78,6 +87,46 @@ def config_files(source: StoreRoot, demands: Mapping[str, TopicDemand]) -> dict[
         GROUPS: encode_groups(groups),
         CONSUMER_OFFSETS: encode_consumer_offsets(offsets),
     }
+
+
+def merged_topics(sources: Sequence[StoreRoot]) -> dict[str, TopicConfig]:
+    """What several sources say of their topics: what the first says, and the most queues."""
+    tables = [read_topics(source.path) for source in sources]
+    return {
+        name: attrs.evolve(
+            topic,
+            read_queues=max(table[name].read_queues for table in tables if name in table),
+            write_queues=max(table[name].write_queues for table in tables if name in table),
+        )
+        for name, topic in _first_known(tables).items()
+    }
+
+
+def _first_known(tables: Sequence[Mapping[str, _Config]]) -> dict[str, _Config]:
+    """What the first table that knows a name says of it."""
+    return {name: value for table in reversed(tables) for name, value in table.items()}
+
+
+def config_clashes(
+    sources: Sequence[StoreRoot], demands: Mapping[str, TopicDemand]
+) -> Iterator[str]:
+    """Topics and groups of which several sources say different things, as sentences: the first one
+    is taken at its word.
+    """
+    topics = [read_topics(source.path) for source in sources]
+    groups = [read_groups(source.path) for source in sources]
+    for name in demands:
+        told = [
+            attrs.evolve(table[name], read_queues=0, write_queues=0, members={})
+            for table in topics
+            if name in table
+        ]
+        if any(other != told[0] for other in told):
+            yield f"topic {name}: sources have different settings; those of the first are taken"
+    for name in sorted(set().union(*groups)):
+        told_of_group = [table[name].members for table in groups if name in table]
+        if any(other != told_of_group[0] for other in told_of_group):
+            yield f"group {name}: sources have different settings; those of the first are taken"
 
 
 def _queue_count(said: int, needed: int) -> int:

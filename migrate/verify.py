@@ -10,19 +10,24 @@ Each side's messages are digested where they lie, by tasks that return only sums
 equal messages, and where they differ the messages are looked up one by one.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
 from pyspark.sql import SparkSession
 
+from message_store.errors import OptionsError
 from message_store.store_root import StoreRoot
 from migrate.spark_master import require_shared_directory
 from migrate.verify_compare import Comparison, compare_sides
 from migrate.verify_config import config_problems, overdue_problems
 from migrate.verify_digests import DigestResult, FoundRecords, Side, TopicUse
 from migrate.verify_entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
+from migrate.verify_groups import group_problems
 from migrate.verify_jobs import DigestJobs, Progress, SideEntries
 from migrate.verify_listing import (
     RecordReader,
@@ -33,7 +38,9 @@ from migrate.verify_listing import (
 )
 from migrate.verify_pending import PendingMessages, quarantine_problems, split_quarantined
 from migrate.verify_report import Problem, VerifyReport
+from migrate.verify_sample import is_alike, some_entries
 from migrate.verify_settings import ConversionSettings, read_settings
+from migrate.verify_shares import own_entries, share_problems
 from migrate.verify_source import read_pending
 from migrate.verify_structure import ReachedMessages, read_reached
 
@@ -49,11 +56,13 @@ def no_progress(_stage: str, _done: int, _total: int) -> None:
 class VerifyOptions:
     """How to verify: ``sample`` messages are looked up with the scalar codec, ``listed`` of each
     kind of difference are named, ``seed`` chooses the sample and the hashes, ``scratch`` is a
-    directory that all workers see under the same path (needed beyond one machine).
+    directory that all workers see under the same path (needed beyond one machine). ``read_only``
+    messages of each source are read and the others counted; None reads all.
     """
 
     sample: int = DEFAULT_SAMPLE
     listed: int = DEFAULT_LISTED
+    read_only: int | None = None
     seed: int = 1
     scratch: Path | None = None
 
@@ -66,37 +75,63 @@ def verify(
     options: VerifyOptions | None = None,
     progress: Progress = no_progress,
 ) -> VerifyReport:
-    """Account for every pending message of ``source`` in ``target``.
+    """Account for every pending message of ``source`` in ``target``; of a target that several
+    sources were merged into, for those of this one.
 
     Without a session the work is done in this process. Damage in the target is reported, never
     raised. Raises SourceError when either is no store that can be read, or when ``target`` was not
-    made by a conversion, or when a broker runs on one of them; FormatError when the conversion's
-    own report is damaged; OptionsError for a cluster without ``scratch``.
+    made by a conversion of this source, or when a broker runs on one of them; FormatError when the
+    conversion's own report is damaged; OptionsError for a cluster without ``scratch``.
+    """
+    [report] = verify_all([source], target, spark=spark, options=options, progress=progress)
+    return report
+
+
+def verify_all(
+    sources: Sequence[Path],
+    target: Path,
+    *,
+    spark: SparkSession | None,
+    options: VerifyOptions | None = None,
+    progress: Progress = no_progress,
+) -> list[VerifyReport]:
+    """As :func:`verify`, for each of several sources of one target, which is read once.
+
+    Raises OptionsError besides for several sources of a target that was made from one.
     """
     options = options or VerifyOptions()
     if spark is not None:
         require_shared_directory(spark.sparkContext.master, options.scratch, "--scratch")
-    source_root, target_root = StoreRoot(source), StoreRoot(target)
-    source_root.require_readable()
-    target_root.require_readable()
-    settings = read_settings(target_root)
-    with source_root.shared_lock(), target_root.shared_lock():
+    roots, target_root = [StoreRoot(source) for source in sources], StoreRoot(target)
+    for root in (*roots, target_root):
+        root.require_readable()
+    asked = [read_settings(target_root, root) for root in roots]
+    if len(roots) > 1 and any(settings.share is None for settings in asked):
+        raise OptionsError(f"{target}: was made from one source; {len(roots)} are given")
+    with ExitStack() as locks:
+        for root in (*roots, target_root):
+            locks.enter_context(root.shared_lock())
         progress("read", 0, 1)
         with ThreadPoolExecutor(max_workers=1) as beside:
-            reading = beside.submit(read_reached, target_root, settings)
-            pending = read_pending(source_root, settings)
+            reading = beside.submit(read_reached, target_root, asked[0])
+            first = read_pending(roots[0], asked[0])
             reached = reading.result()
         progress("read", 1, 1)
-        return compare_stores(
-            pending,
-            reached,
-            source_root,
-            target_root,
-            settings,
-            spark=spark,
-            options=options,
-            progress=progress,
-        )
+        reports = []
+        for number, (root, settings) in enumerate(zip(roots, asked, strict=True)):
+            pending = read_pending(root, settings) if number else first
+            report = compare_stores(
+                pending,
+                reached,
+                root,
+                target_root,
+                settings,
+                spark=spark,
+                options=options,
+                progress=progress,
+            )
+            reports.append(report)
+    return reports
 
 
 def compare_stores(
@@ -111,7 +146,7 @@ def compare_stores(
     progress: Progress,
 ) -> VerifyReport:
     """As :func:`verify`, with what is pending and what the wheel leads to already read."""
-    jobs = _jobs(spark, settings, options, progress)
+    jobs = digest_jobs(spark, settings, options, progress)
     wanted, aside, strangers = split_quarantined(pending, settings.quarantined)
     ours = SideEntries(
         "source",
@@ -120,17 +155,28 @@ def compare_stores(
         topics=settings.only_topics,
     )
     theirs = SideEntries(
-        "target", target_root.commit_log, reached.entries, settings.commit_log_file_bytes
+        "target",
+        target_root.commit_log,
+        own_entries(reached.entries, settings.share),
+        settings.commit_log_file_bytes,
     )
+    if (few := some_entries(ours, theirs, options)) is not None:
+        totals = jobs.run("digest a sample", few)
+        if is_alike(totals):
+            return _sample_report(
+                totals, few[1], reached, source_root, target_root, settings, len(wanted), len(aside)
+            )
     sampled = _sample(jobs, ours, options)
     identities = tuple(int(one) for one in np.unique(sampled.digests[:, DIGEST_IDENTITY]))
     totals = jobs.run("digest", [ours, theirs], identities=identities)
     compared = compare_sides(jobs, ours, theirs, totals, kept=options.listed)
     with RecordReader(ours) as source_records, RecordReader(theirs) as target_records:
-        topics = _topics(totals["target"], target_records)
+        topics = topics_of(totals["target"], target_records)
         problems = [
             *reached.problems,
-            *config_problems(target_root, topics),
+            *(share_problems(target_root, reached.entries) if settings.share else ()),
+            *config_problems(target_root, topics, are_all=settings.share is None),
+            *group_problems(target_root, source_root, topics),
             *overdue_problems(totals["target"].overdue),
             *complaint_problems(totals["source"], ours),
             *complaint_problems(totals["target"], theirs),
@@ -145,20 +191,18 @@ def compare_stores(
             report,
             quarantined=len(aside),
             sampled=len(sampled),
-            only_levels=settings.only_levels,
-            only_topics=settings.only_topics,
-            levels_only=settings.levels_only,
-            whole_log=settings.whole_log,
+            **_asked(settings),
             differences=tuple(differences),
         )
 
 
-def _jobs(
+def digest_jobs(
     spark: SparkSession | None,
     settings: ConversionSettings,
     options: VerifyOptions,
     progress: Progress,
 ) -> DigestJobs:
+    """How the work on the messages of one target is done."""
     rules = (
         settings.now_ms,
         settings.write_time_ms,
@@ -182,7 +226,7 @@ def _sample(jobs: DigestJobs, source: SideEntries, options: VerifyOptions) -> Fo
     return attrs.evolve(records, numbers=chosen[records.numbers])
 
 
-def _topics(result: DigestResult, target: RecordReader) -> dict[str, TopicUse]:
+def topics_of(result: DigestResult, target: RecordReader) -> dict[str, TopicUse]:
     """Uses by name, which stands in the record of an example."""
     topics: dict[str, TopicUse] = {}
     for use in result.topics.values():
@@ -191,6 +235,45 @@ def _topics(result: DigestResult, target: RecordReader) -> dict[str, TopicUse]:
             name = message.real_topic
             topics[name] = topics[name].plus(use) if name in topics else use
     return topics
+
+
+def _asked(settings: ConversionSettings) -> dict[str, Any]:
+    """What the conversion was about, for the report."""
+    names = ("only_levels", "only_topics", "levels_only", "whole_log")
+    return {name: getattr(settings, name) for name in names}
+
+
+def _sample_report(
+    totals: dict[Side, DigestResult],
+    target: SideEntries,
+    reached: ReachedMessages,
+    source_root: StoreRoot,
+    target_root: StoreRoot,
+    settings: ConversionSettings,
+    wanted: int,
+    aside: int,
+) -> VerifyReport:
+    """What a sample that is in order tells: all that was counted is there, and these are right."""
+    with RecordReader(target) as records:
+        topics = topics_of(totals["target"], records)
+    problems = [
+        *reached.problems,
+        *(share_problems(target_root, reached.entries) if settings.share else ()),
+        *config_problems(target_root, topics, are_all=False),
+        *group_problems(target_root, source_root, topics),
+        *overdue_problems(totals["target"].overdue),
+    ]
+    read = len(target.entries)
+    return VerifyReport(
+        converted=read,
+        missing=0,
+        unexpected=0,
+        different=0,
+        quarantined=aside,
+        only_counted=wanted - read,
+        **_asked(settings),
+        problems=tuple(problems),
+    )
 
 
 def _report(

@@ -3,11 +3,24 @@
 by name.
 """
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
+from message_store.errors import TargetError
+from migrate.staged_output import new_file
+
 Kind = Literal["missing", "unexpected", "different"]
+
+OPENED = "this target was opened since it was made"
+"""How the sentence begins that is said of a target which somebody has delivered from."""
+
+
+ALL = 1_000_000
+"""So many differences of a kind are in a table of all of them."""
 
 
 @attrs.frozen
@@ -60,6 +73,9 @@ class VerifyReport:
     the target would deliver beyond that, second copies too. ``differences`` names the first few of
     them, ``problems`` whatever else is wrong. ``only_levels``, ``only_topics``, ``levels_only`` and
     ``whole_log`` are what the conversion was asked for, and so what the account is about.
+    ``only_counted`` are there as far as queue, timer log and wheel tell: a sample of the others was
+    read. Without a source (``has_source``) it is the target's own maker whose count is accounted
+    for.
     """
 
     converted: int
@@ -72,8 +88,17 @@ class VerifyReport:
     only_topics: tuple[str, ...] = ()
     levels_only: bool = False
     whole_log: bool = False
+    only_counted: int = 0
+    has_source: bool = True
     differences: tuple[Difference, ...] = ()
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether somebody delivers from the target already, or has: then it is too late for this
+        account.
+        """
+        return any(problem.what.startswith(OPENED) for problem in self.problems)
 
     @property
     def is_clean(self) -> bool:
@@ -83,3 +108,30 @@ class VerifyReport:
     def as_json(self) -> dict[str, Any]:
         """The report as plain values, under the keys that ``verify --json`` prints."""
         return attrs.asdict(self)
+
+
+def require_table_place(path: Path) -> None:
+    """Raise TargetError where a table of differences cannot be: something is there, or no directory
+    around it. Nobody wants to hear that only after hours.
+    """
+    if path.exists():
+        raise TargetError(f"{path}: is already there")
+    if not path.absolute().parent.is_dir():
+        raise TargetError(f"{path}: cannot be written: no such directory")
+
+
+def write_differences(reports: Mapping[str, VerifyReport], path: Path) -> None:
+    """All differences of these sources as lines of JSON: the source, what ``verify --json`` says of
+    a difference, and a problem with ``kind`` "problem". Raises TargetError.
+    """
+    with new_file(path) as file:
+        for source, report in reports.items():
+            for difference in report.differences:
+                file.write(_line({"source": source, **attrs.asdict(difference)}))
+            for problem in report.problems:
+                facts = {"source": source, "kind": "problem", **attrs.asdict(problem)}
+                file.write(_line(facts))
+
+
+def _line(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts).encode() + b"\n"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of the conversion that a target names: all that verification believes it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,17 @@ import attrs
 
 from legacy_levels.delay_offsets import OffsetsChoice
 from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import BadFieldError, SourceError
-from message_store.small_files import read_small_file
+from message_store.errors import BadFieldError
 from message_store.store_root import (
     COMMIT_LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     TIMER_LOG_FILE_BYTES,
     StoreRoot,
 )
+from migrate.conversion_marker import CONVERSION_NAME, read_marker, share_of
 from timer_wheel.timer_log import units_per_file
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
 
-CONVERSION_NAME = "conversion.json"
 _SETTINGS_KEY = "conversion"
 """Under this key the report keeps what the conversion was asked for; the rest are its results."""
 
@@ -37,7 +35,11 @@ class QuarantinedEntry:
 
 @attrs.frozen(kw_only=True)
 class ConversionSettings:
-    """How the conversion was asked to run."""
+    """How the conversion was asked to run.
+
+    ``share``: of a target that several sources were merged into, where in its timer queue the
+    messages of this source begin and end; None where all are of the one source.
+    """
 
     now_ms: int
     precision_ms: int = DEFAULT_PRECISION_MS
@@ -53,6 +55,7 @@ class ConversionSettings:
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
     queue_file_bytes: int = QUEUE_FILE_BYTES
     timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
+    share: tuple[int, int] | None = None
 
     @property
     def write_time_ms(self) -> int:
@@ -70,26 +73,22 @@ _NUMBERS = (
 )
 
 
-def read_settings(root: StoreRoot) -> ConversionSettings:
-    """The settings of the conversion that made ``root``.
+def read_settings(root: StoreRoot, source: StoreRoot | None = None) -> ConversionSettings:
+    """The settings of the conversion that made ``root``; with ``source`` given, of that source.
 
-    Raises SourceError when there are none (no target of a finished conversion), and FormatError
-    when they cannot be read.
+    Raises SourceError when there are none (no target of a finished conversion, or not of this
+    source), and FormatError when they cannot be read.
     """
     path = root.own / CONVERSION_NAME
-    content = read_small_file(path)
-    if content is None:
-        raise SourceError(f"{path}: not there; expected the target of a finished conversion")
-    try:
-        table = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadFieldError("not JSON", path=path) from error
-    asked = table.get(_SETTINGS_KEY) if isinstance(table, dict) else None
+    table = read_marker(root)
+    if source is not None:
+        table = share_of(table, source, path)
+    asked = table.get(_SETTINGS_KEY)
     if not isinstance(asked, dict):
         raise BadFieldError(f"no table {_SETTINGS_KEY!r} in it", path=path)
     try:
-        return _decode_settings(asked, path)
-    except (TypeError, ValueError) as error:
+        return attrs.evolve(_decode_settings(asked, path), share=_share(table))
+    except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, BadFieldError):
             raise
         raise BadFieldError(f"{_SETTINGS_KEY!r} is damaged: {error}", path=path) from error
@@ -115,6 +114,16 @@ def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
     )
     _require_sizes(settings, path)
     return settings
+
+
+def _share(table: dict[str, Any]) -> tuple[int, int] | None:
+    """Where the messages of one source of several lie."""
+    if not table.get("is_share"):
+        return None
+    first, converted = int(table["target_queue_offset"]), int(table["converted"])
+    if first < 0 or converted < 0:
+        raise ValueError(f"{converted} messages from {first} on")
+    return first, first + converted
 
 
 def _positive(value: object, name: str, path: Path) -> int:

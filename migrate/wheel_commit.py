@@ -85,7 +85,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
         prepare_marker(staging, facts)
         withdraw_marker(staging)
         replace_file(staging.target.own / CONF_NAME, broker_conf(facts["broker_conf"]))
-        seal(plan, staging, staging.store, demands)
+        seal(plan, staging, [staging.store], demands)
         finish_write(staging)
     return facts
 

@@ -98,6 +98,7 @@ class PartWriter:
         self.number = number
         self.first, self.end = int(part["first"]), int(part["end"])
         self.log_end, self.blank = int(part["log_end"]), int(part["blank_bytes"])
+        self.source = int(part["source"])
         self.offsets = plan.slice_of("source_offsets", self.first, self.end)
         self.sizes = plan.slice_of("source_sizes", self.first, self.end)
         self.levels = plan.slice_of("levels", self.first, self.end)
@@ -141,7 +142,7 @@ class PartWriter:
 
     def _write_records(self) -> int:
         settings, store = self.plan.settings, self.plan.staging.store
-        source = StoreRoot(self.plan.source)
+        source = StoreRoot(self.plan.sources[self.source])
         begin = int(self.target_offsets[0])
         file_start = begin // settings.commit_log_file_bytes * settings.commit_log_file_bytes
         crc = 0

@@ -71,6 +71,34 @@ class TestManyStores:
         ]
         assert run("verify", stores[1], "wheels/south").exit_code == cli.DONE
 
+    def test_merged_into_one_target(self, stores: list[Path]) -> None:
+        result = convert(*stores, "wheel", "--merge", "--report", "page.html")
+        assert result.exit_code == cli.DONE, result.output
+        rows = {
+            line.split()[0]: line.split() for line in result.stdout.splitlines() if line.split()
+        }
+        assert rows[str(stores[1])][1:4] == ["4", "4", "0"]
+        assert rows["12"][:6] == ["12", "of", "12", "pending", "messages", "converted,"]
+        names = " ".join(map(str, stores))
+        assert f"check it:  delaywheel verify {names} wheel" in result.stdout
+        assert "<h2>Sources</h2>" in Path("page.html").read_text()
+        each = run("verify", stores[1], "wheel")
+        assert (each.exit_code, each.stdout.split(",")[0]) == (cli.DONE, "4 converted")
+        told = json.loads(run("verify", *stores, "wheel", "--json").stdout)
+        assert [(one["source"], one["converted"]) for one in told] == [
+            (str(store), 4) for store in stores
+        ]
+        no_traceback(convert(*stores[:2], "wheel", "--merge"), cli.TARGET_UNWRITABLE, "finished")
+
+    def test_a_manifest_of_one_target_is_merged(self, stores: list[Path]) -> None:
+        lines = [f"{store} wheel --only-level {n}\n" for n, store in enumerate(stores, 3)]
+        Path("stores.txt").write_text("".join(lines))
+        result = convert("--manifest", "stores.txt", "--merge", "--json")
+        assert result.exit_code == cli.DONE, result.output
+        told = json.loads(result.stdout)
+        assert [one["request"]["only_levels"] for one in told["sources"]] == [[3], [4], [5]]
+        assert told["converted"] == sum(one["converted"] for one in told["sources"]) == 4
+
     def test_json_lists_what_convert_says_of_each_and_the_errors(self, stores: list[Path]) -> None:
         (stores[1] / "abort").touch()
         result = convert(*stores, "wheels", "--json")

@@ -192,7 +192,8 @@ def test_the_identity_is_that_of_everything_that_decides_about_bytes() -> None:
 def stored(tmp_path: Path, plan: Plan) -> Staging:
     staging = Staging(StoreRoot(tmp_path))
     amendments = Amendments(bad={3: "why"}, sizes={5: 77})
-    store_plan(plan, staging, source=tmp_path / "source", request={"a": [1]}, amendments=amendments)
+    sources = [tmp_path / "source"]
+    store_plan(plan, staging, sources=sources, request={"a": [1]}, amendments=amendments)
     return staging
 
 
@@ -204,7 +205,7 @@ def test_a_stored_plan_comes_back(tmp_path: Path, count: int) -> None:
     assert (loaded.identity, loaded.count, loaded.now_ms) == (plan.identity, count, NOW_MS)
     assert loaded.write_time_ms == NOW_MS - 123
     assert loaded.settings == SETTINGS
-    assert loaded.source == tmp_path / "source"
+    assert loaded.sources == (tmp_path / "source",)
     assert loaded.target_offsets.tolist() == plan.log.offsets.tolist()
     assert loaded.parts.tolist() == plan.log.parts.tolist()
     for name in loaded.arrays:

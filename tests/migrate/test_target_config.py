@@ -22,7 +22,7 @@ def test_a_topic_keeps_its_queues_as_far_as_queue_ids_can_count(
     (config / "topics.json").write_text(json.dumps({"topicConfigTable": {"Orders": entry}}))
     offsets = {"offsetTable": {"Orders@readers": {"0": 7}}}
     (config / "consumerOffset.json").write_text(json.dumps(offsets))
-    files = config_files(StoreRoot(tmp_path), {"Orders": TopicDemand(count=1, max_queue_id=2)})
+    files = config_files([StoreRoot(tmp_path)], {"Orders": TopicDemand(count=1, max_queue_id=2)})
     topic = json.loads(files["topics.json"])["topicConfigTable"]["Orders"]
     assert (topic["readQueueNums"], topic["writeQueueNums"]) == (queues, queues)
     assert files["consumerOffset.json"].count(b":0") == queues

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Spark session of a command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from message_store.clock import stopwatch_s
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cli_progress import StageProgress
+
+Settings = tuple[tuple[str, str], ...]
+
+
+@contextmanager
+def started_spark(
+    progress: "StageProgress", master: str, conf: Settings
+) -> Iterator[tuple["SparkSession", float]]:
+    """A session, and the seconds that it took to start."""
+    from migrate.session import spark_session
+
+    started_s = stopwatch_s()
+    progress.say("starting Spark")
+    with spark_session(master, dict(conf)) as spark:
+        yield spark, stopwatch_s() - started_s

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``verify``: a target against its source, or against all of them, or by itself."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli_input import STORE, Function, spark_options
+from cli_spark import Settings, started_spark
+from cli_verbs import DONE, FINDINGS, loading, verb
+from migrate.spark_master import require_shared_directory
+
+if TYPE_CHECKING:
+    from cli_output import Output
+
+
+def _reading_options(function: Function) -> Function:
+    """What is read, and where differences go."""
+    for option in reversed(_READING_OPTIONS):
+        function = option(function)
+    return function
+
+
+_READING_OPTIONS = (
+    click.option(
+        "--sample",
+        "read_only",
+        type=click.IntRange(min=1),
+        help="Read only so many messages of each source, chosen at random, and count the others;"
+        " unless given, all are read.",
+    ),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=1,
+        show_default=True,
+        help="Another number chooses other messages.",
+    ),
+    click.option(
+        "--differences",
+        "table",
+        type=STORE,
+        help="Also write all differences, one JSON object a line, into this new file.",
+    ),
+    click.option(
+        "--scratch",
+        type=STORE,
+        help="A directory that every worker sees; needed on a cluster, to hand out the work.",
+    ),
+)
+
+
+@verb(
+    "delaywheel verify /data/rocketmq/store /data/rocketmq/store-wheel\n"
+    "delaywheel verify /mnt/broker-a/store /mnt/broker-b/store /data/store-wheel\n"
+    "delaywheel verify /data/store-from-a-table"
+)
+@click.argument("stores", nargs=-1, type=STORE, metavar="[SOURCE]... TARGET")
+@_reading_options
+@spark_options
+def verify(
+    output: "Output",
+    stores: tuple[Path, ...],
+    table: Path | None,
+    master: str,
+    conf: Settings,
+    **reading: Any,
+) -> None:
+    """Account for every pending message of SOURCE in TARGET, reading both sides afresh.
+
+    Of a TARGET that several stores were merged into, for those of every SOURCE given. TARGET alone,
+    converted or written from a table, is looked at by itself: whether a broker would deliver what
+    its maker has counted. Ends with exit code 1 unless nothing is missing, unexpected or different.
+    """
+    if not stores:
+        raise click.UsageError("Missing argument 'TARGET'.")
+    *sources, target = stores
+    if reading["read_only"] is not None and not sources:
+        raise click.UsageError("--sample: there is no SOURCE to choose messages from")
+    with loading(output):
+        from migrate import verify as verification
+        from migrate.finished_target import require_pair
+        from migrate.verify_alone import require_made, verify_alone
+        from migrate.verify_report import ALL, require_table_place, write_differences
+    require_shared_directory(master, reading["scratch"], "--scratch")
+    if table is not None:
+        require_table_place(table)
+        reading["listed"] = ALL
+    options = verification.VerifyOptions(**reading)
+    with output.progress() as progress:
+        for source in sources:
+            require_pair(source, target)  # before the seconds that Spark takes
+        if not sources:
+            require_made(target)
+        with started_spark(progress, master, conf) as (spark, _start_s):
+            if sources:
+                reports = verification.verify_all(
+                    sources, target, spark=spark, options=options, progress=progress
+                )
+            else:
+                reports = [verify_alone(target, spark=spark, options=options, progress=progress)]
+    names = [str(path) for path in sources or [target]]
+    told = dict(zip(names, reports, strict=True))
+    if table is not None:
+        write_differences(told, table)
+    output.verifications(told, str(target))
+    is_clean = all(report.is_clean for report in reports)
+    click.get_current_context().exit(DONE if is_clean else FINDINGS)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report that a finished target keeps, ``delaywheel/conversion.json``, and which part of it is
+about one source where several were merged.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from message_store.errors import BadFieldError, SourceError
+from message_store.segment_files import list_segments
+from message_store.small_files import read_small_file
+from message_store.store_root import StoreRoot
+
+CONVERSION_NAME = "conversion.json"
+
+
+def read_marker(root: StoreRoot) -> dict[str, Any]:
+    """The whole report. Raises SourceError where there is none, FormatError for a damaged one."""
+    path = root.own / CONVERSION_NAME
+    content = read_small_file(path)
+    if content is None:
+        raise SourceError(f"{path}: not there; expected the target of a finished conversion")
+    try:
+        table = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadFieldError("not JSON", path=path) from error
+    if not isinstance(table, dict):
+        raise BadFieldError("no table 'conversion' in it", path=path)
+    return table
+
+
+def log_fingerprint(source: StoreRoot) -> list[list[Any]]:
+    """Names, lengths and times of a store's log files: what tells that it is still the same."""
+    return [
+        [segment.path.name, segment.length_bytes, segment.modified_ns]
+        for segment in list_segments(source.commit_log)
+    ]
+
+
+def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str, Any]:
+    """The report of ``source`` alone, in a marker that may be of several; ``is_share`` is in it
+    then.
+
+    A source is known by its log files, or else, when they have other times now, by its place.
+    Raises SourceError for a store that is none of them, FormatError for a damaged report.
+    """
+    listed = marker.get("sources")
+    if not listed:
+        return marker
+    try:
+        found = log_fingerprint(source)
+        same = [one for one in listed if one["request"]["source_log"] == found]
+        place = str(source.path.absolute())
+        same = same or [one for one in listed if one["request"]["source"] == place]
+        if len(same) == 1:
+            return {**same[0], "is_share": True}
+        names = ", ".join(str(one["request"]["source"]) for one in listed)
+    except (KeyError, TypeError) as error:
+        raise BadFieldError(f"'sources' is damaged: {error!r}", path=path) from error
+    raise SourceError(f"{source.path}: {path.parent.parent} was made from {names}, and not from it")

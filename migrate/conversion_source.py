@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One source of a conversion: whether it may be converted, what waits in it, and which part of that
+is asked for.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.level_backlog import LevelBacklog, read_backlog
+from message_store.errors import OptionsError, TargetError, UncleanStoreError
+from message_store.store_root import StoreRoot
+from migrate.plan import Amendments, Plan
+from migrate.report import ConversionReport
+from migrate.run_request import request_of
+from migrate.settings import ConvertOptions
+from migrate.source_warnings import source_warnings
+from migrate.source_wheel import require_empty_wheel, waiting_in_wheel
+from migrate.topic_choice import choose_topics
+
+
+class ConversionSource:
+    """What one source brings, stage by stage.
+
+    ``backlog`` and ``chosen`` are there after ``read``.
+    """
+
+    backlog: LevelBacklog
+    chosen: NDArray[np.bool_]
+
+    def __init__(self, options: ConvertOptions) -> None:
+        self.options = options
+        self.root = StoreRoot(options.source)
+        self.warnings: list[str] = []
+        self.left_out_topics: dict[str, int] = {}
+
+    def check_places(self, target: Path) -> None:
+        """Refuse what is no store, and one of source and target within the other."""
+        self.root.require_readable()
+        source, target_end = self.root.path.resolve(), target.resolve()
+        if source.is_relative_to(target_end) or target_end.is_relative_to(source):
+            raise TargetError(f"{target}: must not lie in the source, or around it")
+
+    def check(self) -> None:
+        """Refuse a store that was not stopped, or whose own wheel is not empty, unless told
+        otherwise.
+        """
+        if not self.root.was_stopped_cleanly and not self.options.after_crash:
+            raise UncleanStoreError(
+                f"{self.root.abort}: the broker is running or has crashed; stop it cleanly, or"
+                " use --after-crash, which leaves out what was already delivered"
+            )
+        self.warnings = source_warnings(self.root, whole_log=self.options.whole_log)
+        if not self.options.levels_only:
+            require_empty_wheel(self.root)
+        elif waiting := waiting_in_wheel(self.root):
+            self.warnings.append(
+                f"{waiting:,} messages wait in the source's own timer wheel and are left behind"
+            )
+
+    def read(self) -> None:
+        """Find what is pending, and what of it this run is about; the rest is `skipped`."""
+        options = self.options
+        self.backlog = read_backlog(
+            self.root.path,
+            offsets_choice=options.offsets,
+            level_table=options.level_table,
+            after_crash=options.after_crash,
+            whole_log=options.whole_log,
+        )
+        self.chosen = np.ones(len(self.backlog), np.bool_)
+        if options.only_levels:
+            known = {counts.level for counts in self.backlog.counts}
+            if unknown := sorted(set(options.only_levels) - known):
+                raise OptionsError(
+                    f"{self.root.path}: the store has no queue of level {unknown[0]}"
+                )
+            self.chosen &= np.isin(self.backlog.level, np.array(options.only_levels))
+        if options.only_topics:
+            wanted, self.left_out_topics = choose_topics(
+                self.root, self.backlog, options.only_topics
+            )
+            self.chosen &= wanted
+
+    def request(self, now_ms: int) -> dict[str, Any]:
+        """What makes this run of this source this one and not another."""
+        return request_of(self.options, now_ms, self.backlog.level_table)
+
+    def with_warnings(self, report: ConversionReport) -> ConversionReport:
+        """The source's report with what else is to be said of it."""
+        return attrs.evolve(
+            report,
+            left_out_topics=self.left_out_topics,
+            warnings=(*self.warnings, *report.warnings),
+        )
+
+
+@attrs.frozen(eq=False)
+class Entries:
+    """What waits in all sources, one source behind the other, a row a message.
+
+    ``starts`` says at which row each source begins, and last where all end. It is what a plan is
+    made from; the row of a message is its index.
+    """
+
+    level: NDArray[Any]
+    due_ms: NDArray[np.int64]
+    commit_log_offset: NDArray[np.int64]
+    size_bytes: NDArray[Any]
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, backlogs: Sequence[LevelBacklog]) -> "Entries":
+        """The rows of these backlogs; of one alone they are its own arrays."""
+        ends = np.cumsum([len(backlog) for backlog in backlogs]).tolist()
+
+        def joined(name: str) -> NDArray[Any]:
+            columns = [getattr(backlog, name) for backlog in backlogs]
+            return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+        return cls(
+            level=joined("level"),
+            due_ms=joined("due_ms"),
+            commit_log_offset=joined("commit_log_offset"),
+            size_bytes=joined("size_bytes"),
+            starts=(0, *ends),
+        )
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """From which row to which each source has."""
+        return list(pairwise(self.starts))
+
+
+def own_amendments(amendments: Amendments, span: tuple[int, int]) -> Amendments:
+    """What was learned of the rows of one source, counted from its first."""
+    first, end = span
+    return Amendments(
+        bad={at - first: why for at, why in amendments.bad.items() if first <= at < end},
+        sizes={at - first: size for at, size in amendments.sizes.items() if first <= at < end},
+    )
+
+
+def own_messages(plan: Plan, span: tuple[int, int]) -> slice:
+    """Which messages of the plan are those of one source."""
+    first, end = np.searchsorted(plan.chosen, span).tolist()
+    return slice(first, end)
