@@ -7,13 +7,13 @@ the checkpoint. A process that is killed in between has delivered all or nothing
 store then finds in the log what was done.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
-from message_store.delay_store import Finding, Severity
 from message_store.errors import FormatError
 from message_store.log_deliveries import LogDeliveries
 from message_store.redelivery import (
@@ -25,6 +25,7 @@ from message_store.redelivery import (
 )
 from message_store.wheel_stamps import wheel_stamps
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
@@ -47,12 +48,12 @@ class Due:
 
 
 class Turning:
-    """Turns the wheel of one store; ``losses`` tells of records that nobody can deliver."""
+    """Turns the wheel of one store; ``lost`` are messages whose records nobody can deliver."""
 
     def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
         self._store = store
         self._timers = timers
-        self.losses: list[Finding] = []
+        self.lost = LostMessages(store.root)
 
     def turn(self, now_ms: int, marks: RecallMarks) -> LogDeliveries:
         """Deliver what is due at ``now_ms``. Raises TargetError when the disk refuses."""
@@ -67,7 +68,7 @@ class Turning:
         is_over = due.rows.slot_time_ms < floor_ms(now_ms, timers.precision_ms)
         rolls = is_over & ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
         goes = is_due & due.facts.is_fine & ~is_marker & ~is_recalled
-        self._tell_losses(due)
+        self._lose(due.rows, due.facts.problems.items())
         order = _in_order(due, np.flatnonzero(goes))
         delivered = self._redeliver(due, order, FROM_WHEEL, stamp_ms)
         deliveries = LogDeliveries(
@@ -135,8 +136,7 @@ class Turning:
             suffixes=wheel_stamps(_enqueued_ms(rows), stamp_ms, rolled) if len(rows) else None,
             store_ms=stamp_ms,
         )
-        for row, error in done.bad:
-            self._lose(int(rows.commit_log_offset[row]), error)
+        self._lose(rows, done.bad)
         for destination, count in done.counts.items():
             topic = destination.topic.decode()
             if how is not ROLLED:
@@ -167,24 +167,12 @@ class Turning:
         timers.settle(stamp_ms)
         timers.save()
 
-    def _tell_losses(self, due: Due) -> None:
-        for row, error in due.facts.problems.items():
-            self._lose(int(due.rows.commit_log_offset[row]), error)
-
-    def _lose(self, offset: int, error: FormatError) -> None:
-        """Remember a record that nobody can deliver."""
-        self.losses.append(undeliverable(offset, error))
-
-
-def undeliverable(offset: int, error: FormatError) -> Finding:
-    """What to say of a record that was due, at a place of the log, and can go nowhere."""
-    return Finding(
-        Severity.WARNING,
-        f"commit log {offset}",
-        f"a message was due that cannot be delivered: {error}",
-        "a broker drops it without a word, or stops at it for ever",
-        "look at the record; schedule its message again if it is still wanted",
-    )
+    def _lose(self, rows: TimerRows, problems: Iterable[tuple[int, FormatError]]) -> None:
+        """Note those of these rows that have a problem."""
+        offsets = rows.commit_log_offset
+        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in problems]
+        if lost:
+            self.lost.add(lost)
 
 
 def _is_all(chosen: Int64s) -> bool:

@@ -132,7 +132,7 @@ class WheelStore(TimerStore):
     # --- health and the end -----------------------------------------------------------------------
 
     def _findings(self) -> list[Finding]:
-        return check_wheel(self._timers, self._turning.losses)
+        return check_wheel(self._timers, self._turning.lost.findings())
 
     def _flush(self) -> None:
         """Log, queues, timer log, wheel, checkpoints, in this order."""
@@ -151,6 +151,7 @@ class WheelStore(TimerStore):
             store.finish(timers.files.sync_wheel)
             store.finish(lambda: timers.files.sync_checkpoint(position, own))
             timers.write_metrics()
+            self._turning.lost.save()
         store.write_topics()
         store.write_checkpoint(durably=True)
 

@@ -16,9 +16,10 @@ from message_store import (
     Message,
     Severity,
     StoredMessage,
+    note_file,
 )
 from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, UnsupportedDelayError
+from message_store.errors import BadFieldError, TargetError, UnsupportedDelayError
 from message_store.recall_handle import RecallHandle
 from message_store.store_settings import StoreSettings
 from tests.independent.raw_files import (
@@ -62,6 +63,10 @@ def make(tmp_path: Path, clock: ManualClock) -> Iterator[Make]:
 @pytest.fixture
 def store(make: Make) -> WheelStore:
     return make()
+
+
+def refuse(*_given: object, **_options: object) -> None:
+    raise TargetError("no room")
 
 
 def asking(**properties: str) -> Message:
@@ -661,3 +666,24 @@ def test_a_hand_that_is_to_go_back_by_more_than_a_round_leaves_nothing_behind(
     assert len(store.advance(far.promised_ms - 1)) == 0
     assert len(store.advance(far.promised_ms)) == 1
     assert store.next_due_ms() is None
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_could_not_be_delivered_is_told_also_by_whoever_opens_the_store_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    store = make()
+    whole, bad = (store.schedule(asking(), AfterMs(1_000)) for _ in range(2))
+    with store.live.log.segments.path_of(0).open("r+b") as log:
+        place = log.read().index(b"REAL_TOPIC", bad.commit_log_offset)
+        log.seek(place)
+        log.write(b"LOST_TOPIC")
+    with monkeypatch.context() as patch:
+        if is_full:
+            patch.setattr(note_file, "replace_file", refuse)
+        assert len(store.advance(START_MS + 2_000)) == 1
+    [told] = store.check()
+    assert f"commit log {bad.commit_log_offset}" in told.where
+    assert whole.commit_log_offset != bad.commit_log_offset
+    store.close()
+    assert make().check() == [told]
