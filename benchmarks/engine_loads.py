@@ -33,7 +33,15 @@ def open_wheel(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStor
     return WheelStore.open(path, clock=clock, precision_ms=precision_ms)
 
 
+def open_hierarchy(path: Path, clock: Clock, precision_ms: int = 1_000) -> DelayStore:
+    """The hierarchical wheel; a precision of 1 is to the millisecond."""
+    from timer_wheel import HierarchicalWheelStore
+
+    return HierarchicalWheelStore.open(path, clock=clock, precision_ms=precision_ms)
+
+
 ENGINES: dict[str, OpenStore] = {"levels": open_levels, "wheel": open_wheel}
+ALL_ENGINES = ENGINES | {"hierarchy": open_hierarchy}
 
 _TOPICS = ("OrderTimeout", "PayNotify", "Reminder", "Refund")
 _TAGS = ("create", "pay", "remind", "late")

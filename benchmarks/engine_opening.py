@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine_loads import ENGINES, START_MS, messages_table
+from benchmarks.engine_loads import ALL_ENGINES, START_MS, messages_table
 from benchmarks.machine import private_bytes
 from message_store import ManualClock, MessageBatch
 from message_store.clock import stopwatch_s
@@ -32,7 +32,7 @@ def fill(engine: str, path: Path, count: int) -> dict[str, float]:
     """Put so many messages there, due over two hours, and place them."""
     rng = np.random.default_rng(4)
     started = stopwatch_s()
-    with ENGINES[engine](path, ManualClock(START_MS), 1_000) as store:
+    with ALL_ENGINES[engine](path, ManualClock(START_MS), 1_000) as store:
         for done in range(0, count, _PIECE):
             rows = min(_PIECE, count - done)
             table = messages_table(rows, _BODY_BYTES)
@@ -46,7 +46,7 @@ def open_once(engine: str, path: Path, end: str) -> dict[str, float]:
     """Open it, advance to now, and end as told: "close" or "kill"."""
     before = private_bytes(os.getpid())
     started = stopwatch_s()
-    store = ENGINES[engine](path, ManualClock(START_MS), 1_000)
+    store = ALL_ENGINES[engine](path, ManualClock(START_MS), 1_000)
     opened = stopwatch_s()
     next_ms = store.next_due_ms()
     advanced = stopwatch_s()

@@ -41,6 +41,19 @@ def open_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     )
 
 
+def open_hierarchy(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+    """The hierarchical wheel, with promises as wide as the wheel's slots."""
+    from timer_wheel import HierarchicalWheelStore
+
+    return HierarchicalWheelStore.open(
+        path,
+        clock=clock,
+        precision_ms=settings.precision_ms,
+        settings=_store_settings(settings),
+        max_delay_ms=settings.max_delay_ms,
+    )
+
+
 def open_memory(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The model in memory: nothing on the disk, nothing left after a kill."""
     from message_store.memory_store import MemoryStore
@@ -64,6 +77,7 @@ class Engine:
 ENGINES: dict[str, Engine] = {
     "levels": Engine(open_levels),
     "wheel": Engine(open_wheel),
+    "hierarchy": Engine(open_hierarchy),
     "memory": Engine(open_memory, has_files=False),
 }
 

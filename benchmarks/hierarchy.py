@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hierarchical wheel under the load that a published design of its kind was measured with, and
+with much that waits: ``python -m benchmarks.hierarchy``, some ten minutes on a quiet machine.
+
+The published figures: 14,000 messages a second in and out with delays of 30 s to 10 min, on eight
+cores: a send takes 1.2 ms on average, lateness P50 301, P90 690, P99 904, P99.9 979 ms, 30 % of the
+cores, about twice the cost of ordinary messages.
+"""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.engine_loads import OpenStore, bodies, open_hierarchy, open_wheel
+from benchmarks.engine_opening import in_a_process, opening
+from benchmarks.engine_steady import PERCENTILES, Steady, steady
+from benchmarks.machine import RESULTS, facts, facts_text, keep, prewarm, table
+from message_store import Clock, DelayStore, MessageBatch
+
+_DUE_BYTES = 8
+_PIECE = 250_000
+_PUBLISHED = {"50": 301, "90": 690, "99": 904, "99.9": 979}
+
+
+def with_backlog(open_store: OpenStore, wanted: Steady) -> OpenStore:
+    """Opens a store that already holds what a long run at this rate would have left waiting."""
+
+    def opened(path: Path, clock: Clock, precision_ms: int) -> DelayStore:
+        store = open_store(path, clock, precision_ms)
+        rng = np.random.default_rng(5)
+        least, longest = wanted.least_delay_ms, wanted.longest_delay_ms
+        # Of those sent before, so many are due at a time as have a delay that reaches beyond it.
+        count = int(wanted.rate * (least + longest) / 2_000)
+        delays = rng.uniform(least, longest, 3 * count)
+        sent_before = rng.uniform(0, longest, 3 * count)
+        left_ms = (delays - sent_before)[delays > sent_before][:count].astype(np.int64)
+        for begin in range(0, len(left_ms), _PIECE):
+            due_ms = clock.now_ms() + 1_000 + left_ms[begin : begin + _PIECE]
+            store.schedule_batch(_stamped(due_ms, wanted.body_bytes), due_ms)
+            store.advance(clock.now_ms())
+        store.flush()
+        return store
+
+    return opened
+
+
+def _stamped(due_ms: "np.ndarray[Any, np.dtype[np.int64]]", body_bytes: int) -> MessageBatch:
+    given = bodies(1_024, body_bytes - _DUE_BYTES)
+    body = [ms.to_bytes(_DUE_BYTES, "big") + given[ms & 0x3FF] for ms in due_ms.tolist()]
+    topic = pa.array(["OrderTimeout"] * len(body))
+    return MessageBatch.from_arrow(pa.table({"topic": topic, "body": pa.array(body, pa.binary())}))
+
+
+def steady_runs(options: argparse.Namespace, place: Path) -> list[dict[str, Any]]:
+    """The load at each precision, the same on a wheel in files, and ordinary messages beside it:
+    stored at the same rate, flushed as often, and none of them due.
+    """
+    common: dict[str, Any] = {
+        "rate": options.rate,
+        "seconds": options.seconds,
+        "body_bytes": options.body_bytes,
+        "waits_for_all": False,
+    }
+    delayed: dict[str, Any] = {
+        "least_delay_ms": 30_000,
+        "longest_delay_ms": options.longest_delay_ms,
+    }
+    far: dict[str, Any] = {"least_delay_ms": 86_400_000, "longest_delay_ms": 172_800_000}
+    runs: list[tuple[str, OpenStore, Steady]] = [
+        ("ordinary messages", open_hierarchy, Steady(precision_ms=1_000, **common, **far))
+    ]
+    for precision_ms in options.precisions:
+        wanted = Steady(precision_ms=precision_ms, **common, **delayed)
+        runs.append(("hierarchy", with_backlog(open_hierarchy, wanted), wanted))
+    wanted = Steady(precision_ms=1_000, **common, **delayed)
+    runs.append(("wheel in files", with_backlog(open_wheel, wanted), wanted))
+    found = []
+    for name, open_store, wanted in runs:
+        prewarm(options.prewarm_bytes)
+        found.append({"what": name} | steady(open_store, place, wanted))
+        print(name, wanted.precision_ms, found[-1]["seen - due"], found[-1]["cpu percent"])
+    return found
+
+
+def openings(options: argparse.Namespace, place: Path) -> list[dict[str, Any]]:
+    """Stores with much in them, opened warm and with nothing in the page cache."""
+    found = []
+    for count in options.pending:
+        for engine in ("hierarchy", "wheel"):
+            home = place / f"{engine}-{count}"
+            home.mkdir()
+            one = opening(engine, home, count, options.rounds)
+            forget_pages(home)
+            one["cold"] = in_a_process("open", engine, home / "store", "close")
+            found.append(one)
+            for file in sorted(home.rglob("*"), reverse=True):
+                file.rmdir() if file.is_dir() else file.unlink()
+    return found
+
+
+def forget_pages(directory: Path) -> None:
+    """Ask the kernel to drop what it holds of these files in memory."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def steady_text(runs: list[dict[str, Any]]) -> str:
+    """A table: lateness against the time asked for, and the price."""
+    head = ["", "precision, ms", *(f"P{at}" for at in PERCENTILES[1:]), "longest send, ms", "CPU"]
+    ordinary = next(run["cpu percent"] for run in runs if run["what"] == "ordinary messages")
+    rows = [["published, 8 cores", "1,000", *_PUBLISHED.values(), "", "", "240 %, ×2"]]
+    for run in runs:
+        late = run["seen - due"]
+        is_measured = run["measured"] > 0
+        told = [f"{late[str(at)]:,.0f}" if is_measured else "" for at in PERCENTILES[1:]]
+        cpu = f"{run['cpu percent']:.0f} %, ×{run['cpu percent'] / ordinary:.1f}"
+        send = f"{run['longest schedule ms']:.1f}"
+        rows.append([run["what"], f"{run['precision_ms']:,}", *told, send, cpu])
+    return table(head, rows)
+
+
+def opening_text(runs: list[dict[str, Any]]) -> str:
+    """A table: seconds until the store is open, and what a message costs on the disk."""
+    head = ["engine", "waiting", "clean, s", "killed, s", "cold, s", "index, bytes a message"]
+    rows = []
+    for run in runs:
+        disk = run["disk bytes"]
+        own = disk.get("delaywheel", 0) + disk.get("timerlog", 0) + disk.get("timerwheel", 0)
+        times = (min(each["open s"] for each in run[kind]) for kind in ("clean", "killed"))
+        told = [f"{seconds:.2f}" for seconds in (*times, run["cold"]["open s"])]
+        count = run["messages"]
+        rows.append([run["engine"], f"{count:,}", *told, f"{own / count:.0f}"])
+    return table(head, rows)
+
+
+def report_text(measured: dict[str, Any]) -> str:
+    """Everything for people."""
+    run = measured["steady"][0]
+    longest = f"{measured['longest_delay_ms'] / 60_000:g} min"
+    return f"""# The hierarchical wheel
+
+{facts_text(measured["facts"])}
+
+## Steady load
+
+{run["rate"]:,} messages a second in and out for {run["seconds"]:g} s, bodies of
+{run["body_bytes"]:,} bytes, delays of 30 s to {longest}; what a long run would have left waiting
+is there; a flush each second. Lateness in ms against the time that was asked for, until `advance`
+came back; CPU in percent of one core, and beside that of ordinary messages, which are stored at the
+same rate and never due.
+
+{steady_text(measured["steady"])}
+
+## Opening
+
+Bodies of 256 bytes, due within two hours; each opening in a process of its own, the best of
+{measured["rounds"]}. The bar: 10 million in less than 5 s.
+
+{opening_text(measured["opening"])}"""
+
+
+def arguments() -> argparse.Namespace:
+    """How much of everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=int, default=14_000)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--body-bytes", type=int, default=256)
+    parser.add_argument("--longest-delay-ms", type=int, default=600_000)
+    parser.add_argument("--precisions", type=int, nargs="+", default=[1_000, 100, 1])
+    parser.add_argument("--pending", type=int, nargs="*", default=[1_000_000, 10_000_000])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prewarm-bytes", type=int, default=5 << 30)
+    parser.add_argument("--directory", type=Path, help="where to work; 10 million need 12 GB")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        place = Path(name)
+        measured: dict[str, Any] = {
+            "facts": facts(place),
+            "rounds": options.rounds,
+            "longest_delay_ms": options.longest_delay_ms,
+            "steady": steady_runs(options, place),
+            "opening": openings(options, place),
+        }
+    keep("hierarchy", report_text(measured), measured, options.results)
+
+
+if __name__ == "__main__":
+    main()
