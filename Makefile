@@ -40,13 +40,19 @@ format: $(INSTALLED)  ## put imports in order and lay the code out
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md and docs/CHECK.md
+docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md, CHECK.md and PERFORMANCE.md
 	$(BIN)/python -m docs.generate_format
 	$(BIN)/python -m docs.generate_check
+	$(BIN)/python -m docs.generate_performance
 
-bench: $(INSTALLED) java  ## run every benchmark; takes long and wants a quiet machine
-	@for script in $$(grep -l __main__ benchmarks/*.py); do \
-	  echo "== $$script"; $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
+# What `make bench` runs, one after the other; each of them within a quarter of an hour.
+BENCHES := "start" "codec" "engines --parts schedule batch burst levels opening" \
+  "engines --parts steady --name steady --steady-s 75 --longest-delay-ms 20000" "convert" "race"
+
+bench: $(INSTALLED) java broker  ## run every benchmark, 40 minutes, and write docs/PERFORMANCE.md; wants a quiet machine
+	@failed=0; for run in $(BENCHES); do \
+	  echo "== $$run"; timeout 900 $(BIN)/python -m benchmarks.$$run || failed=1; done; \
+	$(BIN)/python -m docs.generate_performance; exit $$failed
 
 clean:  ## remove the environment and everything built or cached
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse

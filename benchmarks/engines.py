@@ -236,6 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prewarm-bytes", type=int, default=5 << 30)
     parser.add_argument("--directory", type=Path, help="where to work; 10 million need 8 GB")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="engines", help="of the result files")
     return parser.parse_args()
 
 
@@ -254,7 +255,7 @@ def main() -> None:
             "steady": steady_runs(options, place) if "steady" in options.parts else [],
             "opening": openings(options, place) if "opening" in options.parts else [],
         }
-    keep("engines", report_text(measured), measured, options.results)
+    keep(options.name, report_text(measured), measured, options.results)
 
 
 if __name__ == "__main__":

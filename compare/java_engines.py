@@ -61,10 +61,11 @@ class JavaRunError(DelayStoreError):
 
 @attrs.frozen
 class JavaEntrant:
-    """One of RocketMQ's engines: which version, and the program that runs it. ``warmup`` messages
-    go through another store first, so that what is measured is compiled.
+    """One of RocketMQ's engines, as the race calls it: which version, and the program that runs
+    it. ``warmup`` messages go through another store first, so that what is measured is compiled.
     """
 
+    name: str
     version: str
     program: str
     warmup: int = WARMUP_MESSAGES
@@ -104,12 +105,13 @@ class JavaEntrant:
             "warmup": self.warmup,
             "precisionMs": settings.precision_ms,
         }
-        run = _JavaRun(len(workload), store, progress)
+        progress(f"{self.name}: getting ready", 0, 0)
+        run = _JavaRun(self.name, len(workload), store, progress)
         run.watch(self._command(scratch, given), scratch)
         told = json.loads(read_small_file(scratch / "out.json") or b"{}")
         promised_ms = np.frombuffer(read_small_file(scratch / "promises") or b"", ">i8")
         if not told or len(promised_ms) != len(workload):
-            raise JavaRunError(f"{self.program} ended with {run.code}: {run.said()}")
+            raise JavaRunError(f"{self.name}: its process ended with {run.code}: {run.said()}")
         remove(scratch)
         return self._observation(told, promised_ms, run, read_delivered(store, workload.topics))
 
@@ -146,8 +148,11 @@ class JavaEntrant:
 
 
 JAVA_ENTRANTS: dict[str, JavaEntrant] = {
-    "java-levels": JavaEntrant("4.9.7", "LevelsEntrant"),
-    "java-wheel": JavaEntrant("5.5.0", "WheelEntrant"),
+    entrant.name: entrant
+    for entrant in (
+        JavaEntrant("java-levels", "4.9.7", "LevelsEntrant"),
+        JavaEntrant("java-wheel", "5.5.0", "WheelEntrant"),
+    )
 }
 
 
@@ -164,6 +169,7 @@ def busy_s(delivered: Delivered, pause_ms: int = _PAUSE_MS) -> float:
 class _JavaRun:
     """The process while it runs: what it says, what it holds."""
 
+    name: str
     messages: int
     store: Path
     progress: Progress
@@ -209,7 +215,7 @@ class _JavaRun:
             if what == "start":
                 self._samples.clear()
             elif what == "delivered":
-                self.progress("racing", int(number), self.messages)
+                self.progress(f"{self.name}: racing", int(number), self.messages)
 
     def _sample(self, process: int) -> None:
         memory = process_memory(process)

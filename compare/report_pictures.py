@@ -74,7 +74,7 @@ def draw_lateness(engines: Sequence[EngineResult]) -> str:
     """The share of messages that had come, over how late they were: by the time asked for, and by
     the time the engine had promised.
     """
-    with _drawing(3.5) as figure:
+    with _drawing(3.7) as figure:
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         most = max((engine.delivered for engine in engines), default=0)
         titles = ("after the time asked for", "after the time promised")
@@ -89,8 +89,14 @@ def draw_lateness(engines: Sequence[EngineResult]) -> str:
             axes.set_title(title, fontsize=9.5)
             _lateness_axes(axes, most)
         left.set_ylabel("share of the messages")
-        right.legend(loc="lower right", fontsize=8, framealpha=0.9)
+        _legend(figure, right)
         return picture_text(figure)
+
+
+def _legend(figure: Figure, axes: Any) -> None:
+    """Below all panels, where it hides no curve."""
+    lines, names = axes.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=5, fontsize=8.5, frameon=False)
 
 
 def _draw_curve(
@@ -147,7 +153,7 @@ def draw_traffic(engines: Sequence[EngineResult]) -> str:
             axes.set_title(engine.name, loc="left", fontsize=9, color=colour)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _place: _rate(rate)))
             axes.set_ylim(0, _top(put.max(initial=0), out.max(initial=0)))
-            axes.set_xlim(left=0)
+            axes.set_xlim(0, max(last_ms, 1) / unit_ms)
             axes.locator_params(axis="y", nbins=3)
         rows[-1].set_xlabel(f"{unit} from the start of the race")
         figure.supylabel("messages a second", fontsize=9)
@@ -170,7 +176,7 @@ def draw_usage(engines: Sequence[EngineResult]) -> str:
     """Private memory and the room on the disk over time."""
     last_ms = max((e.usage.at_ms[-1] for e in engines if e.usage.at_ms), default=0)
     unit, unit_ms = _time_unit(last_ms)
-    with _drawing(2.9) as figure:
+    with _drawing(3.1) as figure:
         left, right = figure.subplots(1, 2)
         for axes, title, name in (
             (left, "private memory, MiB", "memory_bytes"),
@@ -184,7 +190,7 @@ def draw_usage(engines: Sequence[EngineResult]) -> str:
             axes.set_xlabel(f"{unit} from the start of the race")
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
-        right.legend(loc="lower right", fontsize=8, framealpha=0.9)
+        _legend(figure, right)
         return picture_text(figure)
 
 

@@ -15,6 +15,7 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
     ranked = [engine for engine in ran if engine.is_right]
     return (
         *_wrong(ran),
+        *_beside_java(ranked),
         *_nearest(ranked),
         *_fastest(ranked, results.clock),
         *_not_taken(ran),
@@ -32,6 +33,29 @@ def _wrong(ran: Sequence[EngineResult]) -> Iterator[str]:
     if right:
         who = "every engine" if len(right) == len(ran) > 1 else " and ".join(e.name for e in right)
         yield f"{who} delivered all that was taken once, and nothing early"
+
+
+def _beside_java(ran: Sequence[EngineResult]) -> Iterator[str]:
+    """Each of our engines next to RocketMQ's own of the same kind."""
+    by_name = {engine.name: engine for engine in ran}
+    for ours in ran:
+        theirs = by_name.get(f"java-{ours.name}")
+        if theirs is None:
+            continue
+        told = []
+        if ours.drain_per_second and theirs.drain_per_second:
+            told.append(
+                f"drains {ours.drain_per_second / theirs.drain_per_second:,.1f} times what"
+                f" RocketMQ's own does in a second"
+            )
+        late = ours.lateness_after_promise_ms, theirs.lateness_after_promise_ms
+        if late[0] is not None and late[1] is not None:
+            told.append(
+                f"has 999 of 1000 within {duration(late[0].p999)} of its promise, RocketMQ's own"
+                f" within {duration(late[1].p999)}"
+            )
+        if told:
+            yield f"{ours.name} {' and '.join(told)}"
 
 
 def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, convert, engines, machine
+from benchmarks import codec, convert, engines, machine, race, start
+from compare.observation import RaceSettings
 
 
 @pytest.fixture(autouse=True)
 def _cold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (codec, convert, engines):
+    for module in (codec, convert, engines, race):
         monkeypatch.setattr(module, "prewarm", lambda *_wanted: None)
 
 
@@ -52,6 +53,45 @@ def test_the_engines_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert opened["disk bytes"]["commitlog"] > 256_000
         assert opened["clean"][0]["open s"] > 0
     assert list(tmp_path.iterdir()) == [results]
+
+
+def test_ours_race_and_the_page_says_who_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java(_entrant: object, _settings: RaceSettings) -> str:
+        return "no Java here"
+
+    monkeypatch.setattr("compare.java_engines.JavaEntrant.lacks", no_java)
+    few = ["--burst", "200", "--burst-after-ms", "2000", "--rounds", "1", "--events", "burst"]
+    results = tmp_path / "results"
+    run(race, monkeypatch, *few, "--directory", str(tmp_path), "--results", str(results))
+    measured = json.loads((results / "race.json").read_text())
+    told = measured["events"]["burst"]["engines"]
+    assert told["wheel"]["delivered"] == 200
+    assert "lateness_curve" not in told["wheel"]
+    assert told["java-wheel"] == {"unavailable": "no Java here"}
+    assert "| java-wheel | no Java here |" in (results / "race.md").read_text()
+    assert list(tmp_path.iterdir()) == [results]
+
+
+def test_all_races_are_what_their_names_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["race", "--rate", "100", "--burst", "50", "--levels", "9"])
+    found = {event.name: event for event in race.events(race.arguments())}
+    names = ["levels", "burst", "steady, precision 1000", "steady, precision 100"]
+    assert list(found) == names
+    assert found["levels"].workload.level.tolist() == [1, 2, 3] * 3
+    delays_ms = found["levels"].workload.due_ms - found["levels"].workload.arrival_ms
+    assert delays_ms.tolist() == [1_000, 5_000, 10_000] * 3
+    assert found["steady, precision 100"].precision_ms == 100
+
+
+def test_starting_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start.command_s(("--help",), tmp_path)
+    assert 0 < first[1] <= first[0]
+    monkeypatch.setattr(start, "command_s", lambda *_asked: (2.0, 1.0))
+    run(start, monkeypatch, "--rounds", "2", "--results", str(tmp_path))
+    measured = json.loads((tmp_path / "start.json").read_text())
+    assert measured["commands"]["first"] == [{"s": 2.0, "first word s": 1.0}] * 2
 
 
 @pytest.mark.spark

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our engines and RocketMQ's own in the same races: the same messages, on the same machine, by the
+wall clock, one after the other.
+
+RocketMQ's engines run in process, warm, without a network; what all of them delivered is read from
+their files by the same code. Where there is no JDK or no Maven their columns say so.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from benchmarks.machine import RESULTS, facts, facts_text, keep, prewarm, spread, table
+from compare.observation import RaceSettings
+from compare.race import Race, run_race
+from compare.results import EngineResult, RaceResults
+from compare.workload import Workload
+from compare.workloads import Recipe, make_workload
+from message_store.delay_levels import DelayLevels
+
+_SHORT_LEVELS = 3
+_KILO = 1_000
+
+
+@attrs.frozen
+class Event:
+    """One race of the meeting. ``title`` says what is asked of the engines."""
+
+    name: str
+    title: str
+    workload: Workload
+    engines: tuple[str, ...]
+    rounds: int
+    precision_ms: int = 1_000
+
+
+def events(options: argparse.Namespace) -> list[Event]:
+    """All races, the short ones first."""
+    burst = Recipe(messages=options.burst, delay_max_ms=options.burst_after_ms)
+    wheels, levels = ("wheel", "java-wheel"), ("levels", "java-levels")
+    found = [
+        Event("levels", _title_of_levels(options.levels), short_levels(options.levels), levels,
+              options.rounds),
+        Event("burst", f"{options.burst:,} messages due in the same second",
+              make_workload("burst", burst), wheels, options.rounds),
+    ]  # fmt: skip
+    steady = Recipe(
+        messages=int(options.rate * options.steady_s),
+        rate_per_second=options.rate,
+        delay_min_ms=1_200,
+        delay_max_ms=options.longest_delay_ms,
+    )
+    for precision_ms in (1_000, 100):
+        name, title = f"steady, precision {precision_ms}", f"{options.rate:,} messages a second"
+        workload = make_workload("uniform", steady)
+        found.append(Event(name, title, workload, wheels, 1, precision_ms))
+    return [event for event in found if event.name.split(",")[0] in options.events]
+
+
+def _title_of_levels(count: int) -> str:
+    names = DelayLevels.parse().text().split()[:_SHORT_LEVELS]
+    return f"{count:,} messages for the levels {' '.join(names)}, put at once"
+
+
+def short_levels(count: int) -> Workload:
+    """All at once, for the levels that nobody has to wait for long."""
+    workload = make_workload("levels", Recipe(messages=count))
+    level = np.arange(count) % _SHORT_LEVELS + 1
+    delays_ms = np.array(DelayLevels.parse().delays_ms)[level - 1]
+    return attrs.evolve(workload, level=level, due_ms=workload.arrival_ms + delays_ms)
+
+
+def run(event: Event, directory: Path, prewarm_bytes: int) -> RaceResults:
+    """One race, on warm memory."""
+    prewarm(prewarm_bytes)
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        race = Race(
+            workload=event.workload,
+            engines=event.engines,
+            settings=RaceSettings(clock="wall", precision_ms=event.precision_ms),
+            directory=Path(name),
+            repeat=event.rounds,
+        )
+        return run_race(race)
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def figures(results: RaceResults) -> dict[str, Any]:
+    """The JSON of a race without what only pictures need."""
+    told = results.as_json()
+    for engine in told["engines"].values():
+        for name in ("lateness_curve", "lateness_after_promise_curve", "traffic", "usage"):
+            engine.pop(name, None)
+    return {"workload": told["workload"], "engines": told["engines"]}
+
+
+def event_text(event: Event, results: RaceResults) -> str:
+    """One race for people."""
+    rows = [_row(engine) for engine in results.engines]
+    head = ("engine", "put, thousand/s", "drained, thousand/s", "late by the time asked")
+    more = ("late by the promise", "early / missing / repeated", "CPU %", "MiB", "bytes each")
+    parts = (f"## {event.name.capitalize()}", f"{event.title}.", table((*head, *more), rows))
+    return "\n\n".join((*parts, _beside_java(results)))
+
+
+def _row(engine: EngineResult) -> Sequence[object]:
+    if engine.unavailable is not None:
+        return (engine.name, engine.unavailable, *[""] * 7)
+    puts, drains = (
+        [value / _KILO for one in engine.rounds if (value := getattr(one, name)) is not None]
+        for name in ("put_per_second", "drain_per_second")
+    )
+    late, after = (
+        "–" if each is None else f"{each.p50:,.0f} / {each.p99:,.0f} / {each.p999:,.0f}"
+        for each in (engine.lateness_ms, engine.lateness_after_promise_ms)
+    )
+    return (
+        engine.name,
+        spread(puts, 0) if puts else "–",
+        spread(drains, 0) if drains else "–",
+        late,
+        after,
+        f"{engine.early} / {engine.missing} / {engine.duplicates}",
+        spread([one.cpu_percent for one in engine.rounds], 0),
+        f"{engine.peak_memory_bytes / 2**20:,.0f}",
+        f"{engine.bytes_on_disk / max(1, engine.taken):,.0f}",
+    )
+
+
+def _beside_java(results: RaceResults) -> str:
+    """How ours stands beside RocketMQ's, where both ran."""
+    known = ratios({each.name: each for each in results.engines})
+    if not known:
+        return "RocketMQ's own engine did not run here."
+    parts = [f"{name} {value:.2f} ×" for name, value in known.items()]
+    return f"Ours / RocketMQ's own: {', '.join(parts)}."
+
+
+def ratios(engines: Mapping[str, EngineResult]) -> dict[str, float]:
+    """Ours divided by RocketMQ's: more is better for speeds, less for lateness and CPU."""
+    ours = next((e for n, e in engines.items() if not n.startswith("java-")), None)
+    theirs = None if ours is None else engines.get(f"java-{ours.name}")
+    if ours is None or theirs is None or theirs.unavailable or ours.unavailable:
+        return {}
+    pairs = {
+        "put": (ours.put_per_second, theirs.put_per_second),
+        "drained": (ours.drain_per_second, theirs.drain_per_second),
+        "CPU": (ours.cpu_percent, theirs.cpu_percent),
+    }
+    after = ours.lateness_after_promise_ms, theirs.lateness_after_promise_ms
+    if after[0] is not None and after[1] is not None:
+        pairs["P99.9 by the promise"] = (after[0].p999, after[1].p999)
+    return {name: a / b for name, (a, b) in pairs.items() if a is not None and b}
+
+
+def report_text(known: Mapping[str, str], rounds: int, parts: Sequence[str]) -> str:
+    """Everything for people."""
+    return f"""# The race: our engines and RocketMQ's own
+
+{facts_text(known)}
+
+Bodies of 1,024 bytes. Engines take turns, {rounds} rounds, of the steady races one; speeds are
+median (least–most), lateness is P50 / P99 / P99.9 in ms, of the last round. Ours are seen when
+`advance` comes back, and take what has arrived together as one batch. RocketMQ's are seen at the
+time in the record, when it is not yet listed; they also write a key index.
+
+{chr(10).join(parts)}"""
+
+
+def arguments() -> argparse.Namespace:
+    """How much of everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = ("levels", "burst", "steady")
+    parser.add_argument("--events", nargs="+", choices=names, default=list(names))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--burst", type=int, default=500_000)
+    parser.add_argument("--burst-after-ms", type=int, default=20_000)
+    parser.add_argument("--levels", type=int, default=200_000)
+    parser.add_argument("--rate", type=int, default=14_000)
+    parser.add_argument("--steady-s", type=float, default=60)
+    parser.add_argument("--longest-delay-ms", type=int, default=20_000)
+    parser.add_argument("--prewarm-bytes", type=int, default=5 << 30)
+    parser.add_argument("--directory", type=Path, help="where to work; needs 5 GB")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        known = facts(Path(name))
+        measured: dict[str, Any] = {"facts": known, "rounds": options.rounds, "events": {}}
+        parts = []
+        for event in events(options):
+            results = run(event, Path(name), options.prewarm_bytes)
+            found = ratios({each.name: each for each in results.engines})
+            measured["events"][event.name] = figures(results) | {"ratios": found}
+            parts.append(event_text(event, results) + "\n")
+    keep("race", report_text(known, options.rounds, parts), measured, options.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a command takes to start, and the first run after installation: with kernels to compile.
+
+Each is a process of its own. A first run has an empty kernel cache; what it says meanwhile on
+stderr is looked at too, since nobody should wait in silence.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import RESULTS, facts, facts_text, keep, spread, table
+
+_ROOT = Path(__file__).resolve().parent.parent
+_HELP = ("--help",)
+_MESSAGES = "1000"
+
+
+def command_s(arguments: tuple[str, ...], kernel_cache: Path) -> tuple[float, float]:
+    """Seconds that a command takes, and until it first says anything."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(kernel_cache), "PYTHONPATH": str(_ROOT)}
+    command = [sys.executable, "-m", "cli", *arguments]
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as child:
+        assert child.stdout is not None  # asked for above
+        child.stdout.read(1)
+        first = time.perf_counter() - started
+        child.stdout.read()
+    took = time.perf_counter() - started
+    if child.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} ended with {child.returncode}")
+    return took, first
+
+
+def measure(directory: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Every command so often, after one that is thrown away."""
+    found: dict[str, list[dict[str, float]]] = {"help": [], "first": [], "later": []}
+    for number in range(rounds + 1):
+        cache = directory / f"kernels-{number}"
+        cache.mkdir(mode=0o700)
+        unknown, known = (
+            ("generate", str(directory / f"{name}-{number}"), "--messages", _MESSAGES)
+            for name in ("new", "again")
+        )
+        took = {
+            "help": command_s(_HELP, cache),
+            "first": command_s(unknown, cache),
+            "later": command_s(known, cache),
+        }
+        if number:
+            for name, (whole_s, word_s) in took.items():
+                found[name].append({"s": whole_s, "first word s": word_s})
+    return found
+
+
+def report_text(measured: dict[str, Any]) -> str:
+    """What was measured, for people."""
+    titles = {
+        "help": "`delaywheel --help`",
+        "first": "`delaywheel generate`, kernels to be compiled",
+        "later": "`delaywheel generate`, kernels compiled before",
+    }
+    rows = [
+        (
+            titles[name],
+            spread([each["s"] for each in rounds]),
+            spread([each["first word s"] for each in rounds]),
+        )
+        for name, rounds in measured["commands"].items()
+    ]
+    return f"""# Starting
+
+{facts_text(measured["facts"])}
+
+{measured["rounds"]} rounds after one that is thrown away; seconds, median (least–most).
+
+{table(("command", "s", "until it says something, s"), rows)}"""
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        measured: dict[str, Any] = {"facts": facts(Path(name)), "rounds": options.rounds}
+        measured["commands"] = measure(Path(name), options.rounds)
+    keep("start", report_text(measured), measured, options.results)
+
+
+if __name__ == "__main__":
+    main()

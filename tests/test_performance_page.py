@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/PERFORMANCE.md says what the benchmarks left behind; no figure on it is typed by hand."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.generate_performance import (
+    BARS,
+    PARTS,
+    PERFORMANCE_PAGE,
+    Bar,
+    bars_table,
+    generated,
+    read_results,
+)
+
+PAGE = PERFORMANCE_PAGE.read_text("utf-8")
+
+
+def a_steady_run(rate: int, precision_ms: int) -> dict[str, Any]:
+    late = {"50": 10.0, "99.9": 50.0}
+    return {
+        "rate": rate,
+        "precision_ms": precision_ms,
+        "seen - due": late,
+        "seen - promised": late,
+        "cpu percent": 20.0,
+        "sent": 7,
+        "delivered": 7,
+        "early": 0,
+    }
+
+
+def whole_results() -> dict[str, Any]:
+    """What the benchmarks leave, as far as the page reads it."""
+    drain = {"drain s": 0.4, "ratio": 2.0}
+    rates = {name: {e: [{name: 2e6}, {name: 3e6}] for e in ("levels", "wheel")}
+             for name in ("schedule", "schedule_batch")}  # fmt: skip
+    drains = {name: {"messages": 200_000, "levels": [drain], "wheel": [drain]}
+              for name in ("one level", "all levels", "burst")}  # fmt: skip
+    opened = {"engine": "wheel", "messages": 10_000_000, "clean": [{"open s": 0.5}],
+              "killed": [{"open s": 4.0}],
+              "disk bytes": {"commitlog": 1, "timerlog": 520_000_000, "timerwheel": 7}}  # fmt: skip
+    late = {"p50": 3.0, "p999": 40.0}
+    one = {"put_per_second": 1e5, "drain_per_second": 1e6, "cpu_percent": 10.0}
+    ours = {"rounds": [one, one], "lateness_after_promise_ms": late, "early": 0, "missing": 2,
+            "duplicates": 0}  # fmt: skip
+    burst = {"engines": {"wheel": ours, "java-wheel": {"unavailable": "no Java here"}},
+             "ratios": {"drained": 9.5}}  # fmt: skip
+    seconds = {"s": 0.4, "first word s": 0.3}
+    return {
+        "start": {"commands": {"help": [seconds], "first": [seconds]}},
+        "codec": {"rounds": {size: [{"encode, fresh pages": 200.0}] for size in ("256", "1024")}},
+        "engines": {"throughput": rates | drains, "opening": [opened]},
+        "steady": {"steady": [a_steady_run(rate, precision_ms)
+                              for rate in (14_000, 50_000) for precision_ms in (1_000, 100)]},
+        "convert": {"runs": [{"messages": 4_000_000, "copy": [{"total": 1.0}],
+                              "convert": [{"total": 1.5, "worker_private_bytes": 2e8}]}]},
+        "race": {"events": {"burst": burst}},
+    }  # fmt: skip
+
+
+def with_facts(results: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("date", "cpu", "cores", "memory", "file system", "load before")
+    return {name: {**told, "facts": dict.fromkeys(names, "x")} for name, told in results.items()}
+
+
+def test_the_figures_are_those_of_the_results() -> None:
+    assert generated(PAGE, read_results()) == PAGE, "run `make docs`"
+
+
+def test_every_part_is_on_the_page_once() -> None:
+    assert sorted(re.findall(r"<!-- generated: (.+?) -->", PAGE)) == sorted(PARTS)
+
+
+def test_other_results_make_another_page() -> None:
+    other = generated(PAGE, with_facts(whole_results()))
+    assert other != PAGE
+    assert "not measured" not in other
+    assert "no Java here" in other
+    assert "drained 9.50 ×" in other
+
+
+@pytest.mark.parametrize("name", sorted(whole_results()))
+def test_what_was_not_measured_is_said(name: str) -> None:
+    results = with_facts(whole_results())
+    del results[name]
+    assert "not measured" in generated(PAGE, results)
+
+
+def test_every_bar_is_met_or_missed_by_so_much() -> None:
+    rows = [bar.row(whole_results()) for bar in BARS]
+    assert [row[0] for row in rows if not row[3]] == []
+    by_name = {row[0]: row for row in rows}
+    assert by_name["opening it after a kill"][2:4] == ("4.00 s", "**missed**, 0.75 ×")
+    assert by_name["records encoded by a core, 1 KB"][2:4] == ("5.0 million/s", "met, 2.50 ×")
+    assert by_name["drain of one level"][3] == "**missed**, 0.62 ×"
+
+
+def test_several_rounds_show_how_far_they_lie_apart() -> None:
+    bar = Bar("x", 10, "s", lambda results: [4.0, 8.0, 5.0], is_ceiling=True)
+    assert bar.row({}) == ("x", "≤ 10 s", "5 (4–8) s", "met, 2.00 ×", "")
+
+
+def test_results_are_read_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "codec.json").write_text(json.dumps({"rounds": {}}))
+    assert read_results(tmp_path) == {"codec": {"rounds": {}}}
+    assert "not measured" in bars_table(read_results(tmp_path))
