@@ -2,8 +2,12 @@
 """The verb ``compare``: one workload through several engines, side by side."""
 
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -51,7 +55,11 @@ def compare(
         from migrate.html_report import require_report_place
 
         require_report_place(report_file)
-    with output.progress() as progress, race_directory(directory, keep) as place:
+    with (
+        _ended_by_sigterm(),
+        output.progress() as progress,
+        race_directory(directory, keep) as place,
+    ):
         workload, now_ms = _workload(progress, **given)
         settings = _settings(workload, now_ms, **given)
         race = Race(
@@ -68,6 +76,20 @@ def compare(
         write_report(results, report_file)
     output.compared(results)
     click.get_current_context().exit(DONE if results.is_right else FINDINGS)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends a race as Ctrl-C does: its engine with it, and its stores gone."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _require_engines(engines: tuple[str, ...]) -> None:

@@ -65,6 +65,7 @@ def _figures(ran: Sequence[EngineResult]) -> Iterator[tuple[str, _Figure]]:
         yield "not taken", lambda engine: f"{engine.not_taken:,}"
     yield "processor, of one core", lambda engine: f"{engine.cpu_percent:,.0f} %"
     yield "memory, at most", lambda engine: size(engine.peak_memory_bytes)
+    yield "  of it shared with no file", lambda engine: size(engine.peak_private_bytes)
     yield "disk", lambda engine: size(engine.bytes_on_disk)
 
 

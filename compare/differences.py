@@ -12,6 +12,7 @@ from compare.results import FirstDifference, MessageTimes
 from compare.workload import Workload
 from message_store.byte_column import Int64s
 
+OTHER_TIMES = "other times"
 _Columns = list[Account]
 _Rows = NDArray[np.bool_]
 
@@ -47,20 +48,28 @@ KINDS: dict[str, Callable[[_Columns], _Rows]] = {
     "repeated": _repeated,
     "early": _early,
     "taken by some only": _taken_by_some,
-    "other times": _other_times,
+    OTHER_TIMES: _other_times,
 }
 """The graver kind is looked for first."""
 
 
 def first_difference(
-    workload: Workload, accounts: Mapping[str, Account], seen: Mapping[str, Observation]
+    workload: Workload,
+    accounts: Mapping[str, Account],
+    seen: Mapping[str, Observation],
+    *,
+    with_times: bool = True,
 ) -> FirstDifference | None:
     """The first message, by arrival, with the gravest kind of difference; None where all engines
     did the same, or only one ran.
+
+    ``with_times``: other times are a difference too, as they are where time is not left to chance.
     """
     if len(accounts) < 2:
         return None
     for kind, find in KINDS.items():
+        if kind == OTHER_TIMES and not with_times:
+            continue
         rows = np.flatnonzero(find(list(accounts.values())))
         if len(rows):
             number = int(rows[0])

@@ -105,6 +105,7 @@ def measure(name: str, workload: Workload, seen: Observation, known: Account) ->
         delivered=delivered,
         cpu_percent=one.cpu_percent,
         peak_memory_bytes=costs.peak_memory_bytes,
+        peak_private_bytes=max(seen.usage.memory_bytes, default=0),
         bytes_on_disk=costs.bytes_on_disk,
         lateness_curve=LatenessCurve.of(late_ms),
         lateness_after_promise_curve=LatenessCurve.of(after_promise_ms),

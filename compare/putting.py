@@ -11,7 +11,7 @@ from compare.observation import NOT_TAKEN
 from compare.workload import MessageMaker
 from message_store.delay_store import AtMs, DelayStore
 from message_store.errors import UnsupportedDelayError
-from message_store.message_batch import MessageBatch
+from message_store.message import Message
 
 PUT_AT_ONCE = 50_000
 FEW = 8
@@ -28,7 +28,7 @@ class Putter:
     maker: MessageMaker
     watch: EngineWatch
     next: int = 0
-    _ahead: MessageBatch | None = None
+    _ahead: list[Message] = attrs.field(factory=list)
     _ahead_first: int = 0
 
     def put(self, store: DelayStore, last: int) -> int | None:
@@ -62,7 +62,7 @@ class Putter:
         due_ms = self.watch.workload.due_ms[first:last].tolist()
         for number, due in enumerate(due_ms, first):
             self.next = number
-            message = self._batch_with(number).message(number - self._ahead_first)
+            message = self._message(number)
             try:
                 with self.watch.putting():
                     receipt = store.schedule(message, AtMs(due))
@@ -70,11 +70,10 @@ class Putter:
                 continue
             self.watch.took(slice(number, number + 1), np.array([receipt.promised_ms]))
 
-    def _batch_with(self, number: int) -> MessageBatch:
-        """Messages made some at a time, among them this one."""
-        ahead = self._ahead
-        if ahead is None or not 0 <= number - self._ahead_first < len(ahead):
+    def _message(self, number: int) -> Message:
+        """One message; they are made some at a time."""
+        place = number - self._ahead_first
+        if not 0 <= place < len(self._ahead):
             last = min(number + _AHEAD, len(self.watch.workload))
-            ahead = self._ahead = self.maker.batch(number, last)
-            self._ahead_first = number
-        return ahead
+            self._ahead, self._ahead_first, place = self.maker.singly(number, last), number, 0
+        return self._ahead[place]

@@ -17,7 +17,7 @@ from compare.observation import Observation, RaceSettings
 from compare.results import EngineResult, RaceResults
 from compare.work_files import WORKLOAD_FILE, free_bytes, remove, write_workload
 from compare.workload import Workload
-from message_store.errors import TargetError
+from message_store.errors import DelayStoreError, SourceError, TargetError
 
 _RECORD_BESIDES_BODY_BYTES = 350
 _BESIDES_BYTES = 20 + 20 + 53
@@ -48,39 +48,70 @@ def run_race(
 ) -> RaceResults:
     """Run it. With several rounds the engines take turns.
 
-    Raises TargetError where the disk has no room, and what an entrant raises.
+    An entrant that fails is out, and the others go on.
+
+    Raises TargetError where the disk has no room or refuses, SourceError where it cannot be read.
     """
     require_room(race)
     workload_file = race.directory / WORKLOAD_FILE
     write_workload(workload_file, race.workload)
-    lacking = {name: entrants[name].lacks(race.settings) for name in race.engines}
-    results: dict[str, list[EngineResult]] = {name: [] for name in race.engines}
-    accounts: dict[str, Account] = {}
-    observations: dict[str, Observation] = {}
+    field = _Field(race, entrants, progress)
     for number in range(race.repeat):
         for name in race.engines:
-            if lacking[name] is not None:
-                continue
-            store = race.directory / (name if race.repeat == 1 else f"{name}-{number + 1}")
-            seen = entrants[name].run(workload_file, race.settings, store, progress)
-            progress(f"{name}: reading what was delivered", 0, 0)
-            seen = _with_deliveries(seen, store, race.workload)
-            accounts[name], observations[name] = account(race.workload, seen), seen
-            results[name].append(measure(name, race.workload, seen, accounts[name]))
-            if not race.keeps_stores:
-                remove(store)
+            if name not in field.absent:
+                store = race.directory / (name if race.repeat == 1 else f"{name}-{number + 1}")
+                field.run(name, workload_file, store)
     return RaceResults(
         workload=race.workload.facts(),
         clock=race.settings.clock,
-        engines=tuple(
-            EngineResult(name=name, unavailable=why) if why else of_rounds(results[name])
-            for name, why in lacking.items()
+        engines=field.told(),
+        first_difference=first_difference(
+            race.workload, field.accounts, field.seen, with_times=race.settings.clock == "virtual"
         ),
-        first_difference=first_difference(race.workload, accounts, observations),
         precision_ms=race.settings.precision_ms,
         machine=machine_facts(),
         command=race.command,
     )
+
+
+class _Field:
+    """All entrants of a race, and what is known of each so far."""
+
+    def __init__(self, race: Race, entrants: Mapping[str, Entrant], progress: Progress) -> None:
+        self._race, self._entrants, self._progress = race, entrants, progress
+        self.results: dict[str, list[EngineResult]] = {name: [] for name in race.engines}
+        self.accounts: dict[str, Account] = {}
+        self.seen: dict[str, Observation] = {}
+        lacking = {name: entrants[name].lacks(race.settings) for name in race.engines}
+        self.absent = {
+            name: EngineResult(name=name, unavailable=why) for name, why in lacking.items() if why
+        }
+
+    def told(self) -> tuple[EngineResult, ...]:
+        """A result for each entrant."""
+        names = self._race.engines
+        return tuple(self.absent.get(name) or of_rounds(self.results[name]) for name in names)
+
+    def run(self, name: str, workload_file: Path, store: Path) -> None:
+        """One round of one entrant. One that fails is out; the others go on without it."""
+        race = self._race
+        try:
+            seen = self._entrants[name].run(workload_file, race.settings, store, self._progress)
+            self._progress(f"{name}: reading what was delivered", 0, 0)
+            seen = _with_deliveries(seen, store, race.workload)
+        except (TargetError, SourceError):
+            raise  # the place is at fault, and would be for the others
+        except DelayStoreError as error:
+            self.absent[name] = EngineResult(
+                name=name, unavailable=f"failed: {error}", has_failed=True
+            )
+            self.accounts.pop(name, None)
+            return
+        finally:
+            if not race.keeps_stores:
+                remove(store)
+        self.accounts[name], self.seen[name] = account(race.workload, seen), seen
+        self.results[name].append(measure(name, race.workload, seen, self.accounts[name]))
 
 
 def _with_deliveries(seen: Observation, store: Path, workload: Workload) -> Observation:

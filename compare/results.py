@@ -122,8 +122,9 @@ class EngineResult:
     ``lateness_after_promise_ms`` from the time the engine promised. ``early``, ``missing`` and
     ``duplicates`` are messages, counted in the delivered topics. ``not_taken`` were refused when
     they were put, and count nowhere else. With several rounds the speeds are those of the middle
-    one, ``rounds`` has each. ``unavailable`` says in one sentence why an engine did not run; then
-    nothing else is set.
+    one, ``rounds`` has each. ``peak_private_bytes`` is the most of what is shared with no file, as
+    sampled. ``unavailable`` says in one sentence why an engine did not run, or ``has_failed`` on
+    the way; then nothing else is set.
     """
 
     name: str
@@ -140,6 +141,7 @@ class EngineResult:
     delivered: int = 0
     cpu_percent: float = 0.0
     peak_memory_bytes: int = 0
+    peak_private_bytes: int = 0
     bytes_on_disk: int = 0
     lateness_curve: LatenessCurve = LatenessCurve()
     lateness_after_promise_curve: LatenessCurve = LatenessCurve()
@@ -150,11 +152,12 @@ class EngineResult:
     version: str = ""
     notes: tuple[str, ...] = ()
     unavailable: str | None = None
+    has_failed: bool = False
 
     @property
     def is_right(self) -> bool:
-        """Nothing came early, twice or not at all."""
-        return not (self.early or self.missing or self.duplicates)
+        """Nothing came early, twice or not at all, and it came to its end."""
+        return not (self.early or self.missing or self.duplicates or self.has_failed)
 
 
 @attrs.frozen(kw_only=True)
@@ -249,6 +252,6 @@ _NOT_IN_JSON = frozenset(
 
 def _engine_json(result: EngineResult) -> dict[str, Any]:
     if result.unavailable is not None:
-        return {"unavailable": result.unavailable}
+        return {"unavailable": result.unavailable, "has_failed": result.has_failed}
     facts = attrs.asdict(result)
     return {name: value for name, value in facts.items() if name not in _NOT_IN_JSON}

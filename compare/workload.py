@@ -10,6 +10,7 @@ import numpy as np
 
 from compare.results import WorkloadFacts
 from message_store.byte_column import ByteColumn, Bytes, Int64s, int64s
+from message_store.message import Message
 from message_store.message_batch import MessageBatch
 
 NUMBER_BYTES = 8
@@ -109,6 +110,18 @@ class MessageMaker:
             topic=self._topics.take(self._workload.topic[numbers]),
             queue_id=numbers // len(self._workload.topics) % QUEUES,
         )
+
+    def singly(self, first: int, last: int) -> list[Message]:
+        """The same messages as values."""
+        made = self.batch(first, last)
+        topics = self._workload.topics
+        rows = zip(
+            self._workload.topic[first:last].tolist(),
+            made.body,
+            made.queue_id.tolist(),
+            strict=True,
+        )
+        return [Message(topics[topic], body, queue_id=queue_id) for topic, body, queue_id in rows]
 
     def _fill(self, data: Bytes, numbers: Int64s, starts: Int64s, lengths: Int64s) -> None:
         """Everything behind the numbers; the rows of one length together."""

@@ -3,6 +3,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from compare import entrants
 from compare.engines import ENGINES
 from legacy_levels.generate import generate_level_store
 from tests.compare.races import Here, twisted
+from tests.source_laws import ROOT
 
 NOW_MS = 1_767_323_045_000
 LATENESS_KEYS = {"p50", "p90", "p99", "p999", "max"}
@@ -74,7 +78,7 @@ def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (["--engines", "levels,abacus"], 2, "'abacus' is none of levels, wheel, memory"),
+        (["--engines", "levels,abacus"], 2, "'abacus' is none of levels, wheel"),
         (["--engines", "levels,"], 2, "is not a list of engines"),
         (["--workload", "backlog"], 2, "--workload backlog needs --store"),
         (["--workload", "trace"], 2, "--workload trace needs --trace"),
@@ -160,4 +164,20 @@ def test_engines_run_in_processes_of_their_own_and_leave_nothing(tmp_path: Path)
     assert wheel["faults"][0]["answer"] == "refused, and opened again when there was room"
     assert memory["missing"] > 0
     assert ended.exit_code == 1
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_race_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    words = ["--messages", "50000", "--rate", "5", "--directory", str(tmp_path)]
+    command = [sys.executable, "-m", "cli", "compare", *words]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "racing" in line:
+            break
+    process.send_signal(number)
+    assert process.wait(30) == 130
+    process.stderr.close()
     assert os.listdir(tmp_path) == []

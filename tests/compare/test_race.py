@@ -7,12 +7,14 @@ import attrs
 import numpy as np
 import pytest
 
+from compare.engine_process import EngineFailedError, run_in_process
 from compare.engines import ENGINES, Engine
 from compare.faults import Fault, random_faults
 from compare.observation import RaceSettings
-from compare.race import Race, require_room
+from compare.race import Race, no_progress, require_room
 from compare.workload import Workload
 from compare.workloads import MADE_UP
+from message_store.delay_store import DelayStore
 from message_store.errors import BadFieldError, TargetError
 from tests.compare.races import EXACT, engines, race, small, twisted
 
@@ -120,9 +122,31 @@ def test_an_engine_that_is_not_available_is_named_with_the_reason(tmp_path: Path
     absent = attrs.evolve(ENGINES["memory"], lacks=lambda: "nobody has built it")
     results = race(small("burst"), {"absent": absent, **engines("memory")}, tmp_path)
     assert results.engine("absent").unavailable == "nobody has built it"
-    assert results.as_json()["engines"]["absent"] == {"unavailable": "nobody has built it"}
+    assert results.as_json()["engines"]["absent"] == {
+        "unavailable": "nobody has built it",
+        "has_failed": False,
+    }
     assert results.is_right
     assert results.engine("memory").delivered == 200
+
+
+def test_an_engine_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    def fail(_path: Path, _clock: object, _settings: object) -> DelayStore:
+        raise EngineFailedError("it fell over")
+
+    failing = attrs.evolve(ENGINES["memory"], open_store=fail)
+    results = race(small("burst"), {"failing": failing, **engines("memory")}, tmp_path, repeat=2)
+    assert results.engine("failing").unavailable == "failed: it fell over"
+    assert (results.is_right, results.engine("memory").is_right) == (False, True)
+
+
+def test_a_process_that_is_killed_says_by_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import os; os.kill(os.getpid(), 9)"
+    monkeypatch.setattr("compare.engine_process._PROGRAM", program)
+    with pytest.raises(EngineFailedError, match="wheel: its process ended by SIGKILL"):
+        run_in_process("wheel", tmp_path / "workload.npz", EXACT, tmp_path / "store", no_progress)
 
 
 def test_rounds_take_turns_and_each_is_kept(tmp_path: Path) -> None:

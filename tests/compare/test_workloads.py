@@ -72,6 +72,7 @@ def test_a_body_begins_with_its_number_and_is_the_same_in_whatever_batch() -> No
     assert (whole.body[137], whole.topic[137]) == (alone.body[0], alone.topic[0])
     assert set(whole.queue_id.tolist()) == set(range(QUEUES))
     assert {len(body) for body in whole.body} == {64}
+    assert maker.singly(5, 9) == [whole.message(row) for row in range(5, 9)]
 
 
 def test_bodies_of_different_lengths_are_those_of_equal_ones_cut_short() -> None:
