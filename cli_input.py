@@ -155,14 +155,40 @@ _GENERATE_OPTIONS: tuple[Decorator, ...] = (
         "--body-bytes",
         click.IntRange(min=0),
         200,
-        "How long bodies are on average; each is up to a quarter shorter or longer.",
+        "How long bodies are on average.",
+    ),
+    _said(
+        "--body-spread-percent",
+        click.IntRange(0, 100),
+        25,
+        "How much shorter or longer than that a body is at most.",
     ),
     _said("--levels", LevelRange(), "1-18", "In which levels, as 3,5,7-9; an equal share in each."),
     _said(
         "--topics",
         click.IntRange(min=1),
         8,
-        "For how many topics; the first gets the most messages.",
+        "For how many topics.",
+    ),
+    _said(
+        "--topic-skew-percent",
+        click.IntRange(0, 99),
+        30,
+        "The first topic's share of the messages; the second gets as much of what is left, and so"
+        " on. 0: all get the same.",
+    ),
+    _said(
+        "--retry-percent",
+        click.IntRange(0, 100),
+        0,
+        "So many wait for the retry topic of a consumer group.",
+    ),
+    _said(
+        "--delivered-percent",
+        click.IntRange(0, 99),
+        0,
+        "So many of each level were delivered before the broker stopped, without their copies."
+        " How long messages have been overdue is told by --now.",
     ),
     _said(
         "--seed",

@@ -248,9 +248,11 @@ class Output(Printer):
             self._print_json({"path": path, **attrs.asdict(made)})
             return
         log = text.size(made.commit_log_bytes)
-        self._say(
-            f"{path}: {made.messages:,} messages wait in {len(made.messages_by_level)} levels"
-        )
+        delivered = sum(made.delivered_by_level.values())
+        waiting = f"{made.messages - delivered:,} messages wait"
+        self._say(f"{path}: {waiting} in {len(made.messages_by_level)} levels")
+        if delivered:
+            self._say(f"{delivered:,} more were delivered before")
         self._say(f"{log} of commit log{text.due_span(made.due_min_ms, made.due_max_ms, now_ms)}")
 
     def exported(self, report: "ExportReport") -> None:

@@ -2,29 +2,39 @@
 """Makes a level store with any number of pending messages, as fast as the disk takes it.
 
 The store is what a broker would have left behind at ``now_ms`` that had been receiving messages at
-one steady rate for each level: everything still waits, a level's messages are as old as its delay
-at most, and the log is in the order of storing. The same arguments make the same bytes. Work is
-done in chunks, so memory does not grow with the number of messages.
+one steady rate for each level: unless asked otherwise everything still waits, a level's messages
+are as old as its delay at most, and the log is in the order of storing. The same arguments make the
+same bytes. Work is done in chunks, one made while another is written, so memory does not grow with
+the number of messages.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from legacy_levels.delay_offsets import encode_delay_offsets
+from legacy_levels.generated_messages import (
+    GROUP,
+    QUEUES_PER_TOPIC,
+    RETRY_TOPIC,
+    Recipe,
+    arrivals,
+    batch_of,
+    body_block,
+    topic_names,
+)
 from message_store import properties as names
-from message_store.batch_codec import Placement, place_batch, write_batch
-from message_store.byte_column import ByteColumn, Bytes, Int64s
+from message_store.batch_codec import place_batch, write_batch
+from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_levels import DEFAULT_LEVELS, DelayLevels
 from message_store.errors import TargetError
 from message_store.fastjson import ConfigDialect
+from message_store.java_numbers import LONG_MAX
 from message_store.message_batch import StoredBatch
-from message_store.property_column import hex_key_column, join_property_columns
 from message_store.segment_files import SegmentWriter
 from message_store.small_files import replace_file
 from message_store.store_checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_5, StoreCheckpoint
@@ -40,42 +50,22 @@ from message_store.store_config import (
 )
 from message_store.store_root import COMMIT_LOG_FILE_BYTES, QUEUE_FILE_BYTES, StoreRoot
 
-GROUP = "generated_group"
-QUEUES_PER_TOPIC = 4
 DIALECTS = {"4.9": ConfigDialect.ROCKETMQ_4_9, "5.x": ConfigDialect.ROCKETMQ_5_5}
-
-_CHUNK = 1 << 15
-_BODY_BLOCK_BYTES = 8 << 20
-_UNIQUE_KEY_PREFIX = b"7F00000100002A9F18B4AAC2"
-_HOST_IP = bytes([127, 0, 0, 1])
-_CLIENT_IP = bytes([10, 1, 2, 3])
-_TAGS = ["", "create", "pay", "timeout", "remind"]
-
-Generator = np.random.Generator
 
 
 @attrs.frozen
 class GeneratedStore:
-    """What was made: how many messages, how much log, and when they are due."""
+    """What was made: how many messages, how much log, and when those that wait are due.
+
+    ``delivered_by_level`` are those of ``messages_by_level`` that no longer wait.
+    """
 
     messages: int
     commit_log_bytes: int
     messages_by_level: dict[int, int]
     due_min_ms: int | None
     due_max_ms: int | None
-
-
-@attrs.frozen(kw_only=True)
-class _Recipe:
-    """The arguments, and what follows from them."""
-
-    root: StoreRoot
-    body_bytes: int
-    topics: tuple[str, ...]
-    now_ms: int
-    delays: DelayLevels
-    dialect: ConfigDialect
-    body_block: Bytes
+    delivered_by_level: dict[int, int]
 
 
 def generate_level_store(
@@ -84,83 +74,156 @@ def generate_level_store(
     messages: int,
     now_ms: int,
     body_bytes: int = 200,
+    body_spread_percent: int = 25,
     levels: Sequence[int] = range(1, 19),
     topics: int | Sequence[str] = 8,
+    topic_skew_percent: int = 30,
+    retry_percent: int = 0,
+    delivered_percent: int = 0,
     seed: int = 0,
     dialect: str = "4.9",
     level_table: str = DEFAULT_LEVELS,
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES,
     queue_file_bytes: int = QUEUE_FILE_BYTES,
 ) -> GeneratedStore:
-    """Make a store with ``messages`` waiting in ``levels``, an equal share in each.
+    """Make a store with ``messages`` in ``levels``, an equal share in each.
 
-    Bodies are random bytes, between three and five quarters of ``body_bytes`` long. Topics are
-    names, or how many to make up; the first gets the most messages. ``dialect`` is ``4.9`` or
-    ``5.x``: the ending of properties texts and the style of the configuration files.
+    Bodies are random bytes, ``body_bytes`` long and up to ``body_spread_percent`` more or less.
+    Topics are names, or how many to make up; the first gets ``topic_skew_percent`` of the messages,
+    the second as much of what is left, and so on (0: all get the same). ``retry_percent`` wait for
+    the retry topic of a consumer group. Of each level ``delivered_percent`` were delivered before
+    the broker stopped: the level's offset stands behind them (their delivered copies are left
+    out). ``dialect`` is ``4.9`` or ``5.x``: the ending of properties texts and the style of the
+    configuration files.
 
     Raises TargetError when ``path`` is not empty or the disk refuses, BadFieldError for a level
     that the table does not have or a message that no log file can hold.
     """
     _require_empty(path)
     rng = np.random.default_rng(seed)
-    delays = DelayLevels.parse(level_table)
+    root, delays = StoreRoot(path), DelayLevels.parse(level_table)
     delays_ms = {level: delays.delay_ms(level) for level in sorted(set(levels))}
-    recipe = _Recipe(
-        root=StoreRoot(path),
-        body_bytes=body_bytes,
-        topics=_topic_names(topics) if isinstance(topics, int) else tuple(topics),
+    recipe = Recipe(
+        shortest_body=body_bytes * (100 - body_spread_percent) // 100,
+        longest_body=body_bytes * (100 + body_spread_percent) // 100,
+        topics=topic_names(topics) if isinstance(topics, int) else tuple(topics),
+        topic_skew_percent=topic_skew_percent,
+        retry_percent=retry_percent,
         now_ms=now_ms,
         delays=delays,
         dialect=DIALECTS[dialect],
-        body_block=rng.integers(0, 256, _BODY_BLOCK_BYTES + 2 * body_bytes, np.uint8),
+        body_block=body_block(rng, body_bytes),
     )
-    with ExitStack() as files:
-        log = files.enter_context(SegmentWriter(recipe.root.commit_log, commit_log_file_bytes))
-        queues = {
-            level: files.enter_context(
-                SegmentWriter(recipe.root.level_queue(level), queue_file_bytes)
-            )
-            for level in delays_ms
-        }
-        made, last_stored_ms = _write_messages(
-            recipe, rng, _arrivals(rng, messages, delays_ms), log, queues
-        )
-    _write_small_files(recipe, last_stored_ms)
+    # what is older than its level's delay was delivered
+    spans_ms = {
+        level: delay_ms * 100 // (100 - delivered_percent) for level, delay_ms in delays_ms.items()
+    }
+    chunks = _chunks(recipe, rng, messages, spans_ms)
+    with _StoreWriter(
+        root,
+        delays_ms,
+        now_ms,
+        commit_log_file_bytes=commit_log_file_bytes,
+        queue_file_bytes=queue_file_bytes,
+    ) as writer:
+        _write_beside(chunks, writer)
+        made = writer.account()
+    _write_small_files(root, recipe, made, writer.last_stored_ms)
     return made
 
 
-def _write_messages(
-    recipe: _Recipe,
-    rng: Generator,
-    arrivals: Iterator[tuple[NDArray[np.uint8], Int64s]],
-    log: SegmentWriter,
-    queues: dict[int, SegmentWriter],
-) -> tuple[GeneratedStore, int]:
-    """Append each chunk to the log and the queues; also says when the last one was stored."""
-    counts = dict.fromkeys(queues, 0)
-    end, last_stored_ms = 0, 0
-    due: list[int] = []
-    buffer = np.empty(0, np.uint8)
-    for levels, ages_ms in arrivals:
-        batch, due_ms = _batch_of(recipe, rng, levels, ages_ms, counts)
-        placement = place_batch(batch, end, log.file_bytes)
-        needed = placement.end - end
-        if needed > buffer.size:
-            buffer = np.empty(needed + needed // 4, np.uint8)
-        write_batch(batch, placement, buffer)
-        log.write_at(end, buffer[:needed].data)
-        _write_units(queues, counts, levels, placement, due_ms)
-        end = placement.end
-        last_stored_ms = int(batch.store_timestamp_ms[-1])
-        due = [min([int(due_ms.min()), *due[:1]]), max([int(due_ms.max()), *due[1:]])]
-    made = GeneratedStore(
-        messages=sum(counts.values()),
-        commit_log_bytes=end,
-        messages_by_level=counts,
-        due_min_ms=due[0] if due else None,
-        due_max_ms=due[1] if due else None,
-    )
-    return made, last_stored_ms
+Chunk = tuple[StoredBatch, Int64s]
+
+
+def _chunks(
+    recipe: Recipe, rng: np.random.Generator, messages: int, spans_ms: dict[int, int]
+) -> Iterator[Chunk]:
+    counts = dict.fromkeys(spans_ms, 0)
+    for levels, ages_ms in arrivals(rng, messages, spans_ms):
+        yield batch_of(recipe, rng, levels, ages_ms, counts)
+        for level in counts:
+            counts[level] += int(np.count_nonzero(levels == level))
+
+
+def _write_beside(chunks: Iterator[Chunk], writer: "_StoreWriter") -> None:
+    """Write a chunk in a thread of its own while the next one is made."""
+    with ThreadPoolExecutor(1, "generated-store") as thread:
+        writing: Future[None] | None = None
+        for chunk in chunks:
+            if writing is not None:
+                writing.result()
+            writing = thread.submit(writer.append, *chunk)
+        if writing is not None:
+            writing.result()
+
+
+class _StoreWriter:
+    """The log and the queues of a store that grows by chunks. A context manager."""
+
+    def __init__(
+        self,
+        root: StoreRoot,
+        levels: Iterable[int],
+        now_ms: int,
+        *,
+        commit_log_file_bytes: int,
+        queue_file_bytes: int,
+    ) -> None:
+        self.last_stored_ms = 0
+        self._now_ms = now_ms
+        self._log = SegmentWriter(root.commit_log, commit_log_file_bytes)
+        self._queues = {
+            level: SegmentWriter(root.level_queue(level), queue_file_bytes) for level in levels
+        }
+        self._counts = dict.fromkeys(self._queues, 0)
+        self._delivered = dict.fromkeys(self._queues, 0)
+        self._due_min_ms, self._due_max_ms = LONG_MAX, 0
+        self._end = 0
+        self._buffer = np.empty(0, np.uint8)
+
+    def append(self, batch: StoredBatch, due_ms: Int64s) -> None:
+        """Write a chunk's records, and its entries of each queue. Raises TargetError."""
+        placement = place_batch(batch, self._end, self._log.file_bytes)
+        needed = placement.end - self._end
+        if needed > self._buffer.size:
+            self._buffer = np.empty(needed + needed // 4, np.uint8)
+        write_batch(batch, placement, self._buffer)
+        self._log.write_at(self._end, self._buffer[:needed].data)
+        units = np.empty(len(batch), QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = placement.positions
+        units["size_bytes"] = placement.sizes
+        units["tags_code"] = due_ms
+        is_delivered = due_ms <= self._now_ms
+        for level, queue in self._queues.items():
+            rows = np.flatnonzero(batch.queue_id == level - 1)
+            queue.write_at(self._counts[level] * QUEUE_UNIT.size, units[rows].view(np.uint8).data)
+            self._counts[level] += len(rows)
+            self._delivered[level] += int(np.count_nonzero(is_delivered[rows]))
+        self._end = placement.end
+        self.last_stored_ms = int(batch.store_timestamp_ms[-1])
+        waiting_ms = due_ms[~is_delivered]
+        if len(waiting_ms):
+            self._due_min_ms = min(self._due_min_ms, int(waiting_ms.min()))
+            self._due_max_ms = max(self._due_max_ms, int(waiting_ms.max()))
+
+    def account(self) -> GeneratedStore:
+        """What has been made so far."""
+        some = self._due_max_ms > 0
+        return GeneratedStore(
+            messages=sum(self._counts.values()),
+            commit_log_bytes=self._end,
+            messages_by_level=dict(self._counts),
+            due_min_ms=self._due_min_ms if some else None,
+            due_max_ms=self._due_max_ms if some else None,
+            delivered_by_level=dict(self._delivered),
+        )
+
+    def __enter__(self) -> "_StoreWriter":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for writer in (self._log, *self._queues.values()):
+            writer.close()
 
 
 def _require_empty(path: Path) -> None:
@@ -174,131 +237,25 @@ def _require_empty(path: Path) -> None:
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _topic_names(count: int) -> tuple[str, ...]:
-    known = ("OrderTimeout", "PayNotify", "coupon-expire", "CartReminder")
-    return tuple(known[i] if i < len(known) else f"Topic_{i:03d}" for i in range(count))
-
-
-def _arrivals(
-    rng: Generator, messages: int, delays_ms: dict[int, int]
-) -> Iterator[tuple[NDArray[np.uint8], Int64s]]:
-    """Levels and ages of the messages, the oldest first, a chunk at a time.
-
-    A level's ages are spread evenly over its delay. Instead of drawing all and sorting, time is cut
-    into windows, and each window draws how many of a level's remaining messages fall into it.
-    """
-    share, rest = divmod(messages, len(delays_ms))
-    left = {level: share + (n < rest) for n, level in enumerate(delays_ms)}
-    top_ms = max(delays_ms.values())
-    while top_ms > 0:
-        open_levels = [level for level, delay_ms in delays_ms.items() if delay_ms >= top_ms]
-        next_delay_ms = max((d for d in delays_ms.values() if d < top_ms), default=0)
-        waiting = sum(left[level] for level in open_levels)
-        width_ms = max(1, top_ms * _CHUNK // max(1, waiting))
-        bottom_ms = max(next_delay_ms, top_ms - width_ms)
-        counts = []
-        for level in open_levels:
-            share_here = (top_ms - bottom_ms) / top_ms
-            counts.append(int(rng.binomial(left[level], share_here)) if bottom_ms else left[level])
-            left[level] -= counts[-1]
-        if sum(counts):
-            ages_ms = rng.integers(bottom_ms, top_ms, sum(counts))
-            order = np.argsort(-ages_ms, kind="stable")
-            yield np.repeat(np.array(open_levels, np.uint8), counts)[order], ages_ms[order]
-        top_ms = bottom_ms
-
-
-def _batch_of(
-    recipe: _Recipe,
-    rng: Generator,
-    levels: NDArray[np.uint8],
-    ages_ms: Int64s,
-    counts: dict[int, int],
-) -> tuple[StoredBatch, Int64s]:
-    """The records of a chunk, and when each is due; ``counts`` says how many each level had."""
-    rows = len(levels)
-    numbers = sum(counts.values()) + np.arange(rows)
-    store_ms = recipe.now_ms - ages_ms
-    delays = np.array([0, *recipe.delays.delays_ms])
-    topics = np.minimum(rng.geometric(0.3, rows) - 1, len(recipe.topics) - 1)
-    # A tenth of what clients send has no key, a fifth no tag.
-    keys = hex_key_column(b"order-", rng.integers(0, 1 << 40, rows), 10)
-    keys = ByteColumn(keys.data, keys.starts, np.where(rng.random(rows) < 0.1, 0, keys.lengths))
-    level_names = [str(level) for level in range(recipe.delays.max_level + 1)]
-    properties = join_property_columns(
-        [
-            (names.REAL_TOPIC, ByteColumn.choose(recipe.topics, topics)),
-            (names.UNIQUE_KEY, hex_key_column(_UNIQUE_KEY_PREFIX, numbers, 8)),
-            (names.DELAY, ByteColumn.choose(level_names, levels)),
-            (names.KEYS, keys),
-            (names.REAL_QUEUE_ID, rng.integers(0, QUEUES_PER_TOPIC, rows)),
-            (names.TAGS, ByteColumn.choose(_TAGS, rng.integers(0, len(_TAGS), rows))),
-        ],
-        closed=recipe.dialect.has_state_version,
-    )
-    shortest, longest = recipe.body_bytes * 3 // 4, recipe.body_bytes * 5 // 4
-    body = ByteColumn(
-        recipe.body_block,
-        rng.integers(0, _BODY_BLOCK_BYTES, rows),
-        rng.integers(shortest, longest + 1, rows),
-    )
-    batch = StoredBatch(
-        body=body,
-        topic=ByteColumn.repeat(names.LEVEL_TOPIC, rows),
-        properties_text=properties,
-        born_ip=ByteColumn.repeat(_CLIENT_IP, rows),
-        store_ip=ByteColumn.repeat(_HOST_IP, rows),
-        born_port=np.full(rows, 49_152),
-        store_port=np.full(rows, 10_911),
-        queue_id=levels.astype(np.int64) - 1,
-        queue_offset=_queue_offsets(levels, counts),
-        commit_log_offset=np.zeros(rows, np.int64),
-        born_timestamp_ms=store_ms - rng.integers(0, 20, rows),
-        store_timestamp_ms=store_ms,
-    )
-    return batch, store_ms + delays[levels]
-
-
-def _queue_offsets(levels: NDArray[np.uint8], counts: dict[int, int]) -> Int64s:
-    offsets = np.empty(len(levels), np.int64)
-    for level, before in counts.items():
-        rows = np.flatnonzero(levels == level)
-        offsets[rows] = np.arange(before, before + len(rows))
-    return offsets
-
-
-def _write_units(
-    queues: dict[int, SegmentWriter],
-    counts: dict[int, int],
-    levels: NDArray[np.uint8],
-    placement: Placement,
-    due_ms: Int64s,
+def _write_small_files(
+    root: StoreRoot, recipe: Recipe, made: GeneratedStore, last_stored_ms: int
 ) -> None:
-    """Append the chunk to the levels' queues, and count it."""
-    units = np.empty(len(levels), QUEUE_UNIT.dtype)
-    units["commit_log_offset"] = placement.positions
-    units["size_bytes"] = placement.sizes
-    units["tags_code"] = due_ms
-    for level, queue in queues.items():
-        chosen = units[levels == level]
-        queue.write_at(counts[level] * QUEUE_UNIT.size, chosen.view(np.uint8).data)
-        counts[level] += len(chosen)
-
-
-def _write_small_files(recipe: _Recipe, last_stored_ms: int) -> None:
     dialect = recipe.dialect
     level_topic = TopicConfig(names.LEVEL_TOPIC, recipe.delays.max_level, recipe.delays.max_level)
-    topics = [TopicConfig(name, QUEUES_PER_TOPIC, QUEUES_PER_TOPIC) for name in recipe.topics]
-    offsets = {(name, GROUP): dict.fromkeys(range(QUEUES_PER_TOPIC), 0) for name in recipe.topics}
-    levels = range(1, recipe.delays.max_level + 1)
+    queues = dict.fromkeys(recipe.topics, QUEUES_PER_TOPIC)
+    if recipe.retry_percent:
+        queues[RETRY_TOPIC] = 1
+    topics = [TopicConfig(name, count, count) for name, count in queues.items()]
+    offsets = {(name, GROUP): dict.fromkeys(range(count), 0) for name, count in queues.items()}
+    delivered = dict.fromkeys(range(1, recipe.delays.max_level + 1), 0) | made.delivered_by_level
     files = {
         TOPICS: encode_topics([level_topic, *topics], dialect),
         GROUPS: encode_groups([GroupConfig(GROUP)], dialect),
         CONSUMER_OFFSETS: encode_consumer_offsets(offsets, dialect),
-        "delayOffset.json": encode_delay_offsets(dict.fromkeys(levels, 0), dialect),
+        "delayOffset.json": encode_delay_offsets(delivered, dialect),
     }
     for name, content in files.items():
-        replace_file(recipe.root.config_file(name), content)
+        replace_file(root.config_file(name), content)
     checkpoint = StoreCheckpoint(last_stored_ms, last_stored_ms)
     layout = CHECKPOINT_5_5 if dialect.has_state_version else CHECKPOINT_4_9
-    replace_file(recipe.root.checkpoint, checkpoint.encode(layout))
+    replace_file(root.checkpoint, checkpoint.encode(layout))

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages of a made-up level store, a chunk at a time: who is stored when, and as what."""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store import properties as names
+from message_store.byte_column import ByteColumn, Bytes, Int64s
+from message_store.delay_levels import DelayLevels
+from message_store.fastjson import ConfigDialect
+from message_store.message_batch import StoredBatch
+from message_store.property_column import hex_key_column, join_property_columns
+
+GROUP = "generated_group"
+RETRY_TOPIC = names.RETRY_PREFIX + GROUP
+QUEUES_PER_TOPIC = 4
+
+_CHUNK = 1 << 15
+_BODY_BLOCK_BYTES = 8 << 20
+_UNIQUE_KEY_PREFIX = b"7F00000100002A9F18B4AAC2"
+_HOST_IP = bytes([127, 0, 0, 1])
+_CLIENT_IP = bytes([10, 1, 2, 3])
+_TAGS = ["", "create", "pay", "timeout", "remind"]
+_RETRIED_TOPIC = "RETRY_TOPIC"
+_LEVELS_BEFORE_RETRIES = 2
+"""The first retry of a message waits in level 3."""
+
+Generator = np.random.Generator
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """What the messages shall be like, and what follows from that.
+
+    Bodies are ``shortest_body`` to ``longest_body`` bytes long. ``topic_skew_percent`` is the share
+    of the first topic; of what is left, that of the second, and so on; 0: all alike.
+    ``retry_percent`` are messages that a consumer sent back.
+    """
+
+    shortest_body: int
+    longest_body: int
+    topics: tuple[str, ...]
+    topic_skew_percent: int
+    retry_percent: int
+    now_ms: int
+    delays: DelayLevels
+    dialect: ConfigDialect
+    body_block: Bytes
+
+
+def body_block(rng: Generator, body_bytes: int) -> Bytes:
+    """Random bytes that bodies of up to twice ``body_bytes`` are cut from."""
+    return rng.integers(0, 256, _BODY_BLOCK_BYTES + 2 * body_bytes, np.uint8)
+
+
+def topic_names(count: int) -> tuple[str, ...]:
+    """Names of so many topics."""
+    known = ("OrderTimeout", "PayNotify", "coupon-expire", "CartReminder")
+    return tuple(known[i] if i < len(known) else f"Topic_{i:03d}" for i in range(count))
+
+
+def arrivals(
+    rng: Generator, messages: int, spans_ms: dict[int, int]
+) -> Iterator[tuple[NDArray[np.uint8], Int64s]]:
+    """Levels and ages of the messages, the oldest first, a chunk at a time.
+
+    A level's ages are spread evenly over its span. Instead of drawing all and sorting, time is cut
+    into windows, and each window draws how many of a level's remaining messages fall into it.
+    """
+    share, rest = divmod(messages, len(spans_ms))
+    left = {level: share + (n < rest) for n, level in enumerate(spans_ms)}
+    top_ms = max(spans_ms.values())
+    while top_ms > 0:
+        open_levels = [level for level, span_ms in spans_ms.items() if span_ms >= top_ms]
+        next_span_ms = max((d for d in spans_ms.values() if d < top_ms), default=0)
+        waiting = sum(left[level] for level in open_levels)
+        width_ms = max(1, top_ms * _CHUNK // max(1, waiting))
+        bottom_ms = max(next_span_ms, top_ms - width_ms)
+        counts = []
+        for level in open_levels:
+            share_here = (top_ms - bottom_ms) / top_ms
+            counts.append(int(rng.binomial(left[level], share_here)) if bottom_ms else left[level])
+            left[level] -= counts[-1]
+        if sum(counts):
+            ages_ms = rng.integers(bottom_ms, top_ms, sum(counts))
+            order = np.argsort(-ages_ms, kind="stable")
+            yield np.repeat(np.array(open_levels, np.uint8), counts)[order], ages_ms[order]
+        top_ms = bottom_ms
+
+
+def batch_of(
+    recipe: Recipe,
+    rng: Generator,
+    levels: NDArray[np.uint8],
+    ages_ms: Int64s,
+    counts: dict[int, int],
+) -> tuple[StoredBatch, Int64s]:
+    """The records of a chunk, and when each is due; ``counts`` says how many each level had."""
+    rows = len(levels)
+    numbers = sum(counts.values()) + np.arange(rows)
+    store_ms = recipe.now_ms - ages_ms
+    delays = np.array([0, *recipe.delays.delays_ms])
+    topics = _choose_topics(recipe, rng, rows)
+    is_retry = _choose_retries(recipe, rng, rows)
+    properties = _properties_of(recipe, rng, levels, numbers, topics, is_retry)
+    body = ByteColumn(
+        recipe.body_block,
+        rng.integers(0, _BODY_BLOCK_BYTES, rows),
+        rng.integers(recipe.shortest_body, recipe.longest_body + 1, rows),
+    )
+    retries = np.maximum(levels.astype(np.int64) - _LEVELS_BEFORE_RETRIES, 1)
+    batch = StoredBatch(
+        body=body,
+        topic=ByteColumn.repeat(names.LEVEL_TOPIC, rows),
+        properties_text=properties,
+        born_ip=ByteColumn.repeat(_CLIENT_IP, rows),
+        store_ip=ByteColumn.repeat(_HOST_IP, rows),
+        born_port=np.full(rows, 49_152),
+        store_port=np.full(rows, 10_911),
+        queue_id=levels.astype(np.int64) - 1,
+        queue_offset=_queue_offsets(levels, counts),
+        commit_log_offset=np.zeros(rows, np.int64),
+        born_timestamp_ms=store_ms - rng.integers(0, 20, rows),
+        store_timestamp_ms=store_ms,
+        reconsume_times=np.where(is_retry, retries, 0),
+    )
+    return batch, store_ms + delays[levels]
+
+
+def _properties_of(
+    recipe: Recipe,
+    rng: Generator,
+    levels: NDArray[np.uint8],
+    numbers: Int64s,
+    topics: Int64s,
+    is_retry: NDArray[np.bool_],
+) -> ByteColumn:
+    rows = len(levels)
+    # A tenth of what clients send has no key, a fifth no tag.
+    keys = hex_key_column(b"order-", rng.integers(0, 1 << 40, rows), 10)
+    keys = ByteColumn(keys.data, keys.starts, np.where(rng.random(rows) < 0.1, 0, keys.lengths))
+    level_names = [str(level) for level in range(recipe.delays.max_level + 1)]
+    real_topics = np.where(is_retry, len(recipe.topics), topics)
+    queue_ids = rng.integers(0, QUEUES_PER_TOPIC, rows)
+    columns: list[tuple[str, ByteColumn | Int64s]] = [
+        (names.REAL_TOPIC, ByteColumn.choose((*recipe.topics, RETRY_TOPIC), real_topics)),
+        (names.UNIQUE_KEY, hex_key_column(_UNIQUE_KEY_PREFIX, numbers, 8)),
+        (names.DELAY, ByteColumn.choose(level_names, levels)),
+        (names.KEYS, keys),
+        (names.REAL_QUEUE_ID, np.where(is_retry, 0, queue_ids)),
+        (names.TAGS, ByteColumn.choose(_TAGS, rng.integers(0, len(_TAGS), rows))),
+    ]
+    if recipe.retry_percent:
+        sent_to = ByteColumn.choose(("", *recipe.topics), np.where(is_retry, topics + 1, 0))
+        columns.append((_RETRIED_TOPIC, sent_to))
+    return join_property_columns(columns, closed=recipe.dialect.has_state_version)
+
+
+def _choose_topics(recipe: Recipe, rng: Generator, rows: int) -> Int64s:
+    last = len(recipe.topics) - 1
+    if not recipe.topic_skew_percent:
+        return rng.integers(0, last, rows, endpoint=True)
+    return np.minimum(rng.geometric(recipe.topic_skew_percent / 100, rows) - 1, last)
+
+
+def _choose_retries(recipe: Recipe, rng: Generator, rows: int) -> NDArray[np.bool_]:
+    if not recipe.retry_percent:
+        return np.zeros(rows, np.bool_)
+    return np.asarray(rng.random(rows) * 100 < recipe.retry_percent)
+
+
+def _queue_offsets(levels: NDArray[np.uint8], counts: dict[int, int]) -> Int64s:
+    offsets = np.empty(len(levels), np.int64)
+    for level, before in counts.items():
+        rows = np.flatnonzero(levels == level)
+        offsets[rows] = np.arange(before, before + len(rows))
+    return offsets
