@@ -190,19 +190,20 @@ def _in_order(due: Due, chosen: Int64s) -> Int64s:
     """These rows in order of promise; equal ones in the order in which they were first stored.
 
     A message that has rolled was stored before any of the same slot that has not; among those that
-    have, the time of birth tells.
+    have, the time of birth tells, and within a millisecond how often each has rolled: which was
+    placed earlier did so more.
     """
     offsets, promised_ms = due.rows.commit_log_offset[chosen], due.promised_ms[chosen]
     has_rolled: Bools = (due.facts.roll_times[chosen] > 0) | due.rows.is_roll[chosen]
     is_sorted = (np.diff(promised_ms) == 0) & (np.diff(offsets) > 0) | (np.diff(promised_ms) > 0)
     if is_sorted.all() and not has_rolled.any():
         return chosen
-    return chosen[delivery_order(promised_ms, offsets, due.facts.born_ms[chosen], has_rolled)]
+    return chosen[delivery_order(promised_ms, offsets, due.facts.rows(chosen), has_rolled)]
 
 
 def delivery_order(
-    promised_ms: Int64s, offsets: Int64s, born_ms: Int64s, has_rolled: Bools
+    promised_ms: Int64s, offsets: Int64s, facts: TimerFacts, has_rolled: Bools
 ) -> Int64s:
     """The order of messages that are due: see ``_in_order``."""
-    born_ms = np.where(has_rolled, born_ms, 0)
-    return np.lexsort((offsets, born_ms, ~has_rolled, promised_ms))
+    born_ms = np.where(has_rolled, facts.born_ms, 0)
+    return np.lexsort((offsets, -facts.roll_times, born_ms, ~has_rolled, promised_ms))

@@ -448,6 +448,21 @@ def test_equal_promises_keep_their_order_also_where_some_have_rolled(
     assert found == list(range(60))
 
 
+def test_what_was_placed_earlier_comes_earlier_also_when_born_in_the_same_millisecond(
+    make: Make, clock: ManualClock
+) -> None:
+    """The first has rolled once more than the second, which waited in the queue meanwhile."""
+    store = make(roll_window_slots=30)
+    for number in range(2):
+        store.schedule(Message("orders", b"%d" % number), AtMs(START_MS + 100_000))
+        if not number:
+            store.advance(START_MS)
+    for step_ms in (40_000, 80_000):
+        clock.tick(step_ms)
+        found = store.advance(clock.now_ms())
+    assert [each.message.body for each in found] == [b"0", b"1"]
+
+
 # --- recall ---------------------------------------------------------------------------------------
 
 
