@@ -226,7 +226,7 @@ def note_window(
     place, count, newest = 0, 0, 0
     while True:
         record = buffer + place
-        why = record_at(record, length - place, file_room - place, base + place, parts)
+        why = record_at(record, length - place, file_room - place, base + place, parts.ctypes.data)
         if why != RECORD:
             break
         newest = max(newest, store_time_at(record))
@@ -275,7 +275,7 @@ def digest_records(
         is_record = magic in (MAGIC_V1, MAGIC_V2)
         is_record = is_record and load_i32(record + AT_SIZE) == size
         is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
-        if is_record and find_parts(record, size, parts):
+        if is_record and find_parts(record, size, parts.ctypes.data):
             notes[row, KIND] = LEVEL_RECORD
             notes[row, STORE_MS] = store_time_at(record)
             _note_digests(record, parts, scratch, spot, sums, notes[row])

@@ -24,6 +24,7 @@ from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import SegmentReader
 
 if TYPE_CHECKING:
+    from message_store.live_log import LiveLog
     from message_store.live_store import LiveStore
 
 
@@ -67,32 +68,32 @@ def finish_half_neutral(live: LiveStore, scanner: LevelScanner) -> int:
     """
     queue = live.queue(LEVEL_TOPIC, scanner.level - 1)
     finished = 0
-    with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
-        for first, units, _ in scanner.waiting():
-            places = (first + np.arange(len(units))) * QUEUE_UNIT.size % queue.segments.file_bytes
-            rows = np.flatnonzero((places + _SIZE_AT) % _SECTOR_BYTES == 0)
-            whole = _with_both_halves(reader, units[rows])
-            for row in np.flatnonzero(whole != units[rows]).tolist():
-                queue.overwrite(first + int(rows[row]), *whole[row].tolist())
-                finished += 1
+    for first, units, _ in scanner.waiting():
+        places = (first + np.arange(len(units))) * QUEUE_UNIT.size % queue.segments.file_bytes
+        rows = np.flatnonzero((places + _SIZE_AT) % _SECTOR_BYTES == 0)
+        whole = _with_both_halves(live.log, units[rows])
+        for row in np.flatnonzero(whole != units[rows]).tolist():
+            queue.overwrite(first + int(rows[row]), *whole[row].tolist())
+            finished += 1
     if finished:
         scanner.rescan()
     return finished
 
 
-def _with_both_halves(reader: SegmentReader, units: UnitArray) -> UnitArray:
+def _with_both_halves(log: LiveLog, units: UnitArray) -> UnitArray:
     """These entries, neutral where either half is."""
     whole = units.copy()
     offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
-    is_start = read_store_times(reader, offsets) != NO_TIME
+    is_start = log.store_times_ms(offsets) != NO_TIME
     is_short = is_neutral(units)
     for row in np.flatnonzero(is_short & is_start).tolist():
-        record_bytes = int.from_bytes(reader.read_at(int(offsets[row]), _SIZE_FIELD_BYTES), "big")
+        head = log.segments.read_at(int(offsets[row]), _SIZE_FIELD_BYTES)
+        record_bytes = int.from_bytes(head, "big")
         whole["commit_log_offset"][row] += record_bytes - sizes[row]
     for neutral_bytes in NEUTRAL_SIZES:
         rows = np.flatnonzero(is_message(units) & ~is_start)
         starts = offsets[rows] + neutral_bytes - sizes[rows]
-        is_end = read_store_times(reader, starts, sizes[rows]) != NO_TIME
+        is_end = log.store_times_ms(starts, sizes[rows]) != NO_TIME
         whole["size_bytes"][rows[is_end]] = neutral_bytes
     return whole
 

@@ -121,9 +121,11 @@ class LevelScheduling:
         now_ms = live.clock.now_ms()
         levels, promised_ms = self._levels(due_ms, now_ms)
         made = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=levels, form=self._form)
-        queue_offsets = self._queue_offsets(levels)
+        used = np.flatnonzero(np.bincount(levels)).tolist()
+        rows_of = {level: np.flatnonzero(levels == level) for level in used}
+        queue_offsets = self._queue_offsets(rows_of, len(levels))
         positions = live.log.append_rows(made.sizes, made.bind(levels - 1, queue_offsets, now_ms))
-        self._append_units(levels, positions, made.sizes, promised_ms)
+        self._append_units(rows_of, positions, made.sizes, promised_ms)
         self._topics.remember_all(batch)
         live.write_checkpoint()
         return BatchReceipt(
@@ -135,21 +137,19 @@ class LevelScheduling:
             broker_name=self._broker_name,
         )
 
-    def _queue_offsets(self, levels: Int64s) -> Int64s:
-        offsets = np.zeros(len(levels), np.int64)
-        for level in np.unique(levels).tolist():
-            rows = np.flatnonzero(levels == level)
-            offsets[rows] = self._state.queue(level).max_offset + np.arange(len(rows))
+    def _queue_offsets(self, rows_of: dict[int, Int64s], count: int) -> Int64s:
+        offsets = np.zeros(count, np.int64)
+        for level, rows in rows_of.items():
+            offsets[rows] = self._queues[level].max_offset + np.arange(len(rows))
         return offsets
 
     def _append_units(
-        self, levels: Int64s, positions: Int64s, sizes: Int64s, promised_ms: Int64s
+        self, rows_of: dict[int, Int64s], positions: Int64s, sizes: Int64s, promised_ms: Int64s
     ) -> None:
-        for level in np.unique(levels).tolist():
-            rows = np.flatnonzero(levels == level)
+        for level, rows in rows_of.items():
             units = np.empty(len(rows), QUEUE_UNIT.dtype)
             units["commit_log_offset"] = positions[rows]
             units["size_bytes"] = sizes[rows]
             units["tags_code"] = promised_ms[rows]
-            first = self._state.queue(level).append(units)
+            first = self._queues[level].append(units)
             self._state.scanners[level].appended_many(first, promised_ms[rows])

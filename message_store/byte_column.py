@@ -87,7 +87,7 @@ class ByteColumn:
         if pa.types.is_dictionary(array.type):
             codes = pc.fill_null(array.indices.cast(pa.int64()), len(array.dictionary))
             values = pa.concat_arrays([array.dictionary, pa.nulls(1, array.dictionary.type)])
-            return cls.from_arrow(values).take(codes.to_numpy(zero_copy_only=False))
+            return cls.from_arrow(values).take(numbers_of(codes))
         if not _is_bytes(array.type):
             if not (pa.types.is_fixed_size_binary(array.type) or str(array.type).endswith("_view")):
                 raise TypeError(f"expected a column of strings or bytes, found {array.type}")
@@ -135,6 +135,17 @@ class ByteColumn:
     def addresses(self) -> tuple[int, int, int]:
         """Where the block, the starts and the lengths lie, for a kernel; keep the column alive."""
         return address_of(self.data), address_of(self.starts), address_of(self.lengths)
+
+
+def numbers_of(array: pa.Array) -> NDArray[Any]:
+    """The numbers of an Arrow array without nulls, where they lie.
+
+    Arrow's own ``to_numpy`` imports pandas where that is installed, which takes a third of a second
+    of whatever a store is opened for.
+    """
+    _validity, numbers = array.buffers()
+    whole = np.frombuffer(numbers or b"", array.type.to_pandas_dtype())
+    return whole[array.offset : array.offset + len(array)]
 
 
 def _in_one_piece(column: pa.ChunkedArray) -> pa.Array:

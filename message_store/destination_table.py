@@ -13,7 +13,7 @@ import numpy as np
 
 from message_store.byte_column import Int64s
 from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import address_of
+from message_store.raw_memory import address_of, load_native, store_native
 from message_store.text_kernels import equal_bytes, hash_bytes
 
 TOPIC, LENGTH, QUEUE_ID, HASH = range(4)
@@ -23,36 +23,51 @@ DESTINATION_COLUMNS = 4
 TABLE_FULL = -1
 _SEED = np.uint64(0xA4093822299F31D0)
 _FIRST_ROOM = 256
-_SLOTS_EACH = 4
+SLOTS_EACH = 4
+"""How many slots there are for each row of the table."""
+
+
+@inline_kernel
+def fact_of(destinations: int, number: int, column: int) -> int:
+    """What a table of destinations at this address says of one of them."""
+    return load_native(destinations + 8 * (DESTINATION_COLUMNS * number + column))  # type: ignore[no-any-return]
 
 
 @inline_kernel
 def find_or_add(
-    topic: int, length: int, queue_id: int, destinations: Any, slots: Any, used: Any
-) -> int:
-    """The number of a destination, by hash and then by its bytes; or ``TABLE_FULL``."""
+    topic: int, length: int, queue_id: int, destinations: int, slots: int, slot_count: int,
+    used: int,
+) -> int:  # fmt: skip
+    """The number of a destination, by hash and then by its bytes; or ``TABLE_FULL``.
+
+    The table is given by the addresses of its arrays, ``slot_count`` is the length of ``slots``.
+    """
     value = hash_bytes(topic, length, _SEED ^ np.uint64(queue_id))
     hashed = np.int64(value)
-    slot = np.int64(value & np.uint64(len(slots) - 1))
-    while slots[slot] >= 0:
-        number = slots[slot]
-        entry = destinations[number]
+    mask = slot_count - 1
+    slot = hashed & mask
+    number = load_native(slots + 8 * slot)
+    while number >= 0:
         if (
-            entry[HASH] == hashed
-            and entry[QUEUE_ID] == queue_id
-            and entry[LENGTH] == length
-            and equal_bytes(entry[TOPIC], topic, length)
+            fact_of(destinations, number, HASH) == hashed
+            and fact_of(destinations, number, QUEUE_ID) == queue_id
+            and fact_of(destinations, number, LENGTH) == length
+            and equal_bytes(fact_of(destinations, number, TOPIC), topic, length)
         ):
-            return int(number)
-        slot = (slot + 1) & (len(slots) - 1)
-    number = used[0]
-    if number == len(destinations):
+            return number  # type: ignore[no-any-return]
+        slot = (slot + 1) & mask
+        number = load_native(slots + 8 * slot)
+    number = load_native(used)
+    if number == slot_count // SLOTS_EACH:
         return TABLE_FULL
-    entry = destinations[number]
-    entry[TOPIC], entry[LENGTH], entry[QUEUE_ID], entry[HASH] = topic, length, queue_id, hashed
-    slots[slot] = number
-    used[0] = number + 1
-    return int(number)
+    entry = destinations + 8 * DESTINATION_COLUMNS * number
+    store_native(entry + 8 * TOPIC, topic)
+    store_native(entry + 8 * LENGTH, length)
+    store_native(entry + 8 * QUEUE_ID, queue_id)
+    store_native(entry + 8 * HASH, hashed)
+    store_native(slots + 8 * slot, number)
+    store_native(used, number + 1)
+    return number  # type: ignore[no-any-return]
 
 
 @kernel("void(int64[:, ::1], int64, int64[::1])")
@@ -69,7 +84,10 @@ def _index(destinations: Any, count: int, slots: Any) -> None:
 def _find_or_add_one(
     topic: int, length: int, queue_id: int, destinations: Any, slots: Any, used: Any
 ) -> int:
-    return find_or_add(topic, length, queue_id, destinations, slots, used)
+    return find_or_add(
+        topic, length, queue_id, destinations.ctypes.data, slots.ctypes.data, len(slots),
+        used.ctypes.data,
+    )  # fmt: skip
 
 
 @attrs.frozen
@@ -89,7 +107,7 @@ class DestinationTable:
 
     def __init__(self, room: int = _FIRST_ROOM) -> None:
         self.rows: Int64s = np.zeros((room, DESTINATION_COLUMNS), np.int64)
-        self.slots: Int64s = np.full(_SLOTS_EACH * room, -1, np.int64)
+        self.slots: Int64s = np.full(SLOTS_EACH * room, -1, np.int64)
         self.used: Int64s = np.zeros(1, np.int64)
         self._kept: list[np.ndarray[Any, Any]] = []
 

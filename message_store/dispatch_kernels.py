@@ -7,6 +7,7 @@ import numpy as np
 
 from message_store.kernel_cache import inline_kernel, kernel
 from message_store.log_kernels import (
+    AT_LOG_OFFSET,
     AT_MAGIC,
     AT_QUEUE_ID,
     AT_QUEUE_OFFSET,
@@ -17,12 +18,13 @@ from message_store.log_kernels import (
     PROPERTIES_AT,
     PROPERTIES_BYTES,
     RECORD,
+    ROWS_AHEAD,
     TOPIC_AT,
     TOPIC_BYTES,
     record_at,
     store_time_at,
 )
-from message_store.raw_memory import load_i32, load_i64, load_native, load_u8
+from message_store.raw_memory import load_i32, load_i64, load_native, load_u8, prefetch
 from message_store.record_layout import MAGIC_V1, MAGIC_V2, SMALLEST_RECORD_BYTES
 from message_store.text_kernels import hash_bytes, java_hash_utf8
 
@@ -56,7 +58,7 @@ def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, 
     while True:
         record = file + place
         room = file_bytes - place
-        why = record_at(record, room, room, start + place, parts)
+        why = record_at(record, room, room, start + place, found.ctypes.data + 8 * 3)
         if why != RECORD or count == rows.shape[1]:
             break
         size = load_i32(record + AT_SIZE)
@@ -101,7 +103,7 @@ def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, f
     while True:
         record = file + place
         room = file_bytes - place
-        why = record_at(record, room, room, start + place, found[3:])
+        why = record_at(record, room, room, start + place, found.ctypes.data + 8 * 3)
         if why != RECORD:
             break
         size = load_i32(record + AT_SIZE)
@@ -123,6 +125,26 @@ def hash_texts(block: int, starts: int, lengths: int, count: int, hashes: Any) -
     for row in range(count):
         text = block + load_native(starts + 8 * row)
         hashes[row] = java_hash_utf8(text, load_native(lengths + 8 * row))
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def read_store_times(addresses: Any, rooms: Any, offsets: Any, sizes: Any, times: Any) -> None:
+    """When the record at each address was stored; what is in ``times`` stays where none begins.
+
+    An address is negative where nothing can be read, else ``rooms`` bytes can. Only heads are
+    looked at. A size of 0 is any.
+    """
+    for row in range(len(addresses)):
+        ahead = addresses[min(row + ROWS_AHEAD, len(addresses) - 1)]
+        prefetch(ahead)
+        record = addresses[row]
+        if record < 0 or rooms[row] < SMALLEST_RECORD_BYTES:
+            continue
+        magic = load_i32(record + AT_MAGIC)
+        is_record = magic in (MAGIC_V1, MAGIC_V2)
+        is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
+        if is_record and (sizes[row] == 0 or load_i32(record + AT_SIZE) == sizes[row]):
+            times[row] = store_time_at(record)
 
 
 @kernel("int64(int64, int64)")

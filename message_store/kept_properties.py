@@ -14,9 +14,11 @@ from message_store.kernel_cache import inline_kernel
 from message_store.raw_memory import (
     copy_bytes,
     copy_short,
+    load_native,
     load_u8,
     load_word,
     store_i16,
+    store_native,
     store_u8,
     trailing_zeros,
 )
@@ -54,18 +56,20 @@ def _is(name: int, length: int, wanted: Any) -> bool:
 
 
 @inline_kernel
-def _is_dropped(name: int, length: int, mask: np.uint64, dropped: Any) -> bool:
-    """Whether a name is one of those to leave out; ``dropped`` has address and length of each."""
+def _is_dropped(name: int, length: int, mask: np.uint64, dropped: int, count: int) -> bool:
+    """Whether a name is one of those to leave out; ``dropped`` is where their addresses and lengths
+    lie.
+    """
     if length > 63 or mask >> np.uint64(length) & _ONE == _NONE:
         return False
-    for number in range(dropped.shape[0]):
-        if dropped[number, 1] == length and equal_bytes(name, dropped[number, 0], length):
+    for entry in range(dropped, dropped + 16 * count, 16):
+        if load_native(entry + 8) == length and equal_bytes(name, load_native(entry), length):
             return True
     return False
 
 
 @inline_kernel
-def _divider(place: int, end: int) -> int:
+def name_end_at(place: int, end: int) -> int:
     """The first separator of either kind from a place on, or the end."""
     while end - place >= 8:
         word = load_word(place)
@@ -83,7 +87,7 @@ def _divider(place: int, end: int) -> int:
 
 
 @inline_kernel
-def _entry_end(place: int, end: int) -> int:
+def entry_end_at(place: int, end: int) -> int:
     """The first separator of entries from a place on, or the end."""
     while end - place >= 8:
         word = load_word(place) ^ _CLOSERS
@@ -97,20 +101,24 @@ def _entry_end(place: int, end: int) -> int:
 
 
 @inline_kernel
-def walk_properties(place: int, end: int, mask: np.uint64, dropped: Any, spots: Any) -> None:
+def walk_properties(
+    place: int, end: int, mask: np.uint64, dropped: int, dropped_count: int, spots: int
+) -> None:
     """Find in a properties text where its record goes, its tag, and how much stays behind.
 
-    As in Java the last of equal names counts, and an empty value does not.
+    As in Java the last of equal names counts, and an empty value does not. ``spots`` is the address
+    of as many numbers.
     """
     for spot in range(SPOTS):
-        spots[spot] = 0
+        store_native(spots + 8 * spot, 0)
     while place < end:
-        name_end = _divider(place, end)
-        stop = _entry_end(name_end, end)
+        name_end = name_end_at(place, end)
+        stop = entry_end_at(name_end, end)
         length = name_end - place
         if stop > name_end:
-            if _is_dropped(place, length, mask, dropped):
-                spots[GONE] += stop + 1 - place
+            if _is_dropped(place, length, mask, dropped, dropped_count):
+                gone = load_native(spots + 8 * GONE)
+                store_native(spots + 8 * GONE, gone + stop + 1 - place)
             elif stop > name_end + 1:
                 which = -1
                 if _is(place, length, _REAL_TOPIC):
@@ -120,20 +128,20 @@ def walk_properties(place: int, end: int, mask: np.uint64, dropped: Any, spots: 
                 elif _is(place, length, _TAGS):
                     which = TAGS_VALUE
                 if which >= 0:
-                    spots[which] = name_end + 1
-                    spots[which + 1] = stop - name_end - 1
+                    store_native(spots + 8 * which, name_end + 1)
+                    store_native(spots + 8 * which + 8, stop - name_end - 1)
         place = stop + 1
 
 
 @inline_kernel
 def _copy_kept(
-    target: int, target_end: int, place: int, end: int, mask: np.uint64, dropped: Any
+    target: int, target_end: int, place: int, end: int, mask: np.uint64, dropped: int, count: int
 ) -> int:
     """Copy the entries that stay, each closed where there is room; the place behind them."""
     while place < end:
-        name_end = _divider(place, end)
-        stop = _entry_end(name_end, end)
-        if not (stop > name_end and _is_dropped(place, name_end - place, mask, dropped)):
+        name_end = name_end_at(place, end)
+        stop = entry_end_at(name_end, end)
+        if not (stop > name_end and _is_dropped(place, name_end - place, mask, dropped, count)):
             copy_short(target, place, stop - place)
             target += stop - place
             if target < target_end:
@@ -168,7 +176,7 @@ def whole_number(place: int, length: int) -> int:
 @inline_kernel
 def fill_properties(
     out: int, properties: int, length: int, suffix: int, suffix_bytes: int, gone: int,
-    mask: np.uint64, dropped: Any,
+    mask: np.uint64, dropped: int, dropped_count: int,
 ) -> None:  # fmt: skip
     """The properties with their length in front; what is not closed stays so."""
     new_length = kept_bytes(properties, length, gone, suffix_bytes)
@@ -176,7 +184,8 @@ def fill_properties(
     place = out + _LENGTH_BYTES
     end = place + new_length
     if gone:
-        place = _copy_kept(place, end, properties, properties + length, mask, dropped)
+        text_end = properties + length
+        place = _copy_kept(place, end, properties, text_end, mask, dropped, dropped_count)
     else:
         copy_bytes(place, properties, length)
         place += length

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store import properties as names
-from message_store.byte_column import ByteColumn, Int64s
+from message_store.byte_column import ByteColumn, Int64s, numbers_of
 from message_store.consume_queue import QUEUE_UNIT, UnitArray
 from message_store.dispatch_kernels import FOUND_LENGTH, ROW_FIELDS, hash_texts, list_records
 from message_store.errors import BadFieldError
@@ -49,6 +49,8 @@ class _Rows:
         return column
 
     def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> "_Rows":
+        if chosen.dtype == np.bool_ and chosen.all():
+            return self
         return _Rows(np.ascontiguousarray(self.columns[:, chosen]), self.file, self.start)
 
     @property
@@ -145,19 +147,17 @@ class Dispatcher:
         return units
 
     def _tags_codes(self, topic: str, rows: _Rows) -> Int64s:
-        tags = rows.property(names.TAGS)
-        codes = np.empty(len(rows), np.int64)
-        hash_texts(*tags.addresses, len(tags), codes)
-        for row in np.flatnonzero(codes == NOT_UTF8).tolist():
-            codes[row] = string_hash(tags[row].decode("utf-8", "replace"))
-        if topic == names.LEVEL_TOPIC:
-            texts = rows.property(names.DELAY).to_arrow().dictionary_encode()
-            delays = [self._delay_ms(text) for text in texts.dictionary.to_pylist()]
-            is_level = np.array([delay is not None for delay in delays], bool)
-            delay_ms = np.array([delay or 0 for delay in delays], np.int64)
-            numbers = texts.indices.to_numpy()
-            due_ms = rows["store_timestamp_ms"] + delay_ms[numbers]
-            codes = np.where(is_level[numbers], due_ms, codes)
+        if topic != names.LEVEL_TOPIC:
+            return _hashes(rows.property(names.TAGS))
+        texts = rows.property(names.DELAY).to_arrow().dictionary_encode()
+        delays = [self._delay_ms(text) for text in texts.dictionary.to_pylist()]
+        is_level = np.array([delay is not None for delay in delays], bool)
+        delay_ms = np.array([delay or 0 for delay in delays], np.int64)
+        numbers = numbers_of(texts.indices)
+        codes: Int64s = rows["store_timestamp_ms"] + delay_ms[numbers]
+        others = np.flatnonzero(~is_level[numbers])
+        if len(others):  # seldom: a level's records say which
+            codes[others] = _hashes(rows.property(names.TAGS).take(others))
         return codes
 
     def _delay_ms(self, text: bytes) -> int | None:
@@ -205,6 +205,14 @@ class Dispatcher:
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self._note_made(queue, places[row : row + 1])
             self.repaired += 1
+
+
+def _hashes(tags: ByteColumn) -> Int64s:
+    codes = np.empty(len(tags), np.int64)
+    hash_texts(*tags.addresses, len(tags), codes)
+    for row in np.flatnonzero(codes == NOT_UTF8).tolist():
+        codes[row] = string_hash(tags[row].decode("utf-8", "replace"))
+    return codes
 
 
 def _by_queue(rows: _Rows) -> Iterator[tuple[str, _Rows]]:

@@ -7,7 +7,9 @@ locks; the store does.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +34,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
 )
-from message_store.segment_files import write_small
+from message_store.segment_files import write_small, write_whole
 from message_store.unsynced import Unsynced
 
 Int64s = NDArray[np.int64]
@@ -41,7 +43,8 @@ Fill = Callable[[slice, Int64s, int], None]
 PUBLISHED_LAST_BYTES = BLANK_RECORD.size
 """Size and magic: without them nothing begins at a place."""
 
-_PIECE_BYTES = 512 << 10
+_PIECE_BYTES = 1 << 20
+_PIECES_FOR_A_THREAD = 4
 _NO_ROOM = -1
 
 
@@ -66,7 +69,7 @@ class LiveLog:
         self._descriptor = -1
         self._last_times_ms: dict[int, int] = {}
         # Kept, because fresh memory costs as much as what is written into it.
-        self._buffer = np.empty(0, np.uint8)
+        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
 
     @property
     def min_offset(self) -> int:
@@ -159,10 +162,7 @@ class LiveLog:
         if end < 0:
             self._turn_to_room(int(sizes[-1 - end]))
         try:
-            head = b""
-            for rows in _pieces(positions, self.file_bytes):
-                first = self._write_rows(rows, positions, sizes, fill, is_first=not head)
-                head = head or first
+            head = self._write_pieces(positions, sizes, fill)
             self._write_blanks_between(positions, sizes)
             self.segments.write_at(int(positions[0]), head)
         except BaseException:
@@ -173,21 +173,29 @@ class LiveLog:
         self._file_end = _NO_ROOM
         return positions
 
-    def _write_rows(
-        self, rows: slice, positions: Int64s, sizes: Int64s, fill: Fill, *, is_first: bool
-    ) -> bytes:
-        """Write a piece; returns its first eight bytes, which the first piece does not write."""
-        start = int(positions[rows.start])
-        stop = int(positions[rows.stop - 1] + sizes[rows.stop - 1])
-        if self._buffer.size < stop - start:
-            self._buffer = np.empty(max(stop - start, _PIECE_BYTES), np.uint8)
-        piece = self._buffer[: stop - start]
-        fill(rows, positions, int(piece.ctypes.data))
-        head = piece[:PUBLISHED_LAST_BYTES].tobytes()
-        if is_first:
-            piece[:PUBLISHED_LAST_BYTES] = 0
-        self.segments.write_at(start, piece.data)
+    def _write_pieces(self, positions: Int64s, sizes: Int64s, fill: Fill) -> bytes:
+        """Write all rows; returns the first eight bytes, in whose place zeros are written.
+
+        While one piece is being written the next is filled: a kernel takes half of the time for
+        finding and cleaning fresh pages, and another core has nothing to do.
+        """
+        pieces, head = _pieces(positions, self.file_bytes), b""
+        with _Writer(self.segments, in_a_thread=len(pieces) >= _PIECES_FOR_A_THREAD) as writer:
+            for number, rows in enumerate(pieces):
+                start, last = int(positions[rows.start]), rows.stop - 1
+                size_bytes = int(positions[last] + sizes[last]) - start
+                piece = self._piece(number % len(self._buffers), size_bytes)
+                fill(rows, positions, int(piece.ctypes.data))
+                if not head:
+                    head = piece[:PUBLISHED_LAST_BYTES].tobytes()
+                    piece[:PUBLISHED_LAST_BYTES] = 0
+                writer.write(start, piece.data)
         return head
+
+    def _piece(self, which: int, size_bytes: int) -> NDArray[np.uint8]:
+        if self._buffers[which].size < size_bytes:
+            self._buffers[which] = np.empty(max(size_bytes, _PIECE_BYTES), np.uint8)
+        return self._buffers[which][:size_bytes]
 
     def _write_blanks_between(self, positions: Int64s, sizes: Int64s) -> None:
         ends = np.concatenate([[self.end], positions + sizes])
@@ -250,6 +258,22 @@ class LiveLog:
             fields = HEAD_V6_V4.decode_at(head.ljust(HEAD_V6_V4.size, b"\0"), 0)
         return fields["store_timestamp_ms"]
 
+    def store_times_ms(self, offsets: Int64s, sizes: Int64s | None = None) -> Int64s:
+        """The same for many, and ``NO_TIME`` of ``commit_log`` where no record begins, or none
+        of that size.
+        """
+        from message_store.commit_log import NO_TIME
+        from message_store.dispatch_kernels import read_store_times
+
+        times = np.full(len(offsets), NO_TIME, np.int64)
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        wanted = np.zeros(len(offsets), np.int64)
+        if sizes is not None:
+            wanted[:] = np.where(sizes == 0, -1, sizes)
+        places = self.addresses(offsets)
+        read_store_times(places, self.rooms(offsets), offsets, wanted, times)
+        return times
+
     def begin_sync(self) -> Unsynced:
         """Take note of what was written and not synced; the next write will note itself again."""
         self._file_end = _NO_ROOM
@@ -293,6 +317,51 @@ class LiveLog:
             last = start + place if place >= 0 else start + self.file_bytes
             self._last_times_ms[start] = self.store_time_ms(last)
         return self._last_times_ms[start]
+
+
+class _Writer:
+    """Writes pieces into a log's files, one behind another; with a thread, while its caller goes on
+    to make the next one. Leaving it waits for the last.
+    """
+
+    def __init__(self, segments: LiveSegments, *, in_a_thread: bool) -> None:
+        self._segments = segments
+        self._thread = ThreadPoolExecutor(1) if in_a_thread else None
+        self._file_start = 0
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        if kind is None:
+            self._wait()
+
+    def write(self, offset: int, piece: memoryview) -> None:
+        """Write a piece, which lies in one file, when the one before is written; the caller keeps
+        it as it is until the next ``write`` comes back. Raises TargetError for either.
+        """
+        if self._thread is None:
+            self._segments.write_at(offset, piece)
+            return
+        self._wait()
+        segments = self._segments
+        self._file_start = offset - offset % segments.file_bytes
+        # All that changes the row is done here: its owner's lock is held by this thread.
+        segments.make_file(self._file_start)
+        segments.mark_dirty(self._file_start)
+        descriptor, place = segments.descriptor(self._file_start), offset - self._file_start
+        self._writing = self._thread.submit(write_whole, descriptor, piece, place)
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except OSError as error:
+            raise self._segments.error("written", self._file_start, error) from error
 
 
 def _pieces(positions: Int64s, file_bytes: int) -> list[slice]:

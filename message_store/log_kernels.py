@@ -9,7 +9,15 @@ from typing import Any
 
 from message_store.crc_kernel import crc32
 from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import load_i8, load_i16, load_i32, load_i64
+from message_store.raw_memory import (
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_native,
+    prefetch,
+    store_native,
+)
 from message_store.record_layout import (
     BLANK_RECORD,
     BODY_RUN,
@@ -52,16 +60,28 @@ _TOPIC_LENGTH_V1 = TOPIC_RUN_V1.length.size
 _TOPIC_LENGTH_V2 = TOPIC_RUN_V2.length.size
 _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 
-# Where the parts of a record lie, counted from its beginning.
+ROWS_AHEAD = 16
+"""How many records ahead memory is asked for what will be read."""
+_TAIL_BYTES = 256
+
+# Where the parts of a record lie, counted from its beginning. Kernels hand each other the address
+# of these numbers and not the array: counting references to that takes longer than the rest.
 BODY_AT, BODY_BYTES, TOPIC_AT, TOPIC_BYTES, PROPERTIES_AT, PROPERTIES_BYTES = range(6)
 PARTS = 6
 
 
 @inline_kernel
-def find_parts(record: int, size: int, parts: Any) -> bool:
+def _note(parts: int, which: int, place: int, length: int) -> None:
+    store_native(parts + 8 * which, place)
+    store_native(parts + 8 * which + 8, length)
+
+
+@inline_kernel
+def find_parts(record: int, size: int, parts: int) -> bool:
     """Where body, topic and properties of a record lie; False unless they fill its ``size`` bytes.
 
-    The caller knows that so many are there, and at least ``SMALLEST_RECORD_BYTES``.
+    The caller knows that so many are there, and at least ``SMALLEST_RECORD_BYTES``; it keeps the
+    array that ``parts`` is the address of.
     """
     sys_flag = load_i32(record + AT_SYS_FLAG)
     place = HEAD_BYTES
@@ -78,22 +98,41 @@ def find_parts(record: int, size: int, parts: Any) -> bool:
     if length < 0 or length > room:
         return False
     room -= length
-    parts[BODY_AT], parts[BODY_BYTES] = place + _BODY_LENGTH, length
+    _note(parts, BODY_AT, place + _BODY_LENGTH, length)
     place += _BODY_LENGTH + length
     length = load_i16(record + place) if is_v2 else load_i8(record + place)
     if length < 0 or length > room:
         return False
     room -= length
-    parts[TOPIC_AT], parts[TOPIC_BYTES] = place + topic_length_bytes, length
+    _note(parts, TOPIC_AT, place + topic_length_bytes, length)
     place += topic_length_bytes + length
     length = load_i16(record + place)
-    parts[PROPERTIES_AT], parts[PROPERTIES_BYTES] = place + _PROPERTIES_LENGTH, length
+    _note(parts, PROPERTIES_AT, place + _PROPERTIES_LENGTH, length)
     return bool(length == room)
 
 
 @inline_kernel
-def record_at(record: int, room: int, file_room: int, log_offset: int, parts: Any) -> int:
+def body_is_whole(record: int, parts: int) -> bool:
+    """Whether the body of a record has the checksum that its head tells."""
+    length = load_native(parts + 8 * BODY_BYTES)
+    if length == 0:
+        return True  # nobody looks at the checksum of no body
+    crc = int(crc32(record + load_native(parts + 8 * BODY_AT), length)) & CRC_MASK
+    return bool(crc == load_i32(record + AT_BODY_CRC))
+
+
+@inline_kernel
+def record_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
     """What begins at an address where ``room`` bytes are at hand and the file has ``file_room``."""
+    found = head_at(record, room, file_room, log_offset, parts)
+    if found == RECORD and not body_is_whole(record, parts):
+        return NO_RECORD
+    return found
+
+
+@inline_kernel
+def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
+    """The same, but for the checksum of the body, which is not looked at."""
     if file_room < _BLANK_BYTES:
         return FILE_ENDS
     if room < _BLANK_BYTES:
@@ -112,12 +151,19 @@ def record_at(record: int, room: int, file_room: int, log_offset: int, parts: An
         return NO_RECORD
     if size > room:
         return NEEDS_MORE
-    if not find_parts(record, size, parts):
-        return NO_RECORD
-    if parts[BODY_BYTES] == 0:
-        return RECORD  # nobody looks at the checksum of no body
-    crc = int(crc32(record + parts[BODY_AT], parts[BODY_BYTES])) & CRC_MASK
-    return RECORD if crc == load_i32(record + AT_BODY_CRC) else NO_RECORD
+    return RECORD if find_parts(record, size, parts) else NO_RECORD
+
+
+@inline_kernel
+def come_near(record: int, size: int) -> None:
+    """Begin to load what is read of a record besides its body: its head, and what ends it.
+
+    No processor guesses where that lies, and memory takes longer than all the work.
+    """
+    if record >= 0:
+        prefetch(record)
+        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, 64):
+            prefetch(place)
 
 
 @inline_kernel
@@ -144,7 +190,7 @@ def walk_window(buffer: int, length: int, base: int, file_room: int, found: Any)
 
     ``found`` gets: how many, where the walk stopped, why, and the newest store time (0 for none).
     """
-    parts = found[4:]
+    parts = found.ctypes.data + 8 * 4
     place, count, newest = 0, 0, 0
     while True:
         why = record_at(buffer + place, length - place, file_room - place, base + place, parts)

@@ -6,6 +6,7 @@ unique keys.
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.kept_properties import entry_end_at, name_end_at
 from message_store.kernel_cache import inline_kernel, kernel
 from message_store.raw_memory import (
     copy_bytes,
@@ -134,12 +135,8 @@ def _find(text: int, end: int, name: int, name_bytes: int) -> tuple[int, int]:
     """
     found, found_bytes = text, 0
     while text < end:
-        divider = text
-        while divider < end and not 1 <= load_u8(divider) <= 2:
-            divider += 1
-        stop = divider
-        while stop < end and load_u8(stop) != _CLOSER:
-            stop += 1
+        divider = name_end_at(text, end)
+        stop = entry_end_at(divider, end)
         if (
             divider - text == name_bytes
             and stop - divider > 1

@@ -108,6 +108,24 @@ trailing_zeros: Any = intrinsic(_trailing_zeros)
 """How many of the lowest bits of a word are zero."""
 
 
+def _prefetch(_context: Any, address: Any) -> Any:
+    def code(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, *[ir.IntType(32)] * 3])
+        function = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+            builder.module, kind, "llvm.prefetch.p0"
+        )
+        numbers = [ir.Constant(ir.IntType(32), number) for number in (0, 3, 1)]
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), *numbers])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""Begin to bring the memory around an address near: it is read soon. Any address is fine."""
+
+
 def _separator_bits(_context: Any, address: Any) -> Any:
     def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         block = ir.VectorType(ir.IntType(8), 64)

@@ -40,6 +40,7 @@ from message_store.redelivery_kernels import (
     FOUND_COLUMNS,
     NEW_SIZE,
     TAGS_CODE,
+    doubt_bodies,
     fill_records,
     fill_units,
     measure_records,
@@ -92,10 +93,16 @@ def redeliver(
     ``bad``. A store of 4.9 takes no long topics, whatever ``how`` says. Raises TargetError when the
     disk refuses.
     """
+    given = store, int64s(offsets), int64s(sizes), how, suffixes, store_ms
     with store.reading():
-        work = _Work(store, int64s(offsets), int64s(sizes), how, suffixes, store_ms)
-        work.measure()
-        return work.append()
+        try:
+            return _Work(*given).run()
+        except _DamagedBodyError:  # nothing was stored: now look at all before anything is written
+            return _Work(*given, doubts_bodies=True).run()
+
+
+class _DamagedBodyError(Exception):
+    """A body did not have its checksum when it was copied."""
 
 
 @lru_cache
@@ -117,8 +124,11 @@ class _Work:
         how: Rewrite,
         suffixes: ByteColumn | None,
         store_ms: int,
+        *,
+        doubts_bodies: bool = False,
     ) -> None:
         count = len(offsets)
+        self.doubts_bodies = doubts_bodies
         self.store, self.log, self.store_ms = store, store.log, store_ms
         takes_long = how.takes_long_topics and store.dialect.knows_long_topics
         self.how = attrs.evolve(how, takes_long_topics=takes_long)
@@ -131,6 +141,11 @@ class _Work:
         self.table = DestinationTable()
         self.names, self.dropped = _dropped_table(self.how.dropped_names)
         self.bad: list[tuple[int, FormatError]] = []
+
+    def run(self) -> Redelivered:
+        """Measure, and append what can be."""
+        self.measure()
+        return self.append()
 
     def measure(self) -> None:
         """Find for every row what its successor needs, or what is wrong with it."""
@@ -146,6 +161,8 @@ class _Work:
             if row == len(self.offsets):
                 break
             self.table.grow()
+        if self.doubts_bodies:
+            doubt_bodies(self.addresses, self.sizes, self.found)
         if not is_fixed:
             self._doubt_destinations()
         new_sizes = self.found[NEW_SIZE]
@@ -260,11 +277,13 @@ class _Work:
         suffix_block, _, _ = self.suffixes.addresses
 
         def fill(rows: slice, positions: Int64s, target: int) -> None:
-            fill_records(
+            damaged = fill_records(
                 self.addresses, self.sizes, self.found, self.dropped, self.table.rows,
                 queue_offsets, positions, suffix_block, self.suffixes.starts,
                 self.suffixes.lengths, self.store_ms, rows.start, rows.stop, target,
             )  # fmt: skip
+            if damaged >= 0:
+                raise _DamagedBodyError(damaged)
             first, last = np.searchsorted(odd_rows, [rows.start, rows.stop])
             for row in odd_rows[first:last].tolist():
                 position = int(positions[row])

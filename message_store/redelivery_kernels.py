@@ -4,7 +4,8 @@
 Two passes over records that lie in memory, each at an address of its own. The first checks a
 record, finds where it goes and says how long its successor is; the second, when every place is
 known, writes it. A record of any other shape is marked unusual and left to ``redelivered_record``,
-so that every reason for refusing one is written once, in plain Python.
+so that every reason for refusing one is written once, in plain Python. Bodies are checked by the
+second pass, while they are copied.
 """
 
 from typing import Any
@@ -12,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from message_store.consume_queue import QUEUE_UNIT
-from message_store.destination_table import LENGTH, QUEUE_ID, TABLE_FULL, TOPIC, find_or_add
+from message_store.destination_table import (
+    LENGTH,
+    QUEUE_ID,
+    TABLE_FULL,
+    TOPIC,
+    fact_of,
+    find_or_add,
+)
 from message_store.kept_properties import (
     GONE,
     QUEUE_VALUE,
@@ -42,15 +50,19 @@ from message_store.log_kernels import (
     PROPERTIES_AT,
     PROPERTIES_BYTES,
     RECORD,
+    ROWS_AHEAD,
     TOPIC_AT,
     TOPIC_BYTES,
+    body_is_whole,
+    come_near,
     find_parts,
-    record_at,
+    head_at,
 )
 from message_store.raw_memory import (
     copy_bytes,
     copy_short,
     load_i32,
+    load_native,
     load_u8,
     load_word,
     store_i16,
@@ -101,16 +113,17 @@ def _is_ascii(place: int, length: int) -> bool:
 
 
 @inline_kernel
-def _is_usual(record: int, size: int, log_offset: int, parts: Any) -> bool:
-    """Whether a whole, undamaged record of this size and place lies here."""
+def _is_usual(record: int, size: int, log_offset: int, parts: int) -> bool:
+    """Whether a whole record of this size and place lies here, its body apart."""
     if size < SMALLEST_RECORD_BYTES or load_i32(record + AT_SIZE) != size:
         return False
-    if record_at(record, size, size, log_offset, parts) != RECORD:
+    if head_at(record, size, size, log_offset, parts) != RECORD:
         return False
     transaction = load_i32(record + AT_SYS_FLAG) & SYS_TRANSACTION_MASK
     if transaction != 0 and transaction != SYS_COMMIT:
         return False
-    return _is_ascii(record + parts[TOPIC_AT], parts[TOPIC_BYTES])
+    topic, length = load_native(parts + 8 * TOPIC_AT), load_native(parts + 8 * TOPIC_BYTES)
+    return _is_ascii(record + topic, length)
 
 
 @inline_kernel
@@ -135,13 +148,19 @@ def measure_records(
     parts = np.zeros(PARTS, np.int64)
     spots = np.zeros(SPOTS, np.int64)
     mask = lengths_mask(dropped)
+    names, names_count = dropped.ctypes.data, dropped.shape[0]
+    table, table_slots, table_used = destinations.ctypes.data, slots.ctypes.data, used.ctypes.data
     for row in range(start, len(addresses)):
+        ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
+        come_near(addresses[ahead], sizes[ahead])
         found[NEW_SIZE, row] = 0
         record, size = addresses[row], sizes[row]
-        if record < 0 or not _is_usual(record, size, offsets[row], parts):
+        if record < 0 or not _is_usual(record, size, offsets[row], parts.ctypes.data):
             continue
         properties, length = record + parts[PROPERTIES_AT], parts[PROPERTIES_BYTES]
-        walk_properties(properties, properties + length, mask, dropped, spots)
+        walk_properties(
+            properties, properties + length, mask, names, names_count, spots.ctypes.data
+        )
         new_length = kept_bytes(properties, length, spots[GONE], suffix_lengths[row])
         tags_code = java_hash_utf8(spots[TAGS_VALUE], spots[TAGS_VALUE + 1])
         if new_length > PROPERTIES_MAX_BYTES or tags_code == NOT_UTF8:
@@ -153,8 +172,9 @@ def measure_records(
             if queue_id < 0 or topic_bytes <= 0:
                 continue
             number = find_or_add(
-                spots[TOPIC_VALUE], topic_bytes, queue_id, destinations, slots, used
-            )
+                spots[TOPIC_VALUE], topic_bytes, queue_id, table, table_slots, len(slots),
+                table_used,
+            )  # fmt: skip
             if number == TABLE_FULL:
                 return row
         topic_bytes = destinations[number, LENGTH]
@@ -167,6 +187,20 @@ def measure_records(
         found[TAGS_CODE, row] = tags_code
         found[GONE_BYTES, row] = spots[GONE]
     return len(addresses)
+
+
+@kernel("void(int64[::1], int64[::1], int64[:, ::1])")
+def doubt_bodies(addresses: Any, sizes: Any, found: Any) -> None:
+    """Mark as unusual the rows whose bodies are damaged, among those found usual."""
+    parts = np.zeros(PARTS, np.int64)
+    for row in range(len(addresses)):
+        record = addresses[row]
+        if (
+            found[NEW_SIZE, row] > 0
+            and find_parts(record, sizes[row], parts.ctypes.data)
+            and not body_is_whole(record, parts.ctypes.data)
+        ):
+            found[NEW_SIZE, row] = 0
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")
@@ -205,32 +239,38 @@ def _fill_head(out: int, queue_id: int, queue_offset: int, position: int, store_
 
 
 @kernel(
-    "void(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1],"
+    "int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1],"
     " int64[::1], int64, int64[::1], int64[::1], int64, int64, int64, int64)"
 )
 def fill_records(
     addresses: Any, sizes: Any, found: Any, dropped: Any, destinations: Any, queue_offsets: Any,
     positions: Any, suffix_block: int, suffix_starts: Any, suffix_lengths: Any,
     store_ms: int, start: int, stop: int, target: int,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Write the successors of the rows from ``start`` to ``stop``, the first of them at ``target``.
 
     The rows are those that ``measure_records`` found usual; one with a negative address is another
-    that stays as it is.
+    that stays as it is. Returns the first row whose body is damaged, where it stops; -1 for none.
     """
     parts = np.zeros(PARTS, np.int64)
     mask = lengths_mask(dropped)
+    names, names_count, table = dropped.ctypes.data, dropped.shape[0], destinations.ctypes.data
     for row in range(start, stop):
         record = addresses[row]
-        if record < 0 or not find_parts(record, sizes[row], parts):
+        if record < 0 or not find_parts(record, sizes[row], parts.ctypes.data):
             continue
-        destination = destinations[found[DESTINATION, row]]
+        number = found[DESTINATION, row]
         out = target + positions[row] - positions[start]
         place = parts[BODY_AT] + parts[BODY_BYTES]
         copy_bytes(out, record, place)
-        _fill_head(out, destination[QUEUE_ID], queue_offsets[row], positions[row], store_ms)
+        # Here, because the copy is near by now: to look at every body ahead of all copying is to
+        # bring all of them from memory twice, which took a third of a drain.
+        if not body_is_whole(out, parts.ctypes.data):
+            return row
+        queue_id, queue_offset = fact_of(table, number, QUEUE_ID), queue_offsets[row]
+        _fill_head(out, queue_id, queue_offset, positions[row], store_ms)
         store_i32(out + AT_SIZE, found[NEW_SIZE, row])
-        topic_bytes = destination[LENGTH]
+        topic_bytes = fact_of(table, number, LENGTH)
         if topic_bytes > TOPIC_MAX_CHARS_V1:
             store_i32(out + AT_MAGIC, MAGIC_V2)
         place += out
@@ -240,11 +280,12 @@ def fill_records(
         else:
             store_u8(place, topic_bytes)
             place += _TOPIC_LENGTH_V1
-        copy_short(place, destination[TOPIC], topic_bytes)
+        copy_short(place, fact_of(table, number, TOPIC), topic_bytes)
         place += topic_bytes
         properties, length = record + parts[PROPERTIES_AT], parts[PROPERTIES_BYTES]
         suffix = suffix_block + suffix_starts[row]
         fill_properties(
             place, properties, length, suffix, suffix_lengths[row], found[GONE_BYTES, row],
-            mask, dropped,
+            mask, names, names_count,
         )  # fmt: skip
+    return -1

@@ -102,6 +102,13 @@ def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -
         raise OSError(errno.ENOSPC, "only a part could be written")
 
 
+def write_whole(descriptor: int, data: memoryview, place: int) -> None:
+    """Write all of ``data`` into a file, in as many calls as it takes. Raises OSError."""
+    while data.nbytes:
+        count = os.pwrite(descriptor, data, place)
+        data, place = data[count:], place + count
+
+
 def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -> None:
     """Write into a file; where that crosses a page, what is on the first page last.
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 UNIQUE_KEY_CHARS = 32
 _PREFIX_BYTES = 10
-_DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-
 
 _ENDS = [f"{number:03X}" for number in range(1 << 12)]
 
@@ -67,14 +65,9 @@ def _first_of_more() -> str:
 
 def new_unique_keys(count: int) -> "ByteColumn":
     """``count`` such keys as a column, in ascending order."""
-    from message_store.byte_column import ByteColumn
+    from message_store.property_column import hex_key_column
 
     prefix = _prefix()
-    block = np.empty((count, UNIQUE_KEY_CHARS), np.uint8)
-    block[:, : len(prefix)] = np.frombuffer(prefix.encode(), np.uint8)
-    numbers = np.arange(count)
-    for place in range(UNIQUE_KEY_CHARS - 1, len(prefix) - 1, -1):
-        block[:, place] = _DIGITS[numbers & 15]
-        numbers >>= 4
-    starts = np.arange(count) * UNIQUE_KEY_CHARS
-    return ByteColumn(block.ravel(), starts, np.full(count, UNIQUE_KEY_CHARS))
+    return hex_key_column(
+        prefix.encode(), np.arange(count, dtype=np.int64), UNIQUE_KEY_CHARS - len(prefix)
+    )

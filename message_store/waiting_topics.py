@@ -5,6 +5,7 @@ over delivers there too, and clients find only what is in its table.
 
 import numpy as np
 
+from message_store.byte_column import numbers_of
 from message_store.live_store import LiveStore
 from message_store.message_batch import MessageBatch
 
@@ -26,6 +27,6 @@ class WaitingTopics:
         """The messages of a batch wait."""
         encoded = batch.topic.to_arrow().dictionary_encode()
         highest = np.zeros(len(encoded.dictionary), np.int64)
-        np.maximum.at(highest, encoded.indices.to_numpy(), batch.queue_id)
+        np.maximum.at(highest, numbers_of(encoded.indices), batch.queue_id)
         for topic, queue_id in zip(encoded.dictionary.to_pylist(), highest.tolist(), strict=True):
             self.remember(topic.decode(), queue_id)

@@ -125,7 +125,7 @@ def _is_record(record: int, room: int, offset: int, parts: Any) -> bool:
         return False
     if size < SMALLEST_RECORD_BYTES or size > room or load_i64(record + AT_LOG_OFFSET) != offset:
         return False
-    return find_parts(record, size, parts)
+    return find_parts(record, size, parts.ctypes.data)
 
 
 @kernel("int64(int64, int64, int64, int64[:, ::1])")

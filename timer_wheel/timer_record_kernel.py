@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store import properties as names
+from message_store.kept_properties import entry_end_at, name_end_at
 from message_store.kernel_cache import inline_kernel, kernel
 from message_store.log_kernels import (
     AT_LOG_OFFSET,
@@ -20,10 +21,12 @@ from message_store.log_kernels import (
     PARTS,
     PROPERTIES_AT,
     PROPERTIES_BYTES,
+    ROWS_AHEAD,
+    come_near,
     find_parts,
     store_time_at,
 )
-from message_store.raw_memory import load_i32, load_i64, load_u8
+from message_store.raw_memory import load_i32, load_i64, load_u8, store_native
 from message_store.record_layout import (
     HEAD_V4_V4,
     MAGIC_V1,
@@ -49,7 +52,6 @@ _KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
 _DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
-_CLOSER = names.PROPERTY_SEPARATOR[0]
 _PLUS = ord("+")
 _DIGITS_MAX = 18
 ID_SEED = np.uint64(0xD6E8FEB86659FD93)
@@ -80,21 +82,18 @@ def _spot_of(name: int, length: int) -> int:
 
 
 @inline_kernel
-def _walk(place: int, end: int, spots: Any) -> None:
+def _walk(place: int, end: int, spots: int) -> None:
     """Where five values lie; of equal names the last counts, and an empty one does not."""
     for spot in range(_SPOTS):
-        spots[spot] = 0
+        store_native(spots + 8 * spot, 0)
     while place < end:
-        divider = place
-        while divider < end and not 1 <= load_u8(divider) <= 2:
-            divider += 1
-        stop = divider
-        while stop < end and load_u8(stop) != _CLOSER:
-            stop += 1
+        divider = name_end_at(place, end)
+        stop = entry_end_at(divider, end)
         if stop - divider > 1:
             spot = _spot_of(place, divider - place)
             if spot >= 0:
-                spots[spot], spots[spot + 1] = divider + 1, stop - divider - 1
+                store_native(spots + 8 * spot, divider + 1)
+                store_native(spots + 8 * spot + 8, stop - divider - 1)
         place = stop + 1
 
 
@@ -133,7 +132,7 @@ def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
 
 
 @inline_kernel
-def _is_record(record: int, size: int, offset: int, parts: Any) -> bool:
+def _is_record(record: int, size: int, offset: int, parts: int) -> bool:
     if size < SMALLEST_RECORD_BYTES or load_i32(record + AT_SIZE) != size:
         return False
     magic = load_i32(record + AT_MAGIC)
@@ -158,12 +157,14 @@ def read_timer_records(
     parts = np.empty(PARTS, np.int64)
     spots = np.empty(_SPOTS, np.int64)
     for row in range(len(addresses)):
+        ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
+        come_near(addresses[ahead], sizes[ahead])
         record = addresses[row]
-        if record < 0 or not _is_record(record, sizes[row], offsets[row], parts):
+        if record < 0 or not _is_record(record, sizes[row], offsets[row], parts.ctypes.data):
             facts[STATUS, row] = MISSING
             continue
         text = record + parts[PROPERTIES_AT]
-        _walk(text, text + parts[PROPERTIES_BYTES], spots)
+        _walk(text, text + parts[PROPERTIES_BYTES], spots.ctypes.data)
         out_ms = _plain_number(spots[_OUT_SPOT], spots[_OUT_SPOT + 1])
         topic_hash = 0
         if spots[_TOPIC_SPOT + 1]:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from message_store.batch_codec import find_records
+from message_store.commit_log import NO_TIME
 from message_store.errors import BadFieldError, FormatError, TargetError, TruncatedRecordError
 from message_store.live_store import LiveStore
 from message_store.message_codec import encode_message
@@ -318,3 +319,17 @@ def test_a_file_whose_last_record_is_young_stays_though_its_first_is_old(store: 
     append(store, stored(b"old", store_ms=NOW_MS))
     assert store.log.delete_expired(NOW_MS + 50_000 + 999, 1_000, 10**12) == []
     assert len(store.log.delete_expired(NOW_MS + 51_000, 1_000, 10**12)) == 2
+
+
+def test_store_times_of_many_are_those_of_each(store: LiveStore) -> None:
+    places = [append(store, stored(bytes(size))) for size in (0, 10, 9_000, 9_000, 300)]
+    ends = [*places[1:], store.log.end]
+    sizes = [end - place for place, end in zip(places, ends, strict=True)]
+    sizes[2] = size_of(9_000)  # a blank follows it
+    asked = np.array([*places, 1, -5, store.log.end, 10**9], np.int64)
+    wanted = [store.log.store_time_ms(int(place)) or NO_TIME for place in asked]
+    assert store.log.store_times_ms(asked).tolist() == wanted
+    assert wanted[0] == NOW_MS
+    of_that_size = np.array([*sizes[:-1], sizes[-1] - 1, 0, 0, 0, 0], np.int64)
+    found = store.log.store_times_ms(asked, of_that_size).tolist()
+    assert found == [NOW_MS] * 4 + [NO_TIME] * 5

@@ -194,7 +194,8 @@ def assert_same(make: "Any", offsets: Any, sizes: Any, how: Rewrite, suffixes: l
     for position, size in zip(positions, result.sizes.tolist(), strict=True):
         ours = bulk.log.data[position : position + size].tobytes()
         assert ours == one.log.data[position : position + size].tobytes()
-    assert {key: queue.units.tobytes() for key, queue in bulk.queues.items()} == units
+    filled = {key: queue.units.tobytes() for key, queue in bulk.queues.items() if len(queue.units)}
+    assert filled == units
     assert {(to.topic.decode(), to.queue_id): count for to, count in result.counts.items()} == {
         key: len(text) // QUEUE_UNIT.size for key, text in units.items()
     }
