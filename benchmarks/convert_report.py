@@ -36,10 +36,27 @@ def verdict(value: float, bar: float, reason: str) -> str:
     return "bar met" if value <= bar else f"**bar missed by {value - bar:.2f}**: {reason}"
 
 
+def _floor_s(found: dict[str, Any], bytes_per_s: float) -> float:
+    """What the disk alone needs for the bytes of a target."""
+    return float(found["convert"][-1]["target_bytes"]) / bytes_per_s
+
+
+def _because(found: dict[str, Any], bytes_per_s: float) -> str:
+    """The largest piece of a conversion, as a reason."""
+    seconds = {name: _middle(found["convert"], name) for name in _STAGES}
+    floor = _floor_s(found, bytes_per_s)
+    reasons = {
+        "plan": f"the plan takes {seconds['plan']:.2f} s before a byte is written",
+        "write": f"writing takes {seconds['write']:.2f} s, the disk alone needs {floor:.2f} s",
+        "seal": f"sealing waits {seconds['seal']:.2f} s for the disk",
+    }
+    return reasons[max(seconds, key=lambda name: seconds[name])]
+
+
 def _where(found: dict[str, Any], bytes_per_s: float) -> str:
     """The pieces of a conversion against what they must cost at the least."""
     rounds = found["convert"]
-    floor = rounds[-1]["target_bytes"] / bytes_per_s
+    floor = _floor_s(found, bytes_per_s)
     pieces = [f"{name} {_middle(rounds, name):.2f} s" for name in _STAGES]
     cpu = [f"{role} {_middle(rounds, f'{role}_cpu'):.2f}" for role in ("workers", "driver", "jvm")]
     return (
@@ -55,12 +72,12 @@ def _ratio_verdicts(measured: dict[str, Any]) -> list[str]:
         where = _where(found, measured["direct_bytes_per_s"])
         if found["messages"] == BAR_MESSAGES:
             aim = "reached" if ratio <= AIM_RATIO else "not reached"
-            judged = f"{verdict(ratio, BAR_RATIO, where)}; the aim of {AIM_RATIO} is {aim}"
+            why = _because(found, measured["direct_bytes_per_s"])
+            judged = f"{verdict(ratio, BAR_RATIO, why)}; the aim of {AIM_RATIO} is {aim}"
         else:
             judged = "no bar of its own"
-        said.append(
-            f"- {found['messages']:,} messages, {ratio:.2f} × cp + sync: {judged}. {where}."
-        )
+        name = f"{found['messages']:,} messages, {ratio:.2f} × cp + sync"
+        said.append(f"- {name}: {judged}. Its pieces: {where}.")
     return said
 
 

@@ -114,18 +114,11 @@ def generate_level_store(
         dialect=DIALECTS[dialect],
         body_block=body_block(rng, body_bytes),
     )
-    # what is older than its level's delay was delivered
-    spans_ms = {
-        level: delay_ms * 100 // (100 - delivered_percent) for level, delay_ms in delays_ms.items()
-    }
+    share = 100 - delivered_percent  # what is older than its level's delay was delivered
+    spans_ms = {level: delay_ms * 100 // share for level, delay_ms in delays_ms.items()}
     chunks = _chunks(recipe, rng, messages, spans_ms)
-    with _StoreWriter(
-        root,
-        delays_ms,
-        now_ms,
-        commit_log_file_bytes=commit_log_file_bytes,
-        queue_file_bytes=queue_file_bytes,
-    ) as writer:
+    file_bytes = commit_log_file_bytes, queue_file_bytes
+    with _StoreWriter(root, delays_ms, now_ms, *file_bytes) as writer:
         _write_beside(chunks, writer)
         made = writer.account()
     _write_small_files(root, recipe, made, writer.last_stored_ms)
@@ -165,7 +158,6 @@ class _StoreWriter:
         root: StoreRoot,
         levels: Iterable[int],
         now_ms: int,
-        *,
         commit_log_file_bytes: int,
         queue_file_bytes: int,
     ) -> None:
