@@ -46,8 +46,9 @@ docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md, CHECK.md and
 	$(BIN)/python -m docs.generate_performance
 
 # What `make bench` runs, one after the other; each of them within a quarter of an hour.
-BENCHES := "start" "codec" "engines --parts schedule batch burst levels opening" \
-  "engines --parts steady --name steady --steady-s 75 --longest-delay-ms 20000" "convert" "race"
+BENCHES := "start" "codec" "engines --parts schedule batch burst levels opening --rounds 3" \
+  "engines --parts steady --name steady --steady-s 40 --longest-delay-ms 20000" \
+  "hierarchy --seconds 40 --precisions 1000 1 --pending 1000000" "convert" "race"
 
 bench: $(INSTALLED) java broker  ## run every benchmark, 40 minutes, and write docs/PERFORMANCE.md; wants a quiet machine
 	@failed=0; for run in $(BENCHES); do \

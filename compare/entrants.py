@@ -16,8 +16,10 @@ from compare.observation import Observation, RaceSettings
 class Entrant(Protocol):
     """Something that takes a workload and leaves a store behind."""
 
-    def lacks(self, settings: RaceSettings) -> str | None:
-        """In one sentence why it cannot run like this, here; None where it can."""
+    def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
+        """In one sentence why it cannot run like this, here; None where it can. What has to be
+        fetched is fetched now.
+        """
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
@@ -35,7 +37,7 @@ class PythonEntrant:
 
     name: str
 
-    def lacks(self, settings: RaceSettings) -> str | None:
+    def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
         """What the engine needs and is not there."""
         return ENGINES[self.name].lacks()
 

@@ -70,12 +70,13 @@ class JavaEntrant:
     program: str
     warmup: int = WARMUP_MESSAGES
 
-    def lacks(self, settings: RaceSettings) -> str | None:
+    def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
         """Why it cannot run; what it needs is fetched, once."""
         if settings.clock != "wall":
             return WALL_CLOCK_ONLY
         if (absent := missing_tools()) is not None:
             return f"not available: {absent}"
+        progress(f"{self.name}: finding RocketMQ {self.version} (at first by Maven)", 0, 0)
         try:
             self._classes()
         except (OSError, RuntimeError, subprocess.SubprocessError) as failure:
@@ -104,6 +105,7 @@ class JavaEntrant:
             "deadlineMs": workload.end_ms - workload.start_ms + _AFTER_MS + _AROUND_MS,
             "warmup": self.warmup,
             "precisionMs": settings.precision_ms,
+            "maxDelayMs": settings.max_delay_ms,
         }
         progress(f"{self.name}: getting ready", 0, 0)
         run = _JavaRun(self.name, len(workload), store, progress)

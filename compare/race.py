@@ -82,7 +82,7 @@ class _Field:
         self.results: dict[str, list[EngineResult]] = {name: [] for name in race.engines}
         self.accounts: dict[str, Account] = {}
         self.seen: dict[str, Observation] = {}
-        lacking = {name: entrants[name].lacks(race.settings) for name in race.engines}
+        lacking = {name: entrants[name].lacks(race.settings, progress) for name in race.engines}
         self.absent = {
             name: EngineResult(name=name, unavailable=why) for name, why in lacking.items() if why
         }

@@ -15,7 +15,7 @@ import attrs
 
 PERFORMANCE_PAGE = Path(__file__).parent / "PERFORMANCE.md"
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-_NAMES = ("start", "codec", "engines", "steady", "convert", "race")
+_NAMES = ("start", "codec", "engines", "steady", "hierarchy", "convert", "race")
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NOT_MEASURED = "not measured"
 
@@ -74,19 +74,20 @@ class Bar:
 _Read = Callable[[Results], Sequence[float]]
 _MILLION = 1e6
 _KILO = 1e3
+_CONVERTED = 4_000_000
 _WAITING = 10_000_000
 
 
 def _conversion(results: Results) -> list[float]:
-    found = results["convert"]["runs"][-1]
+    found = next(r for r in results["convert"]["runs"] if r["messages"] == _CONVERTED)
     pairs = zip(found["convert"], found["copy"], strict=True)
     return [ours["total"] / copy["total"] for ours, copy in pairs]
 
 
 def _worker_memory(results: Results) -> list[float]:
-    runs = results["convert"]["runs"]
-    rounds = [each for found in runs for each in found["convert"]]
-    return [max(each["worker_private_bytes"] for each in rounds) / _MILLION]
+    """Of the largest of all sizes, which should be that of any."""
+    watched = (found["memory"] for found in results["convert"]["runs"])
+    return [max(each["worker_private_bytes"] for each in watched) / _MILLION]
 
 
 def _codec(body_bytes: int) -> _Read:
@@ -121,10 +122,16 @@ def _drain_s(part: str, engine: str) -> _Read:
     return read
 
 
+def _steady(results: Results) -> Sequence[Mapping[str, Any]]:
+    """The runs under a steady load, from files of their own where they have one."""
+    found = (results.get(name, {}).get("steady", ()) for name in ("steady", "engines"))
+    return next(filter(None, found), ())
+
+
 def _late(rate: int, precision_ms: int, what: str, percentile: str) -> _Read:
     def read(results: Results) -> list[float]:
         wanted = (rate, precision_ms)
-        runs = (r for r in results["steady"]["steady"] if (r["rate"], r["precision_ms"]) == wanted)
+        runs = (r for r in _steady(results) if (r["rate"], r["precision_ms"]) == wanted)
         return [next(runs)[what][percentile]]
 
     return read
@@ -156,7 +163,7 @@ def _started(command: str, what: str) -> _Read:
 
 _THOUSANDS = "thousand/s"
 BARS = (
-    Bar("conversion / `cp` + `sync` of the same log", 2, "×", _conversion, True, 2),
+    Bar("conversion of 4 million / `cp` + `sync` of the same log", 2, "×", _conversion, True, 2),
     Bar("private memory of a conversion's worker", 600, "MB", _worker_memory, True),
     Bar("records encoded by a core, 1 KB", 2, "million/s", _codec(1024), digits=1),
     Bar("records encoded by a core, 256 B", 4, "million/s", _codec(256), digits=1),
@@ -258,11 +265,28 @@ def steady_table(results: Results) -> str:
             f"{run['cpu percent']:.0f}",
             f"{run['sent'] - run['delivered']:,} / {run['early']:,}",
         )
-        for run in results.get("steady", {}).get("steady", ())
+        for run in _steady(results)
     ]  # fmt: skip
     head = ("rate/s", "precision, ms", "by the time asked: P50 / P99.9, ms",
             "by the promise: P50 / P99.9, ms", "CPU, %", "missing / early")  # fmt: skip
     return _table(head, rows) if rows else f"A steady load was {_NOT_MEASURED}."
+
+
+def hierarchy_table(results: Results) -> str:
+    """The hierarchical wheel under the load of a published test, and what stands beside it."""
+    rows = [
+        (
+            run["what"],
+            f"{run['precision_ms']:,}",
+            " / ".join(f"{run['seen - due'][at]:,.0f}" for at in ("50", "99", "99.9"))
+            if run["measured"]
+            else "–",
+            f"{run['cpu percent']:.0f}",
+        )
+        for run in results.get("hierarchy", {}).get("steady", ())
+    ]
+    head = ("engine", "precision, ms", "by the time asked: P50 / P99 / P99.9, ms", "CPU, %")
+    return _table(head, rows) if rows else f"The hierarchical wheel was {_NOT_MEASURED}."
 
 
 def conversion_table(results: Results) -> str:
@@ -303,6 +327,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "race": race_tables,
     "drains": drains_table,
     "steady": steady_table,
+    "hierarchy": hierarchy_table,
     "conversion": conversion_table,
     "machines": machine_table,
 }

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from docs.generate_performance import (
     generated,
     read_results,
 )
+from tests.source_laws import ROOT
 
 PAGE = PERFORMANCE_PAGE.read_text("utf-8")
 
 
 def a_steady_run(rate: int, precision_ms: int) -> dict[str, Any]:
-    late = {"50": 10.0, "99.9": 50.0}
+    late = {"50": 10.0, "99": 40.0, "99.9": 50.0}
     return {
         "rate": rate,
         "precision_ms": precision_ms,
@@ -59,8 +61,10 @@ def whole_results() -> dict[str, Any]:
         "engines": {"throughput": rates | drains, "opening": [opened]},
         "steady": {"steady": [a_steady_run(rate, precision_ms)
                               for rate in (14_000, 50_000) for precision_ms in (1_000, 100)]},
+        "hierarchy": {"steady": [a_steady_run(14_000, 1) | {"what": "hierarchy", "measured": 7}]},
         "convert": {"runs": [{"messages": 4_000_000, "copy": [{"total": 1.0}],
-                              "convert": [{"total": 1.5, "worker_private_bytes": 2e8}]}]},
+                              "convert": [{"total": 1.5}],
+                              "memory": {"worker_private_bytes": 2e8}}]},
         "race": {"events": {"burst": burst}},
     }  # fmt: skip
 
@@ -105,6 +109,22 @@ def test_every_bar_is_met_or_missed_by_so_much() -> None:
 def test_several_rounds_show_how_far_they_lie_apart() -> None:
     bar = Bar("x", 10, "s", lambda results: [4.0, 8.0, 5.0], is_ceiling=True)
     assert bar.row({}) == ("x", "≤ 10 s", "5 (4–8) s", "met, 2.00 ×", "")
+
+
+def bench_runs() -> list[list[str]]:
+    """What ``make bench`` runs: a module and its flags, each."""
+    makefile = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    [line] = re.findall(r"^BENCHES := (.*)$", makefile, re.M)
+    return [run.split() for run in shlex.split(line)]
+
+
+def test_make_bench_runs_every_benchmark_with_flags_that_it_has() -> None:
+    scripts = {file.stem: file.read_text("utf-8") for file in (ROOT / "benchmarks").glob("*.py")}
+    runnable = {name for name, text in scripts.items() if "__main__" in text} - {"engine_opening"}
+    assert {run[0] for run in bench_runs()} == runnable
+    for name, *flags in bench_runs():
+        unknown = [f for f in flags if f.startswith("--") and f'"{f}"' not in scripts[name]]
+        assert unknown == []
 
 
 def test_results_are_read_where_they_are(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ public final class WheelEntrant extends Entrant {
         config.setStorePathCommitLog(directory.resolve("commitlog").toString());
         config.setDiskMaxUsedSpaceRatio(99);
         config.setTimerPrecisionMs(number("precisionMs"));
+        config.setTimerMaxDelaySec(number("maxDelayMs") / 1_000);
         config.setTimerWheelEnable(true);
         BrokerConfig broker = new BrokerConfig();
         broker.setBrokerIP1("127.0.0.1");

@@ -58,7 +58,7 @@ def test_the_engines_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_ours_race_and_the_page_says_who_could_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_java(_entrant: object, _settings: RaceSettings) -> str:
+    def no_java(_entrant: object, _settings: RaceSettings, _progress: object) -> str:
         return "no Java here"
 
     monkeypatch.setattr("compare.java_engines.JavaEntrant.lacks", no_java)
@@ -69,7 +69,7 @@ def test_ours_race_and_the_page_says_who_could_not(
     told = measured["events"]["burst"]["engines"]
     assert told["wheel"]["delivered"] == 200
     assert "lateness_curve" not in told["wheel"]
-    assert told["java-wheel"] == {"unavailable": "no Java here"}
+    assert told["java-wheel"]["unavailable"] == "no Java here"
     assert "| java-wheel | no Java here |" in (results / "race.md").read_text()
     assert list(tmp_path.iterdir()) == [results]
 

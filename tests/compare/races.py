@@ -28,7 +28,7 @@ class Here:
 
     engine: Engine
 
-    def lacks(self, settings: RaceSettings) -> str | None:
+    def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
         return self.engine.lacks()
 
     def run(

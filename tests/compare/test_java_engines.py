@@ -9,6 +9,7 @@ import pytest
 from compare import java_engines
 from compare.java_engines import JAVA_ENTRANTS, WALL_CLOCK_ONLY, JavaRunError, busy_s
 from compare.observation import Delivered, RaceSettings
+from compare.race import no_progress
 from compare.work_files import write_workload
 from compare.workloads import Recipe, make_workload
 
@@ -51,12 +52,12 @@ def _tool(folder: Path, name: str, script: str) -> None:
 
 @pytest.mark.usefixtures("empty_path")
 def test_without_a_jdk_and_maven_it_says_what_it_needs() -> None:
-    lacking = JAVA_ENTRANTS["java-wheel"].lacks(WALL)
+    lacking = JAVA_ENTRANTS["java-wheel"].lacks(WALL, no_progress)
     assert lacking == "not available: needs mvn, java, javac on the PATH"
 
 
 def test_on_the_virtual_clock_it_says_why_it_is_absent() -> None:
-    assert JAVA_ENTRANTS["java-levels"].lacks(RaceSettings(clock="virtual")) == WALL_CLOCK_ONLY
+    assert JAVA_ENTRANTS["java-levels"].lacks(RaceSettings(), no_progress) == WALL_CLOCK_ONLY
 
 
 def test_jars_that_cannot_be_fetched_are_a_sentence(
@@ -66,7 +67,7 @@ def test_jars_that_cannot_be_fetched_are_a_sentence(
     for name in ("java", "javac"):
         _tool(empty_path, name, "exit 0")
     _tool(empty_path, "mvn", "echo no network; exit 1")
-    lacking = JAVA_ENTRANTS["java-wheel"].lacks(WALL)
+    lacking = JAVA_ENTRANTS["java-wheel"].lacks(WALL, no_progress)
     assert lacking is not None
     assert lacking.startswith("not available: RocketMQ 5.5.0 cannot be had: mvn")
     assert not any((tmp_path / "cache" / "delaywheel" / "rocketmq").iterdir())
@@ -82,4 +83,4 @@ def test_a_java_process_that_fails_tells_what_it_said(
     write_workload(tmp_path / "workload.npz", workload)
     entrant = JAVA_ENTRANTS["java-levels"]
     with pytest.raises(JavaRunError, match="ended with 7: the store does not load"):
-        entrant.run(tmp_path / "workload.npz", WALL, tmp_path / "store", lambda *told: None)
+        entrant.run(tmp_path / "workload.npz", WALL, tmp_path / "store", no_progress)
