@@ -82,4 +82,15 @@ def _wheel(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
     return open_wheel(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
 
 
-ENGINES = {engine.name: engine for engine in (Engine("levels", _levels), Engine("wheel", _wheel))}
+def _hierarchy(folder: Path, clock: Clock, faithful: bool) -> DelayStore:
+    return open_hierarchy(folder, clock, attrs.evolve(SMALL, repeat_after_kill=faithful))
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("levels", _levels),
+        Engine("wheel", _wheel),
+        Engine("hierarchy", _hierarchy),
+    )
+}

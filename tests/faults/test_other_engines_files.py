@@ -16,7 +16,7 @@ from tests.faults.store_reading import delivered, disagreements
 
 START_MS = 1_793_000_000_000
 LATER_MS = 600_000
-OTHER = {"levels": "wheel", "wheel": "levels"}
+OTHER = {"levels": "wheel", "wheel": "levels", "hierarchy": "levels"}
 
 
 def put(store: DelayStore, first: int, count: int) -> None:

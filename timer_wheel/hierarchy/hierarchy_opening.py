@@ -141,8 +141,7 @@ def _brought_up(store: LiveStore, db: IndexDb, state: IndexState, active: Active
     index.marks.load(db, store.log, state.hand_ms)
     index.reload_ids()
     index.settle()
-    if not store.settings.repeat_after_kill:
-        _account(index, max(state.log_end, store.log.min_offset))
+    _account(index, max(state.log_end, store.log.min_offset))
     index.write_now(durably=True)
     return index
 

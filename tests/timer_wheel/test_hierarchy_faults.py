@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What RocketMQ's own timeline in RocksDB does wrong, each as a test that ours passes; and what
+becomes of an index that is older than the log, younger, damaged or gone.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
+from message_store.errors import TargetError
+from message_store.message import LOCAL_HOST, StoredMessage
+from message_store.message_codec import body_crc, encode_message
+from message_store.properties import TIMER_TOPIC
+from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
+from tests.faults.engines import SMALL, open_hierarchy
+from timer_wheel import HierarchicalWheelStore
+from timer_wheel.hierarchy.index_db import IndexDb
+from timer_wheel.hierarchy.ownership import index_path
+
+START_MS = 1_793_000_000_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def opened(folder: Path, clock: ManualClock, precision_ms: int = 1) -> HierarchicalWheelStore:
+    store = open_hierarchy(folder, clock, precision_ms=precision_ms)
+    assert isinstance(store, HierarchicalWheelStore)
+    return store
+
+
+def consumed(store: DelayStore) -> Counter[bytes]:
+    return Counter(each.body for each in store.topic("orders").read(0, 0, 100_000))
+
+
+def bodies(first: int, last: int) -> Counter[bytes]:
+    return Counter(b"body %d" % number for number in range(first, last))
+
+
+def put(store: DelayStore, first: int, last: int, step_ms: int = 700) -> None:
+    for number in range(first, last):
+        store.schedule(Message("orders", b"body %d" % number), AfterMs(step_ms * (number - first)))
+
+
+def run_to_the_end(store: DelayStore, clock: ManualClock) -> None:
+    while (next_ms := store.next_due_ms()) is not None:
+        clock.tick(max(0, next_ms - clock.now_ms()))
+        store.advance(clock.now_ms())
+
+
+# --- what the timeline of 5.4 and newer does wrong ------------------------------------------------
+
+
+@pytest.mark.parametrize("precision_ms", [1, 1_000])
+@pytest.mark.parametrize("delay_ms", [1, 28, 999, 1_000, 2_500, 2_999, 61_437])
+def test_nothing_comes_early_by_up_to_a_second(
+    folder: Path, clock: ManualClock, delay_ms: int, precision_ms: int
+) -> None:
+    with opened(folder, clock, precision_ms=precision_ms) as store:
+        receipt = store.schedule(Message("orders", b"x"), AfterMs(delay_ms))
+        assert 0 <= receipt.promised_ms - START_MS - delay_ms < max(precision_ms, 3)
+        for now_ms in (START_MS + delay_ms - 1, receipt.promised_ms - 1):
+            clock.tick(now_ms - clock.now_ms())
+            assert len(store.advance(now_ms)) == 0
+        [delivered] = store.advance(receipt.promised_ms)
+        assert delivered.message.store_timestamp_ms >= START_MS + delay_ms
+
+
+def test_a_message_without_a_unique_key_is_not_lost(folder: Path, clock: ManualClock) -> None:
+    with opened(folder, clock) as store:
+        for number in range(2):
+            store_without_key(store, b"body %d" % number, out_ms=START_MS + 5_000)
+        store.schedule(Message("orders", b"body 2"), AfterMs(5_000))
+        assert {each.unique_key is None for each in store.pending()} == {True, False}
+    with opened(folder, clock) as store:
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 3)
+
+
+def store_without_key(store: HierarchicalWheelStore, body: bytes, out_ms: int) -> None:
+    """A record as a broker stores one that came without UNIQ_KEY."""
+    live = store.live
+    queue = live.queue(TIMER_TOPIC, 0)
+    text = f"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02TIMER_OUT_MS\x01{out_ms}\x02"
+
+    def record(position: int) -> bytes:
+        return encode_message(
+            StoredMessage(
+                topic=TIMER_TOPIC,
+                body=body,
+                body_crc=body_crc(body),
+                properties_text=text.encode(),
+                queue_id=0,
+                queue_offset=queue.max_offset,
+                commit_log_offset=position,
+                born_timestamp_ms=START_MS,
+                born_host=LOCAL_HOST,
+                store_timestamp_ms=START_MS,
+                store_host=LOCAL_HOST,
+            )
+        )
+
+    size_bytes = len(record(0))
+    queue.append_one(live.log.append(size_bytes, record), size_bytes, 0)
+
+
+@pytest.mark.parametrize("precision_ms", [1, 1_000])
+def test_messages_of_one_time_and_key_all_come(
+    folder: Path, clock: ManualClock, precision_ms: int
+) -> None:
+    with opened(folder, clock, precision_ms=precision_ms) as store:
+        for number in range(5):
+            message = Message("orders", b"body %d" % number, unique_key="0A0102030001")
+            store.schedule(message, AtMs(START_MS + 5_000))
+        assert len(list(store.pending(unique_key="0A0102030001"))) == 5
+        store.flush()
+        store.abandon()
+    with opened(folder, clock, precision_ms=precision_ms) as store:
+        assert len(store.advance(START_MS + 5_000)) == 5
+        assert consumed(store) == bodies(0, 5)
+
+
+@pytest.mark.parametrize("is_kill", [False, True], ids=["closed", "killed"])
+def test_overdue_messages_at_the_end_of_the_queue_come_once_whatever_starts(
+    folder: Path, clock: ManualClock, is_kill: bool
+) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 3, step_ms=3_600_000)
+    for number in range(3, 6):
+        store.schedule(Message("orders", b"body %d" % number), AtMs(START_MS - 60_000))
+    for _ in range(4):
+        clock.tick(1_000)
+        store.advance(clock.now_ms())
+        if is_kill:
+            store.abandon()
+        else:
+            store.close()
+        store = opened(folder, clock)
+    assert consumed(store) == bodies(3, 6) + bodies(0, 1)
+    store.close()
+
+
+def test_a_crash_forgets_nothing_however_long_ago_the_last_flush_was(
+    folder: Path, clock: ManualClock
+) -> None:
+    """A timeline's WAL is empty after a kill: five minutes of entries and places are forgotten, and
+    what was delivered in them comes again.
+    """
+    store = opened(folder, clock)
+    store.flush()
+    handles = []
+    for minute in range(10):
+        put(store, 100 * minute, 100 * minute + 100)
+        named = store.schedule(Message("orders", b"taken back"), AfterMs(7_200_000))
+        handles.append(named.handle)
+        clock.tick(60_000)
+        store.advance(clock.now_ms())
+    assert store.cancel(handles[3]) is Cancellation.CANCELLED
+    before = consumed(store)
+    store.abandon()
+    with opened(folder, clock) as store:
+        assert consumed(store) == before
+        assert len(store.advance(clock.now_ms())) == 0
+        assert store.cancel(handles[3]) is Cancellation.CANCELLED
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 1_000) + Counter({b"taken back": 9})
+
+
+# --- an index of another time than the log --------------------------------------------------------
+
+
+def remember(folder: Path, place: Path) -> None:
+    """Keep the index as it is now on the disk."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(index_path(StoreRoot(folder)), place)
+
+
+def put_back(folder: Path, place: Path) -> None:
+    """What a loss of power does that takes the index back, or does not take it along."""
+    path = index_path(StoreRoot(folder))
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(place, path)
+
+
+def test_an_index_older_than_the_log_is_brought_up_to_it(
+    folder: Path, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A power cut that keeps the log and loses what the database wrote since some flush."""
+    store = opened(folder, clock)
+    put(store, 0, 40)
+    store.flush()
+    remember(folder, tmp_path / "index")
+    for first in (40, 80):
+        clock.tick(9_000)
+        store.advance(clock.now_ms())
+        put(store, first, first + 40)
+        store.flush()
+    store.abandon()
+    put_back(folder, tmp_path / "index")
+    with opened(folder, clock) as store:
+        assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 120)
+
+
+def test_an_index_ahead_of_the_log_is_made_again_from_the_queue(
+    folder: Path, tmp_path: Path, clock: ManualClock
+) -> None:
+    """A power cut that loses the log's end, and not what the database wrote after it."""
+    store = opened(folder, clock)
+    put(store, 0, 40)
+    clock.tick(9_000)
+    store.advance(clock.now_ms())
+    store.flush()
+    shutil.copytree(folder, tmp_path / "then", ignore=shutil.ignore_patterns("index"))
+    clock.tick(9_000)
+    lost = len(store.advance(clock.now_ms()))
+    put(store, 40, 80)
+    store.flush()
+    store.abandon()
+    remember(folder, tmp_path / "index")
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "then", folder)
+    put_back(folder, tmp_path / "index")
+    assert lost > 5
+    with opened(folder, clock) as store:
+        assert len(store.advance(clock.now_ms())) == lost
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 40)
+
+
+def cut_tables(path: Path) -> None:
+    for table in path.glob("*.sst"):
+        table.write_bytes(table.read_bytes()[:-20])
+
+
+def cut_manifest(path: Path) -> None:
+    for manifest in path.glob("MANIFEST-*"):
+        manifest.write_bytes(b"nothing that is a manifest")
+
+
+def no_current(path: Path) -> None:
+    (path / "CURRENT").unlink()
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, cut_tables, cut_manifest, no_current])
+@pytest.mark.parametrize("is_kill", [False, True], ids=["closed", "killed"])
+def test_a_damaged_index_is_made_again_and_nothing_is_lost_or_repeated(
+    folder: Path, clock: ManualClock, harm: Callable[[Path], None], is_kill: bool
+) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 60)
+    handle = store.schedule(Message("orders", b"taken back"), AfterMs(30_000)).handle
+    assert store.cancel(handle) is Cancellation.CANCELLED
+    clock.tick(9_000)
+    store.advance(clock.now_ms())
+    if is_kill:
+        store.flush()
+        store.abandon()
+    else:
+        store.close()
+    harm(index_path(StoreRoot(folder)))
+    with opened(folder, clock) as store:
+        assert store.cancel(handle) is Cancellation.CANCELLED
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 60)
+
+
+def test_a_torn_end_of_the_write_ahead_log_costs_nothing(folder: Path, clock: ManualClock) -> None:
+    store = opened(folder, clock)
+    for first in range(0, 60, 20):
+        put(store, first, first + 20)
+        store.flush()
+    store.abandon()
+    for log in index_path(StoreRoot(folder)).glob("*.log"):
+        log.write_bytes(log.read_bytes()[:-7])
+    with opened(folder, clock) as store:
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 60)
+
+
+def test_check_notices_an_index_that_says_otherwise_than_the_queue(
+    folder: Path, clock: ManualClock
+) -> None:
+    with opened(folder, clock) as store:
+        put(store, 0, 20, step_ms=700_000)
+    db = IndexDb(index_path(StoreRoot(folder)))
+    state = db.state()
+    assert state is not None
+    block = next(db.blocks("hours"))
+    wrong = np.concatenate([block.rows, block.rows[:1]])
+    wrong["commit_log_offset"][0] += 8
+    batch = db.batch()
+    batch.put_block("hours", block.slot_ms, wrong)
+    db.write(batch, state, durably=True)
+    db.close()
+    with opened(folder, clock) as store:
+        problems = [each.problem for each in store.check() if each.severity is Severity.ERROR]
+        assert "a message that stands in the index twice" in problems
+        assert "a message that the timer queue does not have at its place" in problems
+
+
+# --- a disk that refuses --------------------------------------------------------------------------
+
+
+def test_a_database_that_cannot_write_closes_the_store_to_more(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object, **_options: object) -> None:
+        raise TargetError("IO error: No space left on device")
+
+    store = opened(folder, clock)
+    put(store, 0, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(IndexDb, "write", full)
+        with pytest.raises(TargetError, match="No space left"):
+            store.flush()
+    with pytest.raises(TargetError, match="an earlier write failed"):
+        store.schedule(Message("orders", b"refused"), AfterMs(1))
+    store.close()
+    with opened(folder, clock) as store:
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 20)
+
+
+# --- what waits long ------------------------------------------------------------------------------
+
+
+def test_what_waits_for_weeks_outlives_its_file_and_keeps_order_and_handle(
+    folder: Path, clock: ManualClock
+) -> None:
+    settings = StoreSettings(
+        commit_log_file_bytes=16 << 10,
+        queue_file_bytes=SMALL.queue_file_bytes,
+        retention_ms=6 * 3_600_000,
+    )
+    due_ms = START_MS + 20 * 86_400_000
+    with HierarchicalWheelStore.open(folder, clock=clock, settings=settings) as store:
+        kept = [
+            store.schedule(Message("far", b"body %d" % number), AtMs(due_ms))
+            for number in range(40)
+        ]
+        first_file = store.live.log.segments.starts[0]
+        for day in range(20):
+            put(store, 100 * day, 100 * day + 50)
+            clock.tick(86_000_000)
+            store.advance(clock.now_ms())
+            if day == 9:
+                assert store.cancel(kept[7]) is Cancellation.CANCELLED
+                store.flush()
+            if day == 12:
+                store.abandon()
+                store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+        assert store.live.log.segments.starts[0] > first_file
+        waiting = [each for each in store.pending() if each.topic == "far"]
+        assert {each.due_ms for each in waiting} == {due_ms}
+        assert len(waiting) == 39
+        assert store.cancel(kept[7]) is Cancellation.CANCELLED
+        assert store.cancel(kept[9]) is Cancellation.CANCELLED
+        clock.tick(due_ms - clock.now_ms())
+        store.advance(clock.now_ms())
+        came = [each.body for each in store.topic("far").read(0, 0, 100)]
+        assert came == [b"body %d" % number for number in range(40) if number not in (7, 9)]
+        store.close()
