@@ -157,7 +157,8 @@ _OPTIONS: tuple[Decorator, ...] = (
         multiple=True,
         metavar="KIND@WHEN[+LONG]",
         help="What goes wrong on the virtual clock, so long after the beginning: kill@10m,"
-        " clock-back@10m+1h, clock-forward@10m+1h, disk-full@10m+30s; can be given repeatedly.",
+        " kill-inside@10m (in the middle of a delivery), clock-back@10m+1h, clock-forward@10m+1h,"
+        " disk-full@10m+30s; can be given repeatedly.",
     ),
     click.option(
         "--faults",

@@ -48,6 +48,7 @@ def _figures(ran: Sequence[EngineResult]) -> Iterator[tuple[str, _Figure]]:
     yield "put a second", lambda engine: _rate(engine.put_per_second)
     yield "drained a second", lambda engine: _rate(engine.drain_per_second)
     yield "in and out a second", lambda engine: _rate(engine.through_per_second)
+    yield "woken to deliver", lambda engine: f"{engine.woken:,}" if engine.woken else _ABSENT
     yield "late, by the time asked for: half", lambda engine: _late(engine.lateness_ms, "p50")
     yield "  90 of 100", lambda engine: _late(engine.lateness_ms, "p90")
     yield "  99 of 100", lambda engine: _late(engine.lateness_ms, "p99")

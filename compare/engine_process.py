@@ -63,7 +63,12 @@ def run_engine(
             kept.append(read_delivered_of(open_store, workload.topics))
 
     run = VirtualRun(
-        workload, settings, watch, lambda clock: engine.open_store(store, clock, settings), keep
+        workload,
+        settings,
+        watch,
+        lambda clock: engine.open_store(store, clock, settings),
+        keep,
+        has_files=engine.has_files,
     )
     last = run.run()
     watch.finish()

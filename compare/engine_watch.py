@@ -84,6 +84,11 @@ class EngineWatch:
         else:
             self.other_s += took_s
 
+    def was_killed(self, seen_ms: int) -> None:
+        """A call of ``advance`` never came back; what it had delivered by then can be seen."""
+        self._counts.append(0)
+        self._seen_ms.append(seen_ms)
+
     def took(self, numbers: slice, promised_ms: Int64s) -> None:
         """These messages were taken, and promised for then."""
         self.promised_ms[numbers] = promised_ms

@@ -9,8 +9,10 @@ import numpy as np
 
 from message_store.errors import BadFieldError
 
-KILL, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL = "kill", "clock-back", "clock-forward", "disk-full"
-KINDS = (KILL, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
+KILL, KILL_INSIDE, DISK_FULL = "kill", "kill-inside", "disk-full"
+CLOCK_BACK, CLOCK_FORWARD = "clock-back", "clock-forward"
+KINDS = (KILL, KILL_INSIDE, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
+_CALLS_INSIDE = 600
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FORM = re.compile(r"([a-z-]+)@(\d{1,9})(ms|[smhd])(?:\+(\d{1,9})(ms|[smhd]))?")
@@ -20,12 +22,18 @@ _FORM = re.compile(r"([a-z-]+)@(\d{1,9})(ms|[smhd])(?:\+(\d{1,9})(ms|[smhd]))?")
 class Fault:
     """One thing that goes wrong ``at_ms`` after the race's beginning.
 
-    ``length_ms`` is how far the clock leaps, or how long the disk stays full.
+    ``length_ms`` is how far the clock leaps, or how long the disk stays full. A kill inside waits
+    for the next delivery, and falls into its middle.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
     at_ms: int
     length_ms: int = 60_000
+
+    @property
+    def call(self) -> int:
+        """Which function call within a delivery is the last; another one for every fault."""
+        return int(np.random.default_rng(self.at_ms).integers(1, _CALLS_INSIDE))
 
     @classmethod
     def parse(cls, text: str) -> "Fault":

@@ -103,6 +103,7 @@ def measure(name: str, workload: Workload, seen: Observation, known: Account) ->
         not_taken=len(workload) - taken,
         taken=taken,
         delivered=delivered,
+        woken=int(np.count_nonzero(seen.rounds.counts)),
         cpu_percent=one.cpu_percent,
         peak_memory_bytes=costs.peak_memory_bytes,
         peak_private_bytes=max(seen.usage.memory_bytes, default=0),

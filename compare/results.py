@@ -122,7 +122,8 @@ class EngineResult:
     ``lateness_after_promise_ms`` from the time the engine promised. ``early``, ``missing`` and
     ``duplicates`` are messages, counted in the delivered topics. ``not_taken`` were refused when
     they were put, and count nowhere else. With several rounds the speeds are those of the middle
-    one, ``rounds`` has each. ``peak_private_bytes`` is the most of what is shared with no file, as
+    one, ``rounds`` has each. ``woken`` is in how many calls of ``advance`` it delivered something,
+    0 where that is not known. ``peak_private_bytes`` is the most of what is shared with no file, as
     sampled. ``unavailable`` says in one sentence why an engine did not run, or ``has_failed`` on
     the way; then nothing else is set.
     """
@@ -139,6 +140,7 @@ class EngineResult:
     not_taken: int = 0
     taken: int = 0
     delivered: int = 0
+    woken: int = 0
     cpu_percent: float = 0.0
     peak_memory_bytes: int = 0
     peak_private_bytes: int = 0

@@ -5,6 +5,17 @@ from collections.abc import Iterator, Sequence
 
 from compare.results import EngineResult, RaceResults
 
+_FAIR_FACTOR = 2
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as people list them.
+
+    >>> listed(["levels", "wheel", "memory"])
+    'levels, wheel and memory'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
 
 def verdict(results: RaceResults) -> tuple[str, ...]:
     """What a reader wants to know first; each a whole sentence."""
@@ -31,7 +42,7 @@ def _wrong(ran: Sequence[EngineResult]) -> Iterator[str]:
             )
     right = [engine for engine in ran if engine.is_right]
     if right:
-        who = "every engine" if len(right) == len(ran) > 1 else " and ".join(e.name for e in right)
+        who = "every engine" if len(right) == len(ran) > 1 else listed([e.name for e in right])
         yield f"{who} delivered all that was taken once, and nothing early"
 
 
@@ -67,12 +78,23 @@ def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:
             first = ranked[0]
             yield f"{first.name} needs the least of a core: {first.cpu_percent:,.0f} % ({others})"
         return
-    speeds = [(engine.through_per_second or 0.0, engine.name) for engine in ran]
-    ranked_speeds = sorted((one for one in speeds if one[0]), reverse=True)
-    if len(ranked_speeds) > 1:
-        best, name = ranked_speeds[0]
-        others = ", ".join(f"{best / speed:,.1f} × {other}" for speed, other in ranked_speeds[1:])
+    known = sorted(
+        ((engine.through_per_second, engine.name) for engine in ran if engine.through_per_second),
+        reverse=True,
+    )
+    if len(known) > 1:
+        best, name = known[0]
+        others = ", ".join(f"{best / speed:,.1f} × {other}" for speed, other in known[1:])
         yield f"{name} is the fastest, {best:,.0f} messages a second in and out: {others}"
+        yield from _woken([engine for engine in ran if engine.woken])
+
+
+def _woken(ran: Sequence[EngineResult]) -> Iterator[str]:
+    """Where engines had to get up for few messages, speeds are the price of getting up."""
+    times = [engine.woken for engine in ran]
+    if times and max(times) > _FAIR_FACTOR * min(times):
+        told = ", ".join(f"{engine.name} {engine.woken:,} times" for engine in ran)
+        yield f"speeds hold the price of looking, too, and they did not look equally often: {told}"
 
 
 def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:

@@ -14,8 +14,9 @@ import numpy as np
 
 from compare.engine_watch import EngineWatch
 from compare.engines import kill
-from compare.faults import CLOCK_BACK, CLOCK_FORWARD, DISK_FULL, Fault
+from compare.faults import CLOCK_BACK, CLOCK_FORWARD, DISK_FULL, KILL_INSIDE, Fault
 from compare.full_disk import fill_disk, make_room
+from compare.killed_inside import run_until_killed
 from compare.observation import RaceSettings
 from compare.putting import Putter
 from compare.results import FaultSeen
@@ -32,7 +33,7 @@ _GRACE_MS = 60_000
 @attrs.define(eq=False)
 class VirtualRun:
     """One engine and its clock. ``open_store`` opens it, again after a kill; ``before_kill`` gets
-    the store that is about to be killed.
+    the store that is about to be killed. What has no files is killed between calls only.
 
     ``skew_ms`` is how far the engine's clock has leapt away from the race's own.
     """
@@ -44,7 +45,9 @@ class VirtualRun:
     before_kill: Callable[[DelayStore], object]
     clock: ManualClock = attrs.field(init=False)
     store: DelayStore = attrs.field(init=False)
+    has_files: bool = True
     skew_ms: int = 0
+    _dies_inside: Fault | None = None
     _putter: Putter = attrs.field(init=False)
     _due_ms: int | None = None
     _looked_ms: int = attrs.field(init=False)
@@ -145,6 +148,9 @@ class VirtualRun:
         self.watch.look(self.clock.now_ms())
 
     def _advance(self) -> None:
+        if self._dies_inside is not None:
+            self._killed_inside(self._dies_inside)
+            return
         now_ms = self.clock.now_ms()
         started = stopwatch_s()
         try:
@@ -174,6 +180,9 @@ class VirtualRun:
                 self._full_until = fault
                 fill_disk()
             return
+        if fault.kind == KILL_INSIDE and self.has_files:
+            self._dies_inside = fault
+            return
         if fault.kind in (CLOCK_BACK, CLOCK_FORWARD):
             by_ms = fault.length_ms if fault.kind == CLOCK_FORWARD else -fault.length_ms
             self.clock.tick(by_ms)
@@ -182,6 +191,16 @@ class VirtualRun:
         else:
             self._open_again()
             answer = "opened again"
+        self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+
+    def _killed_inside(self, fault: Fault) -> None:
+        """The delivery that is due goes on in a fork until that is killed."""
+        self._dies_inside = None
+        store, now_ms = self.store, self.clock.now_ms()
+        run_until_killed(lambda: store.advance(now_ms), fault.call)
+        self.watch.was_killed(now_ms)
+        self._open_again()
+        answer = "killed in the middle of a delivery, and opened again"
         self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
 
     def _room_again(self) -> None:

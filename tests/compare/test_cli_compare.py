@@ -155,12 +155,14 @@ def test_engines_run_in_processes_of_their_own_and_leave_nothing(tmp_path: Path)
     # A full disk too, because its limit is the whole process's.
     ended = small(
         "--engines", "wheel,memory", "--directory", str(tmp_path), "--json", "--rate", "10",
-        "--fault", "disk-full@5s+1m", "--fault", "kill@90s", "--delays", "1s-2m",
+        "--fault", "disk-full@5s+1m", "--fault", "kill@90s", "--fault", "kill-inside@80s",
+        "--delays", "1s-2m",
     )  # fmt: skip
     told = json.loads(ended.stdout)
     wheel, memory = told["engines"]["wheel"], told["engines"]["memory"]
     assert (wheel["early"], wheel["missing"], wheel["duplicates"]) == (0, 0, 0)
-    assert [fault["kind"] for fault in wheel["faults"]] == ["disk-full", "kill"]
+    assert [fault["kind"] for fault in wheel["faults"]] == ["disk-full", "kill-inside", "kill"]
+    assert wheel["faults"][1]["answer"].startswith("killed in the middle of a delivery")
     assert wheel["faults"][0]["answer"] == "refused, and opened again when there was room"
     assert memory["missing"] > 0
     assert ended.exit_code == 1

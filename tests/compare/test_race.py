@@ -14,8 +14,11 @@ from compare.observation import RaceSettings
 from compare.race import Race, no_progress, require_room
 from compare.workload import Workload
 from compare.workloads import MADE_UP
+from legacy_levels import LevelStore
+from message_store.clock import Clock
 from message_store.delay_store import DelayStore
 from message_store.errors import BadFieldError, TargetError
+from message_store.store_settings import StoreSettings
 from tests.compare.races import EXACT, engines, race, small, twisted
 
 ALL = ("levels", "wheel", "memory")
@@ -184,6 +187,21 @@ def test_a_kill_loses_and_repeats_nothing(tmp_path: Path, name: str) -> None:
     [result] = race(workload, engines(name), tmp_path, settings).engines
     assert result.is_right
     assert [fault.answer for fault in result.faults] == ["opened again"] * 4
+
+
+def test_an_engine_that_repeats_after_a_kill_is_found_out(tmp_path: Path) -> None:
+    def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+        return LevelStore.open(path, clock=clock, settings=StoreSettings(repeat_after_kill=True))
+
+    workload = small("burst")
+    settings = after(workload, Fault("kill", 60_500))
+    # A message an hour later keeps the race going until then.
+    due_ms = np.where(np.arange(200) == 0, workload.start_ms + 3_600_000, workload.due_ms)
+    workload = attrs.evolve(workload, due_ms=due_ms)
+    faithful = {"faithful": attrs.evolve(ENGINES["levels"], open_store=open_store)}
+    [result] = race(workload, faithful, tmp_path, settings).engines
+    assert result.duplicates > 0
+    assert (result.early, result.missing) == (0, 0)
 
 
 def test_what_has_no_files_loses_what_waits_when_it_is_killed(tmp_path: Path) -> None:
