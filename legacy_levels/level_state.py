@@ -183,17 +183,14 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
 
 def _settle_after_kill(state: LevelState, start: _Start) -> None:
     """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
-    from legacy_levels.level_recovery import LentTime, delivered_already
+    from legacy_levels.level_recovery import delivered_already
 
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     scanners = list(state.scanners.values())
-    lent_ms = {}
-    made = state.live.recovery.made_in_levels.get(AT_ONCE_LEVEL - 1)
-    if made is not None:
-        lent_ms[AT_ONCE_LEVEL] = LentTime(made, state.table.delay_ms(AT_ONCE_LEVEL))
+    at_once_ms = state.table.delay_ms(AT_ONCE_LEVEL)
     found = delivered_already(
-        scanners, log, since=start.since, newest_ms=newest_ms, lent_ms=lent_ms
+        scanners, log, since=start.since, newest_ms=newest_ms, at_once_ms=at_once_ms
     )
     state.already_delivered = sum(map(len, found.values()))
     if state.live.settings.repeat_after_kill:

@@ -67,17 +67,12 @@ class _Rows:
 
 
 class Dispatcher:
-    """Brings queues up to the log, and counts what that took.
-
-    ``made_in_levels`` has for each queue of the levels the queue offsets of the entries that were
-    made anew.
-    """
+    """Brings queues up to the log, and counts what that took."""
 
     def __init__(self, store: "LiveStore") -> None:
         self._store = store
         self.dispatched = 0
         self.repaired = 0
-        self.made_in_levels: dict[int, list[Int64s]] = {}
         self._is_whole_log = True
         self._lacks_beginning = False
 
@@ -130,13 +125,8 @@ class Dispatcher:
             self._lacks_beginning = True
             return
         queue.begin_at(first)
-        begin = queue.append(self._units(queue.topic, rows))
-        self._note_made(queue, np.arange(begin, queue.max_offset, dtype=np.int64))
+        queue.append(self._units(queue.topic, rows))
         self.dispatched += len(rows)
-
-    def _note_made(self, queue: LiveQueue, queue_offsets: Int64s) -> None:
-        if queue.topic == names.LEVEL_TOPIC:
-            self.made_in_levels.setdefault(queue.queue_id, []).append(queue_offsets)
 
     def _units(self, topic: str, rows: _Rows) -> UnitArray:
         """The entries that these records should have."""
@@ -203,7 +193,6 @@ class Dispatcher:
             became_neutral = bool(tells.any())
             unit = (neutral if became_neutral else wanted)[row]
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
-            self._note_made(queue, places[row : row + 1])
             self.repaired += 1
 
 

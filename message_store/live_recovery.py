@@ -7,13 +7,11 @@ zeros, because the rest of a torn append would come to light behind the next one
 to its queue unless that has it.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import FormatError, SourceError
 from message_store.java_numbers import LONG_MAX
@@ -36,8 +34,7 @@ class Recovery:
     """What was found and done: the log from ``start`` to ``end`` was walked.
 
     ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` told of
-    records behind the log's end; ``zeroed_bytes`` behind it were not zero. ``made_in_levels`` are,
-    by queue id, the queue offsets of those dispatched or repaired that wait in a level.
+    records behind the log's end; ``zeroed_bytes`` behind it were not zero.
     """
 
     start: int
@@ -46,7 +43,6 @@ class Recovery:
     repaired: int = 0
     cut: int = 0
     zeroed_bytes: int = 0
-    made_in_levels: Mapping[int, Int64s] = attrs.field(factory=dict, eq=False, repr=False)
 
 
 @attrs.frozen
@@ -108,9 +104,6 @@ def recover(store: "LiveStore", extent: Extent) -> Recovery:
         dispatcher.repaired,
         cut,
         zeroed_bytes=zeroed_bytes,
-        made_in_levels={
-            queue_id: np.concatenate(made) for queue_id, made in dispatcher.made_in_levels.items()
-        },
     )
 
 

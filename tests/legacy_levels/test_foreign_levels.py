@@ -76,7 +76,7 @@ def test_a_note_that_cannot_be_written_repeats_no_delivery(
 
     with bench.open() as store:
         with monkeypatch.context() as patch:
-            patch.setattr("legacy_levels.skipped_messages.replace_file", refuse)
+            patch.setattr("message_store.note_file.replace_file", refuse)
             assert bench.advance(store) == [b"body 1", b"body 3"]
             assert bench.advance(store) == []
         assert not (bench.root / "delaywheel/levels-skipped.json").exists()

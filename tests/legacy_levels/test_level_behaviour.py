@@ -27,6 +27,7 @@ from message_store import (
 )
 from message_store.dialect import Dialect
 from message_store.errors import BadFieldError, OptionsError, UnsupportedDelayError
+from message_store.live_store import LiveStore
 from message_store.promise_rules import to_level
 from tests.independent.raw_files import queue_units, read_config
 from tests.independent.raw_records import ends_with_separator
@@ -330,6 +331,36 @@ def test_what_is_due_at_once_keeps_its_time_over_a_kill_also_when_that_ends_in_z
     store.abandon()
     with bench.open() as store:
         assert store.next_due_ms() == receipt.promised_ms == bench.clock.now_ms()
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+@pytest.mark.parametrize("twins", [0, 1, 2])
+def test_what_was_due_at_once_comes_once_also_when_its_entry_was_lost_with_the_power(
+    bench: Bench, crashes: int, twins: int
+) -> None:
+    """An entry that is made anew from its record does not say "at once" any more, and whoever opens
+    the store after a second crash does not know that it was made anew.
+    """
+    twin = message(1)
+    store = bench.open()
+    for _ in range(twins):
+        store.schedule(twin, AfterMs(1_000))
+    store.flush()
+    receipt = store.schedule(twin, AtMs(0))
+    bench.clock.tick(500)
+    assert len(store.advance(receipt.promised_ms)) == 1
+    store.abandon()
+    [path] = (bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/0").iterdir()
+    with path.open("r+b") as file:
+        file.seek(20 * twins)
+        file.write(bytes(20))
+    for _ in range(crashes - 1):
+        LiveStore.open(bench.root, clock=bench.clock, settings=SMALL).abandon()
+    with bench.open() as store:
+        assert store.state.already_delivered == 1
+        assert bench.advance(store) == []
+        assert len(bench.advance(store, 10_000)) == twins
+    assert len(bench.bodies("TopicA")) == twins + 1
 
 
 def test_a_level_that_the_file_does_not_name_begins_at_0(bench: Bench) -> None:
