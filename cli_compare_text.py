@@ -81,7 +81,7 @@ def _late(lateness: Lateness | None, name: str) -> str:
 def tail_lines(results: RaceResults) -> Iterator[str]:
     """Who could not run, what went wrong on purpose, what the engines did differently, notes."""
     for engine in results.engines:
-        if engine.unavailable is not None:
+        if engine.unavailable is not None and not engine.has_failed:
             yield f"{engine.name} did not run: {engine.unavailable}"
         for fault in engine.faults:
             yield f"{engine.name}: {fault.kind} after {duration(fault.at_ms)}: {fault.answer}"

@@ -143,11 +143,11 @@ def run_in_process(
         if child.stdout is not None:
             child.stdout.close()
     if "error" in said:
-        kind = {"TargetError": TargetError, "SourceError": SourceError}
-        raise kind.get(said["kind"], EngineFailedError)(f"{name}: {said['error']}")
+        kind = {"TargetError": TargetError, "SourceError": SourceError}.get(said["kind"])
+        raise EngineFailedError(said["error"]) if kind is None else kind(f"{name}: {said['error']}")
     if code:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        raise EngineFailedError(f"{name}: its process ended {how}")
+        raise EngineFailedError(f"its process ended {how}")
     return read_observation(result)
 
 

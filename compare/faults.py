@@ -12,7 +12,7 @@ from message_store.errors import BadFieldError
 KILL, KILL_INSIDE, DISK_FULL = "kill", "kill-inside", "disk-full"
 CLOCK_BACK, CLOCK_FORWARD = "clock-back", "clock-forward"
 KINDS = (KILL, KILL_INSIDE, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
-_CALLS_INSIDE = 600
+_CALLS_INSIDE = 3_000
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FORM = re.compile(r"([a-z-]+)@(\d{1,9})(ms|[smhd])(?:\+(\d{1,9})(ms|[smhd]))?")

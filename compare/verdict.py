@@ -20,11 +20,13 @@ def listed(names: Sequence[str]) -> str:
 def verdict(results: RaceResults) -> tuple[str, ...]:
     """What a reader wants to know first; each a whole sentence."""
     ran = [engine for engine in results.engines if engine.unavailable is None]
+    failed = [f"{one.name} {one.unavailable}" for one in results.engines if one.has_failed]
     if not ran:
-        return ("no engine could run",)
+        return (*failed, "no engine could run")
     # To be fast, or near, is no merit of an engine that loses messages.
     ranked = [engine for engine in ran if engine.is_right]
     return (
+        *failed,
         *_wrong(ran),
         *_beside_java(ranked),
         *_nearest(ranked),

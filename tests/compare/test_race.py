@@ -12,6 +12,7 @@ from compare.engines import ENGINES, Engine
 from compare.faults import Fault, random_faults
 from compare.observation import RaceSettings
 from compare.race import Race, no_progress, require_room
+from compare.verdict import verdict
 from compare.workload import Workload
 from compare.workloads import MADE_UP
 from legacy_levels import LevelStore
@@ -141,6 +142,7 @@ def test_an_engine_that_fails_is_out_and_the_others_go_on(tmp_path: Path) -> Non
     results = race(small("burst"), {"failing": failing, **engines("memory")}, tmp_path, repeat=2)
     assert results.engine("failing").unavailable == "failed: it fell over"
     assert (results.is_right, results.engine("memory").is_right) == (False, True)
+    assert verdict(results)[0] == "failing failed: it fell over"
 
 
 def test_a_process_that_is_killed_says_by_what(
@@ -148,7 +150,7 @@ def test_a_process_that_is_killed_says_by_what(
 ) -> None:
     program = "import os; os.kill(os.getpid(), 9)"
     monkeypatch.setattr("compare.engine_process._PROGRAM", program)
-    with pytest.raises(EngineFailedError, match="wheel: its process ended by SIGKILL"):
+    with pytest.raises(EngineFailedError, match="its process ended by SIGKILL"):
         run_in_process("wheel", tmp_path / "workload.npz", EXACT, tmp_path / "store", no_progress)
 
 
