@@ -132,7 +132,7 @@ class JavaEntrant:
         return Observation(
             start_ms=told["start_ms"],
             promised_ms=promised_ms,
-            rounds=SeenRounds(np.ones(len(delivered)), delivered.stored_ms),
+            rounds=SeenRounds([], []),
             costs=Costs(
                 put_s=told["put_s"],
                 drain_s=busy_s(delivered),

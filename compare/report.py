@@ -81,6 +81,9 @@ def _notes(ran: Sequence[EngineResult]) -> dict[str, list[str]]:
 def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
     yield _speeds(ran, "put a second", "one thread, time inside the engine", "put_per_second")
     yield _speeds(ran, "drained a second", "while it delivered", "drain_per_second")
+    if any(engine.woken for engine in ran):
+        woken = (f"{engine.woken:,}" if engine.woken else NOTHING for engine in ran)
+        yield Row("woken to deliver", "times", tuple(map(Cell, woken)))
     for title, field in (
         ("late, by the time asked for", "lateness_ms"),
         ("late, by the promise", "lateness_after_promise_ms"),
@@ -94,17 +97,19 @@ def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
         yield Row("not taken", "due later than it can keep", tuple(refused))
     yield _costs(ran, "processor", "of one core", "cpu_percent", lambda value: f"{value:,.0f} %")
     yield _costs(ran, "memory", "at most, mapped files too", "peak_memory_bytes", _size)
+    private = tuple(Cell(_size(engine.peak_private_bytes)) for engine in ran)
+    yield Row("… of it private", "shared with no file", private)
     yield _costs(ran, "disk", "at the end", "bytes_on_disk", _size)
 
 
 def _speeds(ran: Sequence[EngineResult], title: str, hint: str, name: str) -> Row:
     values = [getattr(engine, name) for engine in ran]
-    best = max((value for value in values if value is not None), default=None)
+    best = max(_of_right(ran, values), default=None)
     cells = [
         Cell(
             NOTHING if value is None else f"{value:,.0f}",
             _range(engine.rounds, name, lambda each: f"{each:,.0f}"),
-            value is not None and value == best and len(ran) > 1,
+            is_best=_is_best(ran, engine, value, best),
         )
         for engine, value in zip(ran, values, strict=True)
     ]
@@ -114,14 +119,26 @@ def _speeds(ran: Sequence[EngineResult], title: str, hint: str, name: str) -> Ro
 def _lateness(ran: Sequence[EngineResult], title: str, field: str, name: str) -> Row:
     found: list[Lateness | None] = [getattr(engine, field) for engine in ran]
     values = [None if each is None else getattr(each, name) for each in found]
-    best = min((value for value in values if value is not None), default=None)
+    best = min(_of_right(ran, values), default=None)
     cells = [
         Cell(NOTHING)
         if value is None
-        else Cell(duration(value), "", value == best and len(ran) > 1)
-        for value in values
+        else Cell(duration(value), is_best=_is_best(ran, engine, value, best))
+        for engine, value in zip(ran, values, strict=True)
     ]
     return Row(title, "", tuple(cells))
+
+
+def _of_right(ran: Sequence[EngineResult], values: Sequence[float | None]) -> list[float]:
+    """The values of engines that did nothing wrong: to be fast is no merit of the others."""
+    pairs = zip(ran, values, strict=True)
+    return [value for engine, value in pairs if value is not None and engine.is_right]
+
+
+def _is_best(
+    ran: Sequence[EngineResult], engine: EngineResult, value: float | None, best: float | None
+) -> bool:
+    return value is not None and value == best and engine.is_right and len(ran) > 1
 
 
 def _mistakes(ran: Sequence[EngineResult], title: str, name: str) -> Row:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from compare.results import EngineResult, LatenessCurve
 from compare.verdict import duration
@@ -28,6 +28,7 @@ _OTHER_COLOURS = ("#009e73", "#cc79a7", "#7a5195", "#5d7a00")
 _WIDTH = 9.6
 _MOST_POINTS = 200
 _LEAST_LATE_MS = 1.0
+_LATE_TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 360_000_000)
 _SHARES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 _TIME_UNITS = (("days", 86_400_000, 3), ("hours", 3_600_000, 3), ("minutes", 60_000, 5))
 _MOST_ABOVE = 4
@@ -111,9 +112,9 @@ def _draw_curve(
 def _lateness_axes(axes: Any, most: int) -> None:
     axes.set_xscale("log")
     axes.set_xlim(left=_LEAST_LATE_MS)
-    axes.xaxis.set_major_locator(LogLocator(10, numticks=12))
+    axes.xaxis.set_major_locator(FixedLocator(_LATE_TICKS_MS))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda ms, _place: _short(ms)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
     shown = [share for share in _SHARES if share <= 1 - 1 / max(most, 2)]
     axes.set_yticks(_tail(shown), [f"{100 * share:.6g} %" for share in shown])
     axes.set_ylim(bottom=0)

@@ -37,6 +37,7 @@ public final class WheelEntrant extends Entrant {
         config.setTimerWheelEnable(true);
         BrokerConfig broker = new BrokerConfig();
         broker.setBrokerIP1("127.0.0.1");
+        broker.setNamesrvAddr(null); // whatever the environment says
         BrokerController controller = new BrokerController(
             broker, new NettyServerConfig(), new NettyClientConfig(), config);
         if (!controller.initialize()) {

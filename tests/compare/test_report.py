@@ -121,6 +121,13 @@ def test_what_is_wrong_stands_out() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_an_engine_that_loses_messages_is_the_best_at_nothing() -> None:
+    page = render_report(a_race(an_engine("memory", 1, missing=3), an_engine("wheel", 40)))
+    assert '<td class="best">39 ms</td>' in page
+    assert '<td class="best">0 ms</td>' not in page
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_faults_and_the_first_difference_are_told() -> None:
     seen = (FaultSeen("kill", 600_000, "opened again"), FaultSeen("disk-full", 660_000, EVIL))
     times = {"wheel": MessageTimes(START_MS + 1, (START_MS + 2, START_MS + 3)),
