@@ -25,9 +25,9 @@ from message_store.log_deliveries import LogDeliveries
 from message_store.message import Message
 from message_store.message_batch import MessageBatch
 from message_store.recall_handle import RecallHandle
+from timer_wheel.timer_intake import TimerIntake
 from timer_wheel.timer_properties import asked_by
 from timer_wheel.waiting import Filter
-from timer_wheel.wheel_intake import WheelIntake
 
 Made = TypeVar("Made")
 
@@ -38,7 +38,7 @@ class TimerStore(ABC):
     ``levels`` are what ``AtLevel`` means. One thread at a time works, the others wait.
     """
 
-    def __init__(self, store: LiveStore, intake: WheelIntake) -> None:
+    def __init__(self, store: LiveStore, intake: TimerIntake) -> None:
         self.levels = store.levels
         self._store = store
         self._clock = store.clock

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How messages come into a hierarchical wheel: as into any, with promises as fine as is set."""
 
-from typing import cast
-
 import numpy as np
 
 from message_store.byte_column import Int64s
@@ -10,16 +8,14 @@ from message_store.live_store import LiveStore
 from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.live_timers import LiveTimers
-from timer_wheel.wheel_intake import WheelIntake
-from timer_wheel.wheel_settings import WheelSettings
+from timer_wheel.timer_intake import TimerIntake
 
 
-class HierarchyIntake(WheelIntake):
+class HierarchyIntake(TimerIntake):
     """Stores messages and delete markers; whoever calls holds the store's lock."""
 
     def __init__(self, store: LiveStore, index: TimerIndex, settings: HierarchySettings) -> None:
-        super().__init__(store, cast(LiveTimers, index), cast(WheelSettings, settings))
+        super().__init__(store, index.queue, settings)
         if settings.precision_ms == TO_THE_MILLISECOND:
             to_slot_end = self._promise
 
@@ -31,6 +27,9 @@ class HierarchyIntake(WheelIntake):
 
     def _overdue_out_ms(self, now_ms: int) -> int:
         return at_once_out_ms(now_ms)
+
+    def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
+        """No slot is ever too full: nothing is linked one by one."""
 
     def _promises(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
         if self.settings.precision_ms != TO_THE_MILLISECOND:

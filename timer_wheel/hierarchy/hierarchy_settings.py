@@ -5,7 +5,6 @@ from typing import Literal
 
 import attrs
 
-from message_store.java_numbers import INT_MAX
 from timer_wheel.hierarchy.due_times import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
 from timer_wheel.wheel_settings import DAY_MS
 
@@ -28,8 +27,3 @@ class HierarchySettings:
         default="refuse", validator=attrs.validators.in_(("refuse", "deliver"))
     )
     start_deliver_time_alias: bool = False
-
-    @property
-    def congest_num_each_slot(self) -> int:
-        """No slot is ever too full: nothing is linked one by one."""
-        return INT_MAX
