@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli_values import TIME_FORMS, LevelRange, LevelTable, Place, Setting, Time
+from cli_values import (
+    TIME_FORMS,
+    LevelRange,
+    LevelTable,
+    Mode,
+    Owner,
+    Place,
+    Setting,
+    Time,
+)
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.errors import DelayStoreError
@@ -128,6 +137,18 @@ _CONVERSION_OPTIONS: tuple[Decorator, ...] = (
         help="Only messages for this topic; can be given several times.",
     ),
     click.option(
+        "--owner",
+        type=Owner(),
+        metavar="USER[:GROUP]",
+        help="To whom the target's files shall belong; only root can give them to others.",
+    ),
+    click.option(
+        "--mode",
+        type=Mode(),
+        help="Permissions of the target's files, in octal; directories can be entered by who may"
+        " read. 644 unless given.",
+    ),
+    click.option(
         "--levels-only", is_flag=True, help="Leave behind what waits in the source's own wheel."
     ),
     click.option(
@@ -217,12 +238,16 @@ def conversion_request(
     broker_conf: Path | None,
     target_conf: Path | None,
     precision_ms: str | None,
+    owner: tuple[int, int] | None = None,
+    mode: int | None = None,
     **given: Any,
 ) -> "ConvertOptions":
     """What the flags of ``convert`` ask for."""
     from migrate.settings import ConvertOptions
+    from migrate.store_owner import Access
 
     return ConvertOptions(
+        access=Access(owner, mode),
         level_table=given_level_table(level_table, broker_conf),
         settings=_target_settings(target_conf, precision_ms),
         **given,

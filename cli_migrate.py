@@ -61,6 +61,10 @@ def require_places(
 
 def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any) -> None:
     """``convert --in-place``."""
+    if given["owner"] is not None or given["mode"] is not None:
+        raise click.UsageError(
+            "--owner and --mode are for a fresh TARGET; in place, files are as the store's are"
+        )
     with loading(output):
         from migrate.in_place import convert_in_place
         from migrate.settings import read_broker_conf

@@ -4,7 +4,9 @@
 Anything that cannot be understood is a usage error, which names the flag and what it takes.
 """
 
+import grp
 import os
+import pwd
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -132,6 +134,43 @@ class LevelTable(click.ParamType[DelayLevels]):
             return DelayLevels.parse(value)
         except BadFieldError as error:
             self.fail(str(error), param, ctx)
+
+
+class Owner(click.ParamType[tuple[int, int]]):
+    """``USER``, ``USER:GROUP``, by name or number; becomes user and group id."""
+
+    name = "user:group"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """The ids; without a group that of the user."""
+        user, _separator, group = value.partition(":")
+        try:
+            known = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+            user_id, group_id = known.pw_uid, known.pw_gid
+        except KeyError:
+            if not user.isdecimal() or not group:
+                self.fail(f"{user!r} is no user of this machine", param, ctx)
+            user_id, group_id = int(user), -1
+        if group:
+            try:
+                group_id = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+            except KeyError:
+                self.fail(f"{group!r} is no group of this machine", param, ctx)
+        return user_id, group_id
+
+
+class Mode(click.ParamType[int]):
+    """Permissions in octal, such as ``640``."""
+
+    name = "octal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bits."""
+        if not re.fullmatch(r"0?[0-7]{3}", value):
+            self.fail(f"{value!r} is not three octal digits such as 640", param, ctx)
+        return int(value, 8)
 
 
 class Setting(click.ParamType[tuple[str, str]]):

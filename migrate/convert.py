@@ -176,7 +176,10 @@ class _Conversion:
             )
 
     def check_places(self) -> None:
-        """Refuse early: a source that is none, and one of the two within the other."""
+        """Refuse early: a source that is none, one of the two within the other, an owner to whom we
+        cannot give files.
+        """
+        self.options.access.require_possible()
         for source in self.sources:
             source.check_places(self.target.path)
         with target_errors(self.target.path):
@@ -334,7 +337,10 @@ class _Conversion:
         return attrs.evolve(report, warnings=warnings)
 
     def _finish(self, report: ConversionReport) -> None:
+        access, staging = self.options.access, self.staging.path
+        access.give(self.target.path, but=staging)
         replace_file(
             self.target.own / MARKER_NAME, json.dumps(marker_of(report), indent=1).encode()
         )
+        access.give(self.target.own, but=staging)
         clear_staging(self.staging)

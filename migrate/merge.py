@@ -22,8 +22,11 @@ from migrate.replicas import find_replicas, same_broker
 from migrate.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
 from migrate.settings import ConvertOptions, TargetSettings
 
-_SHARED = ("target", "now_ms", "on_bad_record", "part_bytes")
-"""What a target has one of, beside the settings of its broker."""
+_OF_A_SOURCE = {
+    "source", "level_table", "after_crash", "offsets", "only_levels", "only_topics", "levels_only",
+    "whole_log",
+}  # fmt: skip
+"""What each source may be asked for by itself; of the rest a target has one."""
 _COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
 
 
@@ -55,10 +58,11 @@ def require_mergeable(members: Sequence[ConvertOptions]) -> None:
 
 
 def _asked(one: ConvertOptions, two: ConvertOptions) -> Iterator[tuple[str, Any, Any]]:
-    for name in _SHARED:
-        yield name, getattr(one, name), getattr(two, name)
     for field in attrs.fields(TargetSettings):
         yield field.name, getattr(one.settings, field.name), getattr(two.settings, field.name)
+    for field in attrs.fields(ConvertOptions):
+        if field.name not in _OF_A_SOURCE:
+            yield field.name, getattr(one, field.name), getattr(two, field.name)
 
 
 def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:

@@ -8,6 +8,7 @@ target agree on every one of its counts.
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import attrs
@@ -48,6 +49,7 @@ from migrate.verify_settings import ConversionSettings, read_settings
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 _COUNTS = ("queued", "pending", "already_delivered", "expired")
+_LISTED_TOUCHES = 5
 
 
 class LeftBehindError(MigrationError):
@@ -194,12 +196,7 @@ class _Conversion:
 def _plan(
     root: StoreRoot, target: Path, conversion: _Conversion, state: str
 ) -> tuple[RetireReport, LevelBacklog]:
-    if tuple(map(tuple, log_fingerprint(root))) != conversion.source_log:
-        raise PlanError(
-            f"{root.path}: its log is not the one that {target} was converted from (names, lengths"
-            " or times of its files differ): another store, a copy without its times, or a broker"
-            " was started on it since"
-        )
+    _require_same_log(root, target, conversion)
     settings = conversion.settings
     if not root.was_stopped_cleanly and not settings.after_crash:
         raise UncleanStoreError(f"{root.abort}: a broker was started on it since, or still runs")
@@ -231,6 +228,39 @@ def _plan(
         stays={level: pending for level, pending in stays.items() if pending},
     )
     return report, backlog
+
+
+def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) -> None:
+    """Raise PlanError for other log files than the target was made from: their names and lengths
+    are those of many stores, and only with their times do they tell this one.
+    """
+    found = tuple(map(tuple, log_fingerprint(root)))
+    told = conversion.source_log
+    if found == told:
+        return
+    if [file[:2] for file in found] != [file[:2] for file in told]:
+        raise PlanError(
+            f"{root.path}: its log is not the one that {target} was converted from (names or"
+            " lengths of its files differ): another store, or a broker was started on it since"
+        )
+    old = [one for one, other in zip(told, found, strict=True) if one != other]
+    touches = [
+        f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {quote(str(root.commit_log / name))}"
+        for name, _size, ns in old
+    ]
+    why = (
+        f"{root.path}: its log is not the one that {target} was converted from (the times of"
+        f" {len(old):,} of its files differ): another store, a copy without its times, or a broker"
+        " was started on it since"
+    )
+    how = (
+        "copy it anew with `cp -a`; or, if you know that it is that store, and that no broker ran"
+        " on it, give its files their times:"
+    )
+    lines = [why, how, *touches[:_LISTED_TOUCHES]]
+    if len(touches) > _LISTED_TOUCHES:
+        lines.append(f"  and so on; {target}/delaywheel/{CONVERSION_NAME} has them all")
+    raise PlanError("\n".join(lines))
 
 
 def _is_past(counts: LevelCounts, told: LevelReport) -> bool:

@@ -21,6 +21,7 @@ from message_store.store_root import (
 )
 from migrate.java_properties import parse_properties
 from migrate.rewrite import RECORD_MARGIN_BYTES
+from migrate.store_owner import Access
 from timer_wheel.timer_log import units_per_file
 from timer_wheel.wheel_math import (
     DEFAULT_PRECISION_MS,
@@ -162,4 +163,5 @@ class ConvertOptions:
     only_topics: tuple[str, ...] = attrs.field(default=(), converter=tuple)
     levels_only: bool = False
     whole_log: bool = False
+    access: Access = attrs.field(factory=Access)
     part_bytes: int = 64 << 20

@@ -5,11 +5,55 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from message_store.errors import TargetError
+import attrs
+
+from message_store.errors import OptionsError, TargetError
 from message_store.store_root import StoreRoot
 from migrate.staged_output import target_errors
 
 _MODE_BITS = 0o7777
+_READ_BITS = 0o444
+
+
+@attrs.frozen
+class Access:
+    """To whom the files of a target shall belong (user and group id), and with which permissions;
+    None leaves them as they were made: to who makes them, 0644.
+    """
+
+    owner: tuple[int, int] | None = None
+    mode: int | None = None
+
+    def require_possible(self) -> None:
+        """Raise OptionsError where the system would refuse: only root gives files to others."""
+        if self.owner is not None and os.geteuid() not in (0, self.owner[0]):
+            raise OptionsError("--owner: only root can give files to another user")
+        if self.mode is not None and self.mode & 0o600 != 0o600:
+            raise OptionsError("--mode: a broker reads and writes its files: 600 at least")
+
+    def give(self, root: Path, *, but: Path) -> None:
+        """Give everything below ``root``, and itself, to the owner; what is private stays so.
+
+        ``but`` is left alone. Directories can be entered by whoever may read. Raises TargetError.
+        """
+        if self == Access():
+            return
+        with target_errors(root):
+            for parent, _directories, files in os.walk(root):
+                place = Path(parent)
+                if place == but or but in place.parents:
+                    continue
+                self._give(place, is_directory=True)
+                for name in files:
+                    self._give(place / name, is_directory=False)
+
+    def _give(self, path: Path, *, is_directory: bool) -> None:
+        if self.owner is not None:
+            os.chown(path, *self.owner, follow_symlinks=False)
+        is_private = path.stat(follow_symlinks=False).st_mode & 0o077 == 0
+        if self.mode is not None and not is_private:
+            enter = (self.mode & _READ_BITS) >> 2 if is_directory else 0
+            path.chmod(self.mode | enter)
 
 
 def require_owner(root: StoreRoot) -> None:

@@ -82,6 +82,23 @@ class Recorder:
         """Put something between the events."""
         self.events.append(Note(facts))
 
+    def take_over(self) -> None:
+        """What is there before the first event: all of it is on the disk."""
+        for parent, directories, files in sorted(os.walk(self.root)):
+            name = self._relative(parent)
+            assert name is not None
+            self.events += [
+                Name(os.path.normpath(os.path.join(name, each)), None, is_directory=True)
+                for each in sorted(directories)
+            ]
+            for each in sorted(files):
+                with open(os.path.join(parent, each), "rb") as content:
+                    file, data = self._made(content.fileno()), content.read()
+                self.events.append(Name(os.path.normpath(os.path.join(name, each)), file))
+                self.events.append(Write(file, 0, data))
+                self.events.append(Sync(file))
+            self.events.append(SyncNames(name))
+
     def _relative(self, path: object) -> str | None:
         text = os.path.abspath(os.fspath(path))  # type: ignore[call-overload]
         if text == self.root:
@@ -178,8 +195,9 @@ class Recorder:
 
 @contextlib.contextmanager
 def recording(root: Path) -> Iterator[Recorder]:
-    """Record what changes below ``root``, which is not there yet."""
+    """Record what changes below ``root``; what is there already is taken to be on the disk."""
     recorder = Recorder(root)
+    recorder.take_over()
     ways: dict[str, Callable[..., Any]] = {
         "open": recorder.open,
         "pwrite": recorder.pwrite,
@@ -188,6 +206,7 @@ def recording(root: Path) -> Iterator[Recorder]:
         "fdatasync": recorder.sync,
         "replace": recorder.replace,
         "unlink": recorder.unlink,
+        "rmdir": recorder.unlink,
         "mkdir": recorder.mkdir,
     }
 

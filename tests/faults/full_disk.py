@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
+import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
-CHANGES = ("pwrite", "pwritev", "ftruncate", "replace", "mkdir", "fsync", "fdatasync")
+CHANGES = ("pwrite", "pwritev", "ftruncate", "replace", "mkdir", "link", "fsync", "fdatasync")
 
 
 @attrs.define
@@ -48,6 +50,34 @@ class FullDisk:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class _CountedFile:
+    """A file that Python opened itself: of ``Path.write_bytes``, and of ``numpy.save``, which takes
+    it for no real file and so writes through it.
+    """
+
+    def __init__(self, file: Any, disk: FullDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def write(self, data: Any) -> int:
+        """A change, which reaches the disk at once: a buffer would hide which one was refused."""
+
+        def write_through(data: Any) -> int:
+            count = self._file.write(data)
+            self._file.flush()
+            return int(count)
+
+        return int(self._disk.change("write", write_through, data))
+
+    def __enter__(self) -> _CountedFile:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def _lies_below(root: Path, given: object) -> bool:
     """Whether a path, or what a descriptor is open on, is the root or lies in it."""
     if isinstance(given, int):
@@ -71,6 +101,15 @@ def full_disk(
 
         return change
 
+    real_python_open = io.open
+
+    def python_open(file: Any, mode: str = "r", *more: Any, **options: Any) -> Any:
+        is_written = any(letter in mode for letter in "wax+")
+        if isinstance(file, int) or not is_written or not _lies_below(root, file):
+            return real_python_open(file, mode, *more, **options)
+        opened = disk.change("open", real_python_open, file, mode, *more, **options)
+        return _CountedFile(opened, disk)
+
     def make_or_open(path: Any, flags: int, *more: Any, **options: Any) -> int:
         if flags & os.O_CREAT and not os.path.lexists(path) and _lies_below(root, path):
             return int(disk.change("open", real_open, path, flags, *more, **options))
@@ -80,4 +119,6 @@ def full_disk(
         for name in CHANGES:
             patch.setattr(os, name, counted(name, getattr(os, name)))
         patch.setattr(os, "open", make_or_open)
+        patch.setattr(io, "open", python_open)
+        patch.setattr(builtins, "open", python_open)
         yield disk

@@ -41,7 +41,13 @@ def loose(events: Sequence[Event], moment: int) -> Loose:
             data = [index for index in data if not _is_of(events[index], event.file)]
             names = [index for index in names if not _is_of(events[index], event.file)]
         elif isinstance(event, SyncNames):
-            names = [index for index in names if not _lies_in(events[index], event.directory)]
+            gone = _gone(events, names, event.directory)
+            names = [
+                index
+                for index in names
+                if not _lies_in(events[index], event.directory)
+                and not _lies_below(events[index], gone)
+            ]
     return Loose(tuple(data), tuple(names))
 
 
@@ -51,6 +57,23 @@ def _is_of(event: Event, file: int) -> bool:
 
 def _lies_in(event: Event, directory: str) -> bool:
     return isinstance(event, Name) and (os.path.dirname(event.path) or ".") == directory
+
+
+def _gone(events: Sequence[Event], names: Sequence[int], directory: str) -> tuple[str, ...]:
+    """The names that were taken out of a directory: what lay below them is gone with them."""
+    found = (events[index] for index in names)
+    return tuple(
+        f"{event.path}{os.sep}"
+        for event in found
+        if isinstance(event, Name)
+        and event.file is None
+        and not event.is_directory
+        and _lies_in(event, directory)
+    )
+
+
+def _lies_below(event: Event, places: tuple[str, ...]) -> bool:
+    return isinstance(event, Name) and event.path.startswith(places)
 
 
 @attrs.frozen

@@ -110,8 +110,24 @@ def test_a_disk_that_is_full_at_any_stage_loses_nothing(
             if not (options.target / MARKER).exists():
                 convert(options)
         assert broker_files(options.target) == right, number
-    assert refused > 80 // step
+    assert refused > 110 // step
     checked_target(options)
+
+
+def test_no_change_of_the_disk_escapes_the_test(options: ConvertOptions) -> None:
+    """On a disk that was always full nothing is left behind but the target's own directory."""
+    with full_disk(options.target, 0) as disk, pytest.raises(TargetError):
+        convert(options)
+    assert disk.refused
+    assert not options.target.exists()
+    for number in (2, 9, 30):
+        with full_disk(options.target, number) as disk, pytest.raises(TargetError):
+            convert(options)
+        before = {path: path.read_bytes() for path in options.target.rglob("*") if path.is_file()}
+        with full_disk(options.target, 0), pytest.raises(TargetError):
+            convert(options)
+        after = {path: path.read_bytes() for path in options.target.rglob("*") if path.is_file()}
+        assert after == {path: data for path, data in before.items() if path in after}
 
 
 # --- kills at random moments ----------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 
 from message_store.errors import (
     DelayStoreError,
+    OptionsError,
     SourceError,
     StoreLockedError,
     TargetError,
@@ -28,6 +29,7 @@ from migrate.convert import convert
 from migrate.settings import TargetSettings
 from migrate.source_wheel import WheelNotEmptyError
 from migrate.staged_output import sole_writer
+from migrate.store_owner import Access
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
@@ -35,6 +37,7 @@ from tests.migrate.conversions import (
     Converted,
     assert_right,
     broker_files,
+    build_and_convert,
     checked_target,
     options_for,
 )
@@ -373,3 +376,36 @@ def test_two_conversions_do_not_share_a_target(source: Path, tmp_path: Path) -> 
         convert(options)
     assert list(options.target.iterdir()) == []
     assert convert(options).total("converted") == len(ITEMS)
+
+
+# --- to whom the files belong ---------------------------------------------------------------------
+
+
+def test_files_belong_to_whom_they_are_given(tmp_path: Path) -> None:
+    access = Access(owner=(os.getuid(), os.getgid()), mode=0o640)
+    bad = LevelMessage(level=4, without=["REAL_TOPIC"])
+    converted = build_and_convert(
+        tmp_path, [LevelMessage(level=3), bad], access=access, on_bad_record="quarantine"
+    )
+    aside = converted.target / "delaywheel/quarantine"
+    for path in (converted.target, *converted.target.rglob("*")):
+        facts = path.stat()
+        wanted = 0o750 if path.is_dir() else 0o600 if aside in path.parents else 0o640
+        assert facts.st_mode & 0o777 == wanted, path
+        assert (facts.st_uid, facts.st_gid) == (os.getuid(), os.getgid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_root_gives_the_files_to_the_broker_s_user(tmp_path: Path) -> None:
+    converted = build_and_convert(tmp_path, [LevelMessage(level=3)], access=Access((1234, 5678)))
+    found = {(path.stat().st_uid, path.stat().st_gid) for path in converted.target.rglob("*")}
+    assert found == {(1234, 5678)}
+
+
+def test_others_cannot_give_them_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(OptionsError, match="only root can give files to another user"):
+        build_and_convert(tmp_path, [LevelMessage(level=3)], access=Access((1234, 5678)))
+    with pytest.raises(OptionsError, match="600 at least"):
+        convert(options_for(tmp_path, access=Access(mode=0o440)))
+    assert not (tmp_path / "target").exists()

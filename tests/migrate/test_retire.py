@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,20 @@ def test_a_source_whose_log_has_changed_is_refused(source: Path) -> None:
     os.utime(log, ns=(1, 1))
     with pytest.raises(PlanError, match="a broker was started on it since"):
         retire(source, target, execute=True)
+
+
+def test_a_copy_that_lost_its_times_is_told_how_to_get_them_back(
+    source: Path, tmp_path: Path
+) -> None:
+    target = converted(source)
+    copy = tmp_path / "a copy"
+    shutil.copytree(source, copy, copy_function=shutil.copyfile)
+    with pytest.raises(PlanError, match="a copy without its times") as refused:
+        retire(copy, target)
+    commands = [line for line in str(refused.value).splitlines() if line.startswith("  touch")]
+    assert len(commands) == len(list((copy / "commitlog").iterdir()))
+    subprocess.run("\n".join(commands), shell=True, check=True)
+    assert retire(copy, target, execute=True).state == "done"
 
 
 def test_a_source_that_has_delivered_since_is_refused(source: Path) -> None:
