@@ -50,9 +50,14 @@ BENCHES := "start" "codec" "engines --parts schedule batch burst levels opening 
   "engines --parts steady --name steady --steady-s 40 --longest-delay-ms 20000" \
   "hierarchy --seconds 40 --precisions 1000 1 --pending 1000000" "convert" "race"
 
+# The page of a race that docs/PERFORMANCE.md shows, with RocketMQ's own engines in it.
+SAMPLE := $(BIN)/delaywheel compare --workload burst --messages 50000 --delays 9s-10s --clock wall \
+  --engines levels,wheel,java-levels,java-wheel --report docs/race-sample.html
+
 bench: $(INSTALLED) java broker  ## run every benchmark, 40 minutes, and write docs/PERFORMANCE.md; wants a quiet machine
 	@failed=0; for run in $(BENCHES); do \
 	  echo "== $$run"; timeout 900 $(BIN)/python -m benchmarks.$$run || failed=1; done; \
+	command -v mvn >/dev/null && { timeout 300 $(SAMPLE) || failed=1; }; \
 	$(BIN)/python -m docs.generate_performance; exit $$failed
 
 clean:  ## remove the environment and everything built or cached

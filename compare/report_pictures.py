@@ -20,11 +20,12 @@ from message_store.html_pages import picture_text
 _COLOURS = {
     "levels": "#d55e00",
     "wheel": "#0072b2",
+    "hierarchy": "#009e73",
     "memory": "#8a8a8a",
     "java-levels": "#e6a100",
     "java-wheel": "#4aa8dd",
 }
-_OTHER_COLOURS = ("#009e73", "#cc79a7", "#7a5195", "#5d7a00")
+_OTHER_COLOURS = ("#cc79a7", "#7a5195", "#5d7a00")
 _WIDTH = 9.6
 _MOST_POINTS = 200
 _LEAST_LATE_MS = 1.0
