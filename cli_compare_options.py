@@ -72,7 +72,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         default="levels,wheel",
         show_default=True,
         metavar="NAME,...",
-        help="Which engines: levels, wheel, memory, and what docs/COMPARE.md lists.",
+        help="Which engines: levels, wheel, hierarchy, memory, java-levels, java-wheel.",
     ),
     click.option(
         "--messages",
