@@ -97,6 +97,13 @@ class InPlaceFile:
         except OSError as error:
             raise TargetError(f"{self._path}: cannot be written: {error.strerror}") from error
 
+    def another_handle(self) -> int:
+        """A handle of its own for the file, which the caller closes."""
+        try:
+            return os.dup(self._descriptor)
+        except OSError as error:
+            raise TargetError(f"{self._path}: cannot be opened: {error.strerror}") from error
+
     def close(self) -> None:
         """Give the file back; closing twice is fine."""
         if self._descriptor >= 0:

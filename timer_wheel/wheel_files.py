@@ -22,9 +22,9 @@ from message_store.small_files import (
     read_small_file,
     remove_file,
     replace_file,
-    sync_directory,
 )
 from message_store.store_root import StoreRoot
+from message_store.unsynced import Unsynced
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OWN_PLACE, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.timer_checkpoint import (
@@ -86,25 +86,32 @@ class WheelFiles:
             )
         )
 
-    def _write(self, checkpoint: TimerCheckpoint, *, durably: bool = False) -> None:
+    def _write(self, checkpoint: TimerCheckpoint, *, in_any_case: bool = False) -> InPlaceFile:
         if self._checkpoint_file is None:
             path = self._root.config_file(TIMER_CHECKPOINT_NAME)
             with _disk_may_refuse(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._checkpoint_file = InPlaceFile(path)
-        if durably or checkpoint != self.checkpoint:
+        if in_any_case or checkpoint != self.checkpoint:
             content = bytearray(encode_timer_checkpoint(checkpoint))
             own = encode_own(self.own, checkpoint)
             content[OWN_PLACE : OWN_PLACE + len(own)] = own
-            self._checkpoint_file.write(bytes(content), durably=durably)
+            self._checkpoint_file.write(bytes(content))
             self.checkpoint = checkpoint
+        return self._checkpoint_file
+
+    def begin_checkpoint_sync(self, flush_position: int, own: OwnCheckpoint) -> Unsynced:
+        """Let it say up to where log and wheel are on disk; ``finish``, without a lock, comes back
+        when it is there itself.
+        """
+        self.own = own
+        checkpoint = attrs.evolve(self.checkpoint, flush_position=flush_position)
+        file = self._write(checkpoint, in_any_case=True)
+        return Unsynced((file.another_handle(),), (self._root.config,), lambda: None)
 
     def sync_checkpoint(self, flush_position: int, own: OwnCheckpoint) -> None:
         """Come back when it is on disk, and says up to where log and wheel are too."""
-        self.own = own
-        self._write(attrs.evolve(self.checkpoint, flush_position=flush_position), durably=True)
-        with _disk_may_refuse(self._root.config):
-            sync_directory(self._root.config)
+        self.begin_checkpoint_sync(flush_position, own).finish()
 
     # --- the wheel --------------------------------------------------------------------------------
 
@@ -160,13 +167,19 @@ class WheelFiles:
         for path in (self._root.timer_wheel, *(path for _, path in snapshots(self._root))):
             remove_file(path)
 
+    def begin_wheel_sync(self) -> Unsynced:
+        """What was written of the wheel file and is not on disk; ``finish`` needs no lock.
+
+        After one that fails nobody may rely on the file any more.
+        """
+        if self._wheel_file is None or not self._wheel_is_unsynced:
+            return Unsynced((), (), lambda: None)
+        descriptor, self._wheel_is_unsynced = self._wheel_file.another_handle(), False
+        return Unsynced((descriptor,), (self._root.path,), lambda: None)
+
     def sync_wheel(self) -> None:
         """Come back when the wheel file is on disk."""
-        if self._wheel_file is not None and self._wheel_is_unsynced:
-            self._wheel_file.write(b"", durably=True)
-            with _disk_may_refuse(self._root.path):
-                sync_directory(self._root.path)
-            self._wheel_is_unsynced = False
+        self.begin_wheel_sync().finish()
 
     # --- metrics ----------------------------------------------------------------------------------
 

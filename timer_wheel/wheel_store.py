@@ -147,9 +147,14 @@ class WheelStore(TimerStore):
             position = timers.log.end
             unsynced = timers.log.segments.begin_sync()
         store.finish(unsynced.finish)
+        # Nobody waits for a disk with the lock held: it may take as long as many slots are wide.
         with self._use():
-            store.finish(timers.files.sync_wheel)
-            store.finish(lambda: timers.files.sync_checkpoint(position, own))
+            unsynced = timers.files.begin_wheel_sync()
+        store.finish(unsynced.finish)
+        with self._use():
+            unsynced = timers.files.begin_checkpoint_sync(position, own)
+        store.finish(unsynced.finish)
+        with self._use():
             timers.write_metrics()
             self._turning.lost.save()
         store.write_topics()
