@@ -30,6 +30,7 @@ _UNIT_BYTES = QUEUE_UNIT.size
 _TAGS_CODE_AT = QUEUE_UNIT.offset_of("tags_code")
 _PAGE_BYTES = 4096
 _NO_ROOM = -1
+_FILES_AT_THE_END = 4
 _pack = QUEUE_UNIT.packer.pack
 
 
@@ -59,7 +60,11 @@ class LiveQueue:
         that cannot be told.
         """
         segments = self.segments
-        entries = read_queue(segments.directory, file_bytes=segments.file_bytes)
+        # The three files in which a queue may end, and the one before, if all three are empty.
+        first = min(segments.starts[-_FILES_AT_THE_END:], default=0) // _UNIT_BYTES
+        entries = read_queue(
+            segments.directory, file_bytes=segments.file_bytes, from_queue_offset=first
+        )
         self.max_offset = entries.queue_max
         self.min_offset = entries.queue_min
         if len(entries):

@@ -226,6 +226,21 @@ def test_a_stale_rest_behind_the_end_is_noticed(
     again.close()
 
 
+@pytest.mark.parametrize("count", [500, 501, 1_250, 1_500])
+def test_only_the_last_files_are_read_to_find_the_end(tmp_path: Path, count: int) -> None:
+    """A broker looks for it in the last three, all of which may be empty."""
+    before = queue_at(tmp_path / "queue")
+    before.append(entries(0, count))
+    before.segments.make_file(FILE_BYTES * max(4, count // 250 - 1))
+    before.close()
+    after = queue_at(tmp_path / "queue")
+    whole = read_queue(tmp_path / "queue")
+    assert (after.max_offset, after.end_position) == (whole.queue_max, count * 100)
+    assert (after.min_offset, after.has_stale_rest) == (0, False)
+    assert np.array_equal(after.units(0, count), entries(0, count))
+    after.close()
+
+
 def test_a_missing_file_in_the_row_is_no_queue_to_append_to(tmp_path: Path) -> None:
     queue = queue_at(tmp_path / "queue")
     queue.append(entries(0, 900))
