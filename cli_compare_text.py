@@ -36,7 +36,7 @@ def race_table(results: RaceResults) -> Table:
     """A row a figure, a column an engine that ran."""
     ran = [engine for engine in results.engines if engine.unavailable is None]
     table = new_table(["", *(engine.name for engine in ran)])
-    for title, figure in _figures(ran):
+    for title, figure in _figures(ran) if ran else ():
         add_row(table, title, *(figure(engine) for engine in ran))
     return table
 
