@@ -74,6 +74,7 @@ class WaitingMessages:
         self._newly_near: list[Rows] = []
         self._fresh: list[Rows] = []
         self._loaded: dict[_Place, None] = {}  # stand in the database, and here
+        self._on_their_way: frozenset[_Place] = frozenset()  # the same, from any moment on
 
     # --- coming in --------------------------------------------------------------------------------
 
@@ -223,12 +224,14 @@ class WaitingMessages:
             batch.put_block(SECONDS.name, slot_ms, rows)
             for slot_ms, rows in by_slot(self.near(), SECONDS)
         ]
+        self._on_their_way = frozenset(far)
         return Writing(self.hands, queue_end, near, far, len(self._loaded))
 
     def written(self, writing: Writing) -> None:
         """The batch was written. What has come near since then stays in memory; all else that it
         took is in the database alone.
         """
+        self._on_their_way = frozenset()
         since = list(self._loaded)[writing.loaded :]
         since += [place for place in writing.far if place[1] < self._hand_at(place[0])]
         self._loaded = dict.fromkeys([*writing.near, *since])
@@ -257,7 +260,8 @@ class WaitingMessages:
     def _blocks(self, wheel: Wheel, from_ms: int, until_ms: int | None = None) -> Iterator[Block]:
         """The blocks that are in the database alone."""
         for block in self._db.blocks(wheel.name, from_ms, until_ms):
-            if _place(wheel, block) not in self._loaded:
+            place = _place(wheel, block)
+            if place not in self._loaded and place not in self._on_their_way:
                 yield block
 
     def parts(self) -> Iterator[Rows]:

@@ -30,7 +30,8 @@ class Renewal:
 
     def clean(self, now_ms: int) -> None:
         """Take away the files whose time is over. Raises TargetError."""
-        if self._look_again_ms - LOOK_EVERY_MS <= now_ms < self._look_again_ms:
+        looked_lately = self._look_again_ms - LOOK_EVERY_MS <= now_ms < self._look_again_ms
+        if looked_lately or self._index.is_writing:
             return
         self._index.settle()
         self._index.waiting.reach(now_ms)

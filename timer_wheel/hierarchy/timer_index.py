@@ -46,7 +46,8 @@ class TimerIndex:
 
     ``placed_end`` is the queue offset up to which every entry is known here, or was dealt with;
     ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met that nobody
-    can deliver. Whoever calls anything holds the store's lock.
+    can deliver; ``is_writing`` says that a batch is on its way to the database, until when nothing
+    may be taken out of that. Whoever calls anything holds the store's lock.
     """
 
     def __init__(self, store: LiveStore, db: IndexDb, state: IndexState) -> None:
@@ -61,7 +62,7 @@ class TimerIndex:
         self.marks = HierarchyMarks()
         self.ids = IdIndex(db, state.ids_end)
         self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
-        self._is_writing = False
+        self.is_writing = False
 
     # --- from the queue ---------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class TimerIndex:
 
         ``tidies`` leaves nothing in memory alone, and nothing in the database that is over.
         """
-        self._is_writing = True
+        self.is_writing = True
         changes = self.db.batch()
         writing = self.waiting.put_all(changes, self.placed_end)
         marks = self.marks.put_new(changes)
@@ -163,13 +164,13 @@ class TimerIndex:
         self.marks.written(batch.marks)
         if batch.ids_end is not None:
             self.ids.written(batch.ids_end)
-        self._is_writing = False
+        self.is_writing = False
 
     def relieve(self) -> None:
         """Let the database take what is in memory when it is much; not durably: whoever finds the
         database ahead of a log that has lost its end makes it again.
         """
-        if self.waiting.in_memory > _MANY and not self._is_writing:
+        if self.waiting.in_memory > _MANY and not self.is_writing:
             self.write_now(durably=False)
 
     def write_now(self, *, durably: bool, tidies: bool = False) -> None:
