@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from legacy_levels.level_scanner import LevelScanner
-from legacy_levels.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS
+from legacy_levels.level_table import PLAUSIBLE_DUE_MS, shown_delays
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.commit_log import NO_TIME, read_store_times
 from message_store.consume_queue import QUEUE_UNIT, QueueEntries, UnitArray
@@ -132,6 +132,4 @@ def _shown_delays_ms(reader: SegmentReader, scanner: LevelScanner) -> set[int]:
     picked = np.concatenate([scanner.queue.units(at, at + 1) for at in chosen])
     sample = QueueEntries(picked[is_message(picked)], 0, 0)
     stored_ms = read_store_times(reader, sample.commit_log_offset, sample.size_bytes)
-    shown = (sample.tags_code - stored_ms)[stored_ms != NO_TIME]
-    # What was due at once stands in level 1 without a delay.
-    return set(shown[(shown >= WHOLE_DELAY_MS) & (shown % WHOLE_DELAY_MS == 0)].tolist())
+    return set(shown_delays(sample.tags_code, stored_ms).tolist())

@@ -84,11 +84,22 @@ def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> 
     ext_directory = StoreRoot(root).consume_queue_ext(LEVEL_TOPIC, level - 1)
     due_ms, is_unknown = resolve_tags_codes(sample, ext_directory)
     stored_ms = read_store_times(log, sample.commit_log_offset, sample.size_bytes)
-    tells = ~is_unknown & (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
+    return shown_delays(due_ms[~is_unknown], stored_ms[~is_unknown])
+
+
+def shown_delays(due_ms: Int64Array, stored_ms: Int64Array) -> Int64Array:
+    """The delays that messages show which are due and were stored then, of those that tell one.
+
+    A level is whole seconds: anything else is the store time of a torn record. What was due at
+    once, and waits in level 1 all the same, tells nothing of that level's delay.
+
+    >>> stored = np.array([10**12 + 7] * 4)
+    >>> shown_delays(stored + [5_000, 0, 1_234, -3_000], stored).tolist()
+    [5000]
+    """
+    tells = (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
     delays_ms = due_ms[tells] - stored_ms[tells]
-    # A level is whole seconds: anything else is the store time of a torn record. What was due at
-    # once, and waits in level 1 all the same, tells nothing of that level's delay.
-    is_delay = (delays_ms % WHOLE_DELAY_MS == 0) & (delays_ms != 0)
+    is_delay = (delays_ms >= WHOLE_DELAY_MS) & (delays_ms % WHOLE_DELAY_MS == 0)
     return np.asarray(delays_ms[is_delay])
 
 

@@ -119,7 +119,11 @@ class TimerStore(ABC):
         return log.store_time_ms(log.min_offset) + self._store.settings.retention_ms <= now_ms
 
     def next_due_ms(self) -> int | None:
-        """The earliest time at which ``advance`` would deliver something."""
+        """The earliest time at which ``advance`` would deliver something.
+
+        As with all that looks for what waits, what has come in is placed first, which writes:
+        raises TargetError.
+        """
         with self._use():
             if not self._knows_next_due:
                 self._settle()
@@ -138,14 +142,16 @@ class TimerStore(ABC):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """What waits and passes every filter; no level is kept."""
+        """What waits and passes every filter; no level is kept. Raises TargetError: see
+        ``next_due_ms``.
+        """
         with self._use():
             self._settle()
             wanted = Filter(topic, due_after_ms, due_before_ms, unique_key)
             return iter(()) if level is not None else self._waiting(wanted)
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        """Take back the messages that a receipt or a handle names."""
+        """Take back the messages that a receipt or a handle names. Raises TargetError."""
         text = receipt if isinstance(receipt, str) else receipt.handle
         handle = RecallHandle.parse(text)
         with self._use():
