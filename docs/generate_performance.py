@@ -115,9 +115,13 @@ def _drain(part: str, engine: str) -> _Read:
     return read
 
 
-def _drain_s(part: str, engine: str) -> _Read:
+def _drain_s(part: str, engine: str, messages: int) -> _Read:
+    """Seconds, of so many messages and no fewer."""
+
     def read(results: Results) -> list[float]:
-        return [each["drain s"] for each in results["engines"]["throughput"][part][engine]]
+        found = results["engines"]["throughput"][part]
+        rounds = found[engine] if found["messages"] == messages else ()
+        return [each["drain s"] for each in rounds]
 
     return read
 
@@ -175,8 +179,8 @@ BARS = (
         _rate("schedule_batch", "wheel", _MILLION), digits=2),
     Bar("drain of one level", 800, _THOUSANDS, _drain("one level", "levels"), java="198"),
     Bar("drain of all levels", 800, _THOUSANDS, _drain("all levels", "levels"), java="170"),
-    Bar("drain of a burst of 500,000, wheel", 0.5, "s", _drain_s("burst", "wheel"), True, 2,
-        "4.3"),
+    Bar("drain of a burst of 500,000, wheel", 0.5, "s",
+        _drain_s("burst", "wheel", 500_000), True, 2, "4.3"),
     Bar("14,000/s: P99.9 by the promise", 60, "ms",
         _late(14_000, 1_000, "seen - promised", "99.9"), True),
     Bar("14,000/s: P99.9 by the time asked", 1_060, "ms",

@@ -43,8 +43,9 @@ def whole_results() -> dict[str, Any]:
     drain = {"drain s": 0.4, "ratio": 2.0}
     rates = {name: {e: [{name: 2e6}, {name: 3e6}] for e in ("levels", "wheel")}
              for name in ("schedule", "schedule_batch")}  # fmt: skip
-    drains = {name: {"messages": 200_000, "levels": [drain], "wheel": [drain]}
-              for name in ("one level", "all levels", "burst")}  # fmt: skip
+    counts = {"one level": 200_000, "all levels": 200_000, "burst": 500_000}
+    drains = {name: {"messages": count, "levels": [drain], "wheel": [drain]}
+              for name, count in counts.items()}  # fmt: skip
     opened = {"engine": "wheel", "messages": 10_000_000, "clean": [{"open s": 0.5}],
               "killed": [{"open s": 4.0}],
               "disk bytes": {"commitlog": 1, "timerlog": 520_000_000, "timerwheel": 7}}  # fmt: skip
