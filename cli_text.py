@@ -187,9 +187,18 @@ def conversion_facts(report: "ConversionReport") -> list[str]:
     )
     return [
         *([due] if due else []),
+        *peak_lines(report),
         f"{size(report.bytes_read)} read, {size(report.bytes_written)} written in {stages}",
         *quarantine_lines(report),
     ]
+
+
+def peak_lines(report: "ConversionReport") -> list[str]:
+    """The second in which a broker has most to deliver; nothing where that is one message."""
+    if report.due is None or report.due.peak_messages < 2:
+        return []
+    at = when(report.due.peak_ms, report.now_ms)
+    return [f"the most due in one second: {report.due.peak_messages:,}, {at}"]
 
 
 def quarantine_lines(report: "ConversionReport") -> list[str]:

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog
 from message_store.consume_queue import QUEUE_UNIT
+from migrate.due_times import DueTimes
 from migrate.plan import Amendments, Plan
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
+from migrate.seal import topic_demands
 from migrate.settings import ConvertOptions
 from migrate.target_config import broker_settings
 from migrate.write import Receipt
@@ -175,4 +177,6 @@ def conversion_report(
         request=request,
         identity=plan.identity,
         target_queue_offset=first,
+        topics={name: demand.count for name, demand in topic_demands(receipts).items()},
+        due=DueTimes.of(due_ms),
     )

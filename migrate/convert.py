@@ -33,6 +33,7 @@ from migrate.conversion_source import (
     own_messages,
 )
 from migrate.disk_room import disk_warnings
+from migrate.due_times import DueTimes
 from migrate.make_room import make_room, take_up
 from migrate.merge import (
     marker_of,
@@ -333,6 +334,7 @@ class _Conversion:
             each.append(source.with_warnings(report))
         clashes = config_clashes(self.roots, topic_demands(receipts))
         report = each[0] if len(each) == 1 else merged_report(each, self.request)
+        report = attrs.evolve(report, due=DueTimes.of(plan.due_ms))
         warnings = (*report.warnings, *clashes, *disk_warnings(self.target.path))
         return attrs.evolve(report, warnings=warnings)
 

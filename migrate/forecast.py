@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from message_store.html_pages import picture_text
 from message_store.store_root import StoreRoot
+from migrate.due_times import BUCKETS_S, DueTimes, bucket_seconds
 from timer_wheel.wheel_file import read_wheel
-
-BUCKETS_MAX = 240
-_BUCKETS_S = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400)
 
 
 @attrs.frozen(eq=False)
@@ -43,9 +41,8 @@ class Forecast:
     def bucket_s(self) -> int:
         """The shortest handy width at which the whole time takes at most BUCKETS_MAX bars."""
         if not len(self.due_ms):
-            return _BUCKETS_S[0]
-        whole_s = (int(self.due_ms.max()) - int(self.due_ms.min())) / 1000
-        return next((each for each in _BUCKETS_S if whole_s <= each * BUCKETS_MAX), _BUCKETS_S[-1])
+            return BUCKETS_S[0]
+        return bucket_seconds(int(self.due_ms.min()) // 1000, -(-int(self.due_ms.max()) // 1000))
 
     def buckets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where each bar begins, epoch seconds, and how many messages fall due in it."""
@@ -68,23 +65,30 @@ def read_forecast(target: StoreRoot, precision_ms: int) -> Forecast:
     )
 
 
-def draw_forecast(forecast: Forecast) -> str:
-    """The forecast as an SVG picture; the same numbers make the same text."""
-    starts, counts = forecast.buckets()
+def draw_forecast(forecast: Forecast, before: DueTimes | None = None) -> str:
+    """The forecast as an SVG picture, with what was due when in the source above it; the same
+    numbers make the same text.
+    """
+    bars = [("on the wheel", forecast.bucket_s, *forecast.buckets())]
+    if before is not None:
+        starts = before.first_s + before.step_s * np.arange(len(before.counts), dtype=np.int64)
+        bars.insert(0, ("in the levels", before.step_s, starts, np.array(before.counts)))
     with rc_context({"svg.hashsalt": "delaywheel", "font.size": 9}):
-        figure = Figure(figsize=(9, 2.8), layout="constrained")
-        axes = figure.add_subplot()
-        axes.bar(
-            starts.astype("datetime64[s]"),
-            counts,
-            width=np.timedelta64(forecast.bucket_s, "s"),
-            align="edge",
-            color="#33658a",
-        )
+        figure = Figure(figsize=(9, 0.4 + 2.4 * len(bars)), layout="constrained")
+        rows = figure.subplots(len(bars), sharex=True, squeeze=False)[:, 0]
+        for axes, (where, bucket_s, starts, counts) in zip(rows, bars, strict=True):
+            axes.bar(
+                starts.astype("datetime64[s]"),
+                counts,
+                width=np.timedelta64(bucket_s, "s"),
+                align="edge",
+                color="#33658a",
+            )
+            axes.set_ylabel(f"messages in {bucket_s:,} s")
+            axes.set_title(where, loc="left")
         locator = AutoDateLocator()  # type: ignore[no-untyped-call]
-        axes.xaxis.set_major_locator(locator)
+        rows[-1].xaxis.set_major_locator(locator)
         formatter = ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
-        axes.xaxis.set_major_formatter(formatter)
-        axes.set_ylabel(f"messages in {forecast.bucket_s:,} s")
-        axes.set_xlabel("due, UTC")
+        rows[-1].xaxis.set_major_formatter(formatter)
+        rows[-1].set_xlabel("due, UTC")
         return picture_text(figure)

@@ -8,6 +8,7 @@ lies beside this module.
 import os
 import tempfile
 from pathlib import Path
+from shlex import quote
 
 from markupsafe import Markup
 
@@ -22,6 +23,7 @@ from migrate.report import COUNT_NAMES, ConversionReport
 
 TEMPLATE = "conversion_report.html.jinja"
 LISTED_RECORDS = 1000
+LISTED_TOPICS = 200
 
 
 def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
@@ -32,9 +34,12 @@ def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
         report=report,
         columns=COUNT_NAMES,
         listed=report.bad_records[:LISTED_RECORDS],
+        topics=sorted(report.topics.items(), key=lambda item: (-item[1], item[0]))[:LISTED_TOPICS],
+        stores=" ".join(quote(s.source) for s in report.sources or (report,)),
+        place=quote(report.target),
         forecast=forecast,
         # Drawn from numbers only: no text of a store is in the picture.
-        picture=Markup(draw_forecast(forecast)) if len(forecast.due_ms) else "",
+        picture=Markup(draw_forecast(forecast, report.due)) if len(forecast.due_ms) else "",
     )
 
 

@@ -121,9 +121,10 @@ def merged_report(reports: Sequence[ConversionReport], request: dict[str, Any]) 
     """The sum of the reports of all sources, with each of them in ``sources``."""
     first, count = reports[0], len(reports)
     bad = [named_records(report.bad_records, Path(report.source), count) for report in reports]
-    left_out: Counter[str] = Counter()
+    left_out, topics = Counter[str](), Counter[str]()
     for report in reports:
         left_out.update(report.left_out_topics)
+        topics.update(report.topics)
     due_min = [report.due_min_ms for report in reports if report.due_min_ms is not None]
     due_max = [report.due_max_ms for report in reports if report.due_max_ms is not None]
     return attrs.evolve(
@@ -141,6 +142,7 @@ def merged_report(reports: Sequence[ConversionReport], request: dict[str, Any]) 
         warnings=tuple(f"{r.source}: {said}" for r in reports for said in r.warnings),
         request=request,
         left_out_topics=dict(left_out),
+        topics=dict(sorted(topics.items())),
         target_queue_offset=0,
         sources=tuple(reports),
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from migrate.due_times import DueTimes
+
 
 @attrs.frozen
 class BadRecord:
@@ -72,7 +74,8 @@ class ConversionReport:
 
     Of several sources merged into one target it is the sum, ``source`` names them all, and
     ``sources`` has the report of each; ``target_queue_offset`` is where the messages of one begin
-    in the target's timer queue.
+    in the target's timer queue. ``topics`` counts what was converted for each real topic, and
+    ``due`` when it is due.
     """
 
     source: str
@@ -96,6 +99,8 @@ class ConversionReport:
     left_out_topics: dict[str, int] = attrs.field(factory=dict)
     target_queue_offset: int = 0
     sources: tuple["ConversionReport", ...] = ()
+    topics: dict[str, int] = attrs.field(factory=dict)
+    due: DueTimes | None = None
 
     def total(self, name: str) -> int:
         """A count summed over the levels."""
@@ -112,6 +117,7 @@ class ConversionReport:
         """The report that ``as_json`` gave. Raises KeyError or TypeError for anything else."""
         given = {field.name: facts[field.name] for field in attrs.fields(cls)}
         given["sources"] = tuple(map(cls.from_json, facts["sources"]))
+        given["due"] = DueTimes.from_json(facts["due"])
         given["levels"] = tuple(LevelReport(**level) for level in facts["levels"])
         given["bad_records"] = tuple(BadRecord(**record) for record in facts["bad_records"])
         given["warnings"] = tuple(facts["warnings"])

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTML report: true numbers, everything escaped, nothing fetched from anywhere."""
 
+import json
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from message_store.errors import TargetError
 from message_store.store_root import StoreRoot
-from migrate.forecast import BUCKETS_MAX, Forecast, draw_forecast, read_forecast
+from migrate.due_times import BUCKETS_MAX, DueTimes
+from migrate.forecast import Forecast, draw_forecast, read_forecast
 from migrate.html_report import render_html_report, write_html_report
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
 from tests.independent.tiny_target import MESSAGES, WRITE_TIME_MS, write_tiny_target
@@ -74,10 +79,44 @@ def test_the_page_tells_the_numbers() -> None:
     assert "<td>4711</td>" in page
 
 
+def test_the_page_tells_topics_what_was_due_before_and_what_to_do() -> None:
+    due_ms = np.repeat([1_700_000_000_000, 1_700_000_060_500], [3, 1230])
+    topics = {f"T{number}": number for number in range(1, 203)}
+    page = render_html_report(a_report(topics=topics, due=DueTimes.of(due_ms)), FORECAST)
+    assert '<td class="path">T202</td><td>202</td>' in page
+    assert '<td class="path">T2</td>' not in page
+    assert "And 2 more, with fewer messages." in page
+    assert "1,230 of them were due in one second, at 2023-11-14T22:14:20Z" in page
+    assert "On the wheel they take 3 slots." in page
+    assert "delaywheel quarantine /data/target" in page
+    assert "retire SOURCE --converted-to /data/target --execute" in page
+
+
+def test_the_page_of_a_merge_has_every_source() -> None:
+    each = [a_report(source=f"/data/{name}", sources=()) for name in ("one", "two")]
+    page = render_html_report(a_report(sources=tuple(each)), FORECAST)
+    assert "<h2>Sources</h2>" in page
+    assert "delaywheel verify /data/one /data/two /data/target" in page
+
+
+@pytest.mark.parametrize("span_s", [0, 1, 250, 86_400 * 90, 86_400 * 4_000])
+def test_due_times_are_counted_in_few_buckets(span_s: int) -> None:
+    seconds = np.unique(np.linspace(0, span_s, 300).astype(np.int64))
+    due_ms = 1_700_000_000_999 + 1000 * np.concatenate([seconds, seconds[-1:]])
+    found = DueTimes.of(due_ms)
+    assert found is not None
+    assert sum(found.counts) == len(due_ms)
+    assert len(found.counts) <= max(BUCKETS_MAX + 1, span_s // 86_400 + 1)
+    assert (found.peak_messages, found.peak_ms) == (2, int(due_ms[-1]) // 1000 * 1000)
+    assert found.first_s <= 1_700_000_000 < found.first_s + found.step_s
+    assert DueTimes.from_json(json.loads(json.dumps(attrs.asdict(found)))) == found
+    assert DueTimes.of(due_ms[:0]) is None
+
+
 def test_nothing_of_a_store_becomes_markup_or_control() -> None:
     page = render_html_report(a_report(), FORECAST)
     assert "<script" not in page
-    assert page.count("&lt;script&gt;") == 4
+    assert page.count("&lt;script&gt;") == 5
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", page)
 
 
@@ -127,3 +166,21 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     report = a_report(target=str(tmp_path / "target"))
     with pytest.raises(TargetError, match="cannot be written"):
         write_html_report(report, tmp_path / "file" / "report.html")
+
+
+def test_a_browser_draws_the_page(tmp_path: Path) -> None:
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed here")
+    due = DueTimes.of(np.repeat([1_700_000_000_000, 1_700_000_060_500], [3, 1230]))
+    page, picture = tmp_path / "page.html", tmp_path / "page.png"
+    page.write_text(render_html_report(a_report(due=due), FORECAST))
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1000,2000")
+    command = [browser, *flags, f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    seen = (imread(picture)[:, :, :3] * 255).round().astype(int)
+    bars = (seen == [0x33, 0x65, 0x8A]).all(axis=2)
+    warnings = (seen == [0xFF, 0xF3, 0xCD]).all(axis=2)
+    assert bars.sum() > 100, "the picture is not drawn"
+    assert warnings.sum() > 10_000, "the style is not applied"
