@@ -169,6 +169,11 @@ class VirtualRun:
         """What an engine has forgotten to announce is late, and not missing."""
         if self._full_until is not None:
             self._room_again()
+        late = [self._dies_inside] if self._dies_inside is not None else []
+        self._dies_inside = None
+        for fault in (*late, *self._faults):
+            answer = "came after everything was delivered"
+            self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
         self._go_to(self._horizon_ms())
         self._advance()
 
