@@ -89,6 +89,14 @@ _CONVERSION_OPTIONS: tuple[Decorator, ...] = (
         " continued.",
     ),
     click.option(
+        "--to",
+        type=click.Choice(["wheel", "hierarchy"]),
+        default="wheel",
+        show_default=True,
+        help="What TARGET is for: a 5.x broker's timer wheel, or the index of"
+        " HierarchicalWheelStore, on which no broker starts.",
+    ),
+    click.option(
         "--precision-ms",
         type=click.Choice(PRECISIONS),
         help="The new broker's timerPrecisionMs; 1000 when neither this nor --target-conf says.",

@@ -238,6 +238,9 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     lines = ["What next"]
     stores = [source.source for source in report.sources or (report,)] + [report.target]
     lines.append(f"  check it:  delaywheel verify {' '.join(map(quote, stores))}")
+    if report.engine == "hierarchy":
+        lines.append("  it is for HierarchicalWheelStore, and no broker starts on it: open it with")
+        lines.append("  WheelStore first, or convert with --to wheel, to give it to one")
     lines.append("  settings that the broker of the target needs, which are in")
     lines.append(f"  {report.target}/delaywheel/broker.conf:")
     lines += [f"    {key}={value}" for key, value in report.broker_conf.items()]

@@ -29,6 +29,10 @@ def refuse_unwritable(root: StoreRoot) -> None:
     try:
         root.path.mkdir(parents=True, exist_ok=True)
         is_new = not root.commit_log.exists() and not root.consume_queues.exists()
+        if (root.staging if is_new else root.staging / "plan.json").exists():
+            raise SourceError(
+                f"{root.path}: an unfinished conversion; run the same convert command again"
+            )
         if is_new:
             root.commit_log.mkdir()
             sync_directory(root.path)

@@ -81,6 +81,11 @@ class StoreRoot:
         """
         return self.path / "delaywheel"
 
+    @property
+    def staging(self) -> Path:
+        """Where a store is made that is not finished yet."""
+        return self.own / "staging"
+
     def config_file(self, name: str) -> Path:
         """A configuration file, such as ``topics.json``."""
         return self.config / name

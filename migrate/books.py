@@ -13,9 +13,10 @@ from migrate.due_times import DueTimes
 from migrate.plan import Amendments, Plan
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
 from migrate.seal import topic_demands
-from migrate.settings import ConvertOptions
+from migrate.settings import WHEEL, ConvertOptions
 from migrate.target_config import broker_settings
 from migrate.write import Receipt
+from timer_wheel.hierarchy.index_layouts import ID_ROW, WAITING_ROW
 from timer_wheel.timer_log import FLAG_ROLL, TIMER_UNIT
 from timer_wheel.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 
@@ -153,6 +154,7 @@ def conversion_report(
     largest = max((receipt.largest_record_bytes for receipt in receipts), default=0)
     due_ms = plan.due_ms[own]
     some = len(due_ms) > 0
+    timer_bytes = TIMER_UNIT.size if plan.engine == WHEEL else WAITING_ROW.size + ID_ROW.size
     parts = plan.log.parts
     first, end, _step = own.indices(len(plan))
     is_own = (parts["first"] >= first) & (parts["end"] <= end)
@@ -167,15 +169,16 @@ def conversion_report(
         levels=_level_reports(backlog, chosen, plan, amendments, own),
         due_min_ms=int(due_ms.min()) if some else None,
         due_max_ms=int(due_ms.max()) if some else None,
-        open_before_ms=open_before_ms(plan),
+        open_before_ms=open_before_ms(plan) if plan.engine == WHEEL else None,
         bytes_read=sum(receipt.bytes_read for receipt in receipts),
-        bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + TIMER_UNIT.size),
+        bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + timer_bytes),
         bad_records=bad_records(backlog, amendments),
         broker_conf=broker_settings(plan.settings, largest),
         warnings=_warnings(backlog),
         seconds=seconds,
         request=request,
         identity=plan.identity,
+        engine=plan.engine,
         target_queue_offset=first,
         topics={name: demand.count for name, demand in topic_demands(receipts).items()},
         due=DueTimes.of(due_ms),

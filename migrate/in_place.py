@@ -29,7 +29,7 @@ from migrate.in_place_plan import InPlacePlan, plan_in_place
 from migrate.in_place_report import CONTINUED, DONE, NOTHING, PLANNED, UNFINISHED, InPlaceReport
 from migrate.quarantine import keep_bad_records, list_bad_records
 from migrate.report import Seconds
-from migrate.settings import ConvertOptions
+from migrate.settings import WHEEL, ConvertOptions
 from migrate.store_backup import (
     IN_PLACE,
     UNDOING,
@@ -109,6 +109,8 @@ class _InPlace:
                 "--whole-log cannot be done in place: messages that no queue knows have no offset"
                 " to move past; convert into a fresh store"
             )
+        if options.to != WHEEL:
+            raise OptionsError("--to says nothing in place: a store stays its own broker's")
         if options.levels_only:
             raise OptionsError("--levels-only says nothing in place: the store keeps its own wheel")
         if options.now_ms is not None and options.now_ms > self.clock_ms:

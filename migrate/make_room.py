@@ -10,6 +10,7 @@ from message_store.errors import TargetError
 from migrate.disk_room import free_bytes
 from migrate.plan import Amendments, Plan
 from migrate.row_output import create_row
+from migrate.settings import WHEEL
 from migrate.staged_output import (
     Staging,
     clear_staging,
@@ -18,6 +19,7 @@ from migrate.staged_output import (
     target_errors,
 )
 from migrate.stored_plan import store_plan
+from timer_wheel.hierarchy.index_layouts import ID_ROW, WAITING_ROW
 from timer_wheel.timer_log import TIMER_UNIT, units_per_file
 from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
@@ -68,7 +70,10 @@ def take_up(
 
 
 def create_rows(plan: Plan, staging: Staging) -> None:
-    """Make the files of log, queue and timer log, sparse and of full length. Raises TargetError."""
+    """Make the files of log, queue and, for a wheel, timer log, sparse and of full length.
+
+    Raises TargetError.
+    """
     settings, store = plan.settings, staging.store
     log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
     queue_units = settings.queue_file_bytes // QUEUE_UNIT.size
@@ -79,14 +84,19 @@ def create_rows(plan: Plan, staging: Staging) -> None:
         count=-(-len(plan) // queue_units),
         file_bytes=settings.queue_file_bytes,
     )
-    create_row(
-        store.timer_log,
-        count=-(-len(plan) // timer_units),
-        file_bytes=settings.timer_log_file_bytes,
-    )
+    if plan.engine == WHEEL:
+        create_row(
+            store.timer_log,
+            count=-(-len(plan) // timer_units),
+            file_bytes=settings.timer_log_file_bytes,
+        )
 
 
 def bytes_needed(plan: Plan) -> int:
-    """Log, queue, timer log and the touched pages of the wheel, as the disk counts them."""
-    a_message = QUEUE_UNIT.size + TIMER_UNIT.size + 1 + _PLAN_BYTES_A_MESSAGE
+    """Log, queue, timer log and the touched pages of the wheel, as the disk counts them; for a
+    hierarchical wheel its index, three times: the parts' tables, their copies, and what they
+    become.
+    """
+    timers = TIMER_UNIT.size if plan.engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
+    a_message = QUEUE_UNIT.size + timers + 1 + _PLAN_BYTES_A_MESSAGE
     return plan.log.end_offset + WHEEL_FILE_BYTES + len(plan) * a_message

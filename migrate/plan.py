@@ -23,7 +23,7 @@ from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from migrate.chain_kernel import link_chains
 from migrate.log_plan import LogPlan, plan_log
 from migrate.rewrite import growth_bytes
-from migrate.settings import TargetSettings
+from migrate.settings import WHEEL, TargetSettings
 from timer_wheel.placing import place
 from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms
 
@@ -89,7 +89,7 @@ class Plan:
     """One element a message, in store order, unless said otherwise.
 
     ``chosen`` are indexes into the backlog; ``distances`` lead to the message before in the same
-    slot (0: none).
+    slot (0: none). ``engine`` is what the target is for.
     """
 
     identity: str
@@ -108,6 +108,7 @@ class Plan:
     distances: NDArray[np.int32]
     slots: SlotTable
     log: LogPlan
+    engine: str = WHEEL
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -124,8 +125,7 @@ def make_plan(
     amendments: Amendments,
     source_starts: Sequence[int] = (0,),
 ) -> Plan:
-    """Plan the conversion of the backlog's ``chosen`` entries (a mask), less the amendments' bad
-    ones.
+    """Plan the conversion of the ``chosen`` entries (a mask), less the amendments' bad ones.
 
     ``request`` is all else that makes this run this one; it goes into the plan's identity.
     ``source_starts`` are the rows at which each source begins. Raises PlanError for too many.
@@ -172,6 +172,7 @@ def make_plan(
             part_bytes=part_bytes,
             source_ends=np.searchsorted(picked, source_starts[1:]).tolist(),
         ),
+        engine=request.get("to", WHEEL),
     )
 
 

@@ -70,7 +70,7 @@ COUNT_NAMES = (
 @attrs.frozen
 class ConversionReport:
     """The result of a conversion; ``open_before_ms`` is when its wheel, or its log, begins to
-    expire.
+    expire; ``engine`` what the target is for.
 
     Of several sources merged into one target it is the sum, ``source`` names them all, and
     ``sources`` has the report of each; ``target_queue_offset`` is where the messages of one begin
@@ -97,6 +97,7 @@ class ConversionReport:
     request: dict[str, Any]
     identity: str
     left_out_topics: dict[str, int] = attrs.field(factory=dict)
+    engine: str = "wheel"
     target_queue_offset: int = 0
     sources: tuple["ConversionReport", ...] = ()
     topics: dict[str, int] = attrs.field(factory=dict)

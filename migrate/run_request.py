@@ -27,6 +27,7 @@ def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict
         "levels_only": options.levels_only,
         "whole_log": options.whole_log,
         "part_bytes": options.part_bytes,
+        "to": options.to,
         "source": str(options.source.absolute()),
         "source_log": log_fingerprint(StoreRoot(options.source)),
     }

@@ -9,6 +9,8 @@ from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.plan import Plan
 from migrate.row_output import write_sparse
+from migrate.seal_index import seal_index
+from migrate.settings import WHEEL
 from migrate.staged_output import Staging, publish, sync_tree
 from migrate.target_config import TopicDemand, config_files
 from migrate.write import Receipt
@@ -47,12 +49,34 @@ def seal(
 ) -> None:
     """Write what depends on all parts, wait for the disk, and move everything to its place.
 
-    Order: slots and small files, fsync of every file and name, then the renames, the wheel last.
+    Order: small files and slots, or the index of a hierarchical wheel, fsync of every file and
+    name, then the renames, the wheel (or what stands in its place) last.
     Receipts are synced too: without them a publishing that was stopped cannot go on. The plan's
     arrays are not: a continued run makes them anew.
     Raises TargetError.
     """
-    store, timer_log_bytes = staging.store, plan.settings.timer_log_file_bytes
+    files = config_files(sources, demands)
+    if plan.engine == WHEEL:
+        files |= _wheel_files(plan, demands)
+    for name, content in files.items():
+        replace_file(staging.store.config_file(name), content)
+    if plan.engine == WHEEL:
+        _write_slots(plan, staging.store)
+    else:
+        seal_index(plan, staging)
+    sync_tree(staging.path, but=staging.plan_arrays)
+    publish(staging)
+
+
+def _wheel_files(plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
+    return {
+        TIMER_CHECKPOINT_NAME: encode_timer_checkpoint(_checkpoint(plan)),
+        TIMER_METRICS_NAME: encode_timer_metrics(_metrics(plan, demands)).encode(),
+    }
+
+
+def _write_slots(plan: Plan, store: StoreRoot) -> None:
+    timer_log_bytes = plan.settings.timer_log_file_bytes
     slots = encode_slots(
         plan.slots.slot_time_ms,
         unit_position(plan.slots.first_index, timer_log_bytes),
@@ -60,14 +84,7 @@ def seal(
         plan.slots.counts,
         precision_ms=plan.settings.precision_ms,
     )
-    files = config_files(sources, demands)
-    files[TIMER_CHECKPOINT_NAME] = encode_timer_checkpoint(_checkpoint(plan))
-    files[TIMER_METRICS_NAME] = encode_timer_metrics(_metrics(plan, demands)).encode()
-    for name, content in files.items():
-        replace_file(store.config_file(name), content)
     write_sparse(store.timer_wheel, WHEEL_FILE_BYTES, slots)
-    sync_tree(staging.path, but=staging.plan_arrays)
-    publish(staging)
 
 
 def _checkpoint(plan: Plan) -> TimerCheckpoint:

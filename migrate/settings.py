@@ -31,6 +31,9 @@ from timer_wheel.wheel_math import (
     snap_precision,
 )
 
+WHEEL, HIERARCHY = ENGINES = ("wheel", "hierarchy")
+"""What a target can be for: a broker or ``WheelStore``, or ``HierarchicalWheelStore``."""
+
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
 
@@ -144,7 +147,7 @@ class ConvertOptions:
 
     ``now_ms`` None means the clock's time at the first try; a continued run keeps it.
     ``level_table`` None means what the store itself shows. Empty ``only_levels`` and
-    ``only_topics`` mean all.
+    ``only_topics`` mean all. ``to`` is the engine that the target is for.
     """
 
     source: Path = attrs.field(converter=Path)
@@ -165,3 +168,4 @@ class ConvertOptions:
     whole_log: bool = False
     access: Access = attrs.field(factory=Access)
     part_bytes: int = 64 << 20
+    to: str = attrs.field(default=WHEEL, validator=attrs.validators.in_(ENGINES))

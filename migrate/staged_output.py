@@ -24,10 +24,9 @@ from message_store.errors import PlanError, TargetError
 from message_store.side_by_side import side_by_side
 from message_store.small_files import read_small_file, replace_file, sync_directory
 from message_store.store_root import StoreRoot
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
 UNFINISHED_WHEEL = b"delaywheel: this conversion is not finished; run the same command again\n"
-_PUBLISHED_FIRST = ("config", "consumequeue", "timerlog", "commitlog")
+_PUBLISHED_FIRST = ("config", "consumequeue", "timerlog", "delaywheel/hierarchy", "commitlog")
 WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -51,7 +50,7 @@ class Staging:
     @property
     def path(self) -> Path:
         """Everything unfinished."""
-        return self.target.own / "staging"
+        return self.target.staging
 
     @property
     def store(self) -> StoreRoot:
@@ -71,6 +70,10 @@ class Staging:
     def plan_array(self, name: str) -> Path:
         """One array of the plan."""
         return self.plan_arrays / f"{name}.npy"
+
+    def index_table(self, part: int, family: str) -> Path:
+        """A part's table for one column family of a hierarchical wheel's index."""
+        return self.path / "parts" / f"{part:06d}.{family}.sst"
 
     def receipt(self, part: int) -> Path:
         """What the writer of a part has to say about it, JSON; there once the part is written."""
@@ -129,6 +132,21 @@ def write_note(path: Path, content: bytes) -> None:
 
 
 @contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A name for a file that takes the place of ``path`` at the end, whole; where nothing was
+    written, nothing is there. Does not wait for the disk. Raises TargetError.
+    """
+    with target_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
+        yield temporary
+        if temporary.exists():
+            os.replace(temporary, path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A name of one's own beside ``path``, renamed over it at the end: two attempts of one task may
     write the same file at the same time.
@@ -184,6 +202,7 @@ def publish(staging: Staging) -> None:
             if (store.path / name).exists():
                 clear(target.path / name)  # from a call that was stopped; the stub still stands
                 os.replace(store.path / name, target.path / name)
+        sync_directory(target.own)
         sync_directory(target.path)
         os.replace(store.timer_wheel, target.timer_wheel)
         sync_directory(target.path)
@@ -197,13 +216,12 @@ def is_publishing(staging: Staging) -> bool:
 
 
 def is_published(staging: Staging) -> bool:
-    """Whether the wheel, which comes last, is in its place."""
+    """Whether the wheel, which comes last, is in its place; for a hierarchical wheel what keeps
+    brokers from starting.
+    """
     path = staging.target.timer_wheel
-    return (
-        path.is_file()
-        and path.stat().st_size == WHEEL_FILE_BYTES
-        and not staging.store.timer_wheel.exists()
-    )
+    is_there = path.is_file() and not _is_stub(path)
+    return is_there and is_publishing(staging) and not staging.store.timer_wheel.exists()
 
 
 def names_in_the_way(staging: Staging) -> list[str]:

@@ -40,6 +40,7 @@ class StoredPlan:
     write_time_ms: int
     count: int
     settings: TargetSettings
+    engine: str
     arrays: dict[str, NDArray[Any]]
     target_offsets: NDArray[np.int64]
     parts: NDArray[Any]
@@ -74,6 +75,7 @@ def store_plan(
         "write_time_ms": plan.write_time_ms,
         "count": len(plan),
         "settings": attrs.asdict(plan.settings),
+        "engine": plan.engine,
     }
     write_note(staging.plan_file, json.dumps(facts, indent=1).encode())
 
@@ -107,6 +109,7 @@ def load_plan(target: Path) -> StoredPlan:
         write_time_ms=facts["write_time_ms"],
         count=facts["count"],
         settings=TargetSettings(**facts["settings"]),
+        engine=facts["engine"],
         arrays={name: load_array(staging.plan_array(name)) for name in _ARRAYS},
         target_offsets=load_array(staging.plan_array("target_offsets")),
         parts=load_array(staging.plan_array("parts")),

@@ -22,12 +22,14 @@ from pyspark.sql import SparkSession
 
 from message_store.errors import OptionsError
 from message_store.store_root import StoreRoot
+from migrate.settings import WHEEL
 from migrate.spark_master import require_shared_directory
 from migrate.verify_compare import Comparison, compare_sides
 from migrate.verify_config import config_problems, overdue_problems
 from migrate.verify_digests import DigestResult, FoundRecords, Side, TopicUse
 from migrate.verify_entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
 from migrate.verify_groups import group_problems
+from migrate.verify_index import read_target
 from migrate.verify_jobs import DigestJobs, Progress, SideEntries
 from migrate.verify_listing import (
     RecordReader,
@@ -42,10 +44,12 @@ from migrate.verify_sample import is_alike, some_entries
 from migrate.verify_settings import ConversionSettings, read_settings
 from migrate.verify_shares import own_entries, share_problems
 from migrate.verify_source import read_pending
-from migrate.verify_structure import ReachedMessages, read_reached
+from migrate.verify_structure import ReachedMessages
 
 DEFAULT_SAMPLE = 200
 DEFAULT_LISTED = 100
+_NO_WINDOW_SLOTS = 1 << 40
+"""A hierarchical wheel rolls nothing."""
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
@@ -113,7 +117,7 @@ def verify_all(
             locks.enter_context(root.shared_lock())
         progress("read", 0, 1)
         with ThreadPoolExecutor(max_workers=1) as beside:
-            reading = beside.submit(read_reached, target_root, asked[0])
+            reading = beside.submit(read_target, target_root, asked[0])
             first = read_pending(roots[0], asked[0])
             reached = reading.result()
         progress("read", 1, 1)
@@ -175,7 +179,7 @@ def compare_stores(
         problems = [
             *reached.problems,
             *(share_problems(target_root, reached.entries) if settings.share else ()),
-            *config_problems(target_root, topics, are_all=settings.share is None),
+            *config_problems(target_root, topics, settings, are_all=settings.share is None),
             *group_problems(target_root, source_root, topics),
             *overdue_problems(totals["target"].overdue),
             *complaint_problems(totals["source"], ours),
@@ -207,7 +211,7 @@ def digest_jobs(
         settings.now_ms,
         settings.write_time_ms,
         settings.precision_ms,
-        settings.roll_window_slots,
+        settings.roll_window_slots if settings.engine == WHEEL else _NO_WINDOW_SLOTS,
     )
     # Both sides together make two tasks a core: few, because a task costs some 15 ms of nothing.
     parallelism = 1 if spark is None else spark.sparkContext.defaultParallelism
@@ -259,7 +263,7 @@ def _sample_report(
     problems = [
         *reached.problems,
         *(share_problems(target_root, reached.entries) if settings.share else ()),
-        *config_problems(target_root, topics, are_all=False),
+        *config_problems(target_root, topics, settings, are_all=False),
         *group_problems(target_root, source_root, topics),
         *overdue_problems(totals["target"].overdue),
     ]

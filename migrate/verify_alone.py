@@ -22,11 +22,11 @@ from migrate.verify import VerifyOptions, digest_jobs, no_progress, topics_of
 from migrate.verify_config import config_problems, overdue_problems
 from migrate.verify_entries import BUCKET_COUNT
 from migrate.verify_groups import group_problems
+from migrate.verify_index import read_target
 from migrate.verify_jobs import Progress, SideEntries
 from migrate.verify_listing import RecordReader, complaint_problems, unreadable
 from migrate.verify_report import Problem, VerifyReport
 from migrate.verify_settings import ConversionSettings, read_settings
-from migrate.verify_structure import read_reached
 
 _SIZES = ("commit_log_file_bytes", "queue_file_bytes", "timer_log_file_bytes")
 
@@ -53,7 +53,7 @@ def verify_alone(
     settings, counted = _told(root)
     with root.shared_lock():
         progress("read", 0, 1)
-        reached = read_reached(root, settings)
+        reached = read_target(root, settings)
         progress("read", 1, 1)
         jobs = digest_jobs(spark, settings, options, progress)
         side = SideEntries(
@@ -64,7 +64,7 @@ def verify_alone(
             topics = topics_of(result, records)
         problems: list[Problem] = [
             *reached.problems,
-            *config_problems(root, topics),
+            *config_problems(root, topics, settings),
             *group_problems(root, None, topics),
             *overdue_problems(result.overdue),
             *complaint_problems(result, side),

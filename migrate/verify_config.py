@@ -13,8 +13,10 @@ from message_store.errors import FormatError
 from message_store.fastjson import parse
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
+from migrate.settings import WHEEL
 from migrate.verify_digests import TopicUse
 from migrate.verify_report import OPENED, Problem
+from migrate.verify_settings import ConversionSettings
 from migrate.verify_target_kernel import OVERDUE_EARLIEST, OVERDUE_LATEST
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.wheel_file import snapshots
@@ -25,17 +27,22 @@ _FORBIDDEN_CONFIG = ("delayOffset.json", "delayOffset.json.bak")
 
 
 def config_problems(
-    root: StoreRoot, topics: Mapping[str, TopicUse], *, are_all: bool = True
+    root: StoreRoot,
+    topics: Mapping[str, TopicUse],
+    settings: ConversionSettings,
+    *,
+    are_all: bool = True,
 ) -> Iterator[Problem]:
-    """What is wrong beside the messages; ``topics`` are the real topics and their use: of all
-    messages, or of some of them.
+    """What is wrong beside the messages; ``topics`` are the real topics and their use, of all
+    messages or of some of them. Only a wheel's counts are kept in a file.
     """
     forbidden = [root.abort, root.checkpoint, *map(root.config_file, _FORBIDDEN_CONFIG)]
     for path in forbidden + [path for _, path in snapshots(root)]:
         if path.exists():
             yield Problem("files", f"{path.relative_to(root.path)} must not be there")
     yield from _broker_problems(root)
-    yield from _metrics_problems(root, topics, are_all=are_all)
+    if settings.engine == WHEEL:
+        yield from _metrics_problems(root, topics, are_all=are_all)
     yield from _topic_problems(root, topics)
 
 

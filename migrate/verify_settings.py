@@ -16,6 +16,7 @@ from message_store.store_root import (
     StoreRoot,
 )
 from migrate.conversion_marker import CONVERSION_NAME, read_marker, share_of
+from migrate.settings import ENGINES, WHEEL
 from timer_wheel.timer_log import units_per_file
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
 
@@ -51,6 +52,7 @@ class ConversionSettings:
     only_topics: tuple[str, ...] = ()
     levels_only: bool = False
     whole_log: bool = False
+    engine: str = WHEEL
     quarantined: tuple[QuarantinedEntry, ...] = ()
     commit_log_file_bytes: int = COMMIT_LOG_FILE_BYTES
     queue_file_bytes: int = QUEUE_FILE_BYTES
@@ -110,6 +112,7 @@ def _decode_settings(table: dict[str, Any], path: Path) -> ConversionSettings:
         only_topics=tuple(str(topic) for topic in table.get("only_topics") or ()),
         levels_only=bool(table.get("levels_only")),
         whole_log=bool(table.get("whole_log")),
+        engine=_engine(table.get("to"), path),
         quarantined=tuple(_entry(row, path) for row in table.get("quarantined") or ()),
     )
     _require_sizes(settings, path)
@@ -139,6 +142,14 @@ def _offsets(value: object, path: Path) -> str:
         what = f"offsets is none of {', '.join(known)}"
         raise BadFieldError(what, path=path, found=repr(value)[:64])
     return str(value or OffsetsChoice.AUTO)
+
+
+def _engine(value: object, path: Path) -> str:
+    """What the target is for; nothing said means a wheel."""
+    if value is not None and value not in ENGINES:
+        what = f"the engine is none of {', '.join(ENGINES)}"
+        raise BadFieldError(what, path=path, found=repr(value)[:64])
+    return str(value or WHEEL)
 
 
 def _require_sizes(settings: ConversionSettings, path: Path) -> None:

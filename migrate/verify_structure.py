@@ -54,7 +54,7 @@ def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessag
     disk that refuses raises (SourceError).
     """
     problems: list[Problem] = []
-    queue = _read_queue(root, settings, problems)
+    queue = read_target_queue(root, settings, problems)
     with SegmentReader(root.commit_log, settings.commit_log_file_bytes) as log:
         problems += row_problems("commit log", log)
         problems += log_problems(log, queue)
@@ -72,9 +72,10 @@ def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessag
     return ReachedMessages(entries, tuple(problems))
 
 
-def _read_queue(
+def read_target_queue(
     root: StoreRoot, settings: ConversionSettings, problems: list[Problem]
 ) -> QueueEntries:
+    """The timer queue; what is wrong with its files is added to ``problems``."""
     directory = root.timer_queue()
     with SegmentReader(directory, settings.queue_file_bytes) as reader:
         problems += row_problems(QUEUE, reader)
@@ -113,10 +114,10 @@ def _unit_problems(
         ),
         "the reserved field is not 0": rows["reserved"] != 0,
     }
-    yield from _each(TIMER_LOG, "unit", tests, np.arange(both))
+    yield from each_problem(TIMER_LOG, "unit", tests, np.arange(both))
 
 
-def _each(
+def each_problem(
     where: str, thing: str, tests: dict[str, NDArray[np.bool_]], names: NDArray[np.int64]
 ) -> Iterator[Problem]:
     """A problem for each test that any row fails, with the first such row named."""
@@ -129,7 +130,9 @@ def _blank_problems(reader: SegmentReader, units: TimerUnits, file_bytes: int) -
     """Files are filled in order, and each but the last ends with its blank."""
     numbers = np.arange(len(units), dtype=np.int64)
     astray = units.positions != unit_position(numbers, file_bytes)
-    yield from _each(TIMER_LOG, "unit", {"not where the one before it ends": astray}, numbers)
+    yield from each_problem(
+        TIMER_LOG, "unit", {"not where the one before it ends": astray}, numbers
+    )
     blank = blank_bytes(file_bytes)
     for segment in reader.segments[:-1]:
         end = segment.start_offset + units_per_file(file_bytes) * units.units.itemsize
@@ -172,7 +175,7 @@ def _read_slots(
         f"the hand begins at {read_ms} and never reads it": passed,
         "its magic is not 0": found["magic"] != 0,
     }
-    problems += _each(WHEEL, "slot", tests, used)
+    problems += each_problem(WHEEL, "slot", tests, used)
     live = np.flatnonzero(~misplaced & ~passed)
     live = live[np.argsort(times_ms[live], kind="stable")]
     return _Slots(
@@ -202,13 +205,13 @@ def _walk_problems(
         "its first unit is not where its chain ends": reached_first != slots.first,
         "its count is not the length of its chain": walk.steps != slots.counts,
     }
-    yield from _each(WHEEL, "the slot of", tests, slots.times_ms)
+    yield from each_problem(WHEEL, "the slot of", tests, slots.times_ms)
     elsewhere = units.slot_time_ms[walk.units] != slots.times_ms[walk.slots]
     tests = {"it is chained to a slot of another time": elsewhere}
-    yield from _each(TIMER_LOG, "unit", tests, walk.units)
+    yield from each_problem(TIMER_LOG, "unit", tests, walk.units)
     visits = np.bincount(walk.units, minlength=len(units))
     tests = {"no slot leads to it": visits == 0, "reached more than once": visits > 1}
-    yield from _each(TIMER_LOG, "unit", tests, np.arange(len(units)))
+    yield from each_problem(TIMER_LOG, "unit", tests, np.arange(len(units)))
 
 
 def _checkpoint_problems(

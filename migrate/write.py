@@ -22,9 +22,11 @@ from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.segment_files import SegmentReader, segment_name
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
+from migrate.index_part import index_rows, key_hashes, write_tables
 from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
 from migrate.rewrite_kernel import USUAL, rewrite_records
 from migrate.row_output import PartStream, stream_to_row
+from migrate.settings import HIERARCHY
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from migrate.staged_output import write_note
 from migrate.stored_plan import StoredPlan, load_plan
@@ -40,7 +42,7 @@ class Receipt:
 
     ``bad`` and ``odd_sizes`` map indexes of the plan to a reason and to a size. ``topics`` is one
     row a real topic: name (UTF-8 read as Latin-1), messages, highest queue id. The CRCs are of what
-    was written to log, queue and timer log.
+    was written to log, queue and timer log, and to the tables of a hierarchical wheel's index.
     """
 
     identity: str
@@ -53,6 +55,7 @@ class Receipt:
     topics: list[tuple[str, int, int]]
     bad: dict[int, str]
     odd_sizes: dict[int, int]
+    index_crc: int = 0
 
     def to_json(self) -> bytes:
         """The receipt's file."""
@@ -84,9 +87,8 @@ def write_parts(target: Path, parts: range) -> Iterator[int]:
 
 
 def _is_done(plan: StoredPlan, number: int, known: Receipt) -> bool:
-    return known.identity == plan.identity and is_written(
-        plan, number, log_crc=known.log_crc, units_crc=known.units_crc
-    )
+    crcs = {name: getattr(known, name) for name in ("log_crc", "units_crc", "index_crc")}
+    return known.identity == plan.identity and is_written(plan, number, **crcs)
 
 
 class PartWriter:
@@ -111,6 +113,7 @@ class PartWriter:
         self.status = np.zeros(count, np.uint8)
         self.tags_hashes = np.zeros(count, np.int32)
         self.topic_hashes = np.zeros(count, np.int32)
+        self.key_hashes = np.zeros(count, np.int64)
         self.topics = TopicTable()
         self.bad: dict[int, str] = {}
         self.odd_sizes: dict[int, int] = {}
@@ -124,6 +127,7 @@ class PartWriter:
         """Write the part's records, then its units. Raises SourceError or TargetError."""
         log_crc = self._write_records()
         units_crc = self._write_units()
+        index_crc = self._write_index() if self.plan.engine == HIERARCHY else 0
         return Receipt(
             identity=self.plan.identity,
             part=self.number,
@@ -138,6 +142,7 @@ class PartWriter:
             ],
             bad=self.bad,
             odd_sizes=self.odd_sizes,
+            index_crc=index_crc,
         )
 
     def _write_records(self) -> int:
@@ -191,6 +196,10 @@ class PartWriter:
             self.topics.grow()
         for at in np.flatnonzero(self.status[span] != USUAL).tolist():
             self._rewrite_unusual(chunk, at, block, origin)
+        if self.plan.engine == HIERARCHY:
+            places = self.target_offsets[span], self.target_sizes[span]
+            precision_ms = self.plan.settings.precision_ms
+            self.key_hashes[span] = key_hashes(block, origin, *places, precision_ms)
 
     def _rewrite_unusual(
         self, chunk: Chunk, at: int, block: NDArray[np.uint8], origin: int
@@ -243,6 +252,9 @@ class PartWriter:
         stream_to_row(
             store.timer_queue(), settings.queue_file_bytes, self.first * QUEUE_UNIT.size, queue
         )
+        crc = crc32_from(0, address_of(queue), len(queue))
+        if self.plan.engine == HIERARCHY:
+            return int(crc)
         for begin, stop, is_full in timer_pieces(self.plan, self.first, self.end):
             begin_byte, end_byte = (
                 (index - self.first) * TIMER_UNIT.size for index in (begin, stop)
@@ -251,5 +263,16 @@ class PartWriter:
             if is_full:
                 piece = np.append(piece, np.frombuffer(blank_bytes(file_bytes), np.uint8))
             stream_to_row(store.timer_log, file_bytes, unit_position(begin, file_bytes), piece)
-        crc = crc32_from(0, address_of(queue), len(queue))
         return int(crc32_from(crc, address_of(units), len(units)))
+
+    def _write_index(self) -> int:
+        rows = index_rows(
+            self.first,
+            self.outs_ms,
+            self.target_offsets,
+            self.target_sizes,
+            self.topic_hashes,
+            now_ms=self.plan.now_ms,
+            precision_ms=self.plan.settings.precision_ms,
+        )
+        return write_tables(self.plan.staging, self.number, rows, self.key_hashes)

@@ -13,6 +13,8 @@ from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import FormatError, SourceError
 from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
 from message_store.segment_files import SegmentReader
+from migrate.index_part import tables_crc
+from migrate.settings import HIERARCHY
 from migrate.staged_output import Staging
 from migrate.stored_plan import StoredPlan
 from timer_wheel.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_per_file
@@ -20,7 +22,9 @@ from timer_wheel.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_
 _READ_BYTES = 4 << 20
 
 
-def is_written(plan: StoredPlan, number: int, *, log_crc: int, units_crc: int) -> bool:
+def is_written(
+    plan: StoredPlan, number: int, *, log_crc: int, units_crc: int, index_crc: int
+) -> bool:
     """Whether the bytes of a part, staged or already published, have these CRCs."""
     part, settings, staging = plan.parts[number], plan.settings, plan.staging
     first, end = int(part["first"]), int(part["end"])
@@ -33,6 +37,8 @@ def is_written(plan: StoredPlan, number: int, *, log_crc: int, units_crc: int) -
                 is_whole &= _holds(log, log_end, commit_log_blank(blank))
         with _row(staging, store.timer_queue(), settings.queue_file_bytes) as queue:
             crc = _crc(queue, first * QUEUE_UNIT.size, end * QUEUE_UNIT.size, 0)
+        if plan.engine == HIERARCHY:
+            return is_whole and crc == units_crc and tables_crc(staging, number) == index_crc
         file_bytes = settings.timer_log_file_bytes
         with _row(staging, store.timer_log, file_bytes) as timer_log:
             for begin, stop, is_full in timer_pieces(plan, first, end):

@@ -47,11 +47,16 @@ FILE_TOUCHERS = {
     "compare/work_files.py",
     "migrate/row_output.py",
     "migrate/staged_output.py",
+    "timer_wheel/hierarchy/index_bulk.py",
     # A temporary directory of links, in the place of a directory that is not to be written to.
     "timer_wheel/rocksdb_view.py",
 }
-#: One writes the index of a hierarchical wheel, the other looks at a broker's timeline.
-DATABASES = {"timer_wheel/hierarchy/index_db.py", "timer_wheel/rocksdb_view.py"}
+#: Two write the index of a hierarchical wheel, one looks at databases of others.
+DATABASES = {
+    "timer_wheel/hierarchy/index_bulk.py",
+    "timer_wheel/hierarchy/index_db.py",
+    "timer_wheel/rocksdb_view.py",
+}
 #: Temporary files that are gone when their user is: not part of any store.
 TEMPORARY_FILES = {
     "migrate/demo.py": "tempfile.mkdtemp",

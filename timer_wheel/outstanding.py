@@ -14,7 +14,7 @@ from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
 from timer_wheel.done_already import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.pending_timers import PendingTimers, pending_records
-from timer_wheel.timeline import Timeline
+from timer_wheel.timeline import Timeline, read_timeline
 from timer_wheel.timer_checkpoint import TimerCheckpoint
 from timer_wheel.timer_log import TimerUnits
 from timer_wheel.timer_queue import resume_queue_offset, waiting_in_queue
@@ -28,6 +28,7 @@ class Outstanding:
     """
 
     timers: PendingTimers
+    timeline: Timeline | None
     resume_queue_offset: int
     blocking_queue_offsets: tuple[int, ...] = ()
     done_already_count: int = 0
@@ -39,7 +40,6 @@ def outstanding(
     commit_log: SegmentReader,
     units: TimerUnits,
     placed: PendingTimers,
-    timeline: Timeline | None,
     checkpoint: TimerCheckpoint,
     *,
     after_crash: bool,
@@ -49,6 +49,7 @@ def outstanding(
     What was done is looked for in the log after a crash, and wherever there is a timeline: one that
     delivers what is overdue at the end of the queue does not write that down.
     """
+    timeline = read_timeline(root)
     resume = resume_queue_offset(root, commit_log, units, checkpoint)
     timers = placed
     if timeline is not None:
@@ -72,7 +73,7 @@ def outstanding(
         timers, done_count = still_to_do(timers, units, commit_log, only_copies)
     if after_crash or timeline is not None:
         timers = _without_rolled(timers, commit_log)
-    return Outstanding(timers, resume, blocking, done_count, expired_count)
+    return Outstanding(timers, timeline, resume, blocking, done_count, expired_count)
 
 
 def _first_ms(timers: PendingTimers) -> int:

@@ -63,14 +63,18 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
 
 
 class FamilyView:
-    """One column family of a database that is open."""
+    """One column family of a database that is open; without ``family`` one that it does not have:
+    nothing stands in it.
+    """
 
-    def __init__(self, family: "Rdict", directory: Path) -> None:
+    def __init__(self, family: "Rdict | None", directory: Path) -> None:
         self._family = family
         self._directory = directory
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key. Raises SourceError."""
+        if self._family is None:
+            return None
         with _as_source_error(self._directory):
             value: bytes | None = self._family.get(key)
         return value
@@ -81,6 +85,8 @@ class FamilyView:
         Raises SourceError for a damaged place: a plain loop over the items of rocksdict ends there
         as if it were the end.
         """
+        if self._family is None:
+            return
         with _as_source_error(self._directory):
             place = self._family.iter()
             place.seek(from_key)
@@ -92,9 +98,8 @@ class FamilyView:
 
 
 @contextmanager
-def open_family(directory: Path, family: str) -> Iterator[FamilyView | None]:
-    """One column family of the database in this directory; None where the database has none of
-    that name.
+def open_families(directory: Path, *families: str) -> Iterator[list[FamilyView]]:
+    """Column families of the database in this directory.
 
     Raises SourceError for a database that cannot be opened, UnsupportedStoreError where rocksdict
     is not installed.
@@ -111,12 +116,12 @@ def open_family(directory: Path, family: str) -> Iterator[FamilyView | None]:
                 {name: _options() for name in names},
                 rocksdict.AccessType.read_only(False),
             )
-        opened = database.get_column_family(family) if family in names else None
+        opened = {name: database.get_column_family(name) for name in families if name in names}
         try:
-            yield None if opened is None else FamilyView(opened, directory)
+            yield [FamilyView(opened.get(name), directory) for name in families]
         finally:
-            if opened is not None:
-                opened.close()
+            for family in opened.values():
+                family.close()
             database.close()
 
 

@@ -15,7 +15,7 @@ from message_store.errors import BadFieldError, UnsupportedStoreError
 from message_store.layout import Field, Layout
 from message_store.store_root import StoreRoot
 from timer_wheel.pending_timers import NOT_IN_QUEUE, PendingTimers
-from timer_wheel.rocksdb_view import FamilyView, has_database, holds_data, open_family
+from timer_wheel.rocksdb_view import FamilyView, has_database, holds_data, open_families
 from timer_wheel.timer_log import FLAG_DEFAULT, NO_POSITION
 from timer_wheel.wheel_math import Int64Array
 
@@ -89,8 +89,8 @@ def read_timeline(root: StoreRoot) -> Timeline | None:
     if not has_database(directory):
         return None
     try:
-        with open_family(directory, FAMILY) as family:
-            return None if family is None else _read(family, directory)
+        with open_families(directory, FAMILY) as [family]:
+            return _read(family, directory)
     except UnsupportedStoreError:
         if holds_data(directory):
             raise

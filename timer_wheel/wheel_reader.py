@@ -21,7 +21,7 @@ from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
 from timer_wheel.outstanding import outstanding
 from timer_wheel.pending_timers import PendingTimers
-from timer_wheel.timeline import Timeline, read_timeline
+from timer_wheel.timeline import Timeline
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.timer_log import TimerUnits, read_units
 from timer_wheel.wheel_file import read_wheel
@@ -87,14 +87,12 @@ def read_wheel_store(
     recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
     finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
     and repeats, and finds what was stored and not yet queued. Of a store whose wheel is
-    hierarchical it is what that holds, in slots of a millisecond; no broker starts on it. Raises
-    SourceError and FormatError.
+    hierarchical it is what that holds, in slots of a millisecond. Raises SourceError, FormatError.
     """
     if hierarchy_mark(root).exists():
         from timer_wheel.hierarchy.hierarchy_reader import read_hierarchy
 
         return read_hierarchy(root, after_crash=after_crash)
-    timeline = read_timeline(root)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     flush_position = wheel.log_position or checkpoint.flush_position
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
@@ -110,9 +108,7 @@ def read_wheel_store(
             precision_ms=precision_ms,
         )
         placed, shared_positions = _placed(slots, units, read_time_ms, precision_ms)
-        found = outstanding(
-            root, commit_log, units, placed, timeline, checkpoint, after_crash=after_crash
-        )
+        found = outstanding(root, commit_log, units, placed, checkpoint, after_crash=after_crash)
         timers = found.timers
         recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
@@ -131,7 +127,7 @@ def read_wheel_store(
         expired_count=found.expired_count,
         blocking_queue_offsets=found.blocking_queue_offsets,
         shared_positions=shared_positions,
-        timeline=timeline,
+        timeline=found.timeline,
     )
 
 
