@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -27,6 +26,7 @@ from legacy_levels.level_scanner import NEVER_MS
 from legacy_levels.level_scheduling import LevelScheduling
 from legacy_levels.level_state import LevelState, open_levels
 from legacy_levels.neutral_units import CANCELLED_BYTES
+from message_store.closed_on_exit import ClosedOnExit
 from message_store.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -53,7 +53,7 @@ _SETTINGS = StoreSettings()
 _RULES = LevelRules()
 
 
-class LevelStore:
+class LevelStore(ClosedOnExit):
     """``DelayStore`` over the delay levels of one store directory. Made by ``open``.
 
     ``state`` and ``live`` are what it is made of, for tools that look closer.
@@ -249,14 +249,3 @@ class LevelStore:
     def abandon(self) -> None:
         """Let go of the files without a last word, as a kill would; for tests of what follows."""
         self.live.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -7,14 +7,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import attrs
 from sortedcontainers import SortedKeyList
 
 from message_store import properties as names
 from message_store.clock import Clock, SystemClock
+from message_store.closed_on_exit import ClosedOnExit
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import (
     AfterMs,
@@ -59,7 +59,7 @@ class _Entry:
         return self.receipt.promised_ms, self.receipt.commit_log_offset
 
 
-class MemoryStore:
+class MemoryStore(ClosedOnExit):
     """``DelayStore`` without files: what waits is sorted by promise and order of placing.
 
     ``promise`` is what it promises for a due time (to the millisecond, if not told otherwise),
@@ -237,17 +237,6 @@ class MemoryStore:
         """Take no more calls; closing twice is fine."""
         with self._lock:
             self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _record(

@@ -6,10 +6,10 @@ them in, asking and answering, and how a store begins and ends.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from message_store.byte_column import Int64s, int64s
+from message_store.closed_on_exit import ClosedOnExit
 from message_store.delay_store import (
     BatchReceipt,
     Cancellation,
@@ -32,7 +32,7 @@ from timer_wheel.waiting import Filter
 Made = TypeVar("Made")
 
 
-class TimerStore(ABC):
+class TimerStore(ClosedOnExit, ABC):
     """``DelayStore`` over records of ``rmq_sys_wheel_timer`` and their queue.
 
     ``levels`` are what ``AtLevel`` means. One thread at a time works, the others wait.
@@ -199,17 +199,6 @@ class TimerStore(ABC):
             self._is_closed = True
             self._store.abandon()
             self._let_go()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --- what each does in its own way; the lock is held ------------------------------------------
 

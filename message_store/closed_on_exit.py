@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every store does at the end of a ``with`` statement."""
+
+from types import TracebackType
+from typing import Self
+
+
+class ClosedOnExit:
+    """Closes at the end, however that came."""
+
+    def close(self) -> None:
+        """The orderly end."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
