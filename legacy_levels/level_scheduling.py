@@ -17,7 +17,7 @@ from message_store.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.promise_rules import to_level
 from message_store.properties import LEVEL_TOPIC
 from message_store.record_layout import TOPIC_MAX_CHARS_V1
-from message_store.scheduled_records import RecordForm, draft
+from message_store.scheduled_records import RecordForm, waiting_parts, waiting_record
 from message_store.waiting_topics import WaitingTopics
 
 if TYPE_CHECKING:
@@ -74,16 +74,17 @@ class LevelScheduling:
         live = self._live
         now_ms = live.clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
-        made = draft(message, system_topic=LEVEL_TOPIC, delay_level=level, form=self._form)
-        scanner = self._state.scanners[level]
-        log, queue = live.log, self._queues[level]
-        queue_offset, offset = queue.max_offset, log.place_for(made.size_bytes)
-        log.put(made.record(level - 1, queue_offset, offset, now_ms), offset)
-        queue.append_one(offset, made.size_bytes, promised_ms)
-        scanner.appended(queue_offset, promised_ms)
+        log, queue, form = live.log, self._queues[level], self._form
+        size_bytes, _, key, tail = waiting_parts(message, LEVEL_TOPIC, level, None, (), form)
+        queue_offset, offset = queue.max_offset, log.place_for(size_bytes)
+        record = waiting_record(
+            message, size_bytes, tail, form, level - 1, queue_offset, offset, now_ms, now_ms
+        )
+        log.put(record, offset)
+        queue.append_one(offset, size_bytes, promised_ms)
+        self._state.scanners[level].appended(queue_offset, promised_ms)
         self._topics.remember(message.topic, message.queue_id)
-        key, broker_name = made.unique_key, self._broker_name
-        return Receipt(key, message.topic, due_ms, promised_ms, offset, broker_name)
+        return Receipt(key, message.topic, due_ms, promised_ms, offset, self._broker_name)
 
     # --- many -------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from message_store.consume_queue import (
     is_filled,
     read_queue,
 )
+from message_store.errors import TargetError
 from message_store.live_segments import Int64s, LiveSegments
 from message_store.segment_files import write_small
 from message_store.unsynced import Unsynced
@@ -91,9 +92,11 @@ class LiveQueue:
         position = queue_offset * _UNIT_BYTES
         if position + _UNIT_BYTES > self._file_end:
             self._enter_file(position)
-        self._write_unit(
-            _pack(commit_log_offset, size_bytes, tags_code), position - self._file_start
-        )
+        unit = _pack(commit_log_offset, size_bytes, tags_code)
+        try:  # _write_unit, but for what calling it costs
+            write_small(self._descriptor, unit, position - self._file_start)
+        except OSError as error:
+            raise self._unwritten(error) from error
         self.max_offset = queue_offset + 1
         self.end_position = commit_log_offset + size_bytes
         return queue_offset
@@ -102,8 +105,11 @@ class LiveQueue:
         try:
             write_small(self._descriptor, unit, place)
         except OSError as error:
-            self._file_end = _NO_ROOM
-            raise self.segments.error("written", self._file_start, error) from error
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> TargetError:
+        self._file_end = _NO_ROOM
+        return self.segments.error("written", self._file_start, error)
 
     def _enter_file(self, position: int) -> None:
         self._file_end = _NO_ROOM

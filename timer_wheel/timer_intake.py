@@ -19,7 +19,7 @@ from message_store.message_batch import MessageBatch
 from message_store.promise_rules import to_slot_end
 from message_store.properties import TIMER_TOPIC
 from message_store.scheduled_batch import BatchDraft, draft_batch
-from message_store.scheduled_records import Draft, RecordForm, draft
+from message_store.scheduled_records import RecordForm, waiting_parts, waiting_record
 from message_store.waiting_topics import WaitingTopics
 from timer_wheel.recall import Target, marker_for
 from timer_wheel.timer_properties import require_kept
@@ -91,35 +91,35 @@ class TimerIntake(ABC):
             out = promised_ms - self.settings.precision_ms
         if self._is_limited:
             self._refuse_congestion(out, now_ms)
-        record = draft(message, system_topic=TIMER_TOPIC, out_ms=out, extra=extra, form=self._form)
-        offset = self._append(record, now_ms)
+        key, offset = self._append(message, out, extra, now_ms)
         self._topics.remember(message.topic, message.queue_id)
-        key = record.unique_key
         return Receipt(key, message.topic, due_ms, promised_ms, offset, self._broker_name)
 
     def recall(self, target: Target, now_ms: int) -> None:
         """Store the delete marker of a message."""
         by_topic = self._store.dialect.topic_in_delete_key
         marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
-        record = draft(
-            marker,
-            system_topic=TIMER_TOPIC,
-            out_ms=target.out_ms,
-            extra=(names_target,),
-            form=self._form,
-        )
-        self._append(record, now_ms)
+        self._append(marker, target.out_ms, (names_target,), now_ms)
 
     @abstractmethod
     def _overdue_out_ms(self, now_ms: int) -> int:
         """The out time of what is due when it is stored."""
 
-    def _append(self, record: Draft, now_ms: int) -> int:
-        queue, log = self._queue, self._store.log
-        queue_offset, offset = queue.max_offset, log.place_for(record.size_bytes)
-        log.put(record.record(0, queue_offset, offset, now_ms), offset)
-        queue.append_one(offset, record.size_bytes, record.tags_code)
-        return offset
+    def _append(
+        self, message: Message, out: int, extra: tuple[tuple[str, str], ...], now_ms: int
+    ) -> tuple[str, int]:
+        """Store a record and its entry; returns its unique key and its place in the log."""
+        queue, log, form = self._queue, self._store.log, self._form
+        size_bytes, tags_code, key, tail = waiting_parts(
+            message, TIMER_TOPIC, None, out, extra, form
+        )
+        queue_offset, offset = queue.max_offset, log.place_for(size_bytes)
+        record = waiting_record(
+            message, size_bytes, tail, form, 0, queue_offset, offset, now_ms, now_ms
+        )
+        log.put(record, offset)
+        queue.append_one(offset, size_bytes, tags_code)
+        return key, offset
 
     @abstractmethod
     def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:

@@ -218,10 +218,10 @@ def test_a_congested_slot_refuses_some_and_at_twice_its_limit_all(make: Make) ->
     def fill_to(count: int) -> None:
         store._timers.settle(START_MS)
         missing = count - store._timers.wheel.unit_count(START_MS + 59_000)
-        store._intake.settings = attrs.evolve(store.settings, congest_num_each_slot=10**6)
+        store._intake._limit = 10**6
         for _ in range(missing):
             store.schedule(asking(), due)
-        store._intake.settings = attrs.evolve(store.settings, congest_num_each_slot=100)
+        store._intake._limit = 100
         store._timers.settle(START_MS)
 
     def accepted_of_100() -> int:
