@@ -233,5 +233,6 @@ class _JavaRun:
         return Usage(*zip(*later, strict=True)) if later else Usage()
 
     def said(self) -> str:
-        """The end of its output in one line."""
-        return " | ".join(self._lines) or "nothing said"
+        """The end of its output in one line, without where in Java that was."""
+        told = [line for line in self._lines if not line.startswith("\tat ")]
+        return " | ".join(told) or "nothing said"

@@ -13,13 +13,10 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.Paths;
 import java.util.Arrays;
-import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
-import java.util.stream.Collectors;
-import java.util.stream.Stream;
 import java.util.zip.ZipFile;
 
 /**
@@ -94,9 +91,9 @@ abstract class Entrant {
 
     private void race() throws Exception {
         if (number("warmup") > 0) {
+            // Left where it is: a stopped broker's timers may still write their configuration.
             Path directory = path("scratch").resolve("warmup");
             run(Workload.warmup(number("warmup")), directory, WARMUP_PATIENCE_MS, false);
-            remove(directory);
             System.gc();
         }
         Workload workload = Workload.read(path("workload"));
@@ -205,16 +202,6 @@ abstract class Entrant {
         for (Thread each : List.of(clock, parent)) {
             each.setDaemon(true);
             each.start();
-        }
-    }
-
-    private static void remove(Path directory) throws IOException {
-        List<Path> below;
-        try (Stream<Path> walk = Files.walk(directory)) {
-            below = walk.sorted(Comparator.reverseOrder()).collect(Collectors.toList());
-        }
-        for (Path each : below) {
-            Files.delete(each);
         }
     }
 

@@ -35,7 +35,7 @@ def a_workload() -> Workload:
 def test_a_stock_engine_runs_the_race(name: str, tmp_path: Path, tell: Tell) -> None:
     asked = a_workload()
     write_workload(tmp_path / "workload.npz", asked)
-    entrant = attrs.evolve(JAVA_ENTRANTS[name], warmup=0)
+    entrant = attrs.evolve(JAVA_ENTRANTS[name], warmup=200)
     wall = RaceSettings(clock="wall")
     seen = entrant.run(tmp_path / "workload.npz", wall, tmp_path / "store", lambda *told: None)
     delivered = seen.delivered
