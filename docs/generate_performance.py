@@ -309,6 +309,25 @@ def conversion_table(results: Results) -> str:
     return _table(head, rows) if rows else f"A conversion was {_NOT_MEASURED}."
 
 
+def conversion_pieces(results: Results) -> str:
+    """Where a conversion's time goes, and what the disk alone needs."""
+    told = results.get("convert", {})
+    rows = []
+    for found in told.get("runs", ()):
+        if "direct_bytes_per_s" not in told or "workers_cpu" not in found["convert"][0]:
+            break
+        floor = found["convert"][-1]["target_bytes"] / told["direct_bytes_per_s"]
+        middles = (
+            statistics.median(each[name] for each in found["convert"])
+            for name in ("plan", "write", "seal", "driver_cpu", "workers_cpu", "jvm_cpu")
+        )
+        rows.append((f"{found['messages']:,}", *(f"{each:.2f}" for each in middles),
+                     f"{floor:.2f}"))  # fmt: skip
+    head = ("messages", "plan, s", "write, s", "seal, s", "driver, CPU s", "workers, CPU s",
+            "JVM, CPU s", "disk alone, s")  # fmt: skip
+    return _table(head, rows) if rows else f"The pieces of a conversion were {_NOT_MEASURED}."
+
+
 def machine_table(results: Results) -> str:
     """Where and when each benchmark was run."""
     names = ("date", "cpu", "cores", "memory", "file system", "load before")
@@ -333,6 +352,7 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "steady": steady_table,
     "hierarchy": hierarchy_table,
     "conversion": conversion_table,
+    "pieces": conversion_pieces,
     "machines": machine_table,
 }
 
