@@ -19,6 +19,7 @@ from message_store.errors import BadFieldError
 if TYPE_CHECKING:
     from cli_output import Output
     from cli_progress import StageProgress
+    from compare.entrants import Entrant
     from compare.faults import Fault
     from compare.observation import RaceSettings
     from compare.workload import Workload
@@ -47,6 +48,7 @@ def compare(
     deliveries. Ends with exit code 1 when an engine delivered something early, twice or not at all.
     """
     with loading(output):
+        from compare.entrants import ENTRANTS
         from compare.race import Race, run_race
         from compare.work_files import race_directory
     _require_engines(engines)
@@ -60,18 +62,19 @@ def compare(
         output.progress() as progress,
         race_directory(directory, keep) as place,
     ):
-        workload, now_ms = _workload(progress, **given)
-        settings = _settings(workload, now_ms, **given)
+        entrants: dict[str, Entrant] = dict(ENTRANTS)
+        workload = _workload(progress, entrants, **given)
+        settings = _settings(workload, **given)
         race = Race(
             workload=workload,
-            engines=engines,
+            engines=(*engines, *(name for name in entrants if name not in ENTRANTS)),
             settings=settings,
             directory=place,
             repeat=repeat,
             keeps_stores=keep is not None,
             command=shlex.join(["delaywheel", *sys.argv[1:]]),
         )
-        results = run_race(race, progress)
+        results = run_race(race, progress, entrants)
     if report_file is not None:
         write_report(results, report_file)
     output.compared(results)
@@ -103,30 +106,27 @@ def _require_engines(engines: tuple[str, ...]) -> None:
 
 def _workload(
     progress: "StageProgress",
+    entrants: "dict[str, Entrant]",
     *,
     workload: str,
     messages: int | None,
-    store: Path | None,
     trace: Path | None,
-    now_ms: int | None,
     body_bytes: int,
     **given: Any,
-) -> "tuple[Workload, int]":
-    """The workload, and until when its engines sleep (0: not at all)."""
+) -> "Workload":
+    """The workload; a converted store of its own joins the entrants."""
     from compare.recorded_workloads import trace as read_trace
     from compare.workloads import Recipe, make_workload
 
     if workload == BACKLOG:
-        if store is None:
-            raise click.UsageError("--workload backlog needs --store: whose backlog")
-        from cli_compare_backlog import read_backlog_workload
-
-        return read_backlog_workload(store, now_ms, messages, progress), now_ms or 0
+        return _backlog(progress, entrants, messages, **given)
+    if given["converted"] is not None:
+        raise click.UsageError("--converted is for --workload backlog: its store, converted")
     if workload == TRACE:
         if trace is None:
             raise click.UsageError("--workload trace needs --trace: a CSV of arrival and due")
-        return read_trace(trace, body_bytes=body_bytes, most=messages), now_ms or 0
-    if now_ms is not None:
+        return read_trace(trace, body_bytes=body_bytes, most=messages)
+    if given["now_ms"] is not None:
         raise click.UsageError("--now is for --workload backlog and trace; the others make it up")
     wanted = ("topics", "seed", "rate_per_second")
     least_ms, longest_ms = given["delays"] or (None, None)
@@ -138,15 +138,41 @@ def _workload(
         delay_max_ms=longest_ms,
     )
     try:
-        return make_workload(workload, recipe), 0
+        return make_workload(workload, recipe)
     except BadFieldError as error:
         raise click.UsageError(str(error)) from error
 
 
+def _backlog(
+    progress: "StageProgress",
+    entrants: "dict[str, Entrant]",
+    messages: int | None,
+    *,
+    store: Path | None,
+    converted: Path | None,
+    now_ms: int | None,
+    **_given: Any,
+) -> "Workload":
+    """What waits in a store; what it was converted into takes part, where that is named."""
+    if store is None:
+        raise click.UsageError("--workload backlog needs --store: whose backlog")
+    from cli_compare_backlog import read_backlog_workload
+    from compare.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
+
+    if converted is not None:
+        if now_ms is None:
+            raise click.UsageError("--converted needs --now: as of when it was converted")
+        require_converted(converted)
+    made, unique_keys = read_backlog_workload(store, now_ms, messages, progress)
+    if converted is not None and now_ms is not None:
+        entrants[CONVERTED] = ConvertedEntrant(converted, unique_keys, now_ms)
+    return made
+
+
 def _settings(
     made: "Workload",
-    asleep_until_ms: int,
     *,
+    now_ms: int | None,
     clock: str,
     precision_ms: str,
     tick_ms: int,
@@ -165,7 +191,7 @@ def _settings(
         precision_ms=int(precision_ms),
         tick_ms=tick_ms,
         max_delay_ms=max_delay_ms,
-        asleep_until_ms=asleep_until_ms,
+        asleep_until_ms=now_ms or 0,
         faults=_faults(made, fault, faults, seed),
     )
 

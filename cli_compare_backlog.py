@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 def read_backlog_workload(
     store: Path, now_ms: int | None, most: int | None, progress: "StageProgress"
-) -> Workload:
-    """What waits in the levels and on the wheel of a store, also after a crash, as a workload.
+) -> tuple[Workload, tuple[str, ...]]:
+    """What waits in the levels and on the wheel of a store, also after a crash, as a workload; and
+    the messages' unique keys.
 
     Messages that cannot be read are left out. Raises SourceError where nothing can be read.
     """
@@ -49,10 +50,11 @@ def read_backlog_workload(
         level=_numbers(table, "level"),
         topics=table.column("topic").to_pylist(),
         body_bytes=_numbers(table, "body_bytes"),
+        unique_keys=table.column("unique_key").to_pylist(),
     )
 
 
-_SLIM = ("topic", "store_ms", "due_ms", "level")
+_SLIM = ("topic", "store_ms", "due_ms", "level", "unique_key")
 _NOTHING = pa.table({name: pa.array([], pa.int64()) for name in (*_SLIM, "body_bytes")})
 
 

@@ -114,6 +114,11 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="How long messages wait, such as 30s-10m; of a burst how long until its end.",
     ),
     click.option("--store", type=STORE, help="The store whose backlog it is; it is only read."),
+    click.option(
+        "--converted",
+        type=STORE,
+        help="What that store was converted into, as of --now: it takes part with its own wheel.",
+    ),
     click.option("--trace", type=STORE, help="A CSV file with the columns arrival and due."),
     click.option(
         "--now",

@@ -18,9 +18,10 @@ from message_store.consume_queue import read_queue
 from message_store.delay_store import DelayStore
 from message_store.errors import FormatError
 from message_store.message_batch import StoredBatch
-from message_store.segment_files import SegmentReader
+from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY
+from message_store.segment_files import SegmentReader, list_directories
 from message_store.store_root import StoreRoot
-from message_store.topic_listing import NEUTRAL_BYTES
+from message_store.topic_listing import NEUTRAL_BYTES, topics_with_queues
 
 _WINDOW_BYTES = 8 << 20
 _READ_AT_ONCE = 1_024
@@ -41,6 +42,23 @@ def read_delivered(path: Path, topics: Sequence[str]) -> Delivered:
         np.concatenate([piece.number for piece in pieces]),
         np.concatenate([piece.stored_ms for piece in pieces]),
     )
+
+
+def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:
+    """Unique keys and store times of everything that stands in applications' topics since then, in
+    the order of the log; whatever the bodies are.
+    """
+    root = StoreRoot(path)
+    topics = [name for name in topics_with_queues(path) if name not in (LEVEL_TOPIC, TIMER_TOPIC)]
+    offsets, sizes = _entries(root, topics)
+    found: list[tuple[str, int]] = []
+    with SegmentReader(root.commit_log) as log:
+        for buffer, starts in _windows(log, offsets, sizes):
+            for batch in _decoded(buffer, starts):
+                keys = (key.decode("utf-8", "replace") for key in batch.property(UNIQUE_KEY))
+                rows = zip(keys, batch.store_timestamp_ms.tolist(), strict=True)
+                found += [(key, time_ms) for key, time_ms in rows if time_ms >= from_ms]
+    return found
 
 
 def read_delivered_of(store: DelayStore, topics: Sequence[str]) -> Delivered:
@@ -65,8 +83,8 @@ def _entries(root: StoreRoot, topics: Sequence[str]) -> tuple[Int64s, Int64s]:
     """Log offsets and sizes of all entries of these topics, by offset."""
     offsets, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for topic in topics:
-        for queue_id in range(QUEUES):
-            entries = read_queue(root.consume_queue(topic, queue_id))
+        for directory in list_directories(root.consume_queues / topic):
+            entries = read_queue(directory)
             is_message = ~entries.is_pre_blank & (entries.size_bytes > NEUTRAL_BYTES)
             offsets.append(entries.commit_log_offset[is_message])
             sizes.append(entries.size_bytes[is_message])

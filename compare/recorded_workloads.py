@@ -31,9 +31,12 @@ def backlog(
     level: Int64s,
     topics: Sequence[str],
     body_bytes: Int64s,
-) -> Workload:
-    """What waits in a store, as it was put: each message arrives when it was stored, and asks for
-    its level (0: for a time). Contents are made up, sizes are kept.
+    unique_keys: Sequence[str | None] = (),
+) -> tuple[Workload, tuple[str, ...]]:
+    """What waits in a store, as it was put, and the unique keys of its messages by number.
+
+    Each message arrives when it was stored, and asks for its level (0: for a time). Contents are
+    made up, sizes are kept.
 
     A topic that applications cannot have gets another name. Raises SourceError for nothing.
     """
@@ -44,7 +47,8 @@ def backlog(
     names = list(dict.fromkeys(topics))
     numbers = {name: number for number, name in enumerate(names)}
     index = int64s([numbers[name] for name in topics])
-    return Workload(
+    keys = tuple(unique_keys[row] or "" for row in order.tolist()) if unique_keys else ()
+    workload = Workload(
         name="backlog",
         start_ms=int(arrival_ms[0]),
         arrival_ms=arrival_ms,
@@ -55,6 +59,7 @@ def backlog(
         topics=tuple(_plain(name, number) for number, name in enumerate(names)),
         source=source,
     )
+    return workload, keys
 
 
 def _plain(topic: str, number: int) -> str:

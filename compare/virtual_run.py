@@ -50,6 +50,7 @@ class VirtualRun:
     _dies_inside: Fault | None = None
     _putter: Putter = attrs.field(init=False)
     _due_ms: int | None = None
+    _waits_until_ms: int = 0
     _looked_ms: int = attrs.field(init=False)
     _was_put: bool = False
     _faults: list[Fault] = attrs.field(init=False)
@@ -62,6 +63,9 @@ class VirtualRun:
         self._putter = Putter(MessageMaker(self.workload), self.watch)
         self._faults = sorted(self.settings.faults, key=lambda fault: fault.at_ms)
         self._looked_ms = self.workload.start_ms
+        self._due_ms = self.store.next_due_ms()
+        if self._due_ms is not None:  # a store that is not new
+            self._waits_until_ms = max(waiting.due_ms for waiting in self.store.pending())
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -130,7 +134,7 @@ class VirtualRun:
 
     def _horizon_ms(self) -> int:
         """By then everything has come, whatever an engine says is still to come."""
-        last_ms = max(self.watch.last_promise_ms, self.workload.end_ms)
+        last_ms = max(self.watch.last_promise_ms, self.workload.end_ms, self._waits_until_ms)
         return last_ms + abs(self.skew_ms) + _GRACE_MS
 
     # --- what happens -----------------------------------------------------------------------------

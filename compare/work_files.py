@@ -7,6 +7,7 @@ Nothing here is part of a store, and all of it is gone when the race is over.
 
 import json
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -51,6 +52,19 @@ def race_directory(above: Path | None, keep: Path | None) -> Iterator[Path]:
 def remove(directory: Path) -> None:
     """Take a directory away with all that is in it."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def copy_store(source: Path, target: Path) -> None:
+    """Copy a store, its holes as holes, but for what says that somebody uses it.
+
+    Raises TargetError.
+    """
+    command = ["cp", "--recursive", "--sparse=always", "--no-target-directory"]
+    run = subprocess.run(
+        [*command, "--", str(source), str(target)], capture_output=True, text=True, check=False
+    )
+    if run.returncode:
+        raise TargetError(f"{source}: cannot be copied to {target}: {run.stderr.strip()[:200]}")
 
 
 def write_columns(path: Path, facts: Mapping[str, Any], **columns: NDArray[Any]) -> None:

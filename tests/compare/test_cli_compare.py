@@ -81,6 +81,8 @@ def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
         (["--engines", "levels,abacus"], 2, "'abacus' is none of levels, wheel"),
         (["--engines", "levels,"], 2, "is not a list of engines"),
         (["--workload", "backlog"], 2, "--workload backlog needs --store"),
+        (["--converted", "wheel"], 2, "--converted is for --workload backlog"),
+        (["--workload", "backlog", "--store", "s", "--converted", "w"], 2, "needs --now"),
         (["--workload", "trace"], 2, "--workload trace needs --trace"),
         (["--workload", "backlog", "--store", "nowhere"], 3, "nowhere"),
         (["--workload", "trace", "--trace", "nowhere.csv"], 3, "nowhere.csv: no such file"),

@@ -157,14 +157,16 @@ def test_a_trace_that_cannot_be_understood_names_the_line(
 
 
 def test_a_backlog_arrives_when_it_was_stored(tmp_path: Path) -> None:
-    found = backlog(
+    found, keys = backlog(
         source="store",
         store_ms=int64s([5_000, 1_000]),
         due_ms=int64s([6_000, 61_000]),
         level=int64s([1, 5]),
         topics=["b", "%RETRY%a"],
         body_bytes=int64s([3, 30]),
+        unique_keys=["later", None],
     )
+    assert keys == ("", "later")
     assert found.arrival_ms.tolist() == [1_000, 5_000]
     assert found.level.tolist() == [5, 1]
     assert [found.topics[index] for index in found.topic] == ["race-1", "b"]

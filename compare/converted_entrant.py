@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A converted store takes part in the race of its own backlog: what it really delivers, and when,
+beside what the levels would have delivered.
+
+A copy of it is opened by the wheel's engine and run; nothing is put. Its messages are told by their
+unique keys, because their bodies are what applications wrote.
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from compare.delivered_topics import read_delivered_keys
+from compare.engine_process import run_in_process
+from compare.engine_watch import Progress
+from compare.observation import Delivered, Observation, RaceSettings
+from compare.work_files import copy_store, read_workload, remove, write_workload
+from compare.workload import Workload
+from message_store.byte_column import Int64s, int64s
+from message_store.errors import SourceError
+
+CONVERTED = "converted"
+
+
+@attrs.frozen
+class ConvertedEntrant:
+    """The store at ``target``, converted from the one whose backlog is the workload, from
+    ``now_ms`` on. ``unique_keys`` are those of the workload's messages, by number.
+    """
+
+    target: Path
+    unique_keys: tuple[str, ...]
+    now_ms: int
+
+    def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
+        """Why it cannot run."""
+        if settings.clock != "virtual":
+            return "a converted store races on the virtual clock only"
+        if len(set(self.unique_keys)) < len(self.unique_keys):
+            return (
+                "some of its messages share a unique key, or have none: they cannot be told apart"
+            )
+        return None
+
+    def run(
+        self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
+    ) -> Observation:
+        """Run a copy of it. Raises SourceError where the store cannot be read."""
+        workload = read_workload(workload_file)
+        progress(f"{CONVERTED}: copying", 0, 0)
+        copy_store(self.target, store)
+        nothing = store.with_name(f"{store.name}-nothing.npz")
+        write_workload(nothing, _nothing_from(workload, self.now_ms))
+        quiet = attrs.evolve(settings, asleep_until_ms=0)
+        seen = run_in_process("wheel", nothing, quiet, store, progress)
+        remove(nothing)
+        return attrs.evolve(
+            seen,
+            start_ms=workload.start_ms,
+            promised_ms=_slot_ends(workload, self.now_ms, settings.precision_ms),
+            delivered=self._numbered(read_delivered_keys(store, self.now_ms)),
+        )
+
+    def _numbered(self, found: list[tuple[str, int]]) -> Delivered:
+        """What was delivered, by the numbers of the workload; what it does not know has none."""
+        numbers: dict[str, int] = defaultdict(lambda: -1)
+        numbers.update((key, number) for number, key in enumerate(self.unique_keys))
+        return Delivered([numbers[key] for key, _ms in found], [ms for _key, ms in found])
+
+
+def _nothing_from(workload: Workload, start_ms: int) -> Workload:
+    """A workload without messages that begins at a time."""
+    none = int64s([])
+    return attrs.evolve(
+        workload,
+        start_ms=start_ms,
+        arrival_ms=none,
+        due_ms=none,
+        level=none,
+        topic=none,
+        body_bytes=none,
+    )
+
+
+def _slot_ends(workload: Workload, now_ms: int, precision_ms: int) -> Int64s:
+    """The wheel's promise for what waits at that time."""
+    due_ms = np.maximum(workload.due_ms, now_ms)
+    return -(-due_ms // precision_ms) * precision_ms
+
+
+def require_converted(target: Path) -> None:
+    """Raise SourceError for what is no store with a wheel."""
+    if not (target / "timerwheel").is_file():
+        raise SourceError(f"{target}: holds no timer wheel; --converted names a converted store")
