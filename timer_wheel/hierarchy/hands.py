@@ -22,6 +22,8 @@ from timer_wheel.timer_rows import Bools
 FED_AT_ONCE = 1 << 17
 _MANY_NEW = 1 << 10
 _HANDS = {SECONDS.name: "second_ms", MINUTES.name: "minute_ms", HOURS.name: "hour_ms"}
+_NEVER = 2**62
+_MANY_PARTS = 256
 _Place = tuple[str, int, int]
 
 
@@ -75,6 +77,8 @@ class WaitingMessages:
         self._fresh: list[Rows] = []
         self._loaded: dict[_Place, None] = {}  # stand in the database, and here
         self._on_their_way: frozenset[_Place] = frozenset()  # the same, from any moment on
+        self._first_fresh_ms = _NEVER
+        self._first_stored_ms: int | None = None  # not known
 
     # --- coming in --------------------------------------------------------------------------------
 
@@ -86,6 +90,14 @@ class WaitingMessages:
             rows = rows[~is_near]
         if len(rows):
             self._fresh.append(rows)
+            self._first_fresh_ms = min(self._first_fresh_ms, int(rows["due_ms"].min()))
+            if len(self._fresh) > _MANY_PARTS:
+                self._fresh = [together(self._fresh)]
+
+    def _keep_fresh(self, parts: list[Rows]) -> None:
+        self._fresh = [rows for rows in parts if len(rows)]
+        times = [int(rows["due_ms"].min()) for rows in self._fresh]
+        self._first_fresh_ms = min(times, default=_NEVER)
 
     @property
     def in_memory(self) -> int:
@@ -102,8 +114,9 @@ class WaitingMessages:
         self._feed(HOURS, second_ms)
         self._feed(MINUTES, second_ms)
         self._load(SECONDS, self.hands.second_ms, second_ms)
-        fresh, self._fresh = self._fresh, []
-        self.add(together(fresh))
+        fresh = together(self._fresh)
+        self._keep_fresh([])
+        self.add(fresh)
 
     def _feed(self, wheel: Wheel, second_ms: int) -> None:
         """Move the minute or the hour hand past the second hand's new place: slots that are over by
@@ -141,6 +154,7 @@ class WaitingMessages:
             if count >= FED_AT_ONCE:
                 break
         if parts:
+            self._first_stored_ms = None
             hands = attrs.evolve(self.hands, **{_HANDS[wheel.name]: until_ms})
             self._put(together(parts), hands, batch)
             self._db.move(batch)
@@ -154,6 +168,7 @@ class WaitingMessages:
         self._set_hand(wheel, until_ms)
 
     def _set_hand(self, wheel: Wheel, to_ms: int) -> None:
+        self._first_stored_ms = None
         self.hands = attrs.evolve(self.hands, **{_HANDS[wheel.name]: to_ms})
 
     # --- going out --------------------------------------------------------------------------------
@@ -196,14 +211,15 @@ class WaitingMessages:
         fresh = together(self._fresh)
         is_gone = chosen(fresh)
         gone.append(fresh[is_gone])
-        self._fresh = [fresh[~is_gone]]
+        kept = [fresh[~is_gone]]
         for wheel in WHEELS:
             for block in list(self._blocks_with(chosen, wheel)):
                 is_gone = chosen(block.rows)
                 gone.append(block.rows[is_gone])
                 self._loaded[_place(wheel, block)] = None
-                self._fresh.append(block.rows[~is_gone])
-        self._fresh = [rows for rows in self._fresh if len(rows)]
+                kept.append(block.rows[~is_gone])
+        self._keep_fresh(kept)
+        self._first_stored_ms = None
         return together(gone)
 
     def _blocks_with(self, chosen: Callable[[Rows], Bools], wheel: Wheel) -> Iterator[Block]:
@@ -231,7 +247,7 @@ class WaitingMessages:
         """The batch was written. What has come near since then stays in memory; all else that it
         took is in the database alone.
         """
-        self._on_their_way = frozenset()
+        self._on_their_way, self._first_stored_ms = frozenset(), None
         since = list(self._loaded)[writing.loaded :]
         since += [place for place in writing.far if place[1] < self._hand_at(place[0])]
         self._loaded = dict.fromkeys([*writing.near, *since])
@@ -242,7 +258,7 @@ class WaitingMessages:
                 slots = rows["due_ms"] // wheel.slot_ms * wheel.slot_ms
                 is_there &= ~chosen | (slots >= self.hands.of(wheel))
             kept.append(rows[~is_there])
-        self._fresh = [rows for rows in kept if len(rows)]
+        self._keep_fresh(kept)
 
     def _hand_at(self, family: str) -> int:
         return int(getattr(self.hands, _HANDS[family]))
@@ -283,13 +299,14 @@ class WaitingMessages:
 
     def first_ms(self) -> int | None:
         """When something is due, or a slot begins in which something is; None for nothing."""
-        parts = [self._near[:1], *self._newly_near, *self._fresh]
+        parts = [self._near[:1], *self._newly_near]
         times = [int(part["due_ms"].min()) for part in parts if len(part)]
-        for wheel in WHEELS:
-            block = next(self._blocks(wheel, self.hands.of(wheel)), None)
-            if block is not None:
-                times.append(block.slot_ms)
-        return min(times, default=None)
+        if self._first_stored_ms is None:
+            firsts = (next(self._blocks(wheel, self.hands.of(wheel)), None) for wheel in WHEELS)
+            slots = [block.slot_ms for block in firsts if block is not None]
+            self._first_stored_ms = min(slots, default=_NEVER)
+        first_ms = min([*times, self._first_fresh_ms, self._first_stored_ms])
+        return None if first_ms == _NEVER else first_ms
 
 
 def _place(wheel: Wheel, block: Block) -> _Place:
