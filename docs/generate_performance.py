@@ -227,8 +227,8 @@ def race_tables(results: Results) -> str:
 
 
 def _race_row(told: Mapping[str, Any]) -> Iterator[str]:
-    if "unavailable" in told:
-        yield from (told["unavailable"], "", "", "", "")
+    if why := told.get("unavailable"):
+        yield from (why, "", "", "", "")
         return
     for name in ("put_per_second", "drain_per_second"):
         rounds = [each[name] / _KILO for each in told["rounds"] if each[name] is not None]

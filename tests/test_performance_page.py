@@ -53,7 +53,7 @@ def whole_results() -> dict[str, Any]:
     late = {"p50": 3.0, "p999": 40.0}
     one = {"put_per_second": 1e5, "drain_per_second": 1e6, "cpu_percent": 10.0}
     ours = {"rounds": [one, one], "lateness_after_promise_ms": late, "early": 0, "missing": 2,
-            "duplicates": 0}  # fmt: skip
+            "duplicates": 0, "unavailable": None}  # fmt: skip
     burst = {"engines": {"wheel": ours, "java-wheel": {"unavailable": "no Java here"}},
              "ratios": {"drained": 9.5}}  # fmt: skip
     seconds = {"s": 0.4, "first word s": 0.3}

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import codec, convert, engines, machine, race, start
 from compare.observation import RaceSettings
+from docs.generate_performance import race_tables
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,7 @@ def test_ours_race_and_the_page_says_who_could_not(
     assert "lateness_curve" not in told["wheel"]
     assert told["java-wheel"]["unavailable"] == "no Java here"
     assert "| java-wheel | no Java here |" in (results / "race.md").read_text()
+    assert "| burst | java-wheel | no Java here |" in race_tables({"race": measured})
     assert list(tmp_path.iterdir()) == [results]
 
 
