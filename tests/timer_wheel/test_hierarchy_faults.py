@@ -13,6 +13,7 @@ import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
 from message_store.errors import TargetError
+from message_store.live_queue import LiveQueue
 from message_store.message import LOCAL_HOST, StoredMessage
 from message_store.message_codec import body_crc, encode_message
 from message_store.properties import TIMER_TOPIC
@@ -20,6 +21,7 @@ from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from tests.faults.engines import SMALL, open_hierarchy
 from timer_wheel import HierarchicalWheelStore
+from timer_wheel.hierarchy import hierarchy_turn
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.ownership import index_path
 
@@ -375,3 +377,50 @@ def test_what_waits_for_weeks_outlives_its_file_and_keeps_order_and_handle(
         came = [each.body for each in store.topic("far").read(0, 0, 100)]
         assert came == [b"body %d" % number for number in range(40) if number not in (7, 9)]
         store.close()
+
+
+# --- an interrupt in the middle -------------------------------------------------------------------
+
+
+def interrupt(*_arguments: object, **_options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_turn_that_is_interrupted_before_it_stored_anything_can_be_done_again(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(folder, clock) as store:
+        put(store, 0, 20)
+        clock.tick(9_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(hierarchy_turn, "store_times_ms", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                store.advance(clock.now_ms())
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 20)
+
+
+def test_a_turn_that_is_interrupted_behind_the_log_is_found_there_when_the_store_is_opened_again(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 20)
+    clock.tick(9_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveQueue, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.advance(clock.now_ms())
+    with pytest.raises(TargetError, match="open it again"):
+        store.schedule(Message("orders", b"refused"), AfterMs(1))
+    store.close()
+    with opened(folder, clock) as store:
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 20)
+
+
+def test_properties_say_when_as_brokers_clients_do(folder: Path, clock: ManualClock) -> None:
+    with opened(folder, clock) as store:
+        wanted = {"TIMER_DELIVER_MS": str(START_MS + 1_437)}
+        receipt = store.put(Message("orders", b"body 0", properties=wanted))
+        assert receipt.promised_ms == START_MS + 1_437
+        assert len(store.advance(START_MS + 1_437)) == 1
