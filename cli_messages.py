@@ -225,6 +225,7 @@ def message_json(message: StoredMessage) -> dict[str, Any]:
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
         "commit_log_offset": message.commit_log_offset,
+        "offset_message_id": message.offset_message_id,
         "store_timestamp_ms": message.store_timestamp_ms,
         "born_timestamp_ms": message.born_timestamp_ms,
         "unique_key": message.unique_key,

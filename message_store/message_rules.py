@@ -77,7 +77,8 @@ def encoded(what: str, text: str) -> bytes:
         raise BadFieldError(f"{what} that is not Unicode", found=repr(text[:64])) from error
 
 
-def _is_one_word(data: bytes) -> bool:
+def is_one_word(data: bytes) -> bool:
+    """Whether a name has neither a space nor a control character in it."""
     return bool(data) and all(byte > 0x20 and byte != 0x7F for byte in data)
 
 
@@ -99,7 +100,7 @@ def encoded_topic(topic: str, retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES
         raise BadFieldError("a long topic name that is not plain ASCII", found=repr(topic))
     if topic in UNDELIVERABLE_TOPICS:
         raise BadFieldError("a topic that nobody may deliver to", found=repr(topic))
-    if "/" in topic or not _is_one_word(data):
+    if "/" in topic or not is_one_word(data):
         raise BadFieldError(
             "a topic with a slash, a space or a control character", found=repr(topic)
         )
@@ -111,7 +112,7 @@ def encoded_unique_key(unique_key: str) -> bytes:
     hold.
     """
     data = encoded("a unique key", unique_key)
-    if not data.isalnum() and not _is_one_word(data):
+    if not data.isalnum() and not is_one_word(data):
         raise BadFieldError(
             "a unique key with a space or a control character", found=repr(unique_key[:64])
         )

@@ -94,11 +94,6 @@ class GroupConfig:
     name: str
     members: JsonObject = attrs.field(factory=dict, repr=False)
 
-    @property
-    def retry_queues(self) -> int:
-        """How many queues the group's retry topic has."""
-        return _number(self.members.get("retryQueueNums"), 1)
-
 
 def _number(value: JsonValue, default: int) -> int:
     if isinstance(value, str):

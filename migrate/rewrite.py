@@ -8,6 +8,7 @@ of docs/FORMAT.md, converted record.
 
 import attrs
 
+from message_store import message_rules as rules
 from message_store import properties as names
 from message_store.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.java_numbers import parse_long, string_hash
@@ -39,16 +40,12 @@ REMOVED_PROPERTIES = frozenset(
 it.
 """
 
-DELIVERY_GROWTH_BYTES = 150
-"""Delivery adds two properties and each roll one: a record closer than this to the limit would be
-dropped then.
-"""
-
-QUEUE_ID_MAX = 65_535
-REAL_TOPIC_MAX_BYTES = 127
-RETRY_TOPIC_MAX_BYTES = 255
-RECORD_MARGIN_BYTES = 100
-"""The wheel reads records into a buffer of maxMessageSize and this much."""
+DELIVERY_GROWTH_BYTES = rules.DELIVERY_GROWTH_BYTES
+QUEUE_ID_MAX = rules.QUEUE_ID_MAX
+REAL_TOPIC_MAX_BYTES = rules.TOPIC_MAX_BYTES
+RETRY_TOPIC_MAX_BYTES = rules.RETRY_TOPIC_MAX_BYTES
+RECORD_MARGIN_BYTES = rules.TIMED_RECORD_MARGIN_BYTES
+"""What a broker takes and delivers: a converted record is held to what every store is."""
 
 
 class BadRecordError(DelayStoreError):
@@ -202,7 +199,7 @@ def is_deliverable_topic(topic: bytes) -> bool:
         0 < len(topic) <= _topic_max_bytes(topic)
         and topic not in _NO_TOPICS
         and b"/" not in topic
-        and all(byte > 0x20 and byte != 0x7F for byte in topic)
+        and rules.is_one_word(topic)
     )
 
 

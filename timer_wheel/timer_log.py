@@ -199,25 +199,3 @@ def read_units(reader: SegmentReader, begin_position: int = 0) -> TimerUnits:
         run_starts=run_starts,
         run_indexes=run_indexes,
     )
-
-
-def expired_files(reader: SegmentReader, commit_log_min_offset: int) -> tuple[Segment, ...]:
-    """The oldest files, never the last, that a broker's cleanup deletes.
-
-    A file goes when the record of its last unit is no longer in the commit log; the first file
-    that stays ends the search.
-    """
-    expired = []
-    for segment in reader.segments[:-1]:
-        last = (units_per_file(segment.length_bytes) - 1) * TIMER_UNIT.size
-        buffer = bytearray(TIMER_UNIT.size)
-        if last < 0 or reader.read_into(segment.start_offset + last, memoryview(buffer)) < len(
-            buffer
-        ):
-            break
-        unit = TIMER_UNIT.decode_at(buffer, 0)
-        is_unit = unit["size_bytes"] == TIMER_UNIT.size and not unit["magic"] & _UNKNOWN_FLAGS
-        if not is_unit or unit["commit_log_offset"] >= commit_log_min_offset:
-            break
-        expired.append(segment)
-    return tuple(expired)

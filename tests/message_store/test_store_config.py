@@ -142,7 +142,7 @@ def test_what_is_not_known_survives_a_copy(tmp_path: Path, dialect: ConfigDialec
     write(copy, "subscriptionGroup.json", copied_groups)
     assert read_topics(copy)["t"].members["future"] == [1, 2]
     assert read_topics(copy)["t"].perm == 4
-    assert read_groups(copy)["g"].retry_queues == 3
+    assert read_groups(copy)["g"].members["retryQueueNums"] == 3
     assert read_groups(copy)["g"].members["future"] == {"a": "b"}
 
 

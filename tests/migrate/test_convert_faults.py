@@ -24,10 +24,8 @@ from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.staged_output import Staging, count_receipts
 from tests.faults.full_disk import full_disk
-from tests.independent.level_messages import Item, LevelMessage
-from tests.independent.level_store_builder import build_level_store
 from tests.independent.raw_files import WHEEL_BYTES
-from tests.migrate.conversions import NOW_MS, broker_files, checked_target, options_for
+from tests.migrate.conversions import NOW_MS, broker_files, checked_target
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
     descendants,
@@ -35,28 +33,18 @@ from tests.migrate.standalone_cluster import (
     slow_receipts,
     wait_for,
 )
+from tests.migrate.stopped_conversions import MARKER, made, never_stopped
 from tests.source_laws import ROOT
-
-MARKER = "delaywheel/conversion.json"
-ITEMS: list[Item] = [
-    *(LevelMessage(level=number % 4 + 1, body=bytes(number * 20)) for number in range(12)),
-    LevelMessage(level=2, extra_pairs=[("__CRC32#", "0")]),
-    LevelMessage(level=3, without=["REAL_TOPIC"]),
-]
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> ConvertOptions:
-    build_level_store(tmp_path / "source", ITEMS)
-    return options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500)
+    return made(tmp_path)
 
 
 @pytest.fixture
 def right(tmp_path: Path, options: ConvertOptions) -> dict[str, str]:
-    """The files of a conversion that nothing stopped."""
-    target = tmp_path / "never-stopped"
-    convert(options_for(tmp_path, on_bad_record="quarantine", part_bytes=1500, target=target))
-    return broker_files(target)
+    return never_stopped(tmp_path)
 
 
 def is_bootable(target: Path) -> bool:

@@ -14,7 +14,6 @@ from timer_wheel.timer_log import (
     TIMER_UNIT,
     TimerUnits,
     blank_bytes,
-    expired_files,
     log_end_position,
     read_units,
     unit_position,
@@ -233,36 +232,3 @@ def test_one_changed_byte_never_is_an_error(
         tmp_path_factory.mktemp("flip") / "log", bytes(data[:FILE_BYTES]), bytes(data[FILE_BYTES:])
     )
     assert len(read(log)) <= 6
-
-
-def last_unit_points_at(offset: int) -> bytes:
-    last = TIMER_UNIT.encode(**{**TIMER_UNIT.decode_at(T1, 0), "commit_log_offset": offset})
-    return T1 * 2 + last + blank_bytes(FILE_BYTES)
-
-
-@pytest.mark.parametrize(
-    ("last_offsets", "log_min_offset", "count"),
-    [
-        ((100, 200, 300), 0, 0),
-        ((100, 200, 300), 100, 0),
-        ((100, 200, 300), 101, 1),
-        ((100, 200, 300), 201, 2),
-        # The last file stays whatever it points at.
-        ((100, 200, 300), 10_000, 2),
-        # The first file that stays ends the search.
-        ((300, 100, 300), 200, 0),
-    ],
-)
-def test_cleanup_deletes_files_whose_last_record_is_gone(
-    tmp_path: Path, last_offsets: tuple[int, ...], log_min_offset: int, count: int
-) -> None:
-    log = written(tmp_path / "log", *(last_unit_points_at(offset) for offset in last_offsets))
-    with SegmentReader(log) as reader:
-        assert expired_files(reader, log_min_offset) == reader.segments[:count]
-
-
-@pytest.mark.parametrize("content", [b"", T1, T1 * 2 + b"\1" * 52, T1 * 2 + T1[:12] + b"\1" * 40])
-def test_cleanup_keeps_a_file_without_a_last_unit(tmp_path: Path, content: bytes) -> None:
-    log = written(tmp_path / "log", content, FULL_FILE)
-    with SegmentReader(log) as reader:
-        assert expired_files(reader, 10_000) == ()
