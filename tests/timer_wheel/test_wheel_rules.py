@@ -31,6 +31,7 @@ from tests.independent.raw_files import (
     wheel_slots,
 )
 from timer_wheel import WheelStore
+from timer_wheel.wheel_intake import WheelIntake
 
 START_MS = 1_793_000_000_000
 DAY_MS = 86_400_000
@@ -213,15 +214,16 @@ def test_a_delete_marker_for_a_time_that_is_past_is_refused(store: WheelStore) -
 
 def test_a_congested_slot_refuses_some_and_at_twice_its_limit_all(make: Make) -> None:
     store = make(congest_num_each_slot=100)
-    due = AfterMs(60_000)
+    intake, due = store._intake, AfterMs(60_000)
+    assert isinstance(intake, WheelIntake)
 
     def fill_to(count: int) -> None:
         store._timers.settle(START_MS)
         missing = count - store._timers.wheel.unit_count(START_MS + 59_000)
-        store._intake._limit = 10**6
+        intake._limit = 10**6
         for _ in range(missing):
             store.schedule(asking(), due)
-        store._intake._limit = 100
+        intake._limit = 100
         store._timers.settle(START_MS)
 
     def accepted_of_100() -> int:
