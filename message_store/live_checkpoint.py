@@ -16,6 +16,7 @@ from message_store.live_log import LiveLog
 from message_store.small_files import InPlaceFile, read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
+from message_store.unsynced import Unsynced
 
 _SOMEWHERE = 1
 """In place of 0, which would say that nobody wrote the field: somewhere in the first file."""
@@ -91,6 +92,11 @@ class LiveCheckpoint:
         if content != self._written or durably:
             self._file.write(content, durably=durably)
             self._written = content
+
+    def begin_sync(self) -> Unsynced:
+        """What was written and is not on disk; ``finish`` needs no lock."""
+        handles = () if self._file is None else (self._file.another_handle(),)
+        return Unsynced(handles, (), lambda: None)
 
     def close(self) -> None:
         """Give the file back; closing twice is fine."""

@@ -257,10 +257,16 @@ class LiveStore:
             raise
 
     def write_checkpoint(self, *, durably: bool = False) -> None:
-        """Say in `checkpoint` what was synced so far; cheap where nothing changed."""
+        """Say in `checkpoint` what was synced so far; cheap where nothing changed.
+
+        The lock is not held while the disk takes its time.
+        """
         with self.lock:
             self.require_open()
-            self._checkpoint.write(durably=durably)
+            self._checkpoint.write()
+            unsynced = self._checkpoint.begin_sync() if durably else None
+        if unsynced is not None:
+            unsynced.finish()
 
     def flush(self) -> None:
         """Log, queues, topics, checkpoint: everything of the floor, durably and in this order."""
