@@ -63,6 +63,7 @@ class TimerIndex:
         self.ids = IdIndex(db, state.ids_end)
         self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
         self.is_writing = False
+        self._written_log_end = state.log_end
 
     # --- from the queue ---------------------------------------------------------------------------
 
@@ -72,6 +73,9 @@ class TimerIndex:
         """
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
+            # Retention takes entries only with their records, which all came after the index.
+            if first > self.placed_end and self.store.log.min_offset <= self._written_log_end:
+                self.losses.append(_gone(self.placed_end, first))
             units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))
             queue_offsets = first + np.arange(len(units), dtype=np.int64)
             offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
@@ -123,10 +127,12 @@ class TimerIndex:
     # --- into the database ------------------------------------------------------------------------
 
     def prepare(self, *, tidies: bool = False) -> Batch:
-        """What brings the database to this moment, to be written when the log is as far.
+        """What brings the database to this moment, and to the end of the queue; to be written when
+        the log is as far.
 
         ``tidies`` leaves nothing in memory alone, and nothing in the database that is over.
         """
+        self.settle()
         self.is_writing = True
         changes = self.db.batch()
         writing = self.waiting.put_all(changes, self.placed_end)
@@ -178,3 +184,13 @@ class TimerIndex:
         batch = self.prepare(tidies=tidies)
         self.store.finish(lambda: self.write(batch, durably=durably))
         self.written(batch)
+
+
+def _gone(first: int, end: int) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        f"timer queue {first}",
+        f"{end - first:,} entries are gone that were never looked at",
+        "nobody finds the messages that they led to",
+        "find out what was removed; the log may still have the messages",
+    )
