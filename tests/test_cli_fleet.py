@@ -89,6 +89,15 @@ class TestManyStores:
             (str(store), 4) for store in stores
         ]
         no_traceback(convert(*stores[:2], "wheel", "--merge"), cli.TARGET_UNWRITABLE, "finished")
+        some = run("verify", stores[0], "wheel", "--sample", 2, "--differences", "none.jsonl")
+        assert (some.exit_code, Path("none.jsonl").read_text()) == (cli.DONE, "")
+        assert "2 converted" in some.stdout
+        assert "2 only counted" in some.stdout
+        alone = run("verify", "wheel")
+        assert (alone.exit_code, alone.stdout.split(",")[0]) == (cli.DONE, "12 converted")
+        assert "give SOURCE to compare them" in alone.stdout
+        no_traceback(run("verify", "wheel", "--sample", 2), cli.USAGE, "there is no SOURCE")
+        no_traceback(run("verify", stores[0]), cli.SOURCE_UNREADABLE, "check` looks at any store")
 
     def test_a_manifest_of_one_target_is_merged(self, stores: list[Path]) -> None:
         lines = [f"{store} wheel --only-level {n}\n" for n, store in enumerate(stores, 3)]
