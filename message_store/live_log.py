@@ -7,9 +7,7 @@ locks; the store does.
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +21,7 @@ from message_store.errors import (
 from message_store.live_segments import LiveSegments
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
+from message_store.piece_writer import PIECE_BYTES, PieceWriter, pieces_of
 from message_store.record_layout import (
     BLANK_RECORD,
     END_OF_FILE_MIN_BYTES,
@@ -34,7 +33,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
 )
-from message_store.segment_files import write_small, write_whole
+from message_store.segment_files import write_small
 from message_store.unsynced import Unsynced
 
 Int64s = NDArray[np.int64]
@@ -43,7 +42,6 @@ Fill = Callable[[slice, Int64s, int], None]
 PUBLISHED_LAST_BYTES = BLANK_RECORD.size
 """Size and magic: without them nothing begins at a place."""
 
-_PIECE_BYTES = 1 << 20
 _PIECES_FOR_A_THREAD = 4
 _NO_ROOM = -1
 
@@ -179,8 +177,8 @@ class LiveLog:
         While one piece is being written the next is filled: a kernel takes half of the time for
         finding and cleaning fresh pages, and another core has nothing to do.
         """
-        pieces, head = _pieces(positions, self.file_bytes), b""
-        with _Writer(self.segments, in_a_thread=len(pieces) >= _PIECES_FOR_A_THREAD) as writer:
+        pieces, head = pieces_of(positions, self.file_bytes), b""
+        with PieceWriter(self.segments, in_a_thread=len(pieces) >= _PIECES_FOR_A_THREAD) as writer:
             for number, rows in enumerate(pieces):
                 start, last = int(positions[rows.start]), rows.stop - 1
                 size_bytes = int(positions[last] + sizes[last]) - start
@@ -194,7 +192,7 @@ class LiveLog:
 
     def _piece(self, which: int, size_bytes: int) -> NDArray[np.uint8]:
         if self._buffers[which].size < size_bytes:
-            self._buffers[which] = np.empty(max(size_bytes, _PIECE_BYTES), np.uint8)
+            self._buffers[which] = np.empty(max(size_bytes, PIECE_BYTES), np.uint8)
         return self._buffers[which][:size_bytes]
 
     def _write_blanks_between(self, positions: Int64s, sizes: Int64s) -> None:
@@ -317,60 +315,3 @@ class LiveLog:
             last = start + place if place >= 0 else start + self.file_bytes
             self._last_times_ms[start] = self.store_time_ms(last)
         return self._last_times_ms[start]
-
-
-class _Writer:
-    """Writes pieces into a log's files, one behind another; with a thread, while its caller goes on
-    to make the next one. Leaving it waits for the last.
-    """
-
-    def __init__(self, segments: LiveSegments, *, in_a_thread: bool) -> None:
-        self._segments = segments
-        self._thread = ThreadPoolExecutor(1) if in_a_thread else None
-        self._file_start = 0
-        self._writing: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._thread is not None:
-            self._thread.shutdown()
-        if kind is None:
-            self._wait()
-
-    def write(self, offset: int, piece: memoryview) -> None:
-        """Write a piece, which lies in one file, when the one before is written; the caller keeps
-        it as it is until the next ``write`` comes back. Raises TargetError for either.
-        """
-        if self._thread is None:
-            self._segments.write_at(offset, piece)
-            return
-        self._wait()
-        segments = self._segments
-        self._file_start = offset - offset % segments.file_bytes
-        # All that changes the row is done here: its owner's lock is held by this thread.
-        segments.make_file(self._file_start)
-        segments.mark_dirty(self._file_start)
-        descriptor, place = segments.descriptor(self._file_start), offset - self._file_start
-        self._writing = self._thread.submit(write_whole, descriptor, piece, place)
-
-    def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        try:
-            if writing is not None:
-                writing.result()
-        except OSError as error:
-            raise self._segments.error("written", self._file_start, error) from error
-
-
-def _pieces(positions: Int64s, file_bytes: int) -> list[slice]:
-    """Rows that are written together: near each other, in one file."""
-    pieces, first, count = [], 0, len(positions)
-    while first < count:
-        start = int(positions[first])
-        limit = min(start + _PIECE_BYTES, start - start % file_bytes + file_bytes)
-        stop = int(np.searchsorted(positions, limit))
-        pieces.append(slice(first, stop))
-        first = stop
-    return pieces

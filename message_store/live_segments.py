@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from message_store.errors import SourceError, TargetError, TruncatedRecordError
 from message_store.segment_files import list_segments, require_appendable, segment_name
-from message_store.unsynced import Unsynced
+from message_store.unsynced import Unsynced, handles_of_its_own
 
 Int64s = NDArray[np.int64]
 
@@ -321,20 +321,13 @@ class LiveSegments:
         self._dirty.clear()
         self._unsynced_names.clear()
         self._being_synced.append(note)
-        descriptors = self._copies(sorted(note[0].intersection(self.starts)))
+        files = sorted(note[0].intersection(self.starts))
+        try:
+            descriptors = handles_of_its_own([self.descriptor(start) for start in files])
+        except OSError as error:
+            raise self.error("synced", files[0], error) from error
         directories = tuple(sorted(note[1], key=lambda path: -len(path.parts)))
         return Unsynced(descriptors, directories, lambda: self._being_synced.remove(note))
-
-    def _copies(self, starts: list[int]) -> tuple[int, ...]:
-        """Handles of their own for these files. Raises TargetError, and keeps none then."""
-        descriptors, copies = [self.descriptor(start) for start in starts], list[int]()
-        try:
-            copies.extend(os.dup(descriptor) for descriptor in descriptors)
-        except OSError as error:
-            while copies:
-                os.close(copies.pop())
-            raise self.error("synced", starts[0], error) from error
-        return tuple(copies)
 
     def sync(self) -> None:
         """Come back when all that was written is on disk. Raises TargetError."""

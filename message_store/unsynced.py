@@ -3,7 +3,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -39,6 +39,18 @@ class Unsynced:
         finally:
             for descriptor in left:
                 os.close(descriptor)
+
+
+def handles_of_its_own(descriptors: Iterable[int]) -> tuple[int, ...]:
+    """A second handle for each of these files. Raises OSError, and keeps none then."""
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(descriptor) for descriptor in descriptors)
+    except OSError:
+        while copies:
+            os.close(copies.pop())
+        raise
+    return tuple(copies)
 
 
 class GroupSync:
