@@ -46,9 +46,8 @@ def config_files(
 
     A topic keeps what the source says of it, with more queues where messages ask for them, and
     no more than queue ids can count: a damaged number would fill the memory of whoever reads it.
-    Groups
-    that had read one of these topics start at 0, because a group without an offset may start at the
-    end and miss what was delivered before it came.
+    Groups that had read one of these topics start at 0, because a group without an offset may start
+    at the end and miss what was delivered before it came.
     """
     known_topics = merged_topics(sources)
     known_groups = _first_known([read_groups(source.path) for source in sources])

@@ -62,9 +62,12 @@ def test_who_makes_the_producer_wait_is_late_with_every_message_that_waited(
     assert result.lateness_ms is not None
     curve = result.lateness_curve
     in_time = max(
-        share
-        for share, late_ms in zip(curve.fractions, curve.late_ms, strict=True)
-        if late_ms <= STALL_MS / 4
+        (
+            share
+            for share, late_ms in zip(curve.fractions, curve.late_ms, strict=True)
+            if late_ms <= STALL_MS / 4
+        ),
+        default=0.0,  # on a machine that has other things to do, all may be late
     )
     assert result.lateness_ms.max >= STALL_MS - 1
     assert in_time < 0.8  # not only the one in hand is late

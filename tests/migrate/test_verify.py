@@ -502,7 +502,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("an abort file", create("abort"), "abort must not be there"),
     ("a checkpoint", create("checkpoint"), "checkpoint must not be there"),
     ("level offsets", create("config/delayOffset.json"), "delayOffset.json must not"),
-    ("a broker's lock file", create("lock"), "a broker was started on this target (lock)"),
+    ("a broker's lock file", create("lock"), "this target was opened since it was made (lock)"),
     ("a wheel snapshot", create("timerwheel.104"), "timerwheel.104 must not"),
     ("no topics", delete("config/topics.json"), "no route"),
     ("a topic gone", drop_topic, "'TopicB' is not there"),

@@ -293,3 +293,10 @@ def _write_config(
     (directory / "timermetrics").write_text(json.dumps(metrics, separators=(",", ":")))
     text = config_text.topics_text(dict.fromkeys(topics, 4), "5.5")
     (directory / "topics.json").write_text(text, encoding="utf-8")
+    readers = {topic: topic.partition("%RETRY%")[2] or "group_a" for topic in topics}
+    begins = {f"{topic}@{group}": dict.fromkeys(range(4), 0) for topic, group in readers.items()}
+    groups = sorted({"group_a", *readers.values()})
+    text = config_text.consumer_offset_text(begins, "5.5")
+    (directory / "consumerOffset.json").write_text(text, encoding="utf-8")
+    text = config_text.subscription_group_text(groups, "5.5")
+    (directory / "subscriptionGroup.json").write_text(text, encoding="utf-8")
