@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 few = settings(max_examples=6, stateful_step_count=60, deadline=None)
 many = settings(
-    max_examples=60,
+    max_examples=30,
     stateful_step_count=120,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
