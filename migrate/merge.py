@@ -104,10 +104,13 @@ def _record(source: ConversionSource, at: int) -> bytes | int:
 
 
 def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What makes this run this one: that of its only source, or of all, by their numbers."""
+    """What makes this run this one: that of its only source, or of all, by their numbers, beside
+    what their target is for.
+    """
     if len(requests) == 1:
         return requests[0]
-    return {f"source {number}": request for number, request in enumerate(requests, 1)}
+    sources = {f"source {number}": request for number, request in enumerate(requests, 1)}
+    return {"to": requests[0]["to"], **sources}
 
 
 def named_records(records: Iterable[BadRecord], source: Path, source_count: int) -> list[BadRecord]:

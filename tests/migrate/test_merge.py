@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
+from message_store.clock import ManualClock
 from message_store.delay_levels import DelayLevels
 from message_store.errors import (
     BadRecordsError,
@@ -34,11 +35,13 @@ from migrate.verify import verify
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.variant_b_checker import read_target
 from tests.migrate.conversions import (
+    NOW_MS,
     assert_books_add_up,
     broker_files,
     checked_target,
     options_for,
 )
+from timer_wheel import HierarchicalWheelStore
 
 NAMES = ("north", "south", "west")
 COUNTS = {"north": 25, "south": 7, "west": 18}
@@ -97,6 +100,17 @@ def test_every_message_of_every_source_is_in_the_target_once(members: list[Conve
     for each in (*report.sources, report):
         assert_books_add_up(each)
     assert report.bytes_written == sum(one.bytes_written for one in report.sources)
+
+
+def test_sources_are_merged_into_a_hierarchical_wheel(members: list[ConvertOptions]) -> None:
+    fine = [attrs.evolve(options, to="hierarchy") for options in members]
+    report = convert_merged(fine)
+    assert {one.engine for one in (report, *report.sources)} == {"hierarchy"}
+    assert verified(fine) == [25, 7, 18]
+    with HierarchicalWheelStore.open(fine[0].target, clock=ManualClock(NOW_MS)) as store:
+        assert store.check() == []
+        keys = sorted(each.unique_key or "" for each in store.pending())
+    assert keys == sorted(f"{name}-{number}" for name in NAMES for number in range(COUNTS[name]))
 
 
 def test_one_source_is_merged_into_what_it_is_converted_to(members: list[ConvertOptions]) -> None:
