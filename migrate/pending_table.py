@@ -197,8 +197,9 @@ def pending_rows(
     store.require_readable()
     if not store.was_stopped_cleanly and not options.after_crash:
         raise UncleanStoreError(
-            f"{store.abort}: the broker is running or has crashed; after a crash, what was already"
-            " delivered has to be told from the log, which has to be asked for"
+            f"{store.abort}: the broker is running or has crashed; stop it cleanly, or use"
+            " --after-crash (afterCrash of a data source), which leaves out what was already"
+            " delivered"
         )
     with store.shared_lock():
         rows = _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)

@@ -241,7 +241,7 @@ def test_an_export_replaces_no_file_and_leaves_no_half_one(store: Path, tmp_path
     with pytest.raises(TargetError, match="lies in the store"):
         export_parquet(store, store / "out.parquet", options=options)
     (store / "abort").touch()
-    with pytest.raises(UncleanStoreError):
+    with pytest.raises(UncleanStoreError, match=r"use --after-crash \(afterCrash of"):
         export_parquet(store, tmp_path / "out.parquet", options=options)
     with pytest.raises(SourceError):
         export_parquet(tmp_path / "nothing", tmp_path / "out.parquet", options=options)
