@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli_compare_options import compare_options
+from cli_compare_options import BACKLOG, TRACE, compare_options, require_flags_that_apply
 from cli_verbs import DONE, FINDINGS, loading, verb
 from message_store.errors import BadFieldError
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from compare.faults import Fault
     from compare.observation import RaceSettings
     from compare.workload import Workload
-
-BACKLOG, TRACE = "backlog", "trace"
 
 
 @verb(
@@ -52,6 +50,7 @@ def compare(
         from compare.race import Race, run_race
         from compare.work_files import race_directory
     _require_engines(engines)
+    require_flags_that_apply(given["workload"])
     if report_file is not None:
         from compare.report import write_report
         from migrate.html_report import require_report_place
@@ -120,14 +119,10 @@ def _workload(
 
     if workload == BACKLOG:
         return _backlog(progress, entrants, messages, **given)
-    if given["converted"] is not None:
-        raise click.UsageError("--converted is for --workload backlog: its store, converted")
     if workload == TRACE:
         if trace is None:
             raise click.UsageError("--workload trace needs --trace: a CSV of arrival and due")
         return read_trace(trace, body_bytes=body_bytes, most=messages)
-    if given["now_ms"] is not None:
-        raise click.UsageError("--now is for --workload backlog and trace; the others make it up")
     wanted = ("topics", "seed", "rate_per_second")
     least_ms, longest_ms = given["delays"] or (None, None)
     recipe = Recipe(

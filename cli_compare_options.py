@@ -1,14 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags of ``compare``: which workload, which engines, which clock, what goes wrong."""
 
+import math
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cli_input import PRECISIONS, STORE, Decorator, Function
 from cli_values import TIME_FORMS, Duration, Time
 
-WORKLOADS = ("levels", "uniform", "burst", "tdmq", "backlog", "trace")
+BACKLOG, TRACE = "backlog", "trace"
+_MADE_UP = ("levels", "uniform", "burst", "tdmq")
+WORKLOADS = (*_MADE_UP, BACKLOG, TRACE)
+_FOR_WORKLOADS = {
+    "store": (BACKLOG,),
+    "converted": (BACKLOG,),
+    "trace": (TRACE,),
+    "now_ms": (BACKLOG, TRACE),
+    "delays": ("uniform", "burst", "tdmq"),
+    "rate_per_second": _MADE_UP,
+    "topics": _MADE_UP,
+    "body_bytes": (*_MADE_UP, TRACE),
+}
+"""Flags that only some workloads know what to do with."""
+
+
+def require_flags_that_apply(workload: str) -> None:
+    """Refuse a flag that was typed and that this workload would not look at."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        known = _FOR_WORKLOADS.get(option.name or "", WORKLOADS)
+        source = context.get_parameter_source(option.name or "")
+        if workload not in known and source is ParameterSource.COMMANDLINE:
+            told = " and ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+            raise click.UsageError(
+                f"{option.opts[0]} is for --workload {told}; {workload} has no use for it"
+            )
+
+
+class Count(click.IntRange):
+    """A whole number within a range."""
+
+    name = "integer"
+
+
+class Rate(click.ParamType[float]):
+    """Messages a second, above 0."""
+
+    name = "rate"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number."""
+        try:
+            rate = float(value)
+        except ValueError:
+            rate = math.nan
+        if not (math.isfinite(rate) and rate > 0):
+            self.fail(f"{value!r} is no number of messages a second, such as 2000", param, ctx)
+        return rate
+
+
+class DurationWithin(Duration):
+    """A duration that is neither too short nor too long to mean anything."""
+
+    def __init__(self, least: str, longest: str) -> None:
+        self._words = f"{least} to {longest}"
+        self._bounds_ms = [Duration().convert(text, None, None) for text in (least, longest)]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The duration in milliseconds."""
+        length_ms = super().convert(value, param, ctx)
+        if not self._bounds_ms[0] <= length_ms <= self._bounds_ms[1]:
+            self.fail(f"{value!r} is not within {self._words}", param, ctx)
+        return length_ms
 
 
 class DelayRange(click.ParamType[tuple[int, int]]):
@@ -33,7 +100,7 @@ class DelayRange(click.ParamType[tuple[int, int]]):
 
 
 class Engines(click.ParamType[tuple[str, ...]]):
-    """``levels,wheel``; becomes a tuple of names, each once."""
+    """``levels,wheel``; becomes a tuple of names, none of them twice."""
 
     name = "engines"
 
@@ -43,9 +110,12 @@ class Engines(click.ParamType[tuple[str, ...]]):
         """The names in order."""
         if isinstance(value, tuple):
             return value
-        names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+        names = tuple(name.strip() for name in value.split(","))
         if not all(names):
             self.fail(f"{value!r} is not a list of engines such as levels,wheel", param, ctx)
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                self.fail(f"{value!r} names {name} twice; --repeat runs it again", param, ctx)
         return names
 
 
@@ -76,33 +146,33 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--messages",
-        type=click.IntRange(min=1),
+        type=Count(min=1),
         help="How many messages, 100,000 unless given; of a backlog or trace at most so many.",
     ),
     click.option(
         "--rate",
         "rate_per_second",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Rate(),
         metavar="N",
         help="How many arrive a second; all at once unless given, tdmq 1,000.",
     ),
     click.option(
         "--body-bytes",
-        type=click.IntRange(min=8, max=4 << 20),
+        type=Count(min=8, max=4 << 20),
         default=1_024,
         show_default=True,
         help="How long bodies are.",
     ),
     click.option(
         "--topics",
-        type=click.IntRange(min=1, max=1_000),
+        type=Count(min=1, max=1_000),
         default=4,
         show_default=True,
         help="For how many topics.",
     ),
     click.option(
         "--seed",
-        type=click.IntRange(min=0),
+        type=Count(min=0),
         default=1,
         show_default=True,
         help="Another number makes other messages and faults; the same number the same.",
@@ -137,7 +207,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--max-delay",
         "max_delay_ms",
-        type=Duration(),
+        type=DurationWithin("1s", "3650d"),
         default="3d",
         show_default=True,
         help="The longest delay that the wheel takes, as timerMaxDelaySec.",
@@ -152,7 +222,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--tick",
         "tick_ms",
-        type=Duration(),
+        type=DurationWithin("1ms", "1h"),
         default="100ms",
         show_default=True,
         help="On the virtual clock, how often engines are looked at when something is due.",
@@ -167,14 +237,14 @@ _OPTIONS: tuple[Decorator, ...] = (
     ),
     click.option(
         "--faults",
-        type=click.IntRange(min=0),
+        type=Count(min=0),
         default=0,
         metavar="N",
         help="So many faults of all kinds at random points.",
     ),
     click.option(
         "--repeat",
-        type=click.IntRange(min=1, max=100),
+        type=Count(min=1, max=100),
         default=1,
         show_default=True,
         help="How often each engine runs, in turns; the speeds are those of the middle run.",

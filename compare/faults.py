@@ -13,6 +13,8 @@ KILL, KILL_INSIDE, DISK_FULL = "kill", "kill-inside", "disk-full"
 CLOCK_BACK, CLOCK_FORWARD = "clock-back", "clock-forward"
 KINDS = (KILL, KILL_INSIDE, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
 _CALLS_INSIDE = 3_000
+_LASTING_NOTHING = (KILL, KILL_INSIDE)
+_LATEST_DAYS, _LONGEST_DAYS = 3_650, 365
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FORM = re.compile(r"([a-z-]+)@(\d{1,9})(ms|[smhd])(?:\+(\d{1,9})(ms|[smhd]))?")
@@ -49,9 +51,21 @@ class Fault:
             expected = f"one of {', '.join(KINDS)}, then @ and when, such as kill@10m"
             raise BadFieldError("no fault", expected=expected, found=repr(text))
         at_ms = int(found[2]) * _UNIT_MS[found[3]]
+        if at_ms > _LATEST_DAYS * _UNIT_MS["d"]:
+            expected = f"at most {_LATEST_DAYS:,} days after the beginning"
+            raise BadFieldError("a fault too late", expected=expected, found=repr(text))
         if found[4] is None:
             return cls(found[1], at_ms)
-        return cls(found[1], at_ms, int(found[4]) * _UNIT_MS[found[5]])
+        if found[1] in _LASTING_NOTHING:
+            expected = f"{found[1]}@{found[2]}{found[3]}: it is over at once"
+            raise BadFieldError("a kill does not last", expected=expected, found=repr(text))
+        length_ms = int(found[4]) * _UNIT_MS[found[5]]
+        if not 0 < length_ms <= _LONGEST_DAYS * _UNIT_MS["d"]:
+            expected = f"a leap or a full disk of 1ms to {_LONGEST_DAYS}d"
+            raise BadFieldError(
+                "a fault without a sensible length", expected=expected, found=repr(text)
+            )
+        return cls(found[1], at_ms, length_ms)
 
 
 def random_faults(

@@ -4,6 +4,7 @@
 The same recipe gives the same messages.
 """
 
+import math
 from collections.abc import Callable
 
 import attrs
@@ -18,6 +19,9 @@ START_MS = 1_793_000_000_000
 """When a made-up workload begins, unless it is shifted."""
 SECOND_MS = 1_000
 TDMQ_RATE = 1_000.0
+LONGEST_DAYS = 3_650
+"""A race lasts at most so long: a little less than engines keep what they have delivered."""
+LONGEST_MS = LONGEST_DAYS * 86_400_000
 _LEVELS_MS = np.array(DelayLevels.parse().delays_ms, np.int64)
 
 
@@ -82,7 +86,24 @@ def make_workload(name: str, recipe: Recipe) -> Workload:
     if recipe.body_bytes < NUMBER_BYTES:
         expected = f"at least the {NUMBER_BYTES} bytes of a message's number"
         raise BadFieldError("bodies too short", expected=expected, found=recipe.body_bytes)
+    _require_sensible_times(recipe)
     return MADE_UP[name](recipe, np.random.default_rng(recipe.seed))
+
+
+def _require_sensible_times(recipe: Recipe) -> None:
+    """Raise BadFieldError where messages would arrive or be due after many years, or at no time."""
+    rate = recipe.rate_per_second
+    if rate is not None:
+        if not (math.isfinite(rate) and rate > 0):
+            raise BadFieldError("no rate of arrivals", expected="messages a second", found=rate)
+        if recipe.messages - 1 > rate * (LONGEST_MS / SECOND_MS):
+            expected = f"all of {recipe.messages:,} messages within {LONGEST_DAYS:,} days"
+            raise BadFieldError("a rate too slow", expected=expected, found=f"{rate:g} a second")
+    longest_ms = max(recipe.delay_min_ms or 0, recipe.delay_max_ms or 0)
+    if longest_ms > LONGEST_MS:
+        expected = f"at most {LONGEST_DAYS:,} days"
+        found = f"{longest_ms // 86_400_000:,} days"
+        raise BadFieldError("delays too long", expected=expected, found=found)
 
 
 def _arrivals(recipe: Recipe) -> Int64s:
