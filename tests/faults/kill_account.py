@@ -3,10 +3,15 @@
 
 Of a step that the kill cut short both outcomes are right: a message that nobody was promised may
 come or not, one that was being taken back as well. A batch comes as a whole or not at all.
+
+Who repeats after a kill takes what was delivered before it for waiting: a broker's slot is done
+when its time is in the checkpoint, a level's message when its offset is written. It can be taken
+back like any other that waits, and then does not come again.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -38,7 +43,12 @@ def key_found(found: Found) -> Key:
 
 
 def faults(history: History, found: Iterable[Found], *, may_repeat: bool = False) -> list[str]:
-    """Everything that is not as promised, once the store was advanced beyond every due time."""
+    """Everything that is not as promised, once the store was advanced beyond every due time.
+
+    ``may_repeat`` allows messages to come again, but for those that were taken back: they may have
+    come before the process began that was asked for it.
+    """
+    found = list(found)
     came = Counter(map(key_found, found))
     lives: dict[Key, list[Life]] = defaultdict(list)
     for life in history.lives:
@@ -49,7 +59,8 @@ def faults(history: History, found: Iterable[Found], *, may_repeat: bool = False
         least, most = sum(map(_at_least, alike)), sum(map(_at_most, alike))
         if came[key] < least:
             wrong.append(f"lost: {key} came {came[key]} times instead of {least}: {alike}")
-        if came[key] > most and not (may_repeat and most):
+        is_repeated = may_repeat and (most or not _came_late(alike, found))
+        if came[key] > most and not is_repeated:
             kind = "repeated" if most else "cancelled, and delivered"
             wrong.append(f"{kind}: {key} came {came[key]} times instead of {most}: {alike}")
     return wrong + _torn_batches(history, came) + _wrong_answers(history, came)
@@ -63,6 +74,12 @@ def _at_least(life: Life) -> int:
 
 def _at_most(life: Life) -> int:
     return int(life.answer != "cancelled")
+
+
+def _came_late(cancelled: Sequence[Life], found: Iterable[Found]) -> bool:
+    """Whether any came although the process that took it back began before."""
+    begun = {key_of(life): life.answered_from for life in cancelled}
+    return any(each.commit_log_offset >= begun.get(key_found(each), sys.maxsize) for each in found)
 
 
 def _torn_batches(history: History, came: Counter[Key]) -> list[str]:

@@ -34,7 +34,8 @@ class Life:
     """One message: what was asked, what was answered, what was done about it.
 
     ``receipt`` is the promised time, the handle and the place in the log; None when the process
-    died before the answer. ``batch`` is shared by what was handed over together.
+    died before the answer. ``batch`` is shared by what was handed over together. ``answered_from``
+    is where the log ended when the process that answered had opened the store.
     """
 
     row: Row
@@ -43,6 +44,7 @@ class Life:
     receipt: tuple[int, str, int] | None = None
     was_asked_back: bool = False
     answer: str | None = None
+    answered_from: int = 0
 
 
 @attrs.define
@@ -64,6 +66,9 @@ class History:
         self.generations += 1
         self.now_ms = now_ms
 
+    def _opened(self, log_end: int) -> None:
+        self._opened_at = log_end
+
     def _schedule(self, now_ms: int, rows: list[list[Any]]) -> None:
         self.now_ms = now_ms
         self._open = [Life(Row(*row), now_ms, len(self.lives)) for row in rows]
@@ -78,7 +83,7 @@ class History:
         self._asked.was_asked_back = True
 
     def _cancelled(self, answer: str) -> None:
-        self._asked.answer = answer
+        self._asked.answer, self._asked.answered_from = answer, self._opened_at
 
     def _advance(self, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -92,6 +97,7 @@ class History:
 
     _open: list[Life] = attrs.field(factory=list)
     _asked: Life = attrs.field(init=False)
+    _opened_at: int = 0
 
 
 class Journal:

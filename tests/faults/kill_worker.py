@@ -63,6 +63,7 @@ class Worker:
         self.clock = ManualClock(max(START_MS, self.history.now_ms))
         self._note("begin", now_ms=self.clock.now_ms())
         self.store = self._open()
+        self._note("opened", log_end=self.store.live.log.end)  # type: ignore[attr-defined]
 
     def _open(self) -> DelayStore:
         clock: Clock = self.clock

@@ -17,7 +17,7 @@ from message_store import live_store as live_store_module
 from message_store.errors import TargetError
 from message_store.live_queue import LiveQueue
 from message_store.store_root import StoreRoot
-from tests.faults.engines import SMALL, abandon, open_levels, open_wheel
+from tests.faults.engines import ENGINES, SMALL, abandon, open_levels, open_wheel
 from tests.faults.full_disk import full_disk
 from timer_wheel.turning import Turning
 from timer_wheel.wheel_store import WheelStore
@@ -67,6 +67,60 @@ def test_an_interrupt_in_a_delivery_repeats_nothing(
     with opened(tmp_path / "store", clock) as again:
         again.advance(promised_ms + 60_000)
         assert [each.body for each in again.topic("orders").read(0, 0)] == [b"once"]
+
+
+@pytest.mark.parametrize("delay_ms", [1_000, 0, -1_500])
+def test_what_waits_again_after_a_kill_can_be_taken_back_and_does_not_come_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_ms: int
+) -> None:
+    """A wheel that repeats as brokers do does not know what the slot in hand has delivered."""
+    clock, open_one = ManualClock(START_MS), ENGINES["wheel"].open
+    store = open_one(tmp_path, clock, True)
+    receipt = store.schedule(Message("orders", b"once"), AtMs(START_MS + delay_ms))
+    clock.tick(receipt.promised_ms - START_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Turning, "_move_on", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            store.advance(clock.now_ms())
+    abandon(store)
+    store = open_one(tmp_path, clock, True)
+    assert len(list(store.pending())) == 1
+    assert store.cancel(receipt) is Cancellation.CANCELLED
+    abandon(store)
+    with open_one(tmp_path, clock, True) as again:
+        again.advance(clock.now_ms() + 60_000)
+        assert [each.body for each in again.topic("orders").read(0, 0)] == [b"once"]
+        assert list(again.pending()) == []
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "is_placed"), [(1_000, False), (-1_500, False), (-1_500, True)]
+)
+def test_wherever_a_turn_is_stopped_what_was_taken_back_before_it_never_comes(
+    tmp_path: Path, delay_ms: int, is_placed: bool
+) -> None:
+    """Also where the slot in hand is taken again."""
+    open_one = ENGINES["wheel"].open
+    for full_at in itertools.count():
+        folder, clock = tmp_path / str(full_at), ManualClock(START_MS)
+        store = open_one(folder, clock, True)
+        receipt = store.schedule(Message("orders", b"taken back"), AtMs(START_MS + delay_ms))
+        if is_placed:
+            store.close()
+            store = open_one(folder, clock, True)
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+        store.schedule(Message("orders", b"comes"), AtMs(START_MS + delay_ms))
+        clock.tick(receipt.promised_ms - START_MS)
+        with full_disk(folder, full_at) as disk, suppress(TargetError):
+            store.advance(clock.now_ms())
+        abandon(store)
+        with open_one(folder, clock, True) as again:
+            again.advance(clock.now_ms() + 60_000)
+            found = {each.body for each in again.topic("orders").read(0, 0)}
+            assert found == {b"comes"}, full_at
+        if not disk.refused:
+            break
+    assert full_at > 3
 
 
 def test_nothing_is_taken_back_from_levels_that_are_in_doubt(

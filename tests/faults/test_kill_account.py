@@ -14,6 +14,7 @@ from tests.faults.store_reading import Found
 ROWS = [[f"KEY{number}", "orders", 0, f"body {number}", 2_000] for number in range(3)]
 STEPS: list[Line] = [
     {"step": "begin", "now_ms": 1_000},
+    {"step": "opened", "log_end": 50},
     {"step": "schedule", "now_ms": 1_000, "rows": ROWS},
     {"step": "scheduled", "receipts": [[2_000, f"handle {number}", number] for number in range(3)]},
     {"step": "cancel", "number": 2},
@@ -62,23 +63,23 @@ def test_a_time_before_the_promise_is_early_and_so_is_a_delivery_that_nobody_ask
 
 
 def test_a_step_that_was_cut_short_may_have_happened_or_not() -> None:
-    cut = history(STEPS[:2])
+    cut = history(STEPS[:3])
     assert faults(cut, []) == []
     assert faults(cut, [*RIGHT, CANCELLED]) == []
-    taking_back = history(STEPS[:4])
+    taking_back = history(STEPS[:5])
     assert faults(taking_back, RIGHT) == []
     assert faults(taking_back, [*RIGHT, CANCELLED]) == []
     assert faults(taking_back, RIGHT[:1])[0].startswith("lost")
 
 
 def test_a_batch_that_was_cut_short_comes_whole_or_not_at_all() -> None:
-    assert faults(history(STEPS[:2]), RIGHT) == ["torn: 2 of the 3 that were handed over together"]
+    assert faults(history(STEPS[:3]), RIGHT) == ["torn: 2 of the 3 that were handed over together"]
 
 
 def test_a_message_that_was_too_late_to_take_back_must_have_come() -> None:
-    late = [*STEPS[:4], {"step": "cancelled", "answer": "already delivered"}]
+    late = [*STEPS[:5], {"step": "cancelled", "answer": "already delivered"}]
     assert faults(history(late), RIGHT)[0].startswith("lost")
-    denied = [*STEPS[:4], {"step": "cancelled", "answer": "never existed"}]
+    denied = [*STEPS[:5], {"step": "cancelled", "answer": "never existed"}]
     assert faults(history(denied), RIGHT)[0].startswith("denied")
 
 
@@ -101,6 +102,16 @@ def test_repeating_may_be_allowed_but_not_of_what_was_taken_back() -> None:
     assert faults(history(STEPS), [*RIGHT, CANCELLED], may_repeat=True) != []
     assert repeats(RIGHT, [*RIGHT, again]) == [RIGHT[1]]
     assert repeats(RIGHT, RIGHT) == []
+
+
+def test_what_came_before_a_kill_may_be_taken_back_after_it_but_not_come_again() -> None:
+    begun = [{"step": "begin", "now_ms": 2_500}, {"step": "opened", "log_end": 110}]
+    again = history([*STEPS[:4], *begun, *STEPS[4:]])
+    assert faults(again, [*RIGHT, CANCELLED], may_repeat=True) == []
+    assert faults(again, [*RIGHT, CANCELLED]) != []
+    late = attrs.evolve(CANCELLED, commit_log_offset=110)
+    assert faults(again, [*RIGHT, late], may_repeat=True) != []
+    assert faults(again, [*RIGHT, CANCELLED, late], may_repeat=True) != []
 
 
 def test_a_journal_forgets_the_line_that_was_torn(tmp_path: Path) -> None:
