@@ -47,14 +47,14 @@ class VirtualRun:
     store: DelayStore = attrs.field(init=False)
     has_files: bool = True
     skew_ms: int = 0
-    _dies_inside: Fault | None = None
+    _dies_inside: list[Fault] = attrs.field(factory=list)
     _putter: Putter = attrs.field(init=False)
     _due_ms: int | None = None
     _waits_until_ms: int = 0
     _looked_ms: int = attrs.field(init=False)
     _was_put: bool = False
     _faults: list[Fault] = attrs.field(init=False)
-    _full_until: Fault | None = None
+    _full: list[Fault] = attrs.field(factory=list)
     _is_stalled: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -121,9 +121,9 @@ class VirtualRun:
         return self.workload.start_ms + self._faults[0].at_ms if self._faults else NEVER_MS
 
     def _room(self) -> int:
-        if self._full_until is None:
-            return NEVER_MS
-        return self.workload.start_ms + self._full_until.at_ms + self._full_until.length_ms
+        """When the disk has room again, after the last of those that filled it."""
+        ends_ms = [fault.at_ms + fault.length_ms for fault in self._full]
+        return self.workload.start_ms + max(ends_ms) if ends_ms else NEVER_MS
 
     @property
     def _race_ms(self) -> int:
@@ -152,8 +152,8 @@ class VirtualRun:
         self.watch.look(self.clock.now_ms())
 
     def _advance(self) -> None:
-        if self._dies_inside is not None:
-            self._killed_inside(self._dies_inside)
+        if self._dies_inside:
+            self._killed_inside(self._dies_inside.pop(0))
             return
         now_ms = self.clock.now_ms()
         started = stopwatch_s()
@@ -171,13 +171,12 @@ class VirtualRun:
 
     def _look_once_more(self) -> None:
         """What an engine has forgotten to announce is late, and not missing."""
-        if self._full_until is not None:
+        if self._full:
             self._room_again()
-        late = [self._dies_inside] if self._dies_inside is not None else []
-        self._dies_inside = None
-        for fault in (*late, *self._faults):
-            answer = "came after everything was delivered"
-            self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+        for fault in (*self._dies_inside, *self._faults):
+            self._tell(fault, "came after everything was delivered")
+        self._dies_inside = []
+        self.watch.faults.sort(key=lambda seen: seen.at_ms)
         self._go_to(self._horizon_ms())
         self._advance()
 
@@ -185,12 +184,12 @@ class VirtualRun:
 
     def _suffer(self, fault: Fault) -> None:
         if fault.kind == DISK_FULL:
-            if self._full_until is None:
-                self._full_until = fault
+            if not self._full:
                 fill_disk()
+            self._full.append(fault)
             return
         if fault.kind == KILL_INSIDE and self.has_files:
-            self._dies_inside = fault
+            self._dies_inside.append(fault)
             return
         if fault.kind in (CLOCK_BACK, CLOCK_FORWARD):
             by_ms = fault.length_ms if fault.kind == CLOCK_FORWARD else -fault.length_ms
@@ -200,20 +199,21 @@ class VirtualRun:
         else:
             self._open_again()
             answer = "opened again"
+        self._tell(fault, answer)
+
+    def _tell(self, fault: Fault, answer: str) -> None:
         self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
 
     def _killed_inside(self, fault: Fault) -> None:
         """The delivery that is due goes on in a fork until that is killed."""
-        self._dies_inside = None
         store, now_ms = self.store, self.clock.now_ms()
         run_until_killed(lambda: store.advance(now_ms), fault.call)
         self.watch.was_killed(now_ms)
         self._open_again()
-        answer = "killed in the middle of a delivery, and opened again"
-        self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+        self._tell(fault, "killed in the middle of a delivery, and opened again")
 
     def _room_again(self) -> None:
-        fault, self._full_until = self._full_until, None
+        over, self._full = self._full, []
         make_room()
         answer = "nothing was refused"
         if self._is_stalled:
@@ -221,17 +221,17 @@ class VirtualRun:
             self._is_stalled = False
             self._open_again()
             answer = "refused, and opened again when there was room"
-        if fault is not None:
-            self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+        for fault in over:
+            self._tell(fault, answer)
 
     def _open_again(self) -> None:
         """As after a kill; while the disk is full that may have to wait for room."""
-        if self._full_until is not None:
+        if self._full:
             make_room()
         self.before_kill(self.store)
         kill(self.store)
         self.store = self.open_store(self.clock)
         self._was_put, self._due_ms = False, self.store.next_due_ms()
         self._is_stalled = False
-        if self._full_until is not None:
+        if self._full:
             fill_disk()

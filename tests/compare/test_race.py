@@ -199,6 +199,29 @@ def test_a_fault_that_comes_too_late_is_told_as_not_reached(tmp_path: Path) -> N
     assert [fault.answer for fault in result.faults] == ["came after everything was delivered"] * 2
 
 
+@pytest.mark.parametrize("name", ["levels", "memory"])
+def test_every_fault_is_told_in_order_also_where_several_fall_together(
+    tmp_path: Path, name: str
+) -> None:
+    # Two kills wait for one delivery, the disk is full twice at once, and one kill comes too late.
+    faults = (
+        Fault("kill-inside", 58_000),
+        Fault("disk-full", 59_000, 100),
+        Fault("kill-inside", 58_500),
+        Fault("disk-full", 59_050, 100),
+        Fault("clock-forward", 58_700, 10),
+        Fault("kill-inside", 10**9),
+    )
+    several = engines(name)
+    [result] = race(small("burst"), several, tmp_path, after(small("burst"), *faults)).engines
+    asked = sorted((fault.at_ms, fault.kind) for fault in faults)
+    assert [(seen.at_ms, seen.kind) for seen in result.faults] == asked
+    assert result.is_right == several[name].has_files
+    inside = [seen.answer for seen in result.faults if seen.kind == "kill-inside"]
+    if several[name].has_files:
+        assert inside[:2] == ["killed in the middle of a delivery, and opened again"] * 2
+
+
 def test_an_engine_that_repeats_after_a_kill_is_found_out(tmp_path: Path) -> None:
     def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
         return LevelStore.open(path, clock=clock, settings=StoreSettings(repeat_after_kill=True))
