@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from compare.results import EngineResult, RaceResults
 
 _FAIR_FACTOR = 2
+_SAME_TIME, _SAME_SPEED = 0.05, 0.10
+"""Shares within which times, and speeds and costs, are as good as equal: one run is no proof."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -24,15 +26,20 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
     if not ran:
         return (*failed, "no engine could run")
     # To be fast, or near, is no merit of an engine that loses messages.
-    ranked = [engine for engine in ran if engine.is_right]
+    ranked = [engine for engine in ran if engine.is_right and not _took_nothing(engine)]
     return (
         *failed,
         *_wrong(ran),
+        *_not_taken(ran),
+        *_right(ran),
         *_beside_java(ranked),
         *_nearest(ranked),
         *_fastest(ranked, results.clock),
-        *_not_taken(ran),
     )
+
+
+def _took_nothing(engine: EngineResult) -> bool:
+    return engine.not_taken > 0 and not engine.taken
 
 
 def _wrong(ran: Sequence[EngineResult]) -> Iterator[str]:
@@ -42,7 +49,10 @@ def _wrong(ran: Sequence[EngineResult]) -> Iterator[str]:
                 f"{engine.name} is wrong: {engine.early:,} early, {engine.missing:,} missing,"
                 f" {engine.duplicates:,} repeated"
             )
-    right = [engine for engine in ran if engine.is_right]
+
+
+def _right(ran: Sequence[EngineResult]) -> Iterator[str]:
+    right = [engine for engine in ran if engine.is_right and not _took_nothing(engine)]
     if right:
         who = "every engine" if len(right) == len(ran) > 1 else listed([e.name for e in right])
         yield f"{who} delivered all that was taken once, and nothing early"
@@ -74,21 +84,54 @@ def _beside_java(ran: Sequence[EngineResult]) -> Iterator[str]:
 def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:
     """By messages in and out; on the wall clock, where the schedule sets the pace, by CPU."""
     if clock == "wall":
-        ranked = sorted(ran, key=lambda engine: engine.cpu_percent)
-        if len(ranked) > 1 and ranked[0].cpu_percent > 0:
-            others = ", ".join(f"{e.name} {e.cpu_percent:,.0f} %" for e in ranked[1:])
-            first = ranked[0]
-            yield f"{first.name} needs the least of a core: {first.cpu_percent:,.0f} % ({others})"
+        yield from _cheapest(ran)
         return
     known = sorted(
-        ((engine.through_per_second, engine.name) for engine in ran if engine.through_per_second),
-        reverse=True,
+        ((engine.through_per_second, engine) for engine in ran if engine.through_per_second),
+        key=lambda one: -one[0],
     )
     if len(known) > 1:
-        best, name = known[0]
-        others = ", ".join(f"{best / speed:,.1f} × {other}" for speed, other in known[1:])
-        yield f"{name} is the fastest, {best:,.0f} messages a second in and out: {others}"
+        best, first = known[0]
+        others = ", ".join(f"{best / speed:,.1f} × {other.name}" for speed, other in known[1:])
+        near = [
+            other
+            for speed, other in known[1:]
+            if best <= speed * (1 + _SAME_SPEED) and not _apart(first, other, "through_per_second")
+        ]
+        what = f"as fast as {listed([e.name for e in near])}" if near else "the fastest"
+        yield f"{first.name} is {what}, {best:,.0f} messages a second in and out: {others}"
         yield from _woken([engine for engine in ran if engine.woken])
+
+
+def _cheapest(ran: Sequence[EngineResult]) -> Iterator[str]:
+    ranked = sorted(ran, key=lambda engine: engine.cpu_percent)
+    if len(ranked) < 2 or ranked[0].cpu_percent <= 0:
+        return
+    first, least = ranked[0], ranked[0].cpu_percent
+    near = [
+        other
+        for other in ranked[1:]
+        if round(other.cpu_percent) - round(least) <= 1
+        or (
+            other.cpu_percent <= least * (1 + _SAME_SPEED)
+            and not _apart(first, other, "cpu_percent")
+        )
+    ]
+    what = f"as little of a core as {listed([e.name for e in near])}" if near else ""
+    others = ", ".join(f"{e.name} {e.cpu_percent:,.0f} %" for e in ranked[1:])
+    yield f"{first.name} needs {what or 'the least of a core'}: {least:,.0f} % ({others})"
+
+
+def _apart(one: EngineResult, other: EngineResult, figure: str) -> bool:
+    """Whether both ran several times, and each run of one beat each of the other."""
+    first, second = (_rounds(engine, figure) for engine in (one, other))
+    if min(len(first), len(second)) < 2:
+        return False
+    return min(first) > max(second) or max(first) < min(second)
+
+
+def _rounds(engine: EngineResult, figure: str) -> list[float]:
+    return [value for each in engine.rounds if (value := getattr(each, figure)) is not None]
 
 
 def _woken(ran: Sequence[EngineResult]) -> Iterator[str]:
@@ -105,24 +148,38 @@ def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:
         return
     ranked = sorted(known, key=lambda one: (one[0].p99, one[0].p50))
     late, name = ranked[0]
-    if ranked[-1][0].p99 == late.p99:
+    near = [other for each, other in ranked[1:] if _same_time(late.p99, each.p99)]
+    if len({duration(each.p99) for each, _name in ranked}) == 1:
         yield f"all are equally close to the time asked for: 99 of 100 within {duration(late.p99)}"
         return
     others = ", ".join(f"{other} {duration(each.p99)}" for each, other in ranked[1:])
-    yield (
-        f"{name} comes closest to the time asked for: 99 of 100 within {duration(late.p99)}"
-        f" ({others})"
-    )
+    comes = f"comes as close as {listed(near)}" if near else "comes closest"
+    yield f"{name} {comes} to the time asked for: 99 of 100 within {duration(late.p99)} ({others})"
+
+
+def _same_time(one_ms: float, other_ms: float) -> bool:
+    """Whether two durations are as good as equal: by their share, or as people read them."""
+    unit_ms = next((unit / 10 for _name, unit in _UNITS if abs(other_ms) >= unit), 1)
+    return abs(one_ms - other_ms) <= max(_SAME_TIME * abs(other_ms), unit_ms)
 
 
 def _not_taken(ran: Sequence[EngineResult]) -> Iterator[str]:
-    for engine in ran:
-        if engine.not_taken:
-            total = engine.taken + engine.not_taken
+    """Who did not take everything; who took nothing first."""
+    for engine in sorted(ran, key=lambda engine: not _took_nothing(engine)):
+        total = engine.taken + engine.not_taken
+        if _took_nothing(engine):
+            yield (
+                f"{engine.name} took none of {total:,} messages: all were due later than it can"
+                " keep"
+            )
+        elif engine.not_taken:
             yield (
                 f"{engine.name} took {engine.taken:,} of {total:,} messages: the others were due"
                 " later than it can keep"
             )
+
+
+_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 
 
 def duration(late_ms: float) -> str:
@@ -131,7 +188,7 @@ def duration(late_ms: float) -> str:
     >>> duration(999), duration(5_200), duration(890_000), duration(-3)
     ('999 ms', '5.2 s', '14.8 min', '-3 ms')
     """
-    for unit, unit_ms in (("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
-        if abs(late_ms) >= 1.0 * unit_ms and abs(late_ms) >= 1_000:
+    for unit, unit_ms in _UNITS:
+        if abs(late_ms) >= unit_ms:
             return f"{late_ms / unit_ms:,.1f} {unit}"
     return f"{late_ms:,.0f} ms"

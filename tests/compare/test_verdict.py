@@ -2,8 +2,9 @@
 """The answer of a race stands in its sentences."""
 
 import attrs
+import pytest
 
-from compare.results import EngineResult, Lateness, RaceResults, WorkloadFacts
+from compare.results import EngineResult, Lateness, RaceResults, Round, WorkloadFacts
 from compare.verdict import verdict
 
 FACTS = WorkloadFacts(
@@ -53,3 +54,65 @@ def test_what_was_not_measured_is_left_out() -> None:
     )
     told = said(an_engine("wheel", 900.0, 30.0), nothing)
     assert not any("RocketMQ's own" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "beginning"),
+    [
+        (992.0, "all are equally close to the time asked for: 99 of 100 within 992 ms"),
+        (996.0, "hierarchy comes as close as wheel to the time asked for: 99 of 100 within 992 ms"),
+        (993.4, "hierarchy comes as close as wheel to"),
+        (1_100.0, "hierarchy comes closest to the time asked for: 99 of 100 within 992 ms"),
+    ],
+)
+def test_times_within_the_noise_have_no_winner(late_ms: float, beginning: str) -> None:
+    told = said(an_engine("hierarchy", 900.0, 992.0), an_engine("wheel", 900.0, late_ms))
+    assert told[1].startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("percent", "sentence"),
+    [
+        (4.4, "wheel needs as little of a core as levels: 3 % (levels 4 %)"),
+        (6.0, "wheel needs the least of a core: 3 % (levels 6 %)"),
+    ],
+)
+def test_costs_within_a_percent_of_a_core_have_no_winner(percent: float, sentence: str) -> None:
+    one, other = an_engine("wheel", 900.0, 30.0), an_engine("levels", 900.0, 30.0)
+    assert sentence in said(
+        attrs.evolve(one, cpu_percent=2.6), attrs.evolve(other, cpu_percent=percent)
+    )
+
+
+def ran_at(name: str, *speeds: float) -> EngineResult:
+    one = Round(None, None, None, 1.0, 0, 0)
+    rounds = tuple(attrs.evolve(one, through_per_second=speed) for speed in speeds)
+    engine = an_engine(name, 1.0, 30.0)
+    return attrs.evolve(engine, through_per_second=sorted(speeds)[len(speeds) // 2], rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("wheel", "levels", "what"),
+    [
+        ((105.0,), (100.0,), "as fast as levels"),
+        ((115.0,), (100.0,), "the fastest"),
+        ((105.0, 106.0, 104.0), (100.0, 99.0, 101.0), "the fastest"),
+        ((105.0, 106.0, 100.0), (100.0, 99.0, 101.0), "as fast as levels"),
+    ],
+)
+def test_a_speed_within_a_tenth_wins_only_where_all_its_rounds_do(
+    wheel: tuple[float, ...], levels: tuple[float, ...], what: str
+) -> None:
+    engines = (ran_at("wheel", *wheel), ran_at("levels", *levels))
+    told = verdict(RaceResults(workload=FACTS, clock="virtual", engines=engines))
+    assert [one for one in told if one.startswith(f"wheel is {what}, 1")]
+
+
+def test_who_did_not_take_all_comes_before_who_delivered_what_was_taken() -> None:
+    levels, wheel = an_engine("levels", 900.0, 30.0), an_engine("wheel", 900.0, 30.0)
+    levels, wheel = attrs.evolve(levels, taken=9, not_taken=1), attrs.evolve(wheel, not_taken=10)
+    assert said(levels, attrs.evolve(wheel, lateness_ms=None, cpu_percent=1.0)) == (
+        "wheel took none of 10 messages: all were due later than it can keep",
+        "levels took 9 of 10 messages: the others were due later than it can keep",
+        "levels delivered all that was taken once, and nothing early",
+    )
