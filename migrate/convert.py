@@ -53,11 +53,12 @@ from migrate.staged_output import (
     Staging,
     clear_staging,
     is_published,
+    make_directory,
     names_in_the_way,
     refuse_links,
+    remove_empty,
     remove_unfinished,
     sole_writer,
-    target_errors,
 )
 from migrate.stored_plan import read_plan_facts
 from migrate.target_config import broker_conf, broker_settings, config_clashes
@@ -106,10 +107,7 @@ def convert_merged(
 
 
 def check_request(*members: ConvertOptions) -> None:
-    """Raise what a conversion would raise for what a glance can tell, before Spark is started.
-
-    Makes the target directory, as ``convert`` does, and leaves nothing else.
-    """
+    """Raise what a conversion would for what a glance can tell, before Spark; leaves nothing."""
     if len(members) > 1:
         require_mergeable(members)
     conversion = _Conversion(members, None, _silent)
@@ -162,9 +160,13 @@ class _Conversion:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else writes to the target, and no broker starts on a source."""
+        """Nobody else writes to the target, which goes again if it is new and stays empty, and no
+        broker starts on a source.
+        """
         with ExitStack() as stack:
+            made = make_directory(self.target.path)
             stack.enter_context(sole_writer(self.target))
+            stack.callback(remove_empty, made)
             for root in self.roots:
                 stack.enter_context(root.shared_lock())
             yield
@@ -183,8 +185,6 @@ class _Conversion:
         self.options.access.require_possible()
         for source in self.sources:
             source.check_places(self.target.path)
-        with target_errors(self.target.path):
-            self.target.path.mkdir(parents=True, exist_ok=True)
 
     def check_target(self) -> None:
         """Refuse a target that holds anything but the unfinished beginning of this conversion."""

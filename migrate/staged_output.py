@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,6 +78,24 @@ class Staging:
     def receipt(self, part: int) -> Path:
         """What the writer of a part has to say about it, JSON; there once the part is written."""
         return self.path / "parts" / f"{part:06d}.json"
+
+
+def make_directory(path: Path) -> list[Path]:
+    """Make a directory and those above it; returns which were not there, the innermost first.
+
+    Raises TargetError.
+    """
+    with target_errors(path):
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def remove_empty(directories: list[Path]) -> None:
+    """Take away those of these directories that hold nothing."""
+    with suppress(OSError):  # one that holds something, and so those around it
+        for directory in directories:
+            directory.rmdir()
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from message_store.errors import (
     UnsupportedStoreError,
 )
 from message_store.store_root import StoreRoot
-from migrate.convert import convert
-from migrate.settings import TargetSettings
+from migrate.convert import check_request, convert
+from migrate.settings import ENGINES, TargetSettings
 from migrate.source_wheel import WheelNotEmptyError
 from migrate.staged_output import sole_writer
 from migrate.store_owner import Access
@@ -172,7 +172,7 @@ def test_a_source_in_use_is_refused_even_after_a_crash(tmp_path: Path) -> None:
     for after_crash in (False, True):
         with pytest.raises(StoreLockedError, match="lock: held by another process; stop the bro"):
             convert(options_for(tmp_path, after_crash=after_crash))
-    assert not list((tmp_path / "target").iterdir())
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_source_whose_wheel_holds_messages_is_refused_unless_only_levels_are_asked_for(
@@ -276,7 +276,7 @@ def test_a_disk_with_too_little_room_is_refused_before_the_first_byte(
     monkeypatch.setattr("migrate.make_room.free_bytes", lambda _: 12_345)
     with pytest.raises(TargetError, match=r"target: [\d,]+ bytes are needed, 12,345 are free"):
         convert(options_for(tmp_path))
-    assert not list((tmp_path / "target").iterdir())
+    assert not (tmp_path / "target").exists()
     monkeypatch.undo()
     options = options_for(tmp_path, source=source)
     convert(options)
@@ -364,6 +364,20 @@ def test_what_is_no_file_in_the_source_stops_nothing(tmp_path: Path, source: Pat
     options = options_for(tmp_path)
     assert convert(options).total("converted") == len(ITEMS)
     checked_target(options)
+
+
+@pytest.mark.parametrize("to", ENGINES)
+def test_a_refused_conversion_leaves_no_directory(source: Path, tmp_path: Path, to: str) -> None:
+    (source / "abort").touch()
+    refused = options_for(tmp_path, to=to, target=tmp_path / "new" / "target")
+    for ask in (check_request, convert):
+        with pytest.raises(UncleanStoreError):
+            ask(refused)
+    assert not (tmp_path / "new").exists()
+    refused.target.mkdir(parents=True)
+    with pytest.raises(UncleanStoreError):
+        convert(refused)
+    assert list(refused.target.iterdir()) == []
 
 
 def test_two_conversions_do_not_share_a_target(source: Path, tmp_path: Path) -> None:
