@@ -43,13 +43,16 @@ def compare(
     """Run one workload through several engines, one after the other, and say how they did.
 
     On the virtual clock (the default) nothing is waited for, and the same seed gives the same
-    deliveries. Ends with exit code 1 when an engine delivered something early, twice or not at all.
+    deliveries. Ends with exit code 1 when an engine delivered something early, twice or not at all,
+    or when none could run.
     """
     with loading(output):
         from compare.entrants import ENTRANTS
         from compare.race import Race, run_race
         from compare.work_files import race_directory
     _require_engines(engines)
+    if given["converted"] is None:
+        _require_a_clock_for(engines, given["clock"])
     require_flags_that_apply(given["workload"])
     if report_file is not None:
         from compare.report import write_report
@@ -101,6 +104,17 @@ def _require_engines(engines: tuple[str, ...]) -> None:
         if name not in ENTRANTS:
             known = ", ".join(ENTRANTS)
             raise click.BadParameter(f"{name!r} is none of {known}", param_hint="--engines")
+
+
+def _require_a_clock_for(engines: tuple[str, ...], clock: str) -> None:
+    """Refuse a clock on which none of the engines can race."""
+    from compare.java_engines import JAVA_ENTRANTS
+
+    if clock == "virtual" and all(name in JAVA_ENTRANTS for name in engines):
+        raise click.UsageError(
+            f"none of {', '.join(engines)} can race on the virtual clock: RocketMQ's own engines"
+            " ask the machine what time it is; they need --clock wall"
+        )
 
 
 def _workload(

@@ -222,8 +222,9 @@ class RaceResults:
 
     @property
     def is_right(self) -> bool:
-        """No engine that ran brought anything early, twice or not at all."""
-        return all(engine.is_right for engine in self.engines)
+        """Some engine ran, and none that did brought anything early, twice or not at all."""
+        has_run = any(engine.unavailable is None for engine in self.engines)
+        return has_run and all(engine.is_right for engine in self.engines)
 
     def engine(self, name: str) -> EngineResult:
         """One engine's result; raises KeyError where it was not asked for."""

@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import attrs
 import click
 import pytest
 from click.testing import CliRunner, Result
@@ -113,6 +114,7 @@ def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
         (["--workload", "trace", "--trace", "t.csv", "--rate", "5"], 2, "--rate is for"),
         (["--workload", "backlog", "--store", "s", "--topics", "5"], 2, "--topics is for"),
         (["--engines", "memory,levels,memory"], 2, "names memory twice"),
+        (["--engines", "java-levels,java-wheel"], 2, "java-wheel can race on the virtual clock"),
         (["--keep", "full"], 4, "full: is not empty"),
         (["--directory", "nowhere"], 4, "nowhere: cannot be written"),
     ],
@@ -164,6 +166,19 @@ def test_a_trace_runs_and_a_report_is_written(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ended.exit_code == 0, ended.output
     assert "memory" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_race_that_nobody_could_run_ends_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    absent = attrs.evolve(ENGINES["memory"], lacks=lambda: "nobody has built it")
+    monkeypatch.setitem(entrants.ENTRANTS, "memory", Here(absent))
+    alone, with_java = small("--engines", "memory"), small("--engines", "memory,java-wheel")
+    assert (alone.exit_code, with_java.exit_code) == (1, 1), alone.output
+    assert alone.stdout.startswith("No engine could run\n")
+    # One that races is enough, whatever else could not.
+    assert small("--engines", "wheel,java-wheel").exit_code == 0
 
 
 @pytest.mark.usefixtures("_here")
