@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from cli_compare_options import BACKLOG, TRACE, compare_options, require_flags_that_apply
@@ -132,11 +133,12 @@ def _workload(
     from compare.workloads import Recipe, make_workload
 
     if workload == BACKLOG:
-        return _backlog(progress, entrants, messages, **given)
+        return attrs.evolve(_backlog(progress, entrants, messages, **given), seed=given["seed"])
     if workload == TRACE:
         if trace is None:
             raise click.UsageError("--workload trace needs --trace: a CSV of arrival and due")
-        return read_trace(trace, body_bytes=body_bytes, most=messages)
+        read = read_trace(trace, body_bytes=body_bytes, most=messages)
+        return attrs.evolve(read, seed=given["seed"])
     wanted = ("topics", "seed", "rate_per_second")
     least_ms, longest_ms = given["delays"] or (None, None)
     recipe = Recipe(

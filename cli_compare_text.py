@@ -7,7 +7,7 @@ from rich.table import Table
 
 from cli_text import add_row, new_table, size
 from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.verdict import duration, verdict
+from compare.verdict import duration, verdict, when_due
 from message_store.delay_levels import format_delay
 from message_store.printable import iso_time
 
@@ -23,8 +23,7 @@ def head_lines(results: RaceResults) -> Iterator[str]:
     pace = "all at once" if not facts.arrival_span_ms else f"within {_span(facts.arrival_span_ms)}"
     yield (
         f"{facts.name}{source}: {facts.messages:,} messages of {size(facts.body_bytes)}, put"
-        f" {pace}, due {_span(facts.delay_min_ms)} to {_span(facts.delay_max_ms)} later;"
-        f" {results.clock} clock, seed {facts.seed}"
+        f" {pace}, {when_due(facts, _span)}; {results.clock} clock, seed {facts.seed}"
     )
 
 

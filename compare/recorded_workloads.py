@@ -12,13 +12,14 @@ import attrs
 import numpy as np
 
 from compare.workload import NUMBER_BYTES, Workload
-from compare.workloads import START_MS
+from compare.workloads import LONGEST_DAYS, LONGEST_MS, START_MS
 from message_store.byte_column import Int64s, int64s
 from message_store.errors import SourceError
 from message_store.small_files import read_small_file
 
 RELATIVE_BELOW_MS = 10**11
 """Smaller numbers in a trace count from its beginning; larger ones are epoch milliseconds."""
+_EPOCH_ENDS_MS = 10**13
 _COLUMNS = ("arrival", "due", "topic", "body_bytes")
 _PLAIN_TOPIC = re.compile(r"(?!rmq_|RMQ_|SCHEDULE_TOPIC|TBW102)[A-Za-z0-9_-]{1,100}")
 
@@ -78,8 +79,10 @@ def trace(path: Path, *, body_bytes: int, most: int | None = None) -> Workload:
     """A CSV of ``arrival,due`` and, where they are there, ``topic`` and ``body_bytes``; the first
     line may name its columns, in any order.
 
-    Times are ISO 8601, epoch milliseconds, or milliseconds from the beginning. At most the first
-    ``most`` lines are taken. Raises SourceError, with the line, for what cannot be understood.
+    Times are ISO 8601, epoch milliseconds, or milliseconds from the beginning; a line has two
+    points in time or two numbers from the beginning. What is due before it arrives is overdue. At
+    most the first ``most`` lines are taken. Raises SourceError, with the line, for what cannot be
+    understood.
     """
     content = read_small_file(path)
     if content is None:
@@ -96,6 +99,8 @@ def trace(path: Path, *, body_bytes: int, most: int | None = None) -> Workload:
     if not rows:
         raise SourceError(f"{path}: holds no messages")
     rows.sort(key=lambda row: row.arrival_ms)
+    if rows[-1].arrival_ms - rows[0].arrival_ms > LONGEST_MS:
+        raise SourceError(f"{path}: arrivals lie more than {LONGEST_DAYS:,} days apart")
     names = list(dict.fromkeys(row.topic for row in rows))
     numbers = {name: number for number, name in enumerate(names)}
     return Workload(
@@ -122,7 +127,7 @@ def _rows(path: Path, text: str, body_bytes: int) -> Iterator[_Row]:
         arrival, due, topic, length = (_cell(cells, columns.get(name)) for name in _COLUMNS)
         try:
             size = int(length or body_bytes)
-            arrival_ms, due_ms = _time_ms(arrival), _time_ms(due)
+            arrival_ms, due_ms = _times_ms(arrival, due)
         except ValueError as error:
             raise SourceError(f"{path}: line {line}: {error}") from error
         if not NUMBER_BYTES <= size <= 4 << 20:
@@ -143,8 +148,35 @@ def _header(cells: list[str]) -> dict[str, int] | None:
     return None
 
 
+def _times_ms(arrival: str, due: str) -> tuple[int, int]:
+    """Both as epoch milliseconds; raises ValueError for what is no time, or none beside the other.
+
+    What counts from the trace's beginning says nothing beside a point in time.
+    """
+    times_ms = _time_ms(arrival), _time_ms(due)
+    are_relative = _is_relative(arrival), _is_relative(due)
+    if are_relative[0] != are_relative[1]:
+        relative, point = (arrival, due) if are_relative[0] else (due, arrival)
+        message = f"{relative!r} counts from the beginning, and {point[:40]!r} is a point in time"
+        raise ValueError(f"{message}: a line has two of one kind")
+    if abs(times_ms[1] - times_ms[0]) > LONGEST_MS:
+        raise ValueError(f"due more than {LONGEST_DAYS:,} days from its arrival")
+    return times_ms
+
+
+def _is_relative(text: str) -> bool:
+    return text.isdecimal() and int(text) < RELATIVE_BELOW_MS
+
+
 def _time_ms(text: str) -> int:
     """Epoch milliseconds; raises ValueError for what is no time."""
+    moment_ms = _moment_ms(text)
+    if not RELATIVE_BELOW_MS <= moment_ms < _EPOCH_ENDS_MS:
+        raise ValueError(f"{text[:40]!r} is not within the years 1973 to 2286")
+    return moment_ms
+
+
+def _moment_ms(text: str) -> int:
     if re.fullmatch(r"[0-9]{1,15}", text):
         number = int(text)
         return START_MS + number if number < RELATIVE_BELOW_MS else number

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
 from compare.results import EngineResult, Lateness, RaceResults, Round
-from compare.verdict import duration, verdict
+from compare.verdict import duration, verdict, when_due
 from message_store.html_pages import html_environment
 from message_store.printable import iso_time
 from message_store.small_files import replace_file
@@ -50,6 +50,7 @@ def render_report(results: RaceResults) -> str:
     return environment.get_template(TEMPLATE).render(
         race=results,
         sentences=[text[:1].upper() + text[1:] for text in verdict(results)],
+        when_due=when_due(results.workload),
         ran=ran,
         rows=list(_rows(ran)),
         faults=any(engine.faults for engine in ran),

@@ -164,7 +164,9 @@ class EngineResult:
 
 @attrs.frozen(kw_only=True)
 class WorkloadFacts:
-    """What was asked of the engines. Delays and the span of arrivals are in ms."""
+    """What was asked of the engines. Delays and the span of arrivals are in ms. ``overdue`` is how
+    many messages are due before they arrive; then ``delay_min_ms`` is negative.
+    """
 
     name: str
     messages: int
@@ -177,6 +179,7 @@ class WorkloadFacts:
     delay_max_ms: int
     rate_per_second: float | None = None
     source: str | None = None
+    overdue: int = 0
 
 
 @attrs.frozen

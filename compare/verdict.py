@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer of a race in a few sentences: who is right, who is fast, who comes close in time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from compare.results import EngineResult, RaceResults
+from compare.results import EngineResult, RaceResults, WorkloadFacts
 
 _FAIR_FACTOR = 2
 _SAME_TIME, _SAME_SPEED = 0.05, 0.10
@@ -177,6 +177,21 @@ def _not_taken(ran: Sequence[EngineResult]) -> Iterator[str]:
                 f"{engine.name} took {engine.taken:,} of {total:,} messages: the others were due"
                 " later than it can keep"
             )
+
+
+def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> str:
+    """How long after their arrival messages are due, and how many should have come before."""
+    span = span or duration
+    if not facts.overdue:
+        return f"due {span(facts.delay_min_ms)} to {span(facts.delay_max_ms)} later"
+    were = "was" if facts.overdue == 1 else "were"
+    overdue = (
+        f"{facts.overdue:,} of them {were} overdue already when put, by"
+        f" {span(-facts.delay_min_ms)} at most"
+    )
+    if facts.overdue == facts.messages:
+        return overdue
+    return f"due up to {span(facts.delay_max_ms)} later; {overdue}"
 
 
 _UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))

@@ -82,6 +82,7 @@ class Workload:
             delay_max_ms=int(delays.max()) if len(self) else 0,
             rate_per_second=self.rate_per_second,
             source=self.source,
+            overdue=int((delays < 0).sum()),
         )
 
 

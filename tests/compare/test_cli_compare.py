@@ -169,6 +169,19 @@ def test_a_trace_runs_and_a_report_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_here")
+def test_a_trace_has_the_seed_that_was_given_and_counts_what_is_overdue(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("0,5000\n100,85\n")
+    ended = run("--workload", "trace", "--trace", str(path), "--engines", "wheel", "--seed", "9")
+    assert ended.exit_code == 0, ended.output
+    [head] = [line for line in ended.stdout.splitlines() if line.startswith("trace of ")]
+    assert head.endswith(
+        "due up to 5s later; 1 of them was overdue already when put, by 15 ms at most;"
+        " virtual clock, seed 9"
+    )
+
+
+@pytest.mark.usefixtures("_here")
 def test_a_race_that_nobody_could_run_ends_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

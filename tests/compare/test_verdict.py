@@ -5,7 +5,7 @@ import attrs
 import pytest
 
 from compare.results import EngineResult, Lateness, RaceResults, Round, WorkloadFacts
-from compare.verdict import verdict
+from compare.verdict import verdict, when_due
 
 FACTS = WorkloadFacts(
     name="burst",
@@ -116,3 +116,18 @@ def test_who_did_not_take_all_comes_before_who_delivered_what_was_taken() -> Non
         "levels took 9 of 10 messages: the others were due later than it can keep",
         "levels delivered all that was taken once, and nothing early",
     )
+
+
+@pytest.mark.parametrize(
+    ("overdue", "least_ms", "longest_ms", "words"),
+    [
+        (0, 0, 5_200, "due 0 ms to 5.2 s later"),
+        (1, -15, 5_200, "due up to 5.2 s later; 1 of them was overdue already when put, by 15 ms"),
+        (10, -2_000, -15, "10 of them were overdue already when put, by 2.0 s at most"),
+    ],
+)
+def test_what_is_due_before_it_arrives_is_called_overdue(
+    overdue: int, least_ms: int, longest_ms: int, words: str
+) -> None:
+    facts = attrs.evolve(FACTS, overdue=overdue, delay_min_ms=least_ms, delay_max_ms=longest_ms)
+    assert when_due(facts).startswith(words)
