@@ -110,13 +110,22 @@ def title(name: str) -> str:
 
 def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
     """The wheel of an inspection."""
+    is_hierarchy = wheel.engine == "hierarchy"
+    name = "hierarchical wheel" if is_hierarchy else "timer wheel"
     if wheel.precision_ms is None:
-        return ["timer wheel: cannot be read"]
+        return [f"{name}: cannot be read"]
     due = due_span(wheel.next_due_ms, wheel.last_due_ms, now_ms)
+    waiting = f"{name}: {count(wheel.pending)} pending, {count(wheel.overdue)} overdue{due}"
+    if is_hierarchy:
+        slots = f"{count(wheel.slots_used)} of its hours, minutes and seconds"
+        return [
+            waiting,
+            f"  {count(wheel.units)} in its index, in {slots}; {count(wheel.cancelled)} cancelled",
+        ]
     slots = f"{count(wheel.slots_used)} slots of {wheel.precision_ms} ms"
     others = f"{count(wheel.rolled)} will be placed again, {count(wheel.cancelled)} cancelled"
     return [
-        f"timer wheel: {count(wheel.pending)} pending, {count(wheel.overdue)} overdue{due}",
+        waiting,
         f"  {count(wheel.units)} units in {slots}; {others}",
     ]
 

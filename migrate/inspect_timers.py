@@ -3,10 +3,13 @@
 
 from collections.abc import Iterator
 
+import attrs
 import numpy as np
 
+from message_store.engine_choice import hierarchy_mark
 from message_store.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.store_root import StoreRoot
+from migrate.settings import HIERARCHY, WHEEL
 from migrate.staged_output import UNFINISHED_WHEEL
 from migrate.store_inspection import TimelineSummary, WheelSummary
 from timer_wheel.rocksdb_view import has_database
@@ -22,12 +25,14 @@ def inspect_timers(
 
     Raises UnsupportedStoreError where a timeline cannot be read for want of rocksdict.
     """
-    places = (store.timer_wheel, store.timer_log, store.timer_queue())
+    mark = hierarchy_mark(store)
+    places = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
     if not any(place.exists() for place in places):
         return None, None
     if _is_unfinished(store):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
         return WheelSummary(), None
+    engine = HIERARCHY if mark.exists() else WHEEL
     try:
         state = read_wheel_store(
             store,
@@ -40,11 +45,11 @@ def inspect_timers(
     except (FormatError, SourceError) as error:
         problems.append(f"the wheel cannot be read: {error}")
         is_there = has_database(timeline_directory(store))
-        return WheelSummary(), TimelineSummary() if is_there else None
+        return WheelSummary(engine=engine), TimelineSummary() if is_there else None
     problems += _wheel_problems(state)
     timeline = state.timeline
     told = None if timeline is None else _timeline_summary(state, timeline, now_ms)
-    return _summary(state, now_ms), told
+    return attrs.evolve(_summary(state, now_ms), engine=engine), told
 
 
 def _is_unfinished(store: StoreRoot) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from legacy_levels.delay_offsets import OffsetsFile
+from message_store.engine_choice import hierarchy_mark
 from message_store.errors import SourceError
 from message_store.segment_files import Segment, SegmentReader, list_segments
 from message_store.small_files import read_small_file
@@ -20,6 +21,8 @@ from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 
 ROCKETMQ_4 = "rocketmq-4"
 ROCKETMQ_5 = "rocketmq-5"
+HIERARCHICAL_WHEEL = "delaywheel-hierarchy"
+"""A store of delaywheel's own, on which no broker starts."""
 UNKNOWN_FORMAT = "unknown"
 _BLOCK_BYTES = 512
 """The unit of ``st_blocks``, whatever the file system's own."""
@@ -44,9 +47,13 @@ class FormatGuess:
 
 
 def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGuess:
-    """The version of the broker that last wrote to a store, as its files show it."""
+    """The version of the broker that last wrote to a store, as its files show it; that it is a
+    hierarchical wheel's, where it is.
+    """
+    is_hierarchy = hierarchy_mark(store).exists()
     marks = {
-        "there is a timer wheel": store.timer_wheel.exists(),
+        "there is a hierarchical wheel, on which no broker starts": is_hierarchy,
+        "there is a timer wheel": store.timer_wheel.exists() and not is_hierarchy,
         "there is a timer log": bool(list_segments(store.timer_log)),
         "there is config/timercheck": store.config_file(TIMER_CHECKPOINT_NAME).exists(),
         "there is config/timermetrics": store.config_file(TIMER_METRICS_NAME).exists(),
@@ -58,7 +65,7 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
     }
     found = tuple(sentence for sentence, is_true in marks.items() if is_true)
     if found:
-        return FormatGuess(ROCKETMQ_5, found)
+        return FormatGuess(HIERARCHICAL_WHEEL if is_hierarchy else ROCKETMQ_5, found)
     if any(file.offsets is not None for file in offsets):
         return FormatGuess(ROCKETMQ_4, ("delayOffset.json is written as 4.x writes it",))
     if read_config(store.path, TOPICS).value:

@@ -33,6 +33,8 @@ class LevelState:
 class WheelSummary:
     """What waits in the wheel; every number is None for a wheel that cannot be read.
 
+    ``engine`` is "wheel" or "hierarchy": of a hierarchical wheel ``units`` are the rows of its
+    index, ``slots_used`` its hours, minutes and seconds, and ``precision_ms`` is 1.
     ``rolled`` of the pending messages will be placed again before they are due: the first due time
     and the overdue are those of the others, and ``last_due_ms`` is None then.
     """
@@ -47,6 +49,7 @@ class WheelSummary:
     expired: int | None = None
     next_due_ms: int | None = None
     last_due_ms: int | None = None
+    engine: str = "wheel"
 
 
 @attrs.frozen
