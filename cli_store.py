@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200
+DEFAULT_SLOT_MS = 1_000
 HOUR_MS = 3_600_000
 TO_THE_MILLISECOND = "1"
 ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "dialect", "now_ms")
@@ -108,7 +109,7 @@ def opened(
 
     ``broker_name`` is what the store is called where no broker's configuration says it.
     A second engine that has something in the same directory is warned of, because what waits there
-    stays where it is.
+    stays where it is; and so is a change of the engine, which may move due times.
     """
     with loading(output):
         from migrate.finished_target import refuse_unfinished
@@ -123,11 +124,33 @@ def opened(
     for other in engines_in(root):
         if other != chosen and not takes_over(chosen, other):
             output.warn(f"{path}: what waits in the {other} of this store is left alone")
+    changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
     with loading(output):
         store = _open(path, chosen, clock=clock, **how)
     with store:
+        if changes is not None:
+            output.warn(f"{path}: {changes}")
         yield store, clock
+
+
+def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | None) -> str | None:
+    """What becomes of a store that the engine takes over from another; None where it does not."""
+    if not any(other != chosen and takes_over(chosen, other) for other in engines_in(root)):
+        return None
+    if chosen == "hierarchy":
+        return (
+            "the store changes its engine, from a wheel to a hierarchical wheel: no broker starts"
+            " on it until --engine wheel has opened it"
+        )
+    from timer_wheel.hierarchy.ownership import read_active
+
+    active = read_active(root)
+    slot_ms = precision_ms or (DEFAULT_SLOT_MS if active is None else active.slot_precision_ms)
+    return (
+        "the store changes its engine, from a hierarchical wheel to a wheel: due times move to the"
+        f" end of their slot, up to {slot_ms} ms later"
+    )
 
 
 def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
@@ -147,11 +170,12 @@ def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
 def _told_dialect(root: StoreRoot, engine: EngineName) -> dict[str, Any]:
     """How the levels of a store are written that a 5.x broker has left."""
     from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-    from migrate.store_files import ROCKETMQ_5, guess_format
+    from migrate.store_files import HIERARCHICAL_WHEEL, ROCKETMQ_5, guess_format
 
     if engine == "levels" and root.path.exists():
         offsets = read_delay_offsets(root.path, OffsetsChoice.NONE)
-        if guess_format(root, (offsets.main, offsets.backup)).format == ROCKETMQ_5:
+        guess = guess_format(root, (offsets.main, offsets.backup))
+        if guess.format in (ROCKETMQ_5, HIERARCHICAL_WHEEL):
             return {"dialect": Dialect.ROCKETMQ_5_5}
     return {}
 

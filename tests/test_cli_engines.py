@@ -663,3 +663,30 @@ def test_a_store_changes_hands_in_the_shell(place: Path) -> None:
     found = lines("run", place, "--engine", "wheel", "--now", NOW_MS + 2_000)
     assert {each["unique_key"] for each in found} == {"K", "F"}
     assert lines("pending", place, "--now", NOW) == []
+
+
+def test_a_change_of_engine_is_said_with_what_it_does_to_due_times(place: Path) -> None:
+    after = ("--topic", "orders", "--body", "a", "--after", "90s", "--now")
+    first = run("schedule", place, "--engine", "hierarchy", *after, "2026-01-02T03:04:05.250Z")
+    assert (first.exit_code, first.stderr) == (cli.DONE, "")
+    coarse = run("schedule", place, "--engine", "wheel", *after, NOW)
+    assert "from a hierarchical wheel to a wheel: due times move to the end of" in coarse.stderr
+    assert "up to 1000 ms later" in coarse.stderr
+    dues = [each["due_ms"] for each in lines("pending", place, "--now", NOW)]
+    assert dues == [NOW_MS + 90_000, NOW_MS + 91_000]
+    assert run("cancel", place, HANDLE, "--engine", "wheel", "--now", NOW).stderr == ""
+    fine = run("cancel", place, HANDLE, "--engine", "hierarchy", "--now", NOW)
+    assert "from a wheel to a hierarchical wheel: no broker starts on it" in fine.stderr
+
+
+def test_an_inspection_says_hierarchy_and_not_a_broker_s_wheel(place: Path) -> None:
+    schedule(place, "--after", "90s", engine="hierarchy")
+    said = done("inspect", place, "--now", NOW)
+    assert "delaywheel-hierarchy, stopped cleanly (there is a hierarchical wheel, on which" in said
+    assert "hierarchical wheel: 1 pending" in said
+    assert "1 in its index, in 1 of its hours, minutes and seconds; 0 cancelled" in said
+    assert "timer wheel" not in said
+    assert json.loads(done("inspect", place, "--json"))["wheel"]["engine"] == "hierarchy"
+    schedule(place, "--after", "90s", engine="wheel")
+    found = json.loads(done("inspect", place, "--json"))
+    assert (found["format"], found["wheel"]["engine"]) == ("rocketmq-5", "wheel")

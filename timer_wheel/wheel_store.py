@@ -65,7 +65,8 @@ class WheelStore(TimerStore):
         **wheel: Any,
     ) -> "WheelStore":
         """Open the store at ``path``, and make it when nothing is there; one that was a
-        hierarchical wheel's is taken over.
+        hierarchical wheel's is taken over, and what waits in it comes at the end of its slot, up
+        to ``precision_ms`` later than it was promised.
 
         ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. ``wheel``
         takes what ``WheelSettings`` has. Raises StoreLockedError when somebody has it open,
