@@ -299,7 +299,7 @@ class _Conversion:
         wanted = broker_settings(
             plan.settings, max((receipt.largest_record_bytes for receipt in receipts), default=0)
         )
-        replace_file(self.target.own / CONF_NAME, broker_conf(wanted))
+        replace_file(self.target.own / CONF_NAME, broker_conf(wanted, plan.engine))
         self._set_aside(amendments)
         seal(plan, self.staging, self.roots, topic_demands(receipts))
         self.progress("seal", 1, 1)

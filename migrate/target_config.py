@@ -26,7 +26,7 @@ from message_store.store_config import (
 )
 from message_store.store_root import StoreRoot
 from migrate.rewrite import QUEUE_ID_MAX, RECORD_MARGIN_BYTES
-from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
+from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, HIERARCHY, WHEEL, TargetSettings
 
 _Config = TypeVar("_Config", TopicConfig, GroupConfig)
 
@@ -159,9 +159,14 @@ def broker_settings(settings: TargetSettings, largest_record_bytes: int) -> dict
     return wanted
 
 
-def broker_conf(wanted: Mapping[str, str]) -> bytes:
-    """The fragment for the broker's configuration file."""
+def broker_conf(wanted: Mapping[str, str], engine: str = WHEEL) -> bytes:
+    """The fragment for the broker's configuration file, of a target that is for this engine."""
+    no_broker_yet = (
+        "# No broker starts on this store, which is a hierarchical wheel's: WheelStore must take",
+        "# it over first, by opening and closing it. After that:",
+    )
     lines = [
+        *(no_broker_yet if engine == HIERARCHY else ()),
         "# What this store depends on: add these to the configuration of the broker that opens it.",
         *(f"{key}={value}" for key, value in wanted.items()),
         "",

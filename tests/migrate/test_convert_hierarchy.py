@@ -149,6 +149,20 @@ def test_no_broker_starts_on_it(options: ConvertOptions) -> None:
     assert (options.target / "timerwheel").stat().st_size not in (0, WHEEL_BYTES)
 
 
+def test_the_broker_s_settings_say_that_a_wheel_must_take_the_store_over(
+    options: ConvertOptions, tmp_path: Path
+) -> None:
+    wheel = attrs.evolve(options, target=tmp_path / "wheel", to="wheel")
+    text = {}
+    for each in (options, wheel):
+        convert(each)
+        text[each.to] = (each.target / "delaywheel/broker.conf").read_text()
+    assert text["hierarchy"].startswith("# No broker starts on this store")
+    assert "WheelStore must take" in text["hierarchy"]
+    assert text["hierarchy"].endswith(text["wheel"])
+    assert "No broker starts" not in text["wheel"]
+
+
 # --- stopped and continued ------------------------------------------------------------------------
 
 
