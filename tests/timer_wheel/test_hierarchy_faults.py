@@ -438,3 +438,36 @@ def test_properties_say_when_as_brokers_clients_do(folder: Path, clock: ManualCl
         receipt = store.put(Message("orders", b"body 0", properties=wanted))
         assert receipt.promised_ms == START_MS + 1_437
         assert len(store.advance(START_MS + 1_437)) == 1
+
+
+# --- a disk that was full -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "abandon"])
+def test_a_database_that_the_disk_refused_is_let_go_of(
+    folder: Path, clock: ManualClock, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 3)
+    store.flush()
+    database = store._index.db._db
+
+    class Refused:
+        """The database as it is once a write of its own failed: closing says so, and closes."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(database, name)
+
+        def close(self) -> None:
+            database.close()
+            raise Exception("IO error: No space left on device: While appending to file")
+
+    monkeypatch.setattr(store._index.db, "_db", Refused())
+    if how == "close":
+        with pytest.raises(TargetError, match="No space left on device"):
+            store.close()
+    else:
+        store.abandon()
+    with opened(folder, clock) as again:
+        run_to_the_end(again, clock)
+        assert consumed(again) == bodies(0, 3)

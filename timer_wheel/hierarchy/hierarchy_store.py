@@ -8,6 +8,7 @@ database is an index over that queue, written in batches when the store is flush
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from message_store.clock import Clock
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Finding, Pending
 from message_store.dialect import Dialect
+from message_store.errors import DelayStoreError
 from message_store.live_store import LiveStore
 from message_store.log_deliveries import LogDeliveries
 from message_store.recall_handle import RecallHandle
@@ -146,6 +148,11 @@ class HierarchicalWheelStore(TimerStore):
 
     def _end(self) -> None:
         self._index.settle()
+
+    def abandon(self) -> None:
+        """Let go of everything without a last word, as a kill would, whatever the disk says."""
+        with suppress(DelayStoreError):
+            super().abandon()
 
     def _let_go(self) -> None:
         self._index.db.close()

@@ -167,10 +167,13 @@ class IndexDb:
             self._db.flush_wal(True)
 
     def close(self) -> None:
-        """Give the files back; closing twice is fine."""
+        """Give the files back; closing twice is fine. Raises TargetError when the disk refuses what
+        is yet to be written, or refused something before; the files are given back all the same.
+        """
         self._families.clear()
         self._handles.clear()
-        self._db.close()
+        with self._told():
+            self._db.close()
 
 
 class IndexBatch:
