@@ -46,9 +46,11 @@ def level_lowered_line(level: int, levels: DelayLevels) -> str:
     return f"there is no level {level}: {last} is taken instead, as brokers do"
 
 
-def cancellation_line(handle: RecallHandle, answer: Cancellation, now_ms: int) -> str:
-    """What came of taking a message back."""
-    return f"{answer.value}: {handle.topic} {handle.unique_key}, due {when(handle.due_ms, now_ms)}"
+def cancellation_line(handle: RecallHandle, answer: Cancellation, now_ms: int, is_new: bool) -> str:
+    """What came of taking a message back; ``is_new`` where it may have been cancelled only now."""
+    again = "already " if answer is Cancellation.CANCELLED and not is_new else ""
+    due = when(handle.due_ms, now_ms)
+    return f"{again}{answer.value}: {handle.topic} {handle.unique_key}, due {due}"
 
 
 def ran_line(delivered: int, next_due_ms: int | None, now_ms: int, signal: str | None) -> str:

@@ -22,8 +22,10 @@ from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.clock import ManualClock
 from message_store.delay_store import Cancellation
+from message_store.engine_choice import choose_engine
 from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store
+from message_store.store_root import StoreRoot
 
 if TYPE_CHECKING:
     from cli_messages import Request
@@ -150,19 +152,30 @@ def _signals() -> Iterator[list[str]]:
 def cancel(output: "Output", store: Path, handles: tuple[str, ...], **given: Any) -> None:
     """Take messages back by the handles that schedule printed.
 
-    Says of each that it was cancelled, already delivered, or never existed. Ends with exit code 1
-    unless all were cancelled.
+    Says of each that it was cancelled, already delivered, or never existed; on a wheel also that it
+    was already cancelled. Ends with exit code 1 unless all were cancelled, now or before.
     """
     names = {RecallHandle.parse(handle).broker_name for handle in handles}
     if len(names) > 1:
         raise click.UsageError(f"handles of {len(names)} brokers; a store is one broker's")
     with opened(output, store, broker_name=names.pop(), **given) as (engine, clock):
-        answers = [(handle, engine.cancel(handle)) for handle in handles]
+        leaves_markers = choose_engine(StoreRoot(store), given["engine"]) != "levels"
+        answers = [(handle, *_cancelled(engine, handle, leaves_markers)) for handle in handles]
         now_ms = clock.now_ms()
-    for handle, answer in answers:
-        output.cancellation(handle, answer, now_ms)
-    all_cancelled = all(answer is Cancellation.CANCELLED for _handle, answer in answers)
+    for handle, answer, is_new in answers:
+        output.cancellation(handle, answer, now_ms, is_new=is_new)
+    all_cancelled = all(answer is Cancellation.CANCELLED for _handle, answer, _is_new in answers)
     click.get_current_context().exit(DONE if all_cancelled else FINDINGS)
+
+
+def _cancelled(engine: "Engine", handle: str, leaves_markers: bool) -> tuple[Cancellation, bool]:
+    """The answer, and whether the message may have waited until now: a wheel writes a marker then;
+    the levels write nothing to the log, and nothing tells.
+    """
+    log = engine.live.log
+    count = log.append_count
+    answer = engine.cancel(handle)
+    return answer, not leaves_markers or log.append_count > count
 
 
 @verb("delaywheel read /tmp/orders orders --queue-id 0 --from 0 --limit 5")

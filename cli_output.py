@@ -314,14 +314,16 @@ class Output(Printer):
         elif not self._is_quiet:
             say_on_stderr(line)
 
-    def cancellation(self, handle: str, answer: Cancellation, now_ms: int) -> None:
-        """``cancel``, of one handle."""
+    def cancellation(
+        self, handle: str, answer: Cancellation, now_ms: int, *, is_new: bool = True
+    ) -> None:
+        """``cancel``, of one handle; ``is_new`` where it may have been cancelled only now."""
         parts = RecallHandle.parse(handle)
         if self.as_json:
             facts = {"handle": handle, **attrs.asdict(parts), "cancellation": answer.value}
             self._print(json.dumps(facts))
         else:
-            self._say(engine_text.cancellation_line(parts, answer, now_ms))
+            self._say(engine_text.cancellation_line(parts, answer, now_ms, is_new))
 
     def no_such_topic(self, path: Path, topic: str, topics: Sequence[str]) -> None:
         """``read``, of a topic that has no queues."""

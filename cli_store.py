@@ -30,6 +30,7 @@ from message_store.store_settings import StoreSettings
 
 if TYPE_CHECKING:
     from cli_output import Output
+    from message_store.live_store import LiveStore
 
 CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200
@@ -40,11 +41,15 @@ ENGINE_FLAGS = ("engine", "precision_ms", "level_table", "broker_conf", "dialect
 
 
 class Engine(DelayStore, Protocol):
-    """What both engines are beyond the interface: stores of a level table."""
+    """What all engines are beyond the interface: stores of a level table, on a log."""
 
     @property
     def levels(self) -> DelayLevels:
         """What ``AtLevel`` means."""
+
+    @property
+    def live(self) -> "LiveStore":
+        """The log and the queues that it stands on."""
 
 
 def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -97,6 +97,8 @@ def test_for_people(engine: str, place: Path) -> None:
     assert done("cancel", place, handle, "--now", NOW) == (
         "cancelled: orders K1, due 2026-01-02T03:04:35Z (in 30s)\n"
     )
+    again = done("cancel", place, handle, "--now", NOW)
+    assert again.startswith("cancelled: " if engine == "levels" else "already cancelled: orders K1")
     assert done("run", place, "--now", NOW_MS + 60_000) == ("0 messages delivered; nothing waits\n")
 
 
