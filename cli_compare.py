@@ -113,7 +113,7 @@ def _require_a_clock_for(engines: tuple[str, ...], clock: str) -> None:
 
     if clock == "virtual" and all(name in JAVA_ENTRANTS for name in engines):
         raise click.UsageError(
-            f"none of {', '.join(engines)} can race on the virtual clock: RocketMQ's own engines"
+            f"{', '.join(engines)} cannot race on the virtual clock: RocketMQ's own engines"
             " ask the machine what time it is; they need --clock wall"
         )
 

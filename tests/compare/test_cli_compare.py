@@ -114,7 +114,7 @@ def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
         (["--workload", "trace", "--trace", "t.csv", "--rate", "5"], 2, "--rate is for"),
         (["--workload", "backlog", "--store", "s", "--topics", "5"], 2, "--topics is for"),
         (["--engines", "memory,levels,memory"], 2, "names memory twice"),
-        (["--engines", "java-levels,java-wheel"], 2, "java-wheel can race on the virtual clock"),
+        (["--engines", "java-levels,java-wheel"], 2, "java-wheel cannot race on the virtual clock"),
         (["--keep", "full"], 4, "full: is not empty"),
         (["--directory", "nowhere"], 4, "nowhere: cannot be written"),
     ],
