@@ -46,7 +46,8 @@ docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md, CHECK.md and
 	$(BIN)/python -m docs.generate_performance
 
 # What `make bench` runs, one after the other; each of them within a quarter of an hour.
-BENCHES := "start" "codec" "engines --parts schedule batch burst levels opening --rounds 3" \
+BENCHES := "start" "codec" "engines --parts schedule batch burst levels --rounds 3" \
+  "engines --parts opening --name opening --rounds 3" \
   "engines --parts steady --name steady --steady-s 40 --longest-delay-ms 20000" \
   "hierarchy --seconds 40 --precisions 1000 1 --pending 1000000" "convert" "race"
 

@@ -15,7 +15,7 @@ import attrs
 
 PERFORMANCE_PAGE = Path(__file__).parent / "PERFORMANCE.md"
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-_NAMES = ("start", "codec", "engines", "steady", "hierarchy", "convert", "race")
+_NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "convert", "race")
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NOT_MEASURED = "not measured"
 
@@ -126,16 +126,16 @@ def _drain_s(part: str, engine: str, messages: int) -> _Read:
     return read
 
 
-def _steady(results: Results) -> Sequence[Mapping[str, Any]]:
-    """The runs under a steady load, from files of their own where they have one."""
-    found = (results.get(name, {}).get("steady", ()) for name in ("steady", "engines"))
+def _part(results: Results, part: str) -> Sequence[Mapping[str, Any]]:
+    """The runs of one part of the engines' benchmark, from a file of its own where it has one."""
+    found = (results.get(name, {}).get(part, ()) for name in (part, "engines"))
     return next(filter(None, found), ())
 
 
 def _late(rate: int, precision_ms: int, what: str, percentile: str) -> _Read:
     def read(results: Results) -> list[float]:
         wanted = (rate, precision_ms)
-        runs = (r for r in _steady(results) if (r["rate"], r["precision_ms"]) == wanted)
+        runs = (r for r in _part(results, "steady") if (r["rate"], r["precision_ms"]) == wanted)
         return [next(runs)[what][percentile]]
 
     return read
@@ -143,7 +143,7 @@ def _late(rate: int, precision_ms: int, what: str, percentile: str) -> _Read:
 
 def _large_wheel(results: Results) -> Mapping[str, Any]:
     wanted = ("wheel", _WAITING)
-    runs = results["engines"]["opening"]
+    runs = _part(results, "opening")
     return next(run for run in runs if (run["engine"], run["messages"]) == wanted)
 
 
@@ -269,7 +269,7 @@ def steady_table(results: Results) -> str:
             f"{run['cpu percent']:.0f}",
             f"{run['sent'] - run['delivered']:,} / {run['early']:,}",
         )
-        for run in _steady(results)
+        for run in _part(results, "steady")
     ]  # fmt: skip
     head = ("rate/s", "precision, ms", "by the time asked: P50 / P99.9, ms",
             "by the promise: P50 / P99.9, ms", "CPU, %", "missing / early")  # fmt: skip
