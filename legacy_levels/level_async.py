@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delivery through the asynchronous machine of each level (``async_delivery``).
 
-A disk that refuses is then no error of ``advance``: what failed stays under way and is sent again.
+A disk that refuses is then no error of ``advance``: what failed stays under way and is sent again;
+but where a part of it was stored, and nobody knows which, the store has to be opened again.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class AsyncDelivery(LevelDelivery):
         try:
             self._answer = self.put(rows, np.flatnonzero(chosen), self._now_ms, self._answer)
         except TargetError:
+            if self._state.live.log.is_broken:  # sending again would not help
+                raise
             is_stored = False
         for put in puts:
             self._finish(put, is_stored=is_stored)
@@ -161,6 +164,8 @@ class AsyncDelivery(LevelDelivery):
                 DueRows.merge([entries]), np.zeros(1, np.int64), self._now_ms, self._answer
             )
         except TargetError:
+            if self._state.live.log.is_broken:  # sending again would not help
+                raise
             return Resent.FAILED
         if len(self._answer) == before:
             return Resent.MISSING

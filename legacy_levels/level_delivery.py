@@ -167,16 +167,18 @@ class LevelDelivery:
     ) -> LogDeliveries:
         """Append these rows to their topics, all or none; answers ``before`` and them.
 
-        What can go nowhere is noted. Raises TargetError.
+        What can go nowhere is noted. Raises TargetError; where the log has the copies and a queue
+        does not, nothing more is taken, because a second try would deliver them twice.
         """
         live = self._state.live
-        found = redeliver(
-            live,
-            rows.commit_log_offset[chosen],
-            rows.size_bytes[chosen],
-            self._how,
-            store_ms=max(live.clock.now_ms(), now_ms),
-        )
+        with live.all_or_broken():
+            found = redeliver(
+                live,
+                rows.commit_log_offset[chosen],
+                rows.size_bytes[chosen],
+                self._how,
+                store_ms=max(live.clock.now_ms(), now_ms),
+            )
         self._note_bad(rows, chosen, found)
         stored = LogDeliveries(live, found.positions, found.sizes, rows.due_ms[chosen][found.rows])
         return before + stored if len(before) else stored

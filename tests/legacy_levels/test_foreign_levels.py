@@ -5,6 +5,7 @@ times that are none, deliveries that nobody has counted.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import attrs
@@ -13,8 +14,10 @@ import pytest
 from legacy_levels import LevelRules, LevelStore
 from legacy_levels.level_rules import AsyncRules
 from message_store import AtLevel, ManualClock, Severity
+from message_store.consume_queue import UnitArray
 from message_store.dialect import Dialect
 from message_store.errors import TargetError, UnsupportedStoreError
+from message_store.live_queue import LiveQueue
 from tests.independent.config_text import Dialect as ConfigDialect
 from tests.independent.level_store_builder import (
     DeliveredCopy,
@@ -233,6 +236,39 @@ def test_a_synchronous_put_that_fails_is_tried_again_from_the_same_offset(
         assert [len(list(store.pending())), bench.offsets()] == [3, {}]
         disk.is_on = False
         assert bench.advance(store, 100) == [b"body 0", b"body 1", b"body 2"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_copies_that_a_queue_refused_are_not_made_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """They are in the log, and one of the two queues has its own: a second try would repeat."""
+    rules = LevelRules(async_delivery=is_async)
+    real, calls = LiveQueue.append, itertools.count(1)
+
+    def append(queue: LiveQueue, units: UnitArray) -> int:
+        if next(calls) == (2 if is_async else 4):
+            raise TargetError("no space left")
+        return real(queue, units)
+
+    with bench.open(rules=rules) as store:
+        for number in range(6):
+            store.schedule(message(number, "TopicA" if number % 2 else "TopicB"), AtLevel(1))
+        with monkeypatch.context() as patch:
+            patch.setattr("legacy_levels.level_delivery.ROWS_AT_ONCE", 2)
+            patch.setattr(LiveQueue, "append", append)
+            if is_async:
+                with pytest.raises(TargetError, match="no space left"):
+                    bench.advance(store, 1_000)
+            else:
+                assert bench.advance(store, 1_000) == [b"body 0", b"body 1"]
+        for _ in range(3):
+            with pytest.raises(TargetError, match="open it again"):
+                bench.advance(store, 20_000)
+    with bench.open(rules=rules) as store:
+        bench.advance(store)
+    assert bench.bodies("TopicA") == [b"body 1", b"body 3", b"body 5"]
+    assert bench.bodies("TopicB") == [b"body 0", b"body 2", b"body 4"]
 
 
 def test_an_asynchronous_put_that_fails_is_sent_again_and_blocks_its_level(
