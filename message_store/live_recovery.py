@@ -132,12 +132,16 @@ def _clean_start(log: LiveLog, queues: list[LiveQueue]) -> tuple[int, int]:
 
 
 def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint) -> int:
-    """Where a file begins before which everything is on disk and in its queue."""
+    """Where a record begins before which everything is on disk and in its queue; the beginning of
+    its file where that is not known to the record.
+    """
     lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
     starts = log.segments.starts
     if not any(queue.max_offset * QUEUE_UNIT.size > queue.segments.min_offset for queue in queues):
         return log.min_offset
     place = checkpoint.queue_commit_log_offset
+    if not lowest and _is_record(log, place) and _is_of_our_making(log, checkpoint):
+        return place
     is_in_first_file = 0 < place < log.min_offset + log.file_bytes
     if is_in_first_file or (place > 0 and _is_record(log, place)):
         limit = place
@@ -148,6 +152,15 @@ def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheck
     limit = min([limit, *lowest])
     whole = [s for s in starts if s <= limit and _is_record(log, s)]
     return max(whole, default=starts[0])
+
+
+def _is_of_our_making(log: LiveLog, checkpoint: StoreCheckpoint) -> bool:
+    """Whether a store of ours wrote this while it was open: all that lies before its place, which
+    the log has, is on disk. A broker's place says what was put into queues.
+    """
+    place = checkpoint.queue_commit_log_offset
+    begun_ms = log.store_time_ms(place - place % log.file_bytes)
+    return 0 < begun_ms == checkpoint.commit_log_timestamp_ms == checkpoint.queue_timestamp_ms
 
 
 def _is_record(log: LiveLog, offset: int) -> bool:

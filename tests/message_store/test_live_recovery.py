@@ -346,18 +346,38 @@ def test_properties_that_are_zeros_from_a_sector_on_were_lost_with_the_power(
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_after_a_kill_the_log_is_read_from_the_last_synced_file_on(
+def test_after_a_kill_the_log_is_read_from_the_last_synced_record_on(
     tmp_path: Path, dialect: Dialect
 ) -> None:
     path = tmp_path / "store"
+    _, synced = killed_store(path, dialect)
+    assert synced % FILE_BYTES
+    again = opened(path, dialect)
+    assert again.recovery.start == synced
+    assert len(require_sound(again)) == 40
+    again.abandon()
+
+
+def killed_store(path: Path, dialect: Dialect) -> tuple[LiveStore, int]:
+    """A store of forty messages, and where the last one begins that was flushed."""
     store = opened(path, dialect)
+    synced = 0
     for number in range(40):
         append(store, stored(bytes([number]) * 2_000, store_ms=NOW_MS - 1_000 * number))
         if number == 20:
             store.flush()
             synced = store.log.last_start
     store.abandon()
-    again = opened(path, dialect)
+    return store, synced
+
+
+def test_a_checkpoint_of_a_broker_names_a_file_and_no_record_to_begin_at(tmp_path: Path) -> None:
+    """It says what was put into queues, and not that all before it is on disk."""
+    path = tmp_path / "store"
+    store, synced = killed_store(path, Dialect.ROCKETMQ_5_5)
+    said = StoreCheckpoint(NOW_MS, NOW_MS, queue_commit_log_offset=synced)
+    store.root.checkpoint.write_bytes(said.encode())
+    again = opened(path)
     assert again.recovery.start == synced - synced % FILE_BYTES
     assert len(require_sound(again)) == 40
     again.abandon()
