@@ -21,6 +21,8 @@ LEVELS_49_CRASH = "levels-4.9.7-crash"
 LEVELS_49_DEFAULT_SIZES = "levels-4.9.7-default-sizes"
 LEVELS_55_CLEAN = "levels-5.5.0-clean"
 WHEEL_55_CLEAN = "wheel-5.5.0-clean"
+TIMELINE_54_CLEAN = "timeline-5.4.0-clean"
+TIMELINE_54_CRASH = "timeline-5.4.0-crash"
 TIMELINE_55_CLEAN = "timeline-5.5.0-clean"
 TIMELINE_55_CRASH = "timeline-5.5.0-crash"
 
@@ -51,6 +53,8 @@ class TruthLine:
     delay_queue_offset: int | None
     """Its index in the level's (or the timer topic's) queue."""
     timer_out_ms: int | None
+    rolls: int
+    """How often it was put round again."""
     delivered_store_timestamp_ms: int | None
 
 
@@ -111,6 +115,7 @@ def _truth_line(line: Mapping[str, Any]) -> TruthLine:
         level=line.get("delayLevel"),
         delay_queue_offset=line.get("delayQueueOffset"),
         timer_out_ms=line.get("timerOutMs"),
+        rolls=line.get("rolls", 0),
         delivered_store_timestamp_ms=line.get("deliveredStoreTimestamp"),
     )
 

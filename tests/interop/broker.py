@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.interop import processes
-from tests.interop.jars import jars
+from tests.interop.jars import jars, rolling_broker
 
 READY_S: Final = 180.0
 STOP_S: Final = 90.0
@@ -83,8 +83,12 @@ class Broker:
         *,
         settings: Mapping[str, object] | None = None,
         topics: Mapping[str, int] | None = None,
+        rolls_every_s: int | None = None,
     ) -> None:
-        """Prepare a broker; `topics` maps names to queue counts for a store that has none yet."""
+        """Prepare a broker; `topics` maps names to queue counts for a store that has none yet.
+
+        With `rolls_every_s` its RocksDB timeline rolls so often, and not once an hour.
+        """
         self.version = version
         self.store_root = store_root
         self.scratch = scratch
@@ -92,6 +96,7 @@ class Broker:
         self.name_server_address = ""
         self._given = dict(settings or {})
         self._topics = dict(topics or {})
+        self._rolls_every_s = rolls_every_s
         self._name_server: subprocess.Popen[bytes] | None = None
         self._broker: subprocess.Popen[bytes] | None = None
 
@@ -209,6 +214,9 @@ class Broker:
             "java", *jvm, *opens, f"-Duser.home={self.scratch}",
             "-cp", f"{jars(self.version)}/*", f"org.apache.rocketmq.{main}", "-c", str(file),
         ]  # fmt: skip
+        if name == "broker" and self._rolls_every_s is not None:
+            both = f"{jars(self.version)}/*:{rolling_broker(self.version)}"
+            command[-4:] = [both, "RollingBroker", str(self._rolls_every_s), "-c", str(file)]
         environment = {"ROCKETMQ_HOME": str(self.scratch)}
         return processes.spawn(command, self.scratch / f"{name}.out", environment)
 

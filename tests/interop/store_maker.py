@@ -42,7 +42,8 @@ class StorePlan:
     `timers` mixes in messages with free due times and recalls one in five of them (5.3.2 and
     newer, `recallMessageEnable`). `killed` ends the broker by SIGKILL while it delivers, and
     `kill_s` says when: so long after the beginning of the second in which the last message was
-    sent. Otherwise the end comes `linger_s` after the last recall.
+    sent. Otherwise the end comes `linger_s` after the last recall. With `rolls_every_s` a RocksDB
+    timeline rolls so often, and not once an hour.
     """
 
     name: str
@@ -54,6 +55,7 @@ class StorePlan:
     settings: Mapping[str, object] = attrs.field(factory=dict)
     linger_s: float = 30.0
     kill_s: float | None = None
+    rolls_every_s: int | None = None
 
 
 @attrs.frozen
@@ -70,7 +72,12 @@ def make_store(plan: StorePlan, scratch: Path) -> RealStore:
     root = scratch / "store"
     (scratch / "master").mkdir(parents=True)
     broker = Broker(
-        plan.version, root, scratch / "master", settings=plan.settings, topics=TOPIC_TABLE
+        plan.version,
+        root,
+        scratch / "master",
+        settings=plan.settings,
+        topics=TOPIC_TABLE,
+        rolls_every_s=plan.rolls_every_s,
     )
     judge = Judge(broker, scratch / "judge")
     try:
