@@ -32,7 +32,10 @@ class PieceWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread is not None:
-            self._thread.shutdown()
+            try:
+                self._thread.shutdown()
+            finally:  # an interrupt stops no write, and what fails now takes away what was written
+                self._thread.shutdown()
         if kind is None:
             self._wait()
 
@@ -50,7 +53,11 @@ class PieceWriter:
         segments.make_file(self._file_start)
         segments.mark_dirty(self._file_start)
         descriptor, place = segments.descriptor(self._file_start), offset - self._file_start
-        self._writing = self._thread.submit(write_whole, descriptor, piece, place)
+        try:
+            self._writing = self._thread.submit(write_whole, descriptor, piece, place)
+        except RuntimeError:  # there may be no more threads, as when the main one has ended
+            self._thread = None
+            segments.write_at(offset, piece)
 
     def _wait(self) -> None:
         writing, self._writing = self._writing, None

@@ -15,8 +15,17 @@ Answer = TypeVar("Answer")
 def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
     """The answers for all items, in their order, one thread a core; the first error is raised.
 
+    One behind another where there may be no more threads, as when the main one has ended.
+
     >>> side_by_side(len, ["a", "bcd"])
     [1, 3]
     """
+    items = list(items)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "side-by-side") as threads:
-        return list(threads.map(work, items))
+        try:
+            answers = threads.map(work, items)
+        except RuntimeError:
+            threads.shutdown(cancel_futures=True)
+        else:
+            return list(answers)
+    return list(map(work, items))
