@@ -122,9 +122,10 @@ class LiveLog:
             )
         start = self.end - self.end % self.file_bytes
         if self.end + size_bytes + END_OF_FILE_MIN_BYTES > start + self.file_bytes:
-            self._enter_file(start + self.file_bytes)
+            self.segments.make_file(start + self.file_bytes)  # which a full disk refuses first
             self._write_blank(self.end)
             self.end = start + self.file_bytes
+            self._enter_file(self.end)
         else:
             self._enter_file(start)
         return self.end

@@ -187,6 +187,20 @@ def test_a_record_that_the_disk_refuses_leaves_nothing_behind(
     assert require_sound(store) == [b"kept", b"after"]
 
 
+def test_a_file_whose_end_cannot_be_marked_is_gone_on_with(
+    store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next file is there by then, and nothing may go into it."""
+    append(store, stored(bytes(FILE_BYTES - 600)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", FullDisk(0, partly=False).pwrite)
+        with pytest.raises(TargetError, match="No space left"):
+            append(store, stored(b"x" * 900))
+    append(store, stored(b"small"))
+    append(store, stored(b"x" * 900))
+    assert require_sound(store)[1:] == [b"small", b"x" * 900]
+
+
 @pytest.mark.parametrize(
     ("end", "sizes"),
     [
