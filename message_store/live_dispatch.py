@@ -22,7 +22,7 @@ from message_store.live_topics import is_topic_name
 from message_store.log_kernels import FILE_ENDS, RECORD
 from message_store.property_column import find_property_column
 from message_store.raw_memory import address_of
-from message_store.record_layout import SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.record_layout import SMALLEST_RECORD_BYTES, SYS_COMMIT, SYS_TRANSACTION_MASK
 from message_store.text_kernels import NOT_UTF8
 
 if TYPE_CHECKING:
@@ -176,9 +176,11 @@ class Dispatcher:
         neutral["size_bytes"] = NEUTRAL_SIZE
         stored_bytes, wanted_bytes, neutral_bytes = map(_bytes_of, (stored, wanted, neutral))
         is_wanted, is_neutral = stored_bytes == wanted_bytes, stored_bytes == neutral_bytes
-        is_whole = is_wanted.all(axis=1) | is_neutral[:, : QUEUE_UNIT.offset_of("tags_code")].all(
-            axis=1
-        )
+        # Neutral is what ends with its record and is too short to be one, whatever it was made for.
+        sizes = stored["size_bytes"].astype(np.int64)
+        is_short = (sizes > 0) & (sizes < SMALLEST_RECORD_BYTES)
+        is_whole = is_short & (stored["commit_log_offset"] + sizes == rows.ends)
+        is_whole |= is_wanted.all(axis=1)
         if queue.topic == names.LEVEL_TOPIC:
             # What is due at once has the time there when it was stored, without a delay.
             is_due_at_once = stored["tags_code"] == rows["store_timestamp_ms"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 
 from message_store.dialect import Dialect
@@ -159,6 +160,26 @@ def test_a_neutralised_entry_stays_neutralised(tmp_path: Path, place: int, end: 
     require_sound(again)
     append(again, stored(b"more", topic=LEVEL_TOPIC, queue_id=1, level=2))
     require_sound(again)
+    again.abandon()
+
+
+@pytest.mark.parametrize("record_bytes", [256 + 2, 512 + 2, 300])
+@pytest.mark.parametrize("size_bytes", [1, 2])
+def test_a_neutralised_entry_stays_what_it_is_whatever_bytes_its_record_has_in_common_with_it(
+    tmp_path: Path, size_bytes: int, record_bytes: int
+) -> None:
+    """Else one that was delivered would become one that was taken back."""
+    path = tmp_path / "store"
+    store = opened(path)
+    for _ in range(3):
+        append(store, stored(bytes(record_bytes - len(encode_message(stored(b""))))))
+    store.queue("orders", 0).neutralise(np.array([1]), size_bytes)
+    units = store.queue("orders", 0).units(0, 3).tolist()
+    assert [size for _, size, _ in units] == [record_bytes, size_bytes, record_bytes]
+    store.abandon()
+    again = opened(path)
+    assert again.queue("orders", 0).units(0, 3).tolist() == units
+    assert again.recovery.repaired == 0
     again.abandon()
 
 
