@@ -315,7 +315,7 @@ class LiveSegments:
         What another thread is still waiting for counts as not synced.
         """
         note = (set(self._dirty), set(self._unsynced_names))
-        for starts, names in self._being_synced:
+        for starts, names in tuple(self._being_synced):  # whoever is done leaves without a lock
             note[0].update(starts)
             note[1].update(names)
         self._dirty.clear()

@@ -174,7 +174,7 @@ class LiveStore:
 
     def write_topics(self) -> None:
         """Put the topics to be remembered into topics.json. Raises TargetError."""
-        with self.lock:
+        with self.reading():
             topics, self._topics = self._topics, {}
         if not topics:
             return
@@ -243,7 +243,7 @@ class LiveStore:
             dirty = [queue for queue in self._queues.values() if queue.segments.is_dirty]
             last_start = self.log.last_start
         for queue in dirty:
-            with self.lock:
+            with self.reading():
                 unsynced = queue.begin_sync()
             self.finish(unsynced.finish)
         self._checkpoint.queues_are_synced(last_start)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -196,6 +197,29 @@ def test_what_somebody_is_still_waiting_for_counts_as_not_synced(
     assert states == [True, True, False]
     row.sync()
     assert len(synced) == 2
+
+
+def test_who_begins_to_sync_while_another_is_done_forgets_nobody(
+    row: LiveSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    row.write_at(0, b"x")
+    first = row.begin_sync()
+    row.write_at(FILE_BYTES, b"y")
+    second = row.begin_sync()
+
+    def looked_at() -> Iterator[int]:
+        first.finish()  # without any lock
+        yield 0
+
+    first = attrs.evolve(first, on_done=lambda: row._being_synced.pop(0))  # type: ignore[arg-type]
+    row._being_synced[0] = (looked_at(), set())  # type: ignore[assignment]
+    synced.clear()
+    third = row.begin_sync()
+    assert len(third.descriptors) == 2
+    third.finish()
+    second.finish()
 
 
 def test_a_refused_file_is_an_error_that_names_it(tmp_path: Path) -> None:

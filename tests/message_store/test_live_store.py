@@ -130,6 +130,29 @@ def test_after_an_opening_that_failed_the_store_is_free(tmp_path: Path) -> None:
     assert try_to_lock(path) == "free"
 
 
+def test_a_flush_that_a_store_was_let_go_of_under_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have the store by then: nothing is opened or written any more."""
+    store = opened(tmp_path / "store")
+    append(store, stored(b"x"))
+    append(store, stored(b"y", queue_id=1))
+    store.remember_topic("orders", 1)
+    real = store.finish
+
+    def finish(work: Callable[[], None]) -> None:
+        real(work)
+        if any(not queue.segments.is_dirty for queue in store.queues()):
+            store.abandon()
+
+    monkeypatch.setattr(store, "finish", finish)
+    with pytest.raises(StoreClosedError):
+        store.flush()
+    assert not (tmp_path / "store/config").exists()
+    held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert not [place for place in held if place.startswith(str(tmp_path))]
+
+
 @pytest.mark.parametrize("end", ["close", "abandon"])
 def test_a_store_that_was_let_go_of_takes_nothing_more(tmp_path: Path, end: str) -> None:
     store = opened(tmp_path / "store")
@@ -137,7 +160,13 @@ def test_a_store_that_was_let_go_of_takes_nothing_more(tmp_path: Path, end: str)
     before = len(os.listdir("/proc/self/fd"))
     store.close() if end == "close" else store.abandon()
     assert len(os.listdir("/proc/self/fd")) < before
-    for use in (store.flush, store.sync_log, store.sync_queues, store.write_checkpoint):
+    for use in (
+        store.flush,
+        store.sync_log,
+        store.sync_queues,
+        store.write_topics,
+        store.write_checkpoint,
+    ):
         with pytest.raises(StoreClosedError):
             use()
     with pytest.raises(StoreClosedError):
