@@ -69,7 +69,7 @@ class DeliveryMark:
                     for level, runs in facts.get("done", {}).items()
                 },
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 
 
@@ -86,13 +86,14 @@ def to_runs(queue_offsets: Int64Array) -> list[Run]:
     return list(zip(queue_offsets[firsts].tolist(), counts.tolist(), strict=True))
 
 
-def from_runs(runs: Sequence[Run]) -> Int64Array:
-    """What ``to_runs`` was given.
+def from_runs(runs: Sequence[Run], stop: int) -> Int64Array:
+    """What ``to_runs`` was given, as far as it lies before a queue offset.
 
-    >>> from_runs([(3, 3), (9, 1)]).tolist(), from_runs([]).tolist()
-    ([3, 4, 5, 9], [])
+    >>> from_runs([(3, 3), (9, 10**18)], 11).tolist(), from_runs([], 11).tolist()
+    ([3, 4, 5, 9, 10], [])
     """
-    parts = [np.arange(first, first + count, dtype=np.int64) for first, count in runs]
+    limits = [(max(first, 0), min(first + count, stop)) for first, count in runs]
+    parts = [np.arange(first, end, dtype=np.int64) for first, end in limits if first < end]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 

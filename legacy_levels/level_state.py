@@ -177,7 +177,7 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
     if (level in start.offsets and head != stored) or stored < first:
         state.corrections.append(Correction(level, stored, head))
     scanner = LevelScanner(level, queue, head)
-    scanner.pass_over(from_runs(start.done.get(level, ())))
+    scanner.pass_over(from_runs(start.done.get(level, ()), queue.max_offset))
     return scanner
 
 
