@@ -59,8 +59,9 @@ def _first_of_more() -> str:
     global _ready
     prefix, numbers = _own
     ready = map(f"{prefix}{next(numbers):09X}".__add__, _ENDS)
+    first = next(ready)  # before others may take from them
     _ready = ready
-    return next(ready)
+    return first
 
 
 def new_unique_keys(count: int) -> "ByteColumn":
