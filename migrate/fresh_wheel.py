@@ -22,12 +22,12 @@ from migrate.staged_output import (
     forbid_start,
     is_published,
     is_publishing,
+    make_directory,
     names_in_the_way,
     refuse_links,
     remove_file,
     remove_unfinished,
     sole_writer,
-    target_errors,
     write_note,
 )
 from migrate.wheel_staging import WriteRun
@@ -43,8 +43,7 @@ def begin_write(run: WriteRun, *, overwrite: bool) -> None:
 
     Raises TargetError.
     """
-    with target_errors(run.target):
-        run.target.mkdir(parents=True, exist_ok=True)
+    make_directory(run.target)
     with sole_writer(run.staging.target):
         require_free(run.staging, overwrite=overwrite)
         create_row(run.directory, count=0, file_bytes=0)

@@ -81,20 +81,27 @@ class Staging:
 
 
 def make_directory(path: Path) -> list[Path]:
-    """Make a directory and those above it; returns which were not there, the innermost first.
+    """Make a directory and those above it, durably; returns which were not there, the innermost
+    first.
 
-    Raises TargetError.
+    Raises TargetError, and leaves nothing then.
     """
     with target_errors(path):
         missing = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for each in missing:
+                sync_directory(each.parent)
+        except OSError:
+            remove_empty(missing)
+            raise
     return missing
 
 
 def remove_empty(directories: list[Path]) -> None:
-    """Take away those of these directories that hold nothing."""
-    with suppress(OSError):  # one that holds something, and so those around it
-        for directory in directories:
+    """Take away those of these directories that hold nothing; the innermost comes first."""
+    for directory in directories:
+        with suppress(OSError):  # it holds something, or was not made
             directory.rmdir()
 
 
@@ -216,6 +223,7 @@ def publish(staging: Staging) -> None:
         if not store.timer_wheel.exists():
             return  # an earlier call came to its end
         forbid_start(target)
+        sync_directory(target.own)
         for name in _PUBLISHED_FIRST:
             if (store.path / name).exists():
                 clear(target.path / name)  # from a call that was stopped; the stub still stands

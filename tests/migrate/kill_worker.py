@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that converts and is killed at a random moment: so many changes of the disk, and then
-some microseconds, after it began.
+"""A process that converts, or merges, and is killed at a random moment: so many changes of the
+disk, and then some microseconds, after it began.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from migrate.convert import convert
-from tests.migrate.conversions import options_for
+from migrate.convert import convert, convert_merged
+from tests.migrate.stopped_conversions import asked_merge
 
 CHANGES = ("replace", "pwrite", "ftruncate", "unlink", "fsync", "mkdir")
 
@@ -49,7 +49,9 @@ def die_in(microseconds: int) -> None:
 
 
 if __name__ == "__main__":
-    place, after, microseconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    place, sources, engine = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    after, microseconds = int(sys.argv[4]), int(sys.argv[5])
     changes = count_changes(after, lambda: die_in(microseconds))
-    convert(options_for(place, on_bad_record="quarantine", part_bytes=1500))
+    members = asked_merge(place, sources, engine=engine)
+    convert_merged(members) if sources > 1 else convert(members[0])
     sys.stdout.write(str(changes[0]))

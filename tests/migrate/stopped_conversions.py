@@ -3,10 +3,19 @@
 nothing stops it.
 """
 
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from migrate.convert import convert
-from migrate.settings import ConvertOptions
+from migrate.settings import WHEEL, ConvertOptions
 from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.migrate.conversions import broker_files, options_for
@@ -21,17 +30,79 @@ ITEMS: list[Item] = [
 ]
 
 
+class Stopped(BaseException):
+    """The process ends here, as far as the code under test can tell."""
+
+
+def stopping_at(stage: str) -> Callable[[str, int, int], None]:
+    """Progress that stops the conversion when it comes to a stage; not in the thread that looks at
+    how far the writers are, of which nobody would hear.
+    """
+
+    def stop(now: str, _done: int, _total: int) -> None:
+        if now == stage and threading.current_thread() is threading.main_thread():
+            raise Stopped
+
+    return stop
+
+
+OPERATIONS = ("replace", "pwrite", "ftruncate", "unlink")
+"""All that changes what is there; directories come and go with the files in them."""
+
+
+@contextlib.contextmanager
+def stopping_before(number: int) -> Iterator[list[str]]:
+    """Every change of the disk from this one on (counted from 0) raises; gives those done."""
+    done: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OPERATIONS:
+            patch.setattr(os, name, _counted(getattr(os, name), done, number))
+        yield done
+
+
+def _counted(operation: Callable[..., Any], done: list[str], number: int) -> Callable[..., Any]:
+    def step(*arguments: Any, **options: Any) -> Any:
+        if len(done) >= number:
+            raise Stopped
+        done.append(f"{operation.__name__}{arguments[:1]}")
+        return operation(*arguments, **options)
+
+    return step
+
+
+def asked_merge(
+    tmp_path: Path, sources: int, *, target: str = "target", engine: str = WHEEL
+) -> list[ConvertOptions]:
+    """The conversion of so many stores in ``tmp_path`` into one target, in many small parts."""
+    return [
+        options_for(
+            tmp_path,
+            source=tmp_path / (f"source-{number}" if number else "source"),
+            target=tmp_path / target,
+            on_bad_record="quarantine",
+            part_bytes=1500,
+            to=engine,
+        )
+        for number in range(sources)
+    ]
+
+
+def made_merge(tmp_path: Path, sources: int, **how: str) -> list[ConvertOptions]:
+    """The same, its sources made; each but the first has fewer messages than the one before."""
+    members = asked_merge(tmp_path, sources, **how)
+    for number, options in enumerate(members):
+        build_level_store(options.source, ITEMS[2 * number :])
+    return members
+
+
 def asked(tmp_path: Path, target: str = "target") -> ConvertOptions:
-    """The conversion of ``tmp_path / "source"`` in many small parts."""
-    return options_for(
-        tmp_path, on_bad_record="quarantine", part_bytes=1500, target=tmp_path / target
-    )
+    """The conversion of one store in many small parts."""
+    return asked_merge(tmp_path, 1, target=target)[0]
 
 
 def made(tmp_path: Path) -> ConvertOptions:
     """The same, its source made."""
-    build_level_store(tmp_path / "source", ITEMS)
-    return asked(tmp_path)
+    return made_merge(tmp_path, 1)[0]
 
 
 def never_stopped(tmp_path: Path) -> dict[str, str]:

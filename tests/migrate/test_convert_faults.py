@@ -20,12 +20,13 @@ import pytest
 from legacy_levels.generate import generate_level_store
 from message_store.errors import DelayStoreError, TargetError
 from message_store.store_root import StoreRoot
-from migrate.convert import convert
-from migrate.settings import ConvertOptions, TargetSettings
+from migrate.convert import convert, convert_merged
+from migrate.settings import HIERARCHY, WHEEL, ConvertOptions, TargetSettings
 from migrate.staged_output import Staging, count_receipts
+from migrate.verify import verify
 from tests.faults.full_disk import full_disk
 from tests.independent.raw_files import WHEEL_BYTES
-from tests.migrate.conversions import NOW_MS, broker_files, checked_target
+from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files, checked_target
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
     descendants,
@@ -33,7 +34,7 @@ from tests.migrate.standalone_cluster import (
     slow_receipts,
     wait_for,
 )
-from tests.migrate.stopped_conversions import MARKER, made, never_stopped
+from tests.migrate.stopped_conversions import MARKER, made, made_merge, never_stopped
 from tests.source_laws import ROOT
 
 
@@ -121,14 +122,13 @@ def test_no_change_of_the_disk_escapes_the_test(options: ConvertOptions) -> None
 # --- kills at random moments ----------------------------------------------------------------------
 
 
-def in_a_process(place: Path, after: int, microseconds: int) -> subprocess.CompletedProcess[str]:
+def in_a_process(
+    members: list[ConvertOptions], after: int, microseconds: int
+) -> subprocess.CompletedProcess[str]:
+    place, engine = members[0].source.parent, members[0].to
+    words = (place, len(members), engine, after, microseconds)
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.migrate.kill_worker",
-            *map(str, (place, after, microseconds)),
-        ],
+        [sys.executable, "-m", "tests.migrate.kill_worker", *map(str, words)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -137,33 +137,47 @@ def in_a_process(place: Path, after: int, microseconds: int) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(
-    ("seed", "kills"),
-    [(1, 3), *(pytest.param(seed, 8, marks=pytest.mark.slow) for seed in range(2, 6))],
+    ("sources", "engine", "seed", "kills"),
+    [
+        (1, WHEEL, 1, 3),
+        (3, WHEEL, 1, 3),
+        *(
+            pytest.param(sources, engine, seed, 8, marks=pytest.mark.slow)
+            for sources, engine in ((1, WHEEL), (3, WHEEL), (2, HIERARCHY))
+            for seed in range(2, 6)
+        ),
+    ],
 )
 def test_a_conversion_killed_again_and_again_comes_to_the_same_end(
-    tmp_path: Path, options: ConvertOptions, right: dict[str, str], seed: int, kills: int
+    tmp_path: Path, sources: int, engine: str, seed: int, kills: int
 ) -> None:
     dice = random.Random(seed)
-    whole = in_a_process(tmp_path, 0, 0)
+    members = made_merge(tmp_path, sources, engine=engine)
+    target = members[0].target
+    whole = in_a_process(members, 0, 0)
     assert whole.returncode == 0, whole.stderr
-    changes = int(whole.stdout)
+    right, changes = broker_files(target), int(whole.stdout)
     assert changes > 80
-    shutil.rmtree(options.target)
+    shutil.rmtree(target)
     killed = 0
     for _ in range(kills):
         # Later runs have less to do: those moments are sought near their beginning too.
         after = dice.randrange(1, changes if dice.random() < 0.5 else 30)
-        done = in_a_process(tmp_path, after, dice.randrange(2_000))
+        done = in_a_process(members, after, dice.randrange(2_000))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         killed += done.returncode != 0
-        if (options.target / MARKER).exists():
-            assert broker_files(options.target) == right
-            shutil.rmtree(options.target)
-        elif options.target.exists():
-            assert_unfinished(options.target, right)
+        if (target / MARKER).exists():
+            assert broker_files(target) == right
+            shutil.rmtree(target)
+        elif target.exists():
+            assert_unfinished(target, right)
     assert killed > 0
-    convert(options)
-    assert broker_files(options.target) == right
+    report = convert_merged(members)
+    assert broker_files(target) == right
+    for each in (report, *report.sources):
+        assert_books_add_up(each)
+    for options in members:
+        assert verify(options.source, target, spark=None).is_clean
 
 
 MESSAGES = 20_000
@@ -187,20 +201,33 @@ def has_parts_or_ended(staging: Staging, enough: int, driver: subprocess.Popen[b
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("sources", "seed"), [(1, 1), (1, 2), (2, 3), (3, 4)])
 def test_drivers_and_workers_of_a_local_spark_killed_at_random_change_no_byte(
-    tmp_path: Path, seed: int
+    tmp_path: Path, sources: int, seed: int
 ) -> None:
     dice = random.Random(seed)
-    source, target = tmp_path / "source", tmp_path / "target"
-    generate_level_store(source, messages=MESSAGES, now_ms=NOW_MS, commit_log_file_bytes=8 << 20)
+    places, target = [tmp_path / f"source-{one}" for one in range(sources)], tmp_path / "target"
+    for one, place in enumerate(places):
+        generate_level_store(
+            place,
+            messages=MESSAGES // sources,
+            now_ms=NOW_MS,
+            seed=one,
+            commit_log_file_bytes=8 << 20,
+        )
     settings = TargetSettings(commit_log_file_bytes=1 << 19)
     alone = tmp_path / "alone"
-    convert(ConvertOptions(source=source, target=alone, now_ms=NOW_MS, settings=settings))
+    convert_merged(
+        [
+            ConvertOptions(source=place, target=alone, now_ms=NOW_MS, settings=settings)
+            for place in places
+        ]
+    )
     conf = tmp_path / "target.conf"
     conf.write_text(f"mappedFileSizeCommitLog={1 << 19}\n")
     slow_receipts(tmp_path / "slow", 0.2)
-    words = ["convert", str(source), str(target), "--now", str(NOW_MS), "--master", "local[2,4]"]
+    words = ["convert", *map(str, (*places, target)), "--now", str(NOW_MS)]
+    words += ["--master", "local[2,4]", *(["--merge"] if sources > 1 else [])]
     staging = Staging(StoreRoot(target))
     for round_number in range(3):
         before = count_receipts(staging)

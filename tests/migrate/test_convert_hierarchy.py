@@ -30,7 +30,7 @@ from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, SMALL, options_for
-from tests.migrate.test_convert_stops import Stopped, stopping_before
+from tests.migrate.stopped_conversions import Stopped, stopping_before
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.index_layouts import HOURS, IDS

@@ -5,7 +5,6 @@ same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -13,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +23,17 @@ from migrate.convert import convert
 from migrate.settings import ConvertOptions
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, broker_files, checked_target, options_for
-from tests.migrate.stopped_conversions import ITEMS, MARKER, made, never_stopped
+from tests.migrate.stopped_conversions import (
+    ITEMS,
+    MARKER,
+    Stopped,
+    made,
+    never_stopped,
+    stopping_at,
+    stopping_before,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-class Stopped(BaseException):
-    """The process ends here, as far as the code under test can tell."""
-
-
-OPERATIONS = ("replace", "pwrite", "ftruncate", "unlink")
-"""All that changes what is there; directories come and go with the files in them."""
-
-
-@contextlib.contextmanager
-def stopping_before(number: int) -> Iterator[list[str]]:
-    """Every change of the disk from this one on (counted from 0) raises; gives those done."""
-    done: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name in OPERATIONS:
-            patch.setattr(os, name, _counted(getattr(os, name), done, number))
-        yield done
-
-
-def _counted(operation: Callable[..., Any], done: list[str], number: int) -> Callable[..., Any]:
-    def step(*arguments: Any, **options: Any) -> Any:
-        if len(done) >= number:
-            raise Stopped
-        done.append(f"{operation.__name__}{arguments[:1]}")
-        return operation(*arguments, **options)
-
-    return step
 
 
 @pytest.fixture
@@ -144,12 +123,8 @@ def stop_in_the_middle(options: ConvertOptions, after_parts: int = 2) -> None:
     """Leave a conversion with its plan and the receipts of some parts."""
     receipts = options.target / "delaywheel/staging/parts"
 
-    def stop(stage: str, _done: int, _total: int) -> None:
-        if stage == "seal":
-            raise Stopped
-
     with pytest.raises(Stopped):
-        convert(options, progress=stop)
+        convert(options, progress=stopping_at("seal"))
     for path in sorted(receipts.glob("*.json"))[after_parts:]:
         path.unlink()
 
@@ -340,29 +315,6 @@ def test_a_stop_between_two_renames_is_continued(
     assert not (options.target / "delaywheel/conversion.json").exists()
     convert(options)
     assert broker_files(options.target) == right
-
-
-def test_everything_is_on_the_disk_before_the_first_rename(
-    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but the plan's arrays: whoever goes on after a loss of power makes those anew first."""
-    real_fsync, real_replace = os.fsync, os.replace
-    synced: set[int] = set()
-
-    def note(descriptor: int) -> None:
-        synced.add(os.fstat(descriptor).st_ino)
-        real_fsync(descriptor)
-
-    def look(one: Path, other: Path) -> None:
-        if Path(other).parent == options.target and Path(other).name == "config":
-            staging = options.target / "delaywheel/staging"
-            loose = {path for path in staging.rglob("*") if path.stat().st_ino not in synced}
-            assert loose <= {staging / "plan", *(staging / "plan").glob("*.npy")}
-        real_replace(one, other)
-
-    monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(os, "replace", look)
-    convert(options)
 
 
 def test_a_run_that_was_stopped_at_its_very_end_is_finished(options: ConvertOptions) -> None:

@@ -41,14 +41,11 @@ from tests.migrate.conversions import (
     checked_target,
     options_for,
 )
+from tests.migrate.stopped_conversions import Stopped, stopping_at
 from timer_wheel import HierarchicalWheelStore
 
 NAMES = ("north", "south", "west")
 COUNTS = {"north": 25, "south": 7, "west": 18}
-
-
-class Stopped(BaseException):
-    """The process ends here, as far as the code under test can tell."""
 
 
 def items_of(name: str, **wrong: Any) -> list[LevelMessage]:
@@ -244,12 +241,8 @@ def test_what_is_set_aside_is_kept_apart_by_source(tmp_path: Path) -> None:
 def test_a_stopped_merge_goes_on_and_ends_in_the_same_bytes(
     members: list[ConvertOptions], stage: str
 ) -> None:
-    def stop(now: str, _done: int, _total: int) -> None:
-        if now == stage:
-            raise Stopped
-
     with pytest.raises(Stopped):
-        convert_merged(members, progress=stop)
+        convert_merged(members, progress=stopping_at(stage))
     with pytest.raises(SourceError):
         verify(members[0].source, members[0].target, spark=None)
     report = convert_merged(members)
@@ -260,12 +253,8 @@ def test_a_stopped_merge_goes_on_and_ends_in_the_same_bytes(
 
 
 def test_a_begun_merge_is_not_continued_with_other_sources(members: list[ConvertOptions]) -> None:
-    def stop(stage: str, _done: int, _total: int) -> None:
-        if stage == "write":
-            raise Stopped
-
     with pytest.raises(Stopped):
-        convert_merged(members, progress=stop)
+        convert_merged(members, progress=stopping_at("write"))
     for others in (members[:2], [members[1], members[0], members[2]]):
         with pytest.raises(PlanError, match="was begun from something else"):
             convert_merged(others)
