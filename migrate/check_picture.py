@@ -20,6 +20,7 @@ from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from legacy_levels.level_queues import LevelQueue, levels_with_queue, open_level_queue
 from message_store.commit_log import Int64Array
 from message_store.delay_levels import DelayLevels, format_delay
+from message_store.engine_choice import hierarchy_mark
 from message_store.errors import DelayStoreError, FormatError, SourceError
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
@@ -201,6 +202,11 @@ class Picture:
         """Whether a wheel was ever used here."""
         root = self.root
         return any(p.exists() for p in (root.timer_wheel, root.timer_log, root.timer_queue()))
+
+    @cached_property
+    def is_hierarchical(self) -> bool:
+        """Whether what waits is told by a hierarchical wheel, and not by a wheel's files."""
+        return hierarchy_mark(self.root).exists()
 
     @cached_property
     def wheel(self) -> WheelState | None:

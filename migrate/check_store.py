@@ -18,6 +18,7 @@ from message_store.store_root import StoreRoot
 from migrate import (
     check_broker,
     check_files,
+    check_hierarchy,
     check_levels,
     check_offsets,
     check_records,
@@ -46,6 +47,7 @@ RULES: tuple[FindingRule, ...] = (
     *check_records.RULES,
     *check_time.RULES,
     *check_wheel.RULES,
+    *check_hierarchy.RULES,
     *check_timer_records.RULES,
     *check_timeline.RULES,
     UNREADABLE,
@@ -64,6 +66,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("due times", check_levels.check_due_times),
     ("recovery", check_files.check_recovery),
     ("wheel", check_wheel.check_wheel),
+    ("wheel", check_hierarchy.check_hierarchy),
     ("switches", check_broker.check_switches),
     ("timeline", check_timeline.check_timeline),
     ("metrics", check_broker.check_metrics),

@@ -10,17 +10,17 @@ from message_store.printable import when
 from message_store.store_root import StoreRoot
 from migrate.check_picture import Picture
 from migrate.conversion_marker import CONVERSION_NAME
-from migrate.finished_target import UNFINISHED
+from migrate.finished_target import UNFINISHED, told_unfinished
 from migrate.quarantined import Quarantine, find_quarantine
 from migrate.settings import TargetSettings
-from migrate.staged_output import UNFINISHED_WHEEL, Staging
+from migrate.staged_output import UNFINISHED_WHEEL
 from migrate.store_backup import unfinished_change
 from migrate.verify_settings import ConversionSettings, read_settings
 
 TARGET_UNFINISHED = error(
     "target-unfinished",
     "a broker does not start on it",
-    "run the same convert command again",
+    "do again what was stopped: the same convert command, or the same write",
 )
 TARGET_OPENED = info(
     "target-opened",
@@ -75,11 +75,12 @@ _DEPENDS_ON = {
 
 
 def unfinished_target(root: StoreRoot) -> Finding | None:
-    """The one thing to say of the target of a conversion that was stopped."""
-    has_staging = Staging(root).path.is_dir() and not (root.own / CONVERSION_NAME).exists()
+    """The one thing to say of the target of a conversion, or of a write, that was stopped."""
+    told = told_unfinished(root)
     wheel = root.timer_wheel
-    has_stub = wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL)
-    return TARGET_UNFINISHED.at(root.path, UNFINISHED) if has_staging or has_stub else None
+    if told is None and wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL):
+        told = UNFINISHED
+    return None if told is None else TARGET_UNFINISHED.at(root.path, told)
 
 
 def check_change(picture: Picture) -> Iterator[Finding]:

@@ -99,6 +99,9 @@ class _TimerRecords:
         self.rows = pending.rows(np.argsort(pending.commit_log_offset, kind="stable"))
         self.tallies: dict[FindingRule, Tally] = {}
         self.precision_ms = picture.wheel.precision_ms if picture.wheel else 1
+        self.is_final = ~self.rows.is_roll & (self.rows.position >= 0)
+        if picture.is_hierarchical:  # its index says when, and not the slot of an out time
+            self.is_final[:] = False
         self.read_bytes = wheel_limit(picture.broker.max_message_bytes)
 
     def findings(self) -> Iterator[Finding]:
@@ -159,8 +162,8 @@ class _TimerRecords:
         odd |= undeliverable(find_property_column(text, names.REAL_TOPIC))
         outs_ms = _times_of(find_property_column(text, names.TIMER_OUT_MS))
         odd |= outs_ms < 0
-        is_final = (table.position[rows] >= 0) & ~table.is_roll[rows]
-        odd |= is_final & (floor_ms(outs_ms, self.precision_ms) != table.slot_time_ms[rows])
+        slots_ms = floor_ms(outs_ms, self.precision_ms)
+        odd |= self.is_final[rows] & (slots_ms != table.slot_time_ms[rows])
         return np.asarray(odd)
 
     def _look_at_message(self, message: StoredMessage, row: int) -> None:
@@ -197,8 +200,7 @@ class _TimerRecords:
             return
         slot_ms, now_ms = int(self.rows.slot_time_ms[row]), self.picture.now_ms
         is_overdue = out_ms < now_ms and slot_ms < now_ms  # spread over the slots before now
-        is_placed = self.rows.position[row] >= 0 and not self.rows.is_roll[row]
-        if is_placed and floor_ms(out_ms, self.precision_ms) != slot_ms and not is_overdue:
+        if self.is_final[row] and floor_ms(out_ms, self.precision_ms) != slot_ms and not is_overdue:
             yield OUT_ELSEWHERE, f"{names.TIMER_OUT_MS}={out_ms}, in the slot of {slot_ms}"
 
 

@@ -161,7 +161,7 @@ def check_wheel(picture: Picture) -> Iterator[Finding]:
     state = picture.wheel
     if picture.wheel_problem is not None:
         yield WHEEL_UNREADABLE.at("the wheel", picture.wheel_problem)
-    if state is None:
+    if state is None or picture.is_hierarchical:
         return
     with SegmentReader(picture.root.timer_log) as log:
         units = read_units(log)

@@ -15,13 +15,20 @@ UNFINISHED = "an unfinished conversion; run the same convert command again"
 UNFINISHED_WRITE = "an unfinished write of a table; write it again"
 
 
-def refuse_unfinished(store: StoreRoot) -> None:
-    """Raise SourceError for the target of a conversion, or of a write, that was stopped early."""
+def told_unfinished(store: StoreRoot) -> str | None:
+    """What to say of the target of a conversion, or of a write, that was stopped early."""
     is_whole = _marker(store).exists() or (store.own / WRITTEN_NAME).exists()
     staging = Staging(store)
-    if staging.path.is_dir() and not is_whole:
-        is_write = (staging.path / "writes").is_dir() and not staging.plan_file.exists()
-        raise SourceError(f"{store.path}: {UNFINISHED_WRITE if is_write else UNFINISHED}")
+    if is_whole or not staging.path.is_dir():
+        return None
+    is_write = (staging.path / "writes").is_dir() and not staging.plan_file.exists()
+    return UNFINISHED_WRITE if is_write else UNFINISHED
+
+
+def refuse_unfinished(store: StoreRoot) -> None:
+    """Raise SourceError for a target that ``told_unfinished`` has something to say of."""
+    if told := told_unfinished(store):
+        raise SourceError(f"{store.path}: {told}")
 
 
 def require_pair(source: Path, target: Path) -> None:
@@ -40,9 +47,13 @@ def require_pair(source: Path, target: Path) -> None:
     except SourceError as error:
         raise type(error)(f"the target {error}") from error
     if not _marker(theirs).exists():
-        swapped = f"; {source} is one: the order is SOURCE TARGET" if _marker(ours).exists() else ""
+        why = ""
+        if _marker(ours).exists():
+            why = f"; {source} is one: the order is SOURCE TARGET"
+        elif (theirs.own / WRITTEN_NAME).exists():
+            why = f"; it was written from a table, give it alone: `delaywheel verify {target}`"
         raise SourceError(
-            f"the target {theirs.path}: expected the target of a finished conversion{swapped}"
+            f"the target {theirs.path}: expected the target of a finished conversion{why}"
         )
 
 

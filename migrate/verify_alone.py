@@ -7,6 +7,7 @@ held against its slot; what cannot be told without the source is whether it is w
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -95,8 +96,9 @@ def _told(root: StoreRoot) -> tuple[ConversionSettings, int]:
     content = read_small_file(path)
     if content is None:
         raise SourceError(
-            f"{root.path}: neither a conversion nor a write of a table has made it; `delaywheel"
-            " check` looks at any store"
+            f"{root.path}: was not converted or written from a table, so nothing says how many"
+            f" messages should be in it; whether all that is in it will be delivered tells"
+            f" `delaywheel check {quote(str(root.path))}`"
         )
     try:
         facts: dict[str, Any] = json.loads(content)

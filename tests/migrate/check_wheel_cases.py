@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from message_store import AfterMs, ManualClock, Message
 from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
 from tests.timer_wheel import wheel_store_builder
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder, write_wheel
+from timer_wheel import HierarchicalWheelStore
 
 DAY_MS = 86_400_000
 SOON_MS = NOW_MS + 60_000
@@ -100,6 +102,11 @@ def long_key(root: Path) -> object:
         return builder.stop()
 
 
+def hierarchical(root: Path) -> None:
+    with HierarchicalWheelStore.open(root, clock=ManualClock(NOW_MS)) as store:
+        store.schedule(Message("orders", b"waits"), AfterMs(60_000))
+
+
 def torn(name: str, content: bytes = b'{"timingCount":{') -> Callable[[Path], object]:
     return lambda root: (root / "config" / name).write_bytes(content)
 
@@ -113,6 +120,11 @@ CASES = [
         code="wheel-unreadable",
         says="not the length of a timer wheel",
         make=then(wheel(), lambda root: (root / "timerwheel").write_bytes(bytes(320))),
+    ),
+    Case(code="hierarchical-wheel", make=hierarchical, says="1 messages"),
+    Case(
+        code="hierarchy-unguarded",
+        make=then(hierarchical, lambda root: (root / "timerwheel").unlink()),
     ),
     Case(
         code="wheel-stale", make=wheel(count=20, slots={}), says="12 messages are in the timer log"

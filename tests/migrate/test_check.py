@@ -35,6 +35,8 @@ from tests.migrate.check_wheel_cases import CASES as WHEEL_CASES
 from tests.migrate.check_wheel_cases import wheel
 from tests.migrate.conversions import NOW_MS as CONVERTED_MS
 from tests.migrate.conversions import build_and_convert
+from tests.migrate.written_wheels import NOW_MS as WRITTEN_MS
+from tests.migrate.written_wheels import messages, run_for, staged, write
 
 CASES = [*LEVEL_CASES, *STORE_CASES, *WHEEL_CASES, *TIMELINE_CASES]
 ELSEWHERE = {"broker-running"}
@@ -96,6 +98,23 @@ def test_a_fresh_target_has_no_warnings(tmp_path: Path) -> None:
     report = look(target, now_ms=CONVERTED_MS)
     assert report.is_healthy, report.findings
     assert codes(report) == ["open-before"]
+
+
+def test_a_fresh_target_for_a_program_has_no_warnings(tmp_path: Path) -> None:
+    items = [LevelMessage(level=18, store_timestamp_ms=CONVERTED_MS - 1000 + n) for n in range(30)]
+    target = build_and_convert(tmp_path, items, to="hierarchy").target
+    report = look(target, now_ms=CONVERTED_MS)
+    assert codes(report) == ["hierarchical-wheel"]
+
+
+def test_a_written_wheel_that_is_being_replaced_is_whole_until_it_is(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    write(target, [messages(5)])
+    staged(run_for(target, "next"), [messages(5)])
+    assert "target-unfinished" not in codes(look(target, now_ms=WRITTEN_MS))
+    (target / "delaywheel/written.json").unlink()
+    [finding] = look(target, now_ms=WRITTEN_MS).findings
+    assert finding.problem == "an unfinished write of a table; write it again"
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

@@ -10,18 +10,23 @@ from typing import Any
 
 import pytest
 
-from message_store import ManualClock
+from legacy_levels.level_store import LevelStore
+from message_store import AfterMs, ManualClock, Message
 from message_store.errors import BadFieldError, SourceError, TargetError
 from message_store.fastjson import parse
 from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
+from migrate.check_picture import CheckOptions
+from migrate.check_store import check_store
+from migrate.finished_target import require_pair
 from migrate.verify import VerifyOptions, verify
-from migrate.verify_alone import verify_alone
+from migrate.verify_alone import require_made, verify_alone
 from migrate.verify_report import OPENED, VerifyReport, require_table_place, write_differences
 from tests.independent.level_messages import retry_message
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, Converted, build_and_convert
 from tests.migrate.written_wheels import messages, write
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 
 LEVELS = (3, 5, 16, 18)
 
@@ -123,10 +128,49 @@ def test_a_count_that_is_not_reached_is_missing(converted: Converted) -> None:
         verify_alone(converted.target, spark=None)
 
 
-def test_a_store_that_nobody_has_made_so_is_sent_to_check(tmp_path: Path) -> None:
-    build_level_store(tmp_path / "levels", items())
-    with pytest.raises(SourceError, match="`delaywheel check` looks at any store"):
-        verify_alone(tmp_path / "levels", spark=None)
+SETTINGS = StoreSettings(commit_log_file_bytes=1 << 20)
+
+
+def of_a_broker(root: Path) -> None:
+    build_level_store(root, items())
+
+
+Engine = type[LevelStore] | type[WheelStore] | type[HierarchicalWheelStore]
+
+
+def of_engine(engine: Engine) -> Callable[[Path], None]:
+    def make(root: Path) -> None:
+        clock = ManualClock(NOW_MS)
+        with engine.open(root, settings=SETTINGS, clock=clock) as store:
+            store.schedule(Message("orders", b"waits"), AfterMs(60_000))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [of_a_broker, of_engine(LevelStore), of_engine(WheelStore), of_engine(HierarchicalWheelStore)],
+    ids=["broker", "levels", "wheel", "hierarchy"],
+)
+def test_a_store_that_nobody_has_counted_is_sent_to_check_which_reads_it(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    root = tmp_path / "a store"
+    make(root)
+    with pytest.raises(SourceError, match=f"`delaywheel check '{root}'`"):
+        require_made(root)
+    report = check_store(root, CheckOptions(now_ms=NOW_MS, disk_used=0.5))
+    assert report.is_healthy, report.findings
+    assert report.load is not None
+    assert report.load.waiting > 0
+
+
+def test_a_written_wheel_has_no_source(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    build_level_store(source, items())
+    write(target, [messages(5)])
+    with pytest.raises(SourceError, match=f"give it alone: `delaywheel verify {target}`"):
+        require_pair(source, target)
 
 
 # --- a target that was opened ---------------------------------------------------------------------

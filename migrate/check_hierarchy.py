@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store whose timers are on a hierarchical wheel: no broker's, and kept from brokers."""
+
+from collections.abc import Iterator
+
+from message_store.delay_store import Finding
+from message_store.finding_rules import error, info
+from migrate.check_picture import Picture
+from timer_wheel.hierarchy.ownership import is_guarded
+
+UNGUARDED = error(
+    "hierarchy-unguarded",
+    "a broker starts, knows nothing of the hierarchical wheel, and goes by what the queue and its"
+    " own wheel say: messages are repeated or lost",
+    "before a broker starts, open the store with WheelStore, which makes its wheel, and close it",
+)
+HIERARCHICAL = info(
+    "hierarchical-wheel",
+    "no broker starts on it: where its wheel would be stands a sentence",
+    "open it with HierarchicalWheelStore; to give it to a broker, open it with WheelStore first",
+)
+
+RULES = (UNGUARDED, HIERARCHICAL)
+
+
+def check_hierarchy(picture: Picture) -> Iterator[Finding]:
+    """Whose the store is, and that brokers stay away from it."""
+    state = picture.wheel
+    if state is None or not picture.is_hierarchical:
+        return
+    where = "delaywheel/hierarchy"
+    if not is_guarded(picture.root):
+        told = "nothing keeps a broker from starting on this store"
+        yield UNGUARDED.at(where, told)
+    yield HIERARCHICAL.at(where, f"{len(state.pending):,} messages wait there")
