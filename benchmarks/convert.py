@@ -31,7 +31,7 @@ from benchmarks.machine import (
     direct_write_bytes_per_s,
     facts,
     is_python,
-    keep,
+    keeping,
     prewarm,
     private_bytes,
     process_cpu_s,
@@ -235,13 +235,13 @@ def main() -> None:
         with spark_session() as spark:
             measured["spark_start_s"] = stopwatch_s() - starting_s
             measured["cold_s"] = cold_start(place / "cold")
-            for count in options.messages:
-                # what a size may take grows with it, so that the largest has its rounds as well
-                share = sum(each for each in options.messages if each <= count)
-                until_s = started + options.minutes * 60 * share / sum(options.messages)
-                found = measure(place / str(count), count, options.rounds, spark, until_s)
-                measured["runs"].append(found)
-    keep("convert", report_text(measured), measured, options.results)
+            with keeping("convert", measured, report_text, options.results):
+                for count in options.messages:
+                    # what a size may take grows with it, so that the largest has its rounds as well
+                    share = sum(each for each in options.messages if each <= count)
+                    until_s = started + options.minutes * 60 * share / sum(options.messages)
+                    found = measure(place / str(count), count, options.rounds, spark, until_s)
+                    measured["runs"].append(found)
 
 
 if __name__ == "__main__":

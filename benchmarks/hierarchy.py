@@ -19,7 +19,7 @@ import pyarrow as pa
 from benchmarks.engine_loads import OpenStore, bodies, open_hierarchy, open_wheel
 from benchmarks.engine_opening import in_a_process, opening
 from benchmarks.engine_steady import PERCENTILES, Steady, steady
-from benchmarks.machine import RESULTS, facts, facts_text, keep, prewarm, table
+from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
 from message_store import Clock, DelayStore, MessageBatch
 
 _DUE_BYTES = 8
@@ -56,7 +56,7 @@ def _stamped(due_ms: "np.ndarray[Any, np.dtype[np.int64]]", body_bytes: int) -> 
     return MessageBatch.from_arrow(pa.table({"topic": topic, "body": pa.array(body, pa.binary())}))
 
 
-def steady_runs(options: argparse.Namespace, place: Path) -> list[dict[str, Any]]:
+def steady_runs(options: argparse.Namespace, place: Path, found: list[dict[str, Any]]) -> None:
     """The load at each precision, the same on a wheel in files, and ordinary messages beside it:
     stored at the same rate, flushed as often, and none of them due.
     """
@@ -79,17 +79,14 @@ def steady_runs(options: argparse.Namespace, place: Path) -> list[dict[str, Any]
         runs.append(("hierarchy", with_backlog(open_hierarchy, wanted), wanted))
     wanted = Steady(precision_ms=1_000, **common, **delayed)
     runs.append(("wheel in files", with_backlog(open_wheel, wanted), wanted))
-    found = []
     for name, open_store, wanted in runs:
         prewarm(options.prewarm_bytes)
         found.append({"what": name} | steady(open_store, place, wanted))
         print(name, wanted.precision_ms, found[-1]["seen - due"], found[-1]["cpu percent"])
-    return found
 
 
-def openings(options: argparse.Namespace, place: Path) -> list[dict[str, Any]]:
+def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any]]) -> None:
     """Stores with much in them, opened warm and with nothing in the page cache."""
-    found = []
     for count in options.pending:
         for engine in ("hierarchy", "wheel"):
             home = place / f"{engine}-{count}"
@@ -100,7 +97,6 @@ def openings(options: argparse.Namespace, place: Path) -> list[dict[str, Any]]:
             found.append(one)
             for file in sorted(home.rglob("*"), reverse=True):
                 file.rmdir() if file.is_dir() else file.unlink()
-    return found
 
 
 def forget_pages(directory: Path) -> None:
@@ -193,10 +189,12 @@ def main() -> None:
             "facts": facts(place),
             "rounds": options.rounds,
             "longest_delay_ms": options.longest_delay_ms,
-            "steady": steady_runs(options, place),
-            "opening": openings(options, place),
+            "steady": [],
+            "opening": [],
         }
-    keep("hierarchy", report_text(measured), measured, options.results)
+        with keeping("hierarchy", measured, report_text, options.results):
+            steady_runs(options, place, measured["steady"])
+            openings(options, place, measured["opening"])
 
 
 if __name__ == "__main__":

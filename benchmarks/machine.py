@@ -5,14 +5,19 @@ import json
 import mmap
 import os
 import platform
+import shlex
+import signal
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,9 +27,12 @@ _DIRECT_BYTES = 1 << 20
 
 
 def facts(directory: Path) -> dict[str, str]:
-    """The machine and its software, and the file system that ``directory`` lies on."""
+    """What was run, on which machine with which software, and the file system that ``directory``
+    lies on.
+    """
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return {
+        "command": shlex.join([Path(sys.argv[0]).stem, *sys.argv[1:]]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -52,7 +60,8 @@ def memory_bytes(name: str) -> int:
 
 def prewarm(wanted_bytes: int = 5 << 30) -> None:
     """Touch memory and give it back: on a virtual machine a page that the host must still provide
-    costs three to five times as much as one that was used before.
+    costs three to five times as much as one that was used before. Some hosts take back what is free
+    within a second, and to touch a GiB costs one: no more than is going to be used.
     """
     size = min(wanted_bytes, memory_bytes("MemFree") * 9 // 10) // _PAGE * _PAGE
     with mmap.mmap(-1, max(_PAGE, size)) as block:
@@ -134,13 +143,15 @@ def is_python(process: int) -> bool:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, and in brackets the least and the most.
+    """Median, and where there are several in brackets the least and the most.
 
-    >>> spread([1.0, 3.0, 2.0])
-    '2.00 (1.00–3.00)'
+    >>> spread([1.0, 3.0, 2.0]), spread([1234.5], 0)
+    ('2.00 (1.00–3.00)', '1,234')
     """
-    middle = statistics.median(values)
-    return f"{middle:.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+    middle, least, most = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return middle if len(values) == 1 else f"{middle} ({least}–{most})"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -156,6 +167,32 @@ def keep(name: str, text: str, measured: Mapping[str, Any], directory: Path) -> 
     (directory / f"{name}.md").write_text(text + "\n", "utf-8")
     (directory / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
     print(text)
+
+
+@contextmanager
+def keeping(
+    name: str, measured: dict[str, Any], text: Callable[[dict[str, Any]], str], directory: Path
+) -> Iterator[None]:
+    """Keep what was measured when the block ends, also when it is interrupted or fails on the way:
+    ``measured``, which grows inside, then says so. SIGTERM interrupts as Ctrl-C does.
+    """
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    at_first, before = json.dumps(measured), signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except BaseException as error:
+        if json.dumps(measured) != at_first:  # else what the last run left is worth more
+            measured["ended early"] = repr(error)
+            said = f"Ended early, by {error!r}: what is missing was not measured."
+            keep(name, f"{text(measured)}\n\n{said}", measured, directory)
+        raise
+    else:
+        keep(name, text(measured), measured, directory)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def facts_text(known: Mapping[str, str]) -> str:

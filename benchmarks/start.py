@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, facts, facts_text, keep, spread, table
+from benchmarks.machine import RESULTS, facts, facts_text, keeping, spread, table
 
 _ROOT = Path(__file__).resolve().parent.parent
 _HELP = ("--help",)
@@ -39,9 +39,8 @@ def command_s(arguments: tuple[str, ...], kernel_cache: Path) -> tuple[float, fl
     return took, first
 
 
-def measure(directory: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
+def measure(directory: Path, rounds: int, found: dict[str, list[dict[str, float]]]) -> None:
     """Every command so often, after one that is thrown away."""
-    found: dict[str, list[dict[str, float]]] = {"help": [], "first": [], "later": []}
     for number in range(rounds + 1):
         cache = directory / f"kernels-{number}"
         cache.mkdir(mode=0o700)
@@ -57,7 +56,6 @@ def measure(directory: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
         if number:
             for name, (whole_s, word_s) in took.items():
                 found[name].append({"s": whole_s, "first word s": word_s})
-    return found
 
 
 def report_text(measured: dict[str, Any]) -> str:
@@ -74,6 +72,7 @@ def report_text(measured: dict[str, Any]) -> str:
             spread([each["first word s"] for each in rounds]),
         )
         for name, rounds in measured["commands"].items()
+        if rounds
     ]
     return f"""# Starting
 
@@ -91,9 +90,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        measured: dict[str, Any] = {"facts": facts(Path(name)), "rounds": options.rounds}
-        measured["commands"] = measure(Path(name), options.rounds)
-    keep("start", report_text(measured), measured, options.results)
+        measured: dict[str, Any] = {
+            "facts": facts(Path(name)),
+            "rounds": options.rounds,
+            "commands": {"help": [], "first": [], "later": []},
+        }
+        with keeping("start", measured, report_text, options.results):
+            measure(Path(name), options.rounds, measured["commands"])
 
 
 if __name__ == "__main__":

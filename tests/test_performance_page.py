@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine_bars import Bar
 from docs.generate_performance import (
-    BARS,
     PARTS,
     PERFORMANCE_PAGE,
-    Bar,
-    bars_table,
+    conversion_table,
     generated,
+    machine_table,
+    openings_table,
     read_results,
+    steady_table,
 )
+from docs.performance_bars import BARS, BarRow, bars_table
 from tests.source_laws import ROOT
 
 PAGE = PERFORMANCE_PAGE.read_text("utf-8")
@@ -29,6 +32,9 @@ def a_steady_run(rate: int, precision_ms: int) -> dict[str, Any]:
     return {
         "rate": rate,
         "precision_ms": precision_ms,
+        "seconds": 60.0,
+        "reached a second": rate - 1.0,
+        "measured": 7,
         "seen - due": late,
         "seen - promised": late,
         "cpu percent": 20.0,
@@ -51,9 +57,10 @@ def whole_results() -> dict[str, Any]:
               "killed": [{"open s": 4.0}],
               "disk bytes": {"commitlog": 1, "timerlog": 520_000_000, "timerwheel": 7}}  # fmt: skip
     late = {"p50": 3.0, "p999": 40.0}
+    opened_cold = {**opened, "engine": "hierarchy", "cold": {"open s": 9.25}}
     one = {"put_per_second": 1e5, "drain_per_second": 1e6, "cpu_percent": 10.0}
-    ours = {"rounds": [one, one], "lateness_after_promise_ms": late, "early": 0, "missing": 2,
-            "duplicates": 0, "unavailable": None}  # fmt: skip
+    ours = {"rounds": [one, one], "lateness_ms": late, "lateness_after_promise_ms": late,
+            "early": 0, "missing": 2, "duplicates": 0, "unavailable": None}  # fmt: skip
     burst = {"engines": {"wheel": ours, "java-wheel": {"unavailable": "no Java here"}},
              "ratios": {"drained": 9.5}}  # fmt: skip
     seconds = {"s": 0.4, "first word s": 0.3}
@@ -61,9 +68,10 @@ def whole_results() -> dict[str, Any]:
         "start": {"commands": {"help": [seconds], "first": [seconds]}},
         "codec": {"rounds": {size: [{"encode, fresh pages": 200.0}] for size in ("256", "1024")}},
         "engines": {"throughput": rates | drains, "opening": [opened]},
-        "steady": {"steady": [a_steady_run(rate, precision_ms)
-                              for rate in (14_000, 50_000) for precision_ms in (1_000, 100)]},
-        "hierarchy": {"steady": [a_steady_run(14_000, 1) | {"what": "hierarchy", "measured": 7}]},
+        "steady": {"steady": [a_steady_run(rate, precision_ms) for precision_ms in (1_000, 100)
+                              for rate in (14_000, 50_000, 100_000)]},
+        "hierarchy": {"steady": [a_steady_run(14_000, 1) | {"what": "hierarchy"}],
+                      "opening": [opened_cold]},
         "convert": {"runs": [{"messages": 4_000_000, "copy": [{"total": 1.0}],
                               "convert": [{"total": 1.5, "target_bytes": 2e9, **pieces}],
                               "memory": {"worker_private_bytes": 2e8}}],
@@ -101,7 +109,7 @@ def test_what_was_not_measured_is_said(name: str) -> None:
 
 
 def test_every_bar_is_met_or_missed_by_so_much() -> None:
-    rows = [bar.row(whole_results()) for bar in BARS]
+    rows = [row.cells(whole_results()) for row in BARS]
     assert [row[0] for row in rows if not row[3]] == []
     by_name = {row[0]: row for row in rows}
     assert by_name["opening it after a kill"][2:4] == ("4.00 s", "**missed**, 0.75 ×")
@@ -110,8 +118,46 @@ def test_every_bar_is_met_or_missed_by_so_much() -> None:
 
 
 def test_several_rounds_show_how_far_they_lie_apart() -> None:
-    bar = Bar("x", 10, "s", lambda results: [4.0, 8.0, 5.0], is_ceiling=True)
-    assert bar.row({}) == ("x", "≤ 10 s", "5 (4–8) s", "met, 2.00 ×", "")
+    bar = Bar(10, is_ceiling=True, java="12")
+    row = BarRow("x", bar, "s", lambda results: [4.0, 8.0, 5.0])
+    assert row.cells({}) == ("x", "≤ 10 s", "5 (4–8) s", "met, 2.00 ×", "12")
+
+
+def test_a_bar_for_any_round_is_held_against_the_worst() -> None:
+    row = BarRow("x", Bar(10, in_any_round=True), "/s", lambda results: [40.0, 8.0, 50.0])
+    assert row.cells({})[1:4] == ("≥ 10 /s in any round", "40 (8–50) /s", "**missed**, 0.80 ×")
+
+
+def test_nothing_at_all_is_within_a_ceiling() -> None:
+    row = BarRow("x", Bar(10, is_ceiling=True), "ms", lambda results: [0.0])
+    assert row.cells({})[3] == "met"
+
+
+def test_a_load_without_a_bar_is_shown_as_well() -> None:
+    cells = "| 100,000 | 99,999 | 60 | 1,000 | 10 / 50 | 10 / 50 | 20 | 0 / 0 |"
+    assert cells in steady_table(whole_results())
+    assert "100,000/s" not in bars_table(whole_results())
+
+
+def test_every_opening_is_shown_also_of_a_hierarchical_wheel() -> None:
+    told = openings_table(whole_results())
+    assert "| wheel | 10,000,000 | 0.50 | 4.00 | – | 52.0 |" in told
+    assert "| hierarchy | 10,000,000 | 0.50 | 4.00 | 9.25 | 52.0 |" in told
+
+
+def test_a_conversion_says_what_one_message_more_costs() -> None:
+    sizes = {1_000_000: 1.0, 4_000_000: 2.5, 16_000_000: 14.5}
+    runs = [{"messages": count, "copy": [{"total": 1.0}], "convert": [{"total": took}]}
+            for count, took in sizes.items()]  # fmt: skip
+    rows = conversion_table({"convert": {"runs": runs}}).splitlines()[2:]
+    assert [row.split(" | ")[-1] for row in rows] == ["– |", "0.50 |", "1.00 |"]
+
+
+def test_a_run_is_named_and_that_it_ended_early() -> None:
+    results = with_facts({"race": {"events": {}, "ended early": "KeyboardInterrupt()"}})
+    results["race"]["facts"]["command"] = "race --rounds 1"
+    assert "`race --rounds 1`, ended early |" in machine_table(results)
+    assert "not measured" in generated(PAGE, results)
 
 
 def bench_runs() -> list[list[str]]:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,54 @@ def test_a_child_is_found_and_its_private_memory_seen() -> None:
         assert machine.private_bytes(child.pid) > 64 << 20
         child.communicate("\n")
     assert machine.private_bytes(child.pid) == 0
+
+
+def told_of(measured: dict[str, list[int]]) -> str:
+    return f"{len(measured['runs'])} runs"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_benchmark_keeps_what_it_measured(tmp_path: Path, number: int) -> None:
+    measured: dict[str, list[int]] = {"runs": []}
+
+    def measure() -> None:
+        with machine.keeping("race", measured, told_of, tmp_path):
+            measured["runs"].append(7)
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    kept = json.loads((tmp_path / "race.json").read_text())
+    assert kept == {"runs": [7], "ended early": "KeyboardInterrupt()"}
+    assert "1 runs\n\nEnded early" in (tmp_path / "race.md").read_text()
+
+
+def test_a_benchmark_that_measured_nothing_leaves_the_last_one_alone(tmp_path: Path) -> None:
+    (tmp_path / "race.json").write_text("[]")
+    with (
+        pytest.raises(ZeroDivisionError),
+        machine.keeping("race", {"runs": []}, told_of, tmp_path),
+    ):
+        raise ZeroDivisionError
+    assert (tmp_path / "race.json").read_text() == "[]"
+
+
+def test_results_of_engines_that_ended_early_can_be_told() -> None:
+    nothing = {"messages": 5, "levels": [], "wheel": []}
+    measured = {"facts": {"cores": "2"}, "rounds": 3, "body_bytes": 1, "longest_delay_ms": 1,
+                "throughput": {"burst": nothing}, "steady": [], "opening": []}  # fmt: skip
+    assert "Not measured in this run." in engines.report_text(measured)
+
+
+def test_a_steady_load_ends_before_its_store_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["engines", "--steady-s", "120", "--steady-gb", "16"])
+    seconds = [engines.sending_s(engines.arguments(), rate) for rate in (14_000, 50_000, 100_000)]
+    assert seconds == [120, 120, 62]
+
+
+def test_results_name_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/race.py", "--events", "steady"])
+    assert machine.facts(tmp_path)["command"] == "race --events steady"
 
 
 def test_warming_touches_memory_and_gives_it_back() -> None:
