@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every store does at the end of a ``with`` statement."""
+"""What stores and rows of files do at the end of a ``with`` statement."""
 
 from types import TracebackType
 from typing import Self

@@ -12,10 +12,10 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import attrs
 
+from message_store.closed_on_exit import ClosedOnExit
 from message_store.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
 from message_store.java_numbers import LONG_MAX
 
@@ -147,7 +147,7 @@ def _unreadable(path: Path, error: OSError) -> SourceError:
     return SourceError(f"{path}: cannot be read: {error.strerror}")
 
 
-class SegmentReader:
+class SegmentReader(ClosedOnExit):
     """A row of segment files opened for reading.
 
     ``file_bytes`` is the size that each file should have: given, or else the distance between the
@@ -249,19 +249,8 @@ class SegmentReader:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
-    def __enter__(self) -> "SegmentReader":
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class SegmentWriter:
+class SegmentWriter(ClosedOnExit):
     """A row of new segment files, each made at its full length and sparse when it is first written.
 
     Nothing is synced: what is written this way can be made again. Use as a context manager, or call
@@ -306,14 +295,3 @@ class SegmentWriter:
         """Give the files back; closing twice is fine."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
-
-    def __enter__(self) -> "SegmentWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
