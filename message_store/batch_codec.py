@@ -134,19 +134,6 @@ def write_batch(batch: StoredBatch, placement: Placement, target: Bytes) -> None
     fill_records(table, placement.positions, placement.sizes, placement.start, address_of(target))
 
 
-def encode_batch(
-    batch: StoredBatch, start: int = 0, file_bytes: int = COMMIT_LOG_FILE_BYTES
-) -> tuple[Bytes, Placement]:
-    """The bytes of a log from ``start`` on, and where each record is in it.
-
-    The batch's own ``commit_log_offset`` gives way to the real one. Errors as ``place_batch``.
-    """
-    placement = place_batch(batch, start, file_bytes)
-    target = np.empty(placement.end - start, np.uint8)
-    write_batch(batch, placement, target)
-    return target, placement
-
-
 def find_records(buffer: Buffer | NDArray[np.uint8]) -> Int64s:
     """Where records begin in a buffer that holds them one behind another, blanks passed over.
 

@@ -8,7 +8,6 @@ Limitations: inner batches (one record for many messages) are read as the one re
 
 import zlib
 
-from message_store import properties as names
 from message_store.errors import BadFieldError, BadMagicError, ChecksumError, TruncatedRecordError
 from message_store.layout import Buffer
 from message_store.message import Host, StoredMessage
@@ -22,8 +21,6 @@ from message_store.record_layout import (
     head_layout,
     runs,
 )
-
-_CRC_DIGITS = 10
 
 
 def body_crc(body: Buffer) -> int:
@@ -169,21 +166,4 @@ def _message(fields: dict[str, int], parts: dict[str, bytes], offset: int) -> St
                 "magic",
             )
         },
-    )
-
-
-def record_crc_property(record_without_property: Buffer) -> bytes:
-    """The whole-record checksum property that 5.2+ brokers can append: 20 bytes, digits least
-    significant first.
-
-    ``record_without_property`` is the finished record without its last 20 bytes, lengths already
-    counting them.
-    """
-    value = zlib.crc32(record_without_property) & CRC_MASK
-    digits = str(value).rjust(_CRC_DIGITS, "0")[::-1]
-    return (
-        names.CRC32.encode()
-        + names.NAME_VALUE_SEPARATOR
-        + digits.encode()
-        + names.PROPERTY_SEPARATOR
     )

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Hypothesis makes of messages: any hosts, both record versions, text from everywhere."""
+"""What Hypothesis makes of messages: any hosts, both record versions, text from everywhere; and
+their log, by the bulk codec.
+"""
 
+import numpy as np
 from hypothesis import strategies as st
 
+from message_store.batch_codec import Placement, place_batch, write_batch
+from message_store.byte_column import Bytes
 from message_store.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
 from message_store.message import Host, Message, StoredMessage
+from message_store.message_batch import StoredBatch
 from message_store.message_codec import body_crc
 from message_store.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
 from message_store.properties import encode_properties
@@ -15,6 +21,7 @@ from message_store.record_layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_IPV6,
 )
+from message_store.store_root import COMMIT_LOG_FILE_BYTES
 
 int32s = st.integers(-INT_MAX - 1, INT_MAX)
 int64s = st.integers(LONG_MIN, LONG_MAX)
@@ -80,3 +87,13 @@ def waiting_messages(draw: st.DrawFn) -> Message:
         flag=draw(int32s),
         unique_key=draw(words),
     )
+
+
+def encode_batch(
+    batch: StoredBatch, start: int = 0, file_bytes: int = COMMIT_LOG_FILE_BYTES
+) -> tuple[Bytes, Placement]:
+    """The bytes of a log from ``start`` on, and where each record is in it."""
+    placement = place_batch(batch, start, file_bytes)
+    target = np.empty(placement.end - start, np.uint8)
+    write_batch(batch, placement, target)
+    return target, placement

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from message_store.batch_codec import (
     decode_batch,
-    encode_batch,
     find_records,
     place_batch,
     write_batch,
@@ -34,7 +33,13 @@ from message_store.property_column import (
     join_property_columns,
 )
 from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
-from tests.message_store.strategies import int64s, property_lists, stored_messages, texts
+from tests.message_store.strategies import (
+    encode_batch,
+    int64s,
+    property_lists,
+    stored_messages,
+    texts,
+)
 
 HOST = Host.of("127.0.0.1", 10911)
 

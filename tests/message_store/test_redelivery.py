@@ -23,7 +23,6 @@ from message_store.message_codec import (
     body_crc,
     decode_message_at,
     encode_message,
-    record_crc_property,
 )
 from message_store.record_layout import (
     MAGIC_V1,
@@ -49,7 +48,7 @@ from message_store.redelivery import (
 from message_store.wheel_stamps import wheel_stamps
 from tests.message_store.log_in_memory import MemoryStoreFloor
 from tests.message_store.strategies import hosts, int32s, int64s
-from tests.message_store.vectors import message
+from tests.message_store.vectors import CRC_PROPERTY, message
 
 NOW_MS = 1_793_000_000_123
 
@@ -299,9 +298,8 @@ def test_a_delivered_copy_differs_in_its_place_and_nothing_else() -> None:
 
 
 def test_a_checksum_of_the_old_record_and_old_queue_offsets_stay_behind() -> None:
-    crc = record_crc_property(b"the old record")
     text = b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02" + TO_A + b"\x02INNER_MULTI_QUEUE_OFFSET\x017\x02"
-    assert redelivered_properties(text + crc, FROM_LEVEL) == TO_A + b"\x02"
+    assert redelivered_properties(text + CRC_PROPERTY, FROM_LEVEL) == TO_A + b"\x02"
 
 
 @pytest.mark.parametrize(
