@@ -38,11 +38,11 @@ class Converted:
         return delaywheel_lines("pending", self.source)
 
 
-def generate(source: Path, messages: int, *, level: int, generated_ms: int) -> Path:
+def generate(source: Path, messages: int, *, level: int, generated_ms: int, seed: int = 5) -> Path:
     """Make a store of which all messages wait in one level, and return it."""
     delaywheel(
         "generate", source, "--messages", messages, "--body-bytes", 100, "--levels", level,
-        "--topics", 3, "--seed", 5, "--now", generated_ms, "--commit-log-file-bytes", 64 << 20,
+        "--topics", 3, "--seed", seed, "--now", generated_ms, "--commit-log-file-bytes", 64 << 20,
     )  # fmt: skip
     return source
 

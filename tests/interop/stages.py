@@ -80,6 +80,17 @@ def fill(
     return Backlog(broker.store_root, sent, once(received[0]))
 
 
+def merge(
+    sources: Sequence[Path], target: Path, settings: Mapping[str, object], *options: object
+) -> dict[str, Any]:
+    """Convert several stores into one target by the command line."""
+    conf = write_settings(target.with_name(f"{target.name}.conf"), settings)
+    words = [*sources, target, "--merge", "--target-conf", conf]
+    report: dict[str, Any] = delaywheel("convert", *words, *options)
+    assert (target / FRAGMENT).is_file()
+    return report
+
+
 def convert(
     source: Path, target: Path, settings: Mapping[str, object], *options: object
 ) -> dict[str, Any]:
