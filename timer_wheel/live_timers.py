@@ -128,8 +128,9 @@ class LiveTimers:
         misfits = np.flatnonzero(~fits)
         return int(misfits[0]) if len(misfits) else len(found)
 
-    def place_rest(self, found: Unplaced, is_done: Bools, now_ms: int) -> None:
-        """Place entries of which some were dealt with: those get units before the hand.
+    def place_rest(self, found: Unplaced, is_done: Bools, is_recalled: Bools, now_ms: int) -> None:
+        """Place entries of which some were dealt with: those get units before the hand, but for
+        what was recalled and what recalls it.
 
         The others must not be due; where the hand has passed their slots it moves back.
         """
@@ -137,13 +138,14 @@ class LiveTimers:
         is_done = is_done | ~found.facts.is_fine
         last_ms = hand_ms - self.precision_ms
         past_ms = np.where(is_overdue(rows.slot_time_ms), last_ms + OVERDUE_MARK_MS, last_ms)
-        # A marker stays with its target: that has no copy in the log by which whoever opens the
-        # store after a kill, or a broker, could tell that it was dealt with.
-        is_past = (rows.slot_time_ms < hand_ms) | rows.is_marker
-        is_past &= is_done & found.facts.is_fine
+        # A marker and its target stay in their slot: a target has no copy in the log by which
+        # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
+        # which may begin where the hand was before, markers count in their own slots only.
+        stays = (rows.slot_time_ms < hand_ms) | rows.is_marker | is_recalled
+        stays &= is_done & found.facts.is_fine
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
         rows.table[SLOT_TIME] = np.where(
-            is_past, rows.slot_time_ms, np.where(is_done, past_ms, waiting_ms)
+            stays, rows.slot_time_ms, np.where(is_done, past_ms, waiting_ms)
         )
         self._plan(rows, ~is_done, max(now_ms, hand_ms))
         waiting_ms = rows.slot_time_ms[~is_done]
@@ -187,7 +189,8 @@ class LiveTimers:
         """Place everything, also what is due: a broker that takes over finds it on the wheel."""
         self.settle(now_ms)
         rest = self.unplaced(2**40)
-        self.place_rest(rest, np.isin(rest.rows.commit_log_offset, self.done), now_ms)
+        is_done = np.isin(rest.rows.commit_log_offset, self.done)
+        self.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
         self._take_done_off()
         self.save()
 

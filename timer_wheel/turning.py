@@ -78,7 +78,7 @@ class Turning:
             due.promised_ms[order[delivered.rows]],
         )
         self._roll(due, np.flatnonzero(rolls), stamp_ms)
-        self._move_on(rest, due, now_ms, stamp_ms)
+        self._move_on(rest, marks.take_away(rest.facts), due, now_ms, stamp_ms)
         if not len(timers.early):  # what is due before its slot may be taken back by an older slot
             marks.forget_before(timers.wheel.hand_ms)
         return deliveries
@@ -151,7 +151,9 @@ class Turning:
             self._redeliver(due, chosen[order], ROLLED, stamp_ms)
             self._timers.metrics.placed(due.rows.rows(chosen), -1)
 
-    def _move_on(self, rest: Unplaced, due: Due, now_ms: int, stamp_ms: int) -> None:
+    def _move_on(
+        self, rest: Unplaced, is_recalled: Bools, due: Due, now_ms: int, stamp_ms: int
+    ) -> None:
         timers = self._timers
         until_ms = floor_ms(now_ms, timers.precision_ms)
         is_early = due.promised_ms <= now_ms
@@ -163,7 +165,7 @@ class Turning:
         if len(rest):
             is_done = rest.facts.is_fine & (rest.facts.promised_ms <= now_ms)
             is_done |= np.isin(rest.rows.commit_log_offset, timers.done)
-            timers.place_rest(rest, is_done, stamp_ms)
+            timers.place_rest(rest, is_done, is_recalled, stamp_ms)
         timers.settle(stamp_ms)
         timers.save()
 

@@ -128,6 +128,7 @@ class WheelStore(TimerStore):
             with self._store.all_or_broken():
                 self._intake.recall(target, self._clock.now_ms())
             self._recall_marks().remember(target.recall_key, target.out_ms)
+            self._settle()  # after a kill a broker that is late passes over markers in the queue
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------

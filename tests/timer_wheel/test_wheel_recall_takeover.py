@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that were taken back, those above all that were due when they were stored: what whoever
+takes over finds of them, a broker or we, wherever the process was killed.
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Receipt
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from tests.independent.raw_files import read_timer_check, timer_units
+from timer_wheel import WheelStore, pending_records, read_wheel_store
+from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.wheel_files import WheelFiles
+
+START_MS = 1_793_000_000_000
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def killed(*_given: object, **_named: object) -> None:
+    raise Killed
+
+
+def found_by_a_broker(path: Path, now_ms: int) -> list[str | None]:
+    """The keys of what a broker that starts would deliver."""
+    root = StoreRoot(path)
+    state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000)
+    with SegmentReader(root.commit_log) as log:
+        return [each.unique_key for each in pending_records(log, state.pending) if each is not None]
+
+
+def with_one_recalled(path: Path, clock: ManualClock) -> tuple[WheelStore, Receipt]:
+    """Two messages that are due at once, one of them taken back, none of them placed; the hand is
+    two slots behind.
+    """
+    store = WheelStore.open(path, clock=clock)
+    store.advance(clock.now_ms())
+    clock.tick(2_000)
+    store.schedule(Message("orders", b"", unique_key="STAYS"), AtMs(0))
+    receipt = store.schedule(Message("orders", b"", unique_key="TAKEN"), AtMs(0))
+    assert store.cancel(receipt) is Cancellation.CANCELLED
+    return store, receipt
+
+
+STEPS: dict[str, tuple[type, str]] = {
+    "before the checkpoint": (WheelFiles, "save"),
+    "after it": (LiveTimers, "write_metrics"),
+}
+
+
+@pytest.mark.parametrize("late_ms", [0, 300, 1_000, 5_000])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_broker_does_not_find_it_once_its_unit_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_ms: int, step: tuple[type, str]
+) -> None:
+    """A marker counts in its own slot only, and that slot may not have been read."""
+    clock = ManualClock(START_MS + 437)
+    store, _ = with_one_recalled(tmp_path, clock)
+    clock.tick(late_ms)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(*step, killed)
+        store.advance(clock.now_ms())
+        store.flush()
+    store.abandon()
+    assert "TAKEN" not in found_by_a_broker(tmp_path, clock.now_ms())
+    hand_ms = read_timer_check(tmp_path / "config" / "timercheck").last_read_time_ms
+    slots = [unit.slot_time_ms // 1000 for unit in timer_units(tmp_path / "timerlog")]
+    assert len(slots) == 3
+    assert slots[1] == slots[2]
+    assert slots[0] < hand_ms // 1000 or step[1] == "save"
+
+
+ENDS: dict[str, Callable[[WheelStore], None]] = {
+    "closed": WheelStore.close,
+    "killed": WheelStore.abandon,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(
+    "step",
+    [None, (LiveTimerLog, "append"), (WheelFiles, "announce"), (WheelFiles, "save")],
+    ids=["no kill", "before units", "before their announcement", "before the checkpoint"],
+)
+def test_we_never_deliver_it_wherever_we_were_killed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: tuple[type, str] | None,
+    end: Callable[[WheelStore], None],
+) -> None:
+    clock = ManualClock(START_MS + 437)
+    store, receipt = with_one_recalled(tmp_path, clock)
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        if step is not None:
+            patch.setattr(*step, killed)
+        store.advance(clock.now_ms())
+    store.abandon()
+    for _ in range(3):
+        store = WheelStore.open(tmp_path, clock=clock)
+        assert list(store.pending()) == []
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+        assert list(store.advance(clock.now_ms())) == []
+        end(store)
+        clock.tick(700)
+    with WheelStore.open(tmp_path, clock=clock) as store:
+        delivered = [each.unique_key for each in store.topic("orders").read(0, 0, 10)]
+    assert delivered == ["STAYS"]
+
+
+def test_a_broker_that_comes_late_does_not_find_what_was_taken_back_just_before_the_kill(
+    tmp_path: Path,
+) -> None:
+    """It passes over a marker that waits in the queue and is past its time."""
+    clock = ManualClock(START_MS)
+    store = WheelStore.open(tmp_path, clock=clock)
+    receipt = store.schedule(Message("orders", b"", unique_key="TAKEN"), AfterMs(5_000))
+    assert store.cancel(receipt) is Cancellation.CANCELLED
+    store.abandon()
+    assert found_by_a_broker(tmp_path, START_MS + 60_000) == []
+
+
+def test_a_broker_finds_what_was_due_when_stored_and_taken_back_where_nothing_placed_it(
+    tmp_path: Path,
+) -> None:
+    """The limit that docs/ENGINES.md names; our own engine does not deliver it."""
+    clock = ManualClock(START_MS + 437)
+    store, _ = with_one_recalled(tmp_path, clock)
+    store.abandon()
+    clock.tick(1_000)
+    assert found_by_a_broker(tmp_path, clock.now_ms()) == ["STAYS", "TAKEN"]
+    with WheelStore.open(tmp_path, clock=clock) as store:
+        assert [each.message.unique_key for each in store.advance(clock.now_ms())] == ["STAYS"]
+    assert found_by_a_broker(tmp_path, clock.now_ms()) == []
