@@ -176,7 +176,7 @@ def conversion_table(report: "ConversionReport") -> Table:
     always = ["pending", "converted", "overdue"]
     shown = [name for name in COUNT_NAMES if name in always or report.total(name)]
     if report.total("queued") == report.total("pending"):
-        shown.remove("queued")
+        shown = [name for name in shown if name != "queued"]
     table = new_table(["level", *map(title, shown)])
     for level in report.levels:
         numbers = [count(getattr(level, name)) for name in shown]
@@ -250,7 +250,9 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     if report.engine == "hierarchy":
         lines.append("  it is for HierarchicalWheelStore, and no broker starts on it: open it with")
         lines.append("  WheelStore first, or convert with --to wheel, to give it to one")
-    lines.append("  settings that the broker of the target needs, which are in")
+        lines.append("  settings that such a broker would need, which are in")
+    else:
+        lines.append("  settings that the broker of the target needs, which are in")
     lines.append(f"  {report.target}/delaywheel/broker.conf:")
     lines += [f"    {key}={value}" for key, value in report.broker_conf.items()]
     if report.open_before_ms is not None:

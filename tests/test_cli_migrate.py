@@ -84,6 +84,14 @@ def test_json_is_that_of_convert_and_more(store: Path, tmp_path: Path) -> None:
     assert told["offsets"] == {"3": 2, "5": 1, "18": 1}
 
 
+def test_the_same_command_again_finds_nothing_to_do(store: Path) -> None:
+    assert in_place(store, "--execute").exit_code == cli.DONE
+    again = in_place(store, "--execute")
+    assert again.exit_code == cli.DONE, again.output
+    assert "nothing waits in the levels that were asked for" in again.stdout
+    assert "nothing was written, and nothing has to be" in again.stdout
+
+
 def test_rollback_shows_a_plan_and_then_does_it(store: Path) -> None:
     before = tree(store)
     assert in_place(store, "--execute").exit_code == cli.DONE
