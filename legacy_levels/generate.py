@@ -99,7 +99,7 @@ def generate_level_store(
     Raises TargetError when ``path`` is not empty or the disk refuses, BadFieldError for a level
     that the table does not have or a message that no log file can hold.
     """
-    _require_empty(path)
+    _make_empty_store(StoreRoot(path))
     rng = np.random.default_rng(seed)
     root, delays = StoreRoot(path), DelayLevels.parse(level_table)
     delays_ms = {level: delays.delay_ms(level) for level in sorted(set(levels))}
@@ -122,6 +122,7 @@ def generate_level_store(
         _write_beside(chunks, writer)
         made = writer.account()
     _write_small_files(root, recipe, made, writer.last_stored_ms)
+    root.mark_stopped()
     return made
 
 
@@ -218,13 +219,17 @@ class _StoreWriter:
             writer.close()
 
 
-def _require_empty(path: Path) -> None:
+def _make_empty_store(root: StoreRoot) -> None:
+    """A store that counts as not stopped cleanly, so that what is half made looks like it."""
+    path = root.path
     try:
         if path.is_file():
             raise TargetError(f"{path}: is a file, not a directory")
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise TargetError(f"{path}: not empty")
+            raise TargetError(f"{path}: not empty; a store is made in a directory of its own")
+        root.mark_open(b"")
+        root.commit_log.mkdir()
     except OSError as error:
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ from legacy_levels.generate import GeneratedStore, generate_level_store
 from legacy_levels.generated_messages import GROUP, RETRY_TOPIC
 from legacy_levels.level_backlog import read_backlog
 from message_store.errors import BadFieldError, TargetError
+from message_store.store_root import StoreRoot
 from tests.independent.level_messages import level_delays_ms
 from tests.independent.raw_files import (
     commit_log_records,
@@ -226,6 +227,15 @@ def test_no_messages_make_an_empty_store(tmp_path: Path) -> None:
     made = make(tmp_path / "s", messages=0)
     assert (made.messages, made.commit_log_bytes, made.due_min_ms) == (0, 0, None)
     assert read_config(tmp_path / "s", "topics.json") is not None
+    StoreRoot(tmp_path / "s").require_readable()
+
+
+def test_what_is_half_made_counts_as_not_stopped_cleanly(tmp_path: Path) -> None:
+    with pytest.raises(BadFieldError, match="larger than a log file"):
+        make(tmp_path / "half", body_bytes=LOG_FILE_BYTES * 2)
+    assert (tmp_path / "half/abort").exists()
+    make(tmp_path / "whole")
+    assert not (tmp_path / "whole/abort").exists()
 
 
 def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
