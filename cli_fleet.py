@@ -137,6 +137,8 @@ def _in_one_place(places: Sequence[Path], given: dict[str, Any]) -> "list[Conver
     named: dict[str, Path] = {}
     for source in sources:
         name = target_name(source)
+        if name in named and named[name].resolve() == source.resolve():
+            raise click.UsageError(f"{source} is given twice")
         if not name or name in named:
             also = f", and so is that of {named[name]}" if name in named else ""
             raise click.UsageError(

@@ -72,7 +72,9 @@ def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
     for entry in entries:
         if entry.error is None:
             continue
-        yield f"{entry.options.target.name}: {printable(str(entry.error))}"
+        first, *others = map(printable, str(entry.error).splitlines())
+        yield f"{entry.options.target.name}: {first}"
+        yield from (f"  {line}" for line in others)
         if isinstance(entry.error, BadRecordsError):
             yield from (f"  {line}" for line in refused_lines(list(entry.error.records)))  # type: ignore[arg-type]
 

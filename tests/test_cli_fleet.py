@@ -58,6 +58,12 @@ def no_traceback(result: Result, code: int, *words: str) -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestManyStores:
+    def test_why_a_store_failed_is_said_line_by_line(self, stores: list[Path]) -> None:
+        result = convert(*stores, "wheels", "--level-table", "1s 5s 11s")
+        assert result.exit_code == cli.USAGE, result.output
+        assert "\nnorth: the level table given does not fit the store" in result.stderr
+        assert "\n    the level table given: 1s 5s 11s\n" in result.stderr
+
     def test_a_table_says_what_became_of_each(self, stores: list[Path]) -> None:
         result = convert(*stores, "wheels", "--report", "pages")
         assert result.exit_code == cli.DONE, result.output
@@ -267,6 +273,7 @@ def test_a_manifest_that_is_not_understood_does_nothing(
         (["--manifest", "nothing"], "nothing: no such file"),
         (["--manifest", "."], "--manifest"),
         (["a", "b", "--manifest", "m"], "there is nothing beside it"),
+        (["a/store", "./a/store", "t"], "a/store is given twice"),
         (["a/store", "b/a", "t"], "the target of b/a is called 'a', and so is that of a/store"),
         (["a", "b", "t", "--in-place"], "--in-place converts one store"),
         (["--manifest", "m", "--in-place"], "--in-place converts one store"),
