@@ -208,7 +208,8 @@ class Output(Printer):
         if (more := len(report.differences) - LISTED_DIFFERENCES) > 0:
             self._say(f"... and {more:,} more; --json and --differences FILE have them")
         for problem in report.problems:
-            self._say(f"{problem.where}: {problem.what} ({problem.count:,} times)")
+            often = f" ({problem.count:,} times)" if problem.count > 1 else ""
+            self._say(f"{problem.where}: {problem.what}{often}")
         self._say_lines(text.verdict(report, target))
 
     def verifications(self, reports: "Mapping[str, VerifyReport]", target: str) -> None:

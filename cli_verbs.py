@@ -67,6 +67,7 @@ _INTERRUPTED = {
     "convert": "interrupted; the same command goes on where it stopped",
     "retire": "interrupted; the same command goes on where it stopped",
     "rollback": "interrupted; the same command goes on where it stopped",
+    "put-back": "interrupted; the same command goes on where it stopped",
     "generate": "interrupted; what is there is not a whole store: remove it and begin anew",
 }
 

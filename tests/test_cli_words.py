@@ -17,8 +17,9 @@ import cli
 import cli_text
 from cli_output import Output
 from message_store import errors
+from message_store.store_root import StoreRoot
 from migrate.report import BadRecord
-from migrate.verify_report import VerifyReport
+from migrate.verify_report import Problem, VerifyReport
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.source_laws import ROOT
@@ -93,6 +94,22 @@ def test_the_verdict_is_about_what_was_looked_at(
     assert list(cli_text.verdict(report, "TARGET")) == lines
 
 
+def test_what_is_wrong_beside_the_messages_is_counted_where_it_is_more_than_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = VerifyReport(
+        converted=0,
+        missing=0,
+        unexpected=0,
+        different=0,
+        problems=(Problem("topics", "too few queues", 1), Problem("wheel", "a slot is off", 3)),
+    )
+    Output(as_json=False, is_quiet=True).verification(report, "TARGET")
+    said = capsys.readouterr().out
+    assert "topics: too few queues\n" in said
+    assert "wheel: a slot is off (3 times)\n" in said
+
+
 # --- words that are not taken ---------------------------------------------------------------------
 
 
@@ -152,6 +169,19 @@ def test_a_level_table_that_cannot_be_read_is_said_with_its_file(tmp_path: Path)
 
 def test_one_directory_is_not_two_sides(store: Path) -> None:
     usage_error(run("verify", store, store), f"{store}: given twice", "SOURCE with TARGET")
+
+
+def test_a_store_that_may_not_be_read_is_no_matter_of_words(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: StoreRoot) -> None:
+        raise errors.SourceError(f"{self.path}: cannot be read: Permission denied")
+
+    monkeypatch.setattr("os.access", lambda *_given: False)
+    monkeypatch.setattr(StoreRoot, "require_readable", refuse)
+    result = run("inspect", store)
+    assert result.exit_code == cli.SOURCE_UNREADABLE
+    assert result.stderr.endswith(f"{store}: cannot be read: Permission denied\n")
 
 
 def test_a_target_that_is_not_there_is_called_the_target(store: Path, tmp_path: Path) -> None:
@@ -232,6 +262,7 @@ def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
         (("generate", "S", "--messages", 1), "legacy_levels.generate.generate_level_store", False),
         (("inspect", "S"), "migrate.inspect_store.inspect_store", False),
         (("convert", "S", "T"), "migrate.convert.check_request", True),
+        (("put-back", "Q", "S"), "migrate.put_back.put_back", True),
     ],
 )
 def test_only_a_conversion_promises_to_go_on(
