@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels that tell copies: what a wheel delivered or stored again, and what it is a copy of.
 
-An identity is 128 bits of hash over all that survives: body, born time, flag, reconsume times and
-every property, in any order, but for those that delivery and rolling change.
+They keep the rule of ``copies`` for many records: an identity is 128 bits of hash over all that
+survives.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from message_store.log_kernels import (
     AT_FLAG,
     AT_LOG_OFFSET,
     AT_MAGIC,
+    AT_QUEUE_ID,
     AT_SIZE,
     AT_SYS_FLAG,
     BODY_AT,
@@ -39,6 +40,7 @@ from message_store.record_layout import (
     SYS_STORE_HOST_IPV6,
 )
 from message_store.text_kernels import equal_bytes, hash_bytes
+from timer_wheel.copies import CHANGING
 
 Int64s = NDArray[np.int64]
 
@@ -48,19 +50,27 @@ COPY_COLUMNS = 5
 
 _TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
 _REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
+_REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
 _DEQUEUE = np.frombuffer(names.TIMER_DEQUEUE_MS.encode(), np.uint8)
-_ENQUEUE = np.frombuffer(names.TIMER_ENQUEUE_MS.encode(), np.uint8)
-_ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
-_DELAY = np.frombuffer(names.DELAY.encode(), np.uint8)
-_CRC = np.frombuffer(names.CRC32.encode(), np.uint8)
-_DISPATCH = np.frombuffer(names.INNER_MULTI_DISPATCH.encode(), np.uint8)
-_DISPATCHED = np.frombuffer(names.INNER_MULTI_QUEUE_OFFSET.encode(), np.uint8)
+_LABEL = np.frombuffer(names.TIMER_ROLL_LABEL.encode(), np.uint8)
+_OUT = np.frombuffer(names.TIMER_OUT_MS.encode(), np.uint8)
+_CHANGING = np.array(sorted(name.encode() for name in CHANGING))
+_CHANGING_LENGTHS = np.array([len(name) for name in _CHANGING.tolist()], np.int64)
+_CHANGING_BYTES = _CHANGING.itemsize
+_CHANGING_TEXT = np.frombuffer(_CHANGING.tobytes(), np.uint8)
 _CLOSER = names.PROPERTY_SEPARATOR[0]
+_ZERO = ord("0")
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _AT_RECONSUME = HEAD_V4_V4.offset_of("reconsume_times")
 _SEED_ONE, _SEED_TWO = np.uint64(0xB492B66FBE98F273), np.uint64(0x9FB21C651E98DF25)
 
-_TOPIC_SPOT, _TOPIC_LENGTH, _WAS_DEQUEUED = range(3)
+_TOPIC_SEED, _QUEUE_SEED = np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
+
+_TOPIC_SPOT, _TOPIC_LENGTH, _QUEUE_SPOT, _QUEUE_LENGTH, _WAS_DEQUEUED, _HAS_LABEL, _HAS_OUT = range(
+    7
+)
+_SPOTS = 7
+_DIGITS = 10
 
 
 @inline_kernel
@@ -71,24 +81,60 @@ def _is(name: int, length: int, wanted: Any) -> bool:
 @inline_kernel
 def _changes(name: int, length: int) -> bool:
     """Whether a property of this name does not survive."""
-    if length == len(_DELAY):
-        return _is(name, length, _DELAY)
-    if length == len(_CRC):
-        return _is(name, length, _CRC)
-    if length == len(_ENQUEUE):  # three names of one length
-        return (
-            _is(name, length, _ENQUEUE) or _is(name, length, _DEQUEUE) or _is(name, length, _ROLLS)
-        )
-    return _is(name, length, _DISPATCH) or _is(name, length, _DISPATCHED)
+    for number in range(len(_CHANGING_LENGTHS)):
+        if length == _CHANGING_LENGTHS[number]:
+            wanted = _CHANGING_TEXT.ctypes.data + number * _CHANGING_BYTES
+            if equal_bytes(name, wanted, length):
+                return True
+    return False
+
+
+@inline_kernel
+def _tell(name: int, length: int, value: int, value_bytes: int, spots: Any) -> bool:
+    """Note a property that says whether its record is a copy, and of what; whether it is where the
+    message goes to, which a copy need not have as a property.
+    """
+    if _is(name, length, _DEQUEUE):
+        spots[_WAS_DEQUEUED] = 1
+    elif _is(name, length, _LABEL):
+        spots[_HAS_LABEL] = 1
+    elif _is(name, length, _OUT):
+        spots[_HAS_OUT] = 1
+    elif _is(name, length, _REAL_TOPIC):
+        spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH] = value, value_bytes
+        return True
+    elif _is(name, length, _REAL_QUEUE_ID):
+        spots[_QUEUE_SPOT], spots[_QUEUE_LENGTH] = value, value_bytes
+        return True
+    return False
+
+
+@inline_kernel
+def _hash_destination(record: int, parts: Any, spots: Any, seed: np.uint64) -> np.uint64:
+    """Real topic and queue or, in a record without them, its own."""
+    topic, topic_bytes = spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH]
+    if topic_bytes == 0:
+        topic, topic_bytes = record + parts[TOPIC_AT], parts[TOPIC_BYTES]
+    hashed = hash_bytes(topic, topic_bytes, seed ^ _TOPIC_SEED)
+    queue_seed = seed ^ _QUEUE_SEED
+    if spots[_QUEUE_LENGTH]:
+        return hashed + hash_bytes(spots[_QUEUE_SPOT], spots[_QUEUE_LENGTH], queue_seed)
+    digits = np.empty(_DIGITS, np.uint8)
+    first, left = _DIGITS, load_i32(record + AT_QUEUE_ID)
+    while first == _DIGITS or left > 0:
+        first -= 1
+        digits[first] = _ZERO + left % 10
+        left //= 10
+    return hashed + hash_bytes(digits.ctypes.data + first, _DIGITS - first, queue_seed)
 
 
 @inline_kernel
 def _identify(record: int, parts: Any, spots: Any) -> tuple[np.uint64, np.uint64]:
-    """The identity of a record; ``spots`` gets where REAL_TOPIC is, and if it ever left a slot."""
+    """The identity of a record; ``spots`` gets what tells whether it is a copy."""
     place = record + parts[PROPERTIES_AT]
     end = place + parts[PROPERTIES_BYTES]
     one, two = np.uint64(0), np.uint64(0)
-    spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH], spots[_WAS_DEQUEUED] = 0, 0, 0
+    spots[:] = 0
     while place < end:
         divider = place
         while divider < end and not 1 <= load_u8(divider) <= 2:
@@ -98,14 +144,13 @@ def _identify(record: int, parts: Any, spots: Any) -> tuple[np.uint64, np.uint64
             stop += 1
         if stop - divider > 1 and divider > place:
             length = divider - place
-            if _is(place, length, _DEQUEUE):
-                spots[_WAS_DEQUEUED] = 1
-            if _is(place, length, _REAL_TOPIC):
-                spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH] = divider + 1, stop - divider - 1
-            if not _changes(place, length):
+            is_told = _tell(place, length, divider + 1, stop - divider - 1, spots)
+            if not (is_told or _changes(place, length)):
                 one += hash_bytes(place, stop - place, _SEED_ONE)
                 two += hash_bytes(place, stop - place, _SEED_TWO)
         place = stop + 1
+    one += _hash_destination(record, parts, spots, _SEED_ONE)
+    two += _hash_destination(record, parts, spots, _SEED_TWO)
     sys_flag = load_i32(record + AT_SYS_FLAG)
     extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
     more = IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
@@ -114,6 +159,17 @@ def _identify(record: int, parts: Any, spots: Any) -> tuple[np.uint64, np.uint64
     rest += np.uint64(load_i32(record + _AT_RECONSUME + extra + more)) << np.uint64(48)
     body, length = record + parts[BODY_AT], parts[BODY_BYTES]
     return hash_bytes(body, length, one ^ rest), hash_bytes(body, length, two + rest)
+
+
+@inline_kernel
+def _is_copy(is_roll: bool, topic: int, topic_bytes: int, spots: Any) -> bool:
+    """Whether a wheel or a timeline made the record: see ``copies``."""
+    if is_roll and (spots[_WAS_DEQUEUED] or spots[_HAS_LABEL]):
+        return True
+    if not spots[_WAS_DEQUEUED]:
+        return bool(spots[_HAS_OUT] and not spots[_TOPIC_LENGTH])
+    is_there = topic_bytes == spots[_TOPIC_LENGTH]
+    return bool(is_there and equal_bytes(topic, spots[_TOPIC_SPOT], topic_bytes))
 
 
 @inline_kernel
@@ -133,20 +189,18 @@ def find_copies(buffer: int, length: int, base: int, copies: Any) -> int:
     """Find the copies among the records of a log file, which stand one behind another from ``base``
     on; returns how many there are.
 
-    ``copies`` gets as many as it has room for. What is no record ends the search.
+    Those that a timeline has put again are among them. ``copies`` gets as many as it has room for.
+    What is no record ends the search.
     """
     parts = np.empty(PARTS, np.int64)
-    spots = np.empty(3, np.int64)
+    spots = np.empty(_SPOTS, np.int64)
     place, count = 0, 0
     while _is_record(buffer + place, length - place, base + place, parts):
         record = buffer + place
         one, two = _identify(record, parts, spots)
         topic, topic_bytes = record + parts[TOPIC_AT], parts[TOPIC_BYTES]
         is_roll = _is(topic, topic_bytes, _TIMER_TOPIC)
-        is_delivery = topic_bytes == spots[_TOPIC_LENGTH] and equal_bytes(
-            topic, spots[_TOPIC_SPOT], topic_bytes
-        )
-        if spots[_WAS_DEQUEUED] and (is_roll or is_delivery):
+        if _is_copy(is_roll, topic, topic_bytes, spots):
             if count < copies.shape[1]:
                 copies[OFFSET, count] = base + place
                 copies[IS_ROLL, count] = is_roll
@@ -164,7 +218,7 @@ def identify_rows(addresses: Int64s, sizes: Int64s, offsets: Int64s, found: Any)
     is.
     """
     parts = np.empty(PARTS, np.int64)
-    spots = np.empty(3, np.int64)
+    spots = np.empty(_SPOTS, np.int64)
     for row in range(len(addresses)):
         found[OFFSET, row], found[IS_ROLL, row] = offsets[row], 0
         found[ONE, row], found[TWO, row] = 0, 0

@@ -5,18 +5,16 @@ A broker writes down its place once a second. What it delivered and placed in th
 crash it repeats when it starts again: the slots in hand (a message delivered twice, or rolled twice
 and so delivered twice later) and what had left the queue. The timeline of 5.4 and newer is written
 down every five minutes, and never for what was overdue when it was read from the end of the queue.
-Copies are matched as a multiset of all that survives delivery and rolling, each with a message that
-lies before it in the log. And the newest records may not stand in the queue yet, among them the
-copies of what has just rolled: a starting broker reads those from the log, and so does this.
+Copies in the log tell what was done (``copies``). And the newest records may not stand in the queue
+yet, among them the copies of what has just rolled: a starting broker reads those from the log, and
+so does this.
 
 Limitations: records stored since the checkpoint are decoded one by one, some 20,000 a second; a
 damaged place hides the rest of its log file.
 """
 
-import hashlib
 import itertools
-from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
@@ -24,28 +22,18 @@ import numpy as np
 from message_store.commit_log import NO_TIME, first_store_times, read_store_times
 from message_store.consume_queue import QueueEntries, read_queue
 from message_store.message import StoredMessage
-from message_store.properties import (
-    REAL_QUEUE_ID,
-    REAL_TOPIC,
-    TIMER_DEQUEUE_MS,
-    TIMER_ENQUEUE_MS,
-    TIMER_OUT_MS,
-    TIMER_ROLL_LABEL,
-    TIMER_ROLL_TIMES,
-    TIMER_TOPIC,
-)
 from message_store.record_layout import head_layout
 from message_store.segment_files import SegmentReader
 from message_store.small_files import read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
+from timer_wheel.copies import Copies, identity, is_copy, is_roll
 from timer_wheel.pending_timers import PendingTimers, pending_records, record_at
 from timer_wheel.timer_log import TimerUnits
 from timer_wheel.timer_queue import to_be_placed
 from timer_wheel.wheel_math import Int64Array
 
 _MARKS = 20_000
-_CHANGING = frozenset({TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS, TIMER_ROLL_TIMES, TIMER_ROLL_LABEL})
 EARLY_MS = 10_000
 """By how much a copy may be older than the time of its message: a timeline delivers when a second
 begins (`timerRocksDBPrecisionMs`), and a wheel does not place what is due before its slot is over.
@@ -56,12 +44,11 @@ begins (`timerRocksDBPrecisionMs`), and a wheel does not place what is due befor
 class LogSince:
     """What the newest part of the log holds.
 
-    ``copies`` says where copies lie that a wheel made, in order, by what they are copies of;
     ``newest_ms`` is when the last record was stored. ``not_in_queue`` are timed messages that their
     queue does not know, ``blocking_queue_offsets`` those of them that will stop a broker.
     """
 
-    copies: Mapping[Hashable, deque[int]]
+    copies: Copies
     newest_ms: int
     not_in_queue: PendingTimers
     blocking_queue_offsets: tuple[int, ...]
@@ -75,18 +62,17 @@ def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) ->
     queue = read_queue(root.timer_queue())
     start = _scan_start(queue, commit_log, since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
-    copies: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+    copies = []
     newest_ms = NO_TIME
     not_in_queue = []
     for message, size_bytes in _records_from(commit_log, min(start, tail)):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
-        is_timed = message.topic == TIMER_TOPIC
-        if is_timed and offset >= tail:
+        if is_roll(message) and offset >= tail:
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
-        if _is_copy(message, is_timed=is_timed):
-            copies[_identity(message, is_roll=is_timed)].append(offset)
-    return LogSince(copies, newest_ms, *to_be_placed(not_in_queue))
+        if is_copy(message):
+            copies.append((identity(message), offset, is_roll(message)))
+    return LogSince(Copies(copies), newest_ms, *to_be_placed(not_in_queue))
 
 
 def still_to_do(
@@ -102,48 +88,21 @@ def still_to_do(
     timers = timers.followed_by(since.not_in_queue)
     placed = units.units["commit_log_offset"].astype(np.int64)
     is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
-    copies = since.copies
-    is_in_time = timers.slot_time_ms < since.newest_ms + EARLY_MS
-    may_be = np.flatnonzero(~is_done & is_in_time) if copies else ()
-    rows = sorted(may_be, key=lambda row: int(timers.commit_log_offset[row]))
-    chosen = timers.rows(np.array(rows, np.int64))
-    for row, is_roll, message in zip(
-        rows, chosen.is_roll.tolist(), pending_records(commit_log, chosen), strict=True
+    # What has no unit, or has lost it, may have rolled as well, and that long before its time.
+    may_have_rolled = timers.is_roll | (timers.position < 0)
+    may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
+    if since.copies.have_rolled:
+        may_be |= may_have_rolled
+    rows = np.flatnonzero(may_be & ~is_done) if since.copies else np.empty(0, np.int64)
+    rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
+    records = pending_records(commit_log, timers.rows(rows))
+    for row, rolls, message in zip(
+        rows.tolist(), may_have_rolled[rows].tolist(), records, strict=True
     ):
-        if message is None:
-            continue
-        found = copies.get(_identity(message, is_roll=is_roll))
-        while found and found[0] <= message.commit_log_offset:
-            found.popleft()
-        if found:
-            found.popleft()
-            is_done[row] = True
+        if message is not None:
+            offset = message.commit_log_offset
+            is_done[row] = since.copies.take(identity(message), offset, may_have_rolled=rolls)
     return timers.rows(~is_done), int(is_done.sum())
-
-
-def _is_copy(message: StoredMessage, *, is_timed: bool) -> bool:
-    """Whether a wheel made the record, or a timeline, which takes the real topic away again."""
-    properties = message.properties
-    if TIMER_DEQUEUE_MS in properties:
-        return is_timed or message.topic == properties.get(REAL_TOPIC)
-    return TIMER_OUT_MS in properties and REAL_TOPIC not in properties
-
-
-def _identity(message: StoredMessage, *, is_roll: bool) -> Hashable:
-    """All that survives, with the real topic and queue wherever the record has them."""
-    properties = dict(message.properties)
-    topic = properties.pop(REAL_TOPIC, message.topic)
-    queue_id = properties.pop(REAL_QUEUE_ID, str(message.queue_id))
-    return (
-        is_roll,
-        topic,
-        queue_id,
-        message.born_timestamp_ms,
-        message.flag,
-        message.reconsume_times,
-        hashlib.blake2b(message.body, digest_size=16).digest(),
-        frozenset(pair for pair in properties.items() if pair[0] not in _CHANGING),
-    )
 
 
 def _scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) -> int:

@@ -9,25 +9,20 @@ a snapshot adds nothing.
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import FormatError
-from message_store.live_queue import LiveQueue
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.recall import RecallMarks, pending_markers
-from timer_wheel.timer_due import FINEST_MS, is_overdue
-from timer_wheel.timer_queue import SEARCHED_ENTRIES
-from timer_wheel.timer_rows import read_facts
+from timer_wheel.resuming import goes_back, has_torn_end, resume, take_back, take_back_to_gap
+from timer_wheel.timer_due import is_overdue
 from timer_wheel.wheel_file import SLOT
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
@@ -83,9 +78,11 @@ def _open(
     if own is not None:
         log.segments.delete_before(own.log_begins)
     log.find_end()
-    is_in_doubt = not store.was_clean or _has_torn_end(log, store)
+    is_in_doubt = not store.was_clean or has_torn_end(log, store)
     if is_in_doubt:
-        _take_back(log, store, files)
+        take_back(log, store, files)
+    if own is None or not own.is_known:
+        take_back_to_gap(log, store, files.found.master_queue_offset)
     known_ms = known_precision(log, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
@@ -145,7 +142,7 @@ def _hung(
     files.compare(wheel)
     if files.found_own is not None:
         timers.log_begins = files.found_own.log_begins
-    timers.placed_end = _resume(timers)
+    timers.placed_end = resume(timers.queue, log, store)
     if counts[OVERDUE]:
         rows = log.find(None, _NO_SLOT, 0)
         is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
@@ -158,7 +155,7 @@ def _hand_ms(
 ) -> int:
     """Where the hand begins: after a crash, where it was known to be on disk."""
     hand_ms, own = files.found.last_read_time_ms, files.found_own
-    if _goes_back(own, store):
+    if goes_back(own, store):
         hand_ms = own.flushed_hand_ms
     if hand_ms == 0:
         return _first_hand_ms(log, store, settings.precision_ms)
@@ -200,89 +197,6 @@ def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> in
     now_ms = floor_ms(store.clock.now_ms(), precision_ms)
     times = [int(rows.slot_time_ms.min()) for rows in log.all_units()]
     return max(floor_ms(min([now_ms, *times]), precision_ms), precision_ms)
-
-
-def _has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
-    """Whether the last unit leads to no record that could be there."""
-    last = log.last_unit()
-    facts = read_facts(store.log, last.commit_log_offset, last.size_bytes, FINEST_MS)
-    return not facts.is_there.all()
-
-
-def _goes_back(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
-    """Whether to begin where the last flush was, and find out from there what was done since."""
-    is_asked_for = not store.was_clean and not store.settings.repeat_after_kill
-    return is_asked_for and own is not None and own.is_known
-
-
-def _take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """After a crash: take away what cannot be relied on.
-
-    Of what was written since the last flush a loss of power may leave any part: units that tell of
-    deliveries, and not the deliveries. The queue has the messages, and they are placed again.
-    """
-    own = files.found_own
-    if _goes_back(own, store):
-        log.cut(max(own.flushed_position, log.segments.min_offset))
-    _cut_what_the_log_lacks(log, store, files.found.flush_position)
-
-
-def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, flushed: int) -> None:
-    """After a crash: take away the units at the end whose records are not in the log, or which were
-    written in part.
-    """
-    begin = min(flushed, log.end) // log.file_bytes * log.file_bytes
-    for rows in log.all_units(begin):
-        facts = read_facts(store.log, rows.commit_log_offset, rows.size_bytes, FINEST_MS)
-        is_old = (rows.commit_log_offset < store.log.min_offset) & (rows.size_bytes > 0)
-        bad = np.flatnonzero(~facts.is_there & ~is_old)
-        if len(bad):
-            log.cut(int(rows.position[bad[0]]))
-            return
-
-
-def _resume(timers: LiveTimers) -> int:
-    """The queue offset from which messages have no units: behind that of the last unit.
-
-    Without any unit it is the beginning of the queue: a broker would go on where the checkpoint
-    says, and lose with the timer log all that was on the wheel.
-    """
-    queue = timers.queue
-    last = timers.log.last_unit()
-    if not len(last):
-        return queue.min_offset
-    offset, size_bytes = int(last.commit_log_offset[0]), int(last.size_bytes[0])
-    try:
-        claimed = timers.store.log.record(offset, size_bytes).queue_offset
-        resume = _entry_of(timers, claimed, offset) + 1
-    except FormatError:
-        resume = _first_behind(queue, offset)
-    return min(max(resume, queue.min_offset), queue.max_offset)
-
-
-def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
-    """The first entry of a record that lies behind this place in the log.
-
-    The entries lie in the order of the log, so it is found where no record tells its own place: the
-    last unit's may be damaged, or taken by retention.
-    """
-    low, high = queue.min_offset, queue.max_offset
-    while low < high:
-        middle = (low + high) // 2
-        if int(queue.units(middle, middle + 1)["commit_log_offset"][0]) > commit_log_offset:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _entry_of(timers: LiveTimers, claimed: int, offset: int) -> int:
-    """Where in the queue a record stands; its own word is off where a broker rebuilt the queue."""
-    lowest = max(0, claimed + 1 - SEARCHED_ENTRIES)
-    units = timers.queue.units(lowest, claimed + 1)
-    first = max(lowest, timers.queue.segments.min_offset // QUEUE_UNIT.size)
-    found = np.flatnonzero(units["commit_log_offset"] == offset)
-    return first + int(found[-1]) if len(found) else claimed
 
 
 def known_precision(log: LiveTimerLog, files: WheelFiles) -> int | None:

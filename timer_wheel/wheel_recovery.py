@@ -2,17 +2,14 @@
 """After a crash: which messages on the wheel were dealt with, by what the log holds.
 
 A killed store's checkpoint is older than its last deliveries. Copies in the newest part of the log
-are matched, as a multiset of all that survives delivery and rolling, with the messages that a
-starting broker would find and repeat; each copy with one that lies before it in the log.
+are matched with the messages that a starting broker would find and repeat.
 """
-
-from collections import defaultdict
-from collections.abc import Iterator
 
 import numpy as np
 
 from message_store.byte_column import Int64s
 from message_store.live_log import LiveLog
+from timer_wheel.copies import Copies
 from timer_wheel.copy_kernels import (
     COPY_COLUMNS,
     IS_ROLL,
@@ -29,7 +26,6 @@ from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.wheel_math import floor_ms
 
 _EVERYTHING = 2**40
-_Key = tuple[int, int]
 
 
 def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
@@ -102,17 +98,17 @@ def copies_in_log(log: LiveLog, begin: int) -> Int64s:
 def which_are_done(
     log: LiveLog, offsets: Int64s, sizes: Int64s, may_have_rolled: Bools, copies: Int64s
 ) -> Bools:
-    """Which of these records have a copy, each copy counted once.
-
-    A message that was to roll has gone round again or, when the wheel was late, been delivered.
-    """
+    """Which of these records have a copy, by the rule of ``copies``."""
     addresses = log.addresses(offsets)
     addresses[sizes > log.rooms(offsets)] = -1
     found = np.zeros((COPY_COLUMNS, len(offsets)), np.int64)
     identify_rows(addresses, sizes, offsets, found)
     may_be = np.flatnonzero(np.isin(found[ONE], copies[ONE]) & (addresses >= 0))
     may_be = may_be[np.argsort(offsets[may_be], kind="stable")]
-    rolled, delivered = _by_identity(copies, is_roll=True), _by_identity(copies, is_roll=False)
+    wanted = copies[:, np.isin(copies[ONE], found[ONE])]
+    keys = zip(wanted[ONE].tolist(), wanted[TWO].tolist(), strict=True)
+    is_roll = wanted[IS_ROLL] != 0
+    known = Copies(zip(keys, wanted[OFFSET].tolist(), is_roll.tolist(), strict=True))
     done = np.zeros(len(offsets), bool)
     columns = zip(
         may_be.tolist(),
@@ -122,32 +118,6 @@ def which_are_done(
         may_have_rolled[may_be].tolist(),
         strict=True,
     )
-    for row, offset, one, two, is_roll in columns:
-        key = one, two
-        done[row] = (is_roll and _take(rolled.get(key), offset)) or _take(
-            delivered.get(key), offset
-        )
+    for row, offset, one, two, rolls in columns:
+        done[row] = known.take((one, two), offset, may_have_rolled=rolls)
     return done
-
-
-def _by_identity(copies: Int64s, *, is_roll: bool) -> dict[_Key, list[int]]:
-    """Where copies of each identity lie, the last first."""
-    chosen = copies[:, copies[IS_ROLL] == is_roll][:, ::-1]
-    found: dict[_Key, list[int]] = defaultdict(list)
-    for one, two, offset in _rows(chosen[ONE], chosen[TWO], chosen[OFFSET]):
-        found[one, two].append(offset)
-    return found
-
-
-def _rows(*columns: Int64s) -> Iterator[tuple[int, ...]]:
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _take(places: list[int] | None, offset: int) -> bool:
-    """Take the first copy behind a place, if there is one."""
-    while places and places[-1] <= offset:
-        places.pop()
-    if not places:
-        return False
-    places.pop()
-    return True

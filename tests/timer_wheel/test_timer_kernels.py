@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that read records for the wheel say what the scalar code says."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from message_store.java_numbers import parse_long, string_hash
 from message_store.live_store import LiveStore
 from message_store.message import LOCAL_HOST
 from message_store.message_codec import body_crc, encode_message
-from timer_wheel.copy_kernels import COPY_COLUMNS, ONE, TWO, identify_rows
+from timer_wheel.copies import CHANGING, is_copy, is_put_again, is_roll
+from timer_wheel.copies import identity as identity_of
+from timer_wheel.copy_kernels import COPY_COLUMNS, IS_ROLL, OFFSET, ONE, TWO, identify_rows
 from timer_wheel.timer_rows import read_facts
+from timer_wheel.wheel_recovery import copies_in_log
 
 NAMES = [
     "TIMER_OUT_MS",
@@ -145,11 +149,16 @@ def test_a_marker_and_its_target_have_one_recall_key_and_nobody_else(tmp_path: P
 CHANGED: dict[str, dict[str, Any]] = {
     "stored later": {"store_timestamp_ms": 5},
     "another queue offset": {"queue_offset": 9},
-    "delivered": {"topic": "A", "prepared_transaction_offset": 7},
+    "delivered": {"prepared_transaction_offset": 7},
     "stamped": {"text": "A\x011\x02B\x012\x02TIMER_ENQUEUE_MS\x015\x02TIMER_DEQUEUE_MS\x016\x02"},
     "rolled": {"text": "A\x011\x02B\x012\x02TIMER_ROLL_TIMES\x013\x02"},
     "in another order": {"text": "B\x012\x02A\x011\x02"},
     "without its level": {"text": "A\x011\x02DELAY\x013\x02B\x012\x02"},
+    "from a timeline": {"text": "A\x011\x02B\x012\x02TIMER_ROLL_LABEL\x01R\x02"},
+    "with its destination": {
+        "text": "A\x011\x02B\x012\x02REAL_TOPIC\x01rmq_sys_wheel_timer\x02REAL_QID\x010\x02"
+    },
+    "with its checksum": {"text": "A\x011\x02B\x012\x02__CRC32#\x010123456789\x02"},
 }
 DIFFERENT: dict[str, dict[str, Any]] = {
     "another body": {"body": b"bodz", "body_crc": body_crc(b"bodz")},
@@ -159,6 +168,8 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "another value": {"text": "A\x011\x02B\x013\x02"},
     "one more": {"text": "A\x011\x02B\x012\x02C\x01\x33\x02"},
     "one less": {"text": "A\x011\x02"},
+    "another topic": {"topic": "A"},
+    "another queue": {"queue_id": 1},
 }
 
 
@@ -177,3 +188,36 @@ def test_an_identity_is_what_survives_delivery_and_rolling(tmp_path: Path) -> No
         assert identity(tmp_path / name, **changes) == own, name
     for name, changes in DIFFERENT.items():
         assert identity(tmp_path / name, **changes) != own, name
+
+
+copied_names = sorted(CHANGING | {"A", "KEYS", "REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS"})
+few = st.sampled_from(["0", "1", "17", "A", "B", "rmq_sys_wheel_timer"])
+copied = st.builds(
+    message,
+    st.dictionaries(st.sampled_from(copied_names), few, max_size=5).map(
+        lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
+    ),
+    topic=few,
+    queue_id=st.sampled_from([0, 1, 17]),
+    reconsume_times=st.sampled_from([0, 0, 0, 3]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(found=st.lists(copied, min_size=2, max_size=12))
+def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(
+    tmp_path_factory: pytest.TempPathFactory, found: list[StoredMessage]
+) -> None:
+    store, offsets, sizes = store_of(tmp_path_factory.mktemp("copies"), found)
+    where, table = np.array(offsets), np.zeros((COPY_COLUMNS, len(found)), np.int64)
+    identify_rows(store.log.addresses(where), np.array(sizes), where, table)
+    by_kernel = list(zip(table[ONE].tolist(), table[TWO].tolist(), strict=True))
+    by_rule = [identity_of(each) for each in found]
+    for one, other in itertools.combinations(range(len(found)), 2):
+        assert (by_kernel[one] == by_kernel[other]) == (by_rule[one] == by_rule[other])
+    copies = copies_in_log(store.log, 0)
+    told = zip(copies[OFFSET].tolist(), copies[IS_ROLL].astype(bool).tolist(), strict=True)
+    expected = [row for row, each in enumerate(found) if is_copy(each) or is_put_again(each)]
+    assert list(told) == [(offsets[row], is_roll(found[row])) for row in expected]
+    assert copies[ONE].tolist() == [by_kernel[row][0] for row in expected]
+    store.close()

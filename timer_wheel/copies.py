@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies: what a wheel or a timeline stored when it dealt with a message, and of which message.
+
+After a crash they tell what was done: no checkpoint is as new as they are. A copy is told by all
+that survives, and counts for one message that lies before it in the log. This is the rule;
+``copy_kernels`` keeps it for many records at once.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+
+from message_store import properties as names
+from message_store.message import StoredMessage
+
+CHANGING = frozenset(
+    {
+        names.TIMER_ENQUEUE_MS,
+        names.TIMER_DEQUEUE_MS,
+        names.TIMER_ROLL_TIMES,
+        names.TIMER_ROLL_LABEL,
+        names.DELAY,
+        names.CRC32,
+        names.INNER_MULTI_DISPATCH,
+        names.INNER_MULTI_QUEUE_OFFSET,
+    }
+)
+"""Properties that may be in a message and not in its copy, or be others there."""
+
+
+def is_copy(message: StoredMessage) -> bool:
+    """Whether a wheel made the record, or a timeline, which takes the real topic away again."""
+    properties = message.properties
+    if names.TIMER_DEQUEUE_MS in properties:
+        return is_roll(message) or message.topic == properties.get(names.REAL_TOPIC)
+    return names.TIMER_OUT_MS in properties and names.REAL_TOPIC not in properties
+
+
+def is_put_again(message: StoredMessage) -> bool:
+    """Whether it is a copy that a timeline stored when it rolled a message."""
+    return is_roll(message) and names.TIMER_ROLL_LABEL in message.properties
+
+
+def is_roll(message: StoredMessage) -> bool:
+    """Whether a record waits for its time, so that a copy is one that went round again."""
+    return message.topic == names.TIMER_TOPIC
+
+
+def identity(message: StoredMessage) -> Hashable:
+    """All that survives, with the real topic and queue wherever the record has them."""
+    properties = dict(message.properties)
+    topic = properties.pop(names.REAL_TOPIC, message.topic)
+    queue_id = properties.pop(names.REAL_QUEUE_ID, str(message.queue_id))
+    return (
+        topic,
+        queue_id,
+        message.born_timestamp_ms,
+        message.flag,
+        message.reconsume_times,
+        hashlib.blake2b(message.body, digest_size=16).digest(),
+        frozenset(pair for pair in properties.items() if pair[0] not in CHANGING),
+    )
+
+
+class Copies:
+    """Where copies lie, by what they are copies of; each is taken once.
+
+    ``found`` has for each its identity, its place and whether it went round again, in the order of
+    the log.
+    """
+
+    def __init__(self, found: Iterable[tuple[Hashable, int, bool]] = ()) -> None:
+        self._places: defaultdict[tuple[Hashable, bool], list[int]] = defaultdict(list)
+        for identity, offset, is_roll in reversed(list(found)):
+            self._places[identity, is_roll].append(offset)  # so that the first is the last
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    @property
+    def have_rolled(self) -> bool:
+        """Whether any of them went round again."""
+        return any(is_roll for _, is_roll in self._places)
+
+    def take(self, identity: Hashable, offset: int, *, may_have_rolled: bool) -> bool:
+        """Take the first copy behind a message's place, if there is one; equal messages are asked
+        for in the order of the log.
+
+        What was to roll has gone round again or, when the wheel was late, been delivered.
+        """
+        kinds = (True, False) if may_have_rolled else (False,)
+        return any(self._take(self._places.get((identity, kind)), offset) for kind in kinds)
+
+    @staticmethod
+    def _take(places: list[int] | None, offset: int) -> bool:
+        while places and places[-1] <= offset:
+            places.pop()
+        if not places:
+            return False
+        places.pop()
+        return True
