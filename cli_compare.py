@@ -54,7 +54,7 @@ def compare(
     _require_engines(engines)
     if given["converted"] is None:
         _require_a_clock_for(engines, given["clock"])
-    require_flags_that_apply(given["workload"])
+    require_flags_that_apply(given["workload"], given["clock"])
     if report_file is not None:
         from compare.report import write_report
         from migrate.html_report import require_report_place
@@ -195,8 +195,6 @@ def _settings(
 ) -> "RaceSettings":
     from compare.observation import RaceSettings
 
-    if clock == "wall" and (fault or faults):
-        raise click.UsageError("--fault and --faults need the virtual clock")
     return RaceSettings(
         clock=clock,
         precision_ms=int(precision_ms),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cli_input import PRECISIONS, STORE, Decorator, Function
+from cli_input import PRECISIONS, STORE, all_of, said
 from cli_values import TIME_FORMS, Duration, Time
 
 BACKLOG, TRACE = "backlog", "trace"
@@ -26,13 +26,20 @@ _FOR_WORKLOADS = {
 """Flags that only some workloads know what to do with."""
 
 
-def require_flags_that_apply(workload: str) -> None:
-    """Refuse a flag that was typed and that this workload would not look at."""
+_FOR_THE_VIRTUAL_CLOCK = ("tick_ms", "now_ms", "fault", "faults")
+"""Flags about a time that is set by hand."""
+
+
+def require_flags_that_apply(workload: str, clock: str) -> None:
+    """Refuse a flag that was typed and that on this workload, or by this clock, does nothing."""
     context = click.get_current_context()
     for option in context.command.params:
         known = _FOR_WORKLOADS.get(option.name or "", WORKLOADS)
-        source = context.get_parameter_source(option.name or "")
-        if workload not in known and source is ParameterSource.COMMANDLINE:
+        if context.get_parameter_source(option.name or "") is not ParameterSource.COMMANDLINE:
+            continue
+        if clock != "virtual" and option.name in _FOR_THE_VIRTUAL_CLOCK:
+            raise click.UsageError(f"{option.opts[0]} needs the virtual clock")
+        if workload not in known:
             told = " and ".join(filter(None, (", ".join(known[:-1]), known[-1])))
             raise click.UsageError(
                 f"{option.opts[0]} is for --workload {told}; {workload} has no use for it"
@@ -119,20 +126,12 @@ class Engines(click.ParamType[tuple[str, ...]]):
         return names
 
 
-def compare_options(function: Function) -> Function:
-    """Everything that ``compare`` can be told."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-_OPTIONS: tuple[Decorator, ...] = (
-    click.option(
+compare_options = all_of(
+    said(
         "--workload",
-        type=click.Choice(WORKLOADS),
-        default="uniform",
-        show_default=True,
-        help="levels: the 18 fixed delays. uniform: random times. burst: all due in one second."
+        click.Choice(WORKLOADS),
+        "uniform",
+        "levels: the 18 fixed delays. uniform: random times. burst: all due in one second."
         " tdmq: a steady stream, due 30 s to 10 min later. backlog: what waits in --store."
         " trace: the arrivals and due times of --trace.",
     ),
@@ -156,26 +155,13 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="N",
         help="How many arrive a second; all at once unless given, tdmq 1,000.",
     ),
-    click.option(
-        "--body-bytes",
-        type=Count(min=8, max=4 << 20),
-        default=1_024,
-        show_default=True,
-        help="How long bodies are.",
-    ),
-    click.option(
-        "--topics",
-        type=Count(min=1, max=1_000),
-        default=4,
-        show_default=True,
-        help="For how many topics.",
-    ),
-    click.option(
+    said("--body-bytes", Count(min=8, max=4 << 20), 1_024, "How long bodies are."),
+    said("--topics", Count(min=1, max=1_000), 4, "For how many topics."),
+    said(
         "--seed",
-        type=Count(min=0),
-        default=1,
-        show_default=True,
-        help="Another number makes other messages and faults; the same number the same.",
+        Count(min=0),
+        1,
+        "Another number makes other messages and faults; the same number the same.",
     ),
     click.option(
         "--delays",
@@ -194,38 +180,29 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--now",
         "now_ms",
         type=Time(),
-        help="With a backlog or trace: nobody looks at the engines before then, as if they had been"
-        f" stopped; {TIME_FORMS}.",
+        help="With a backlog or trace, on the virtual clock: nobody looks at the engines before"
+        f" then, as if they had been stopped; {TIME_FORMS}.",
     ),
-    click.option(
-        "--precision-ms",
-        type=click.Choice(PRECISIONS),
-        default="1000",
-        show_default=True,
-        help="How wide a slot of the wheel is.",
-    ),
-    click.option(
+    said("--precision-ms", click.Choice(PRECISIONS), "1000", "How wide a slot of the wheel is."),
+    said(
         "--max-delay",
+        DurationWithin("1s", "3650d"),
+        "3d",
+        "The longest delay that the wheel takes, as timerMaxDelaySec.",
         "max_delay_ms",
-        type=DurationWithin("1s", "3650d"),
-        default="3d",
-        show_default=True,
-        help="The longest delay that the wheel takes, as timerMaxDelaySec.",
     ),
-    click.option(
+    said(
         "--clock",
-        type=click.Choice(["virtual", "wall"]),
-        default="virtual",
-        show_default=True,
-        help="virtual: time leaps to what comes next. wall: everything takes as long as it takes.",
+        click.Choice(["virtual", "wall"]),
+        "virtual",
+        "virtual: time leaps to what comes next. wall: everything takes as long as it takes.",
     ),
-    click.option(
+    said(
         "--tick",
+        DurationWithin("1ms", "1h"),
+        "100ms",
+        "On the virtual clock, how often engines are looked at when something is due.",
         "tick_ms",
-        type=DurationWithin("1ms", "1h"),
-        default="100ms",
-        show_default=True,
-        help="On the virtual clock, how often engines are looked at when something is due.",
     ),
     click.option(
         "--fault",
@@ -240,14 +217,13 @@ _OPTIONS: tuple[Decorator, ...] = (
         type=Count(min=0),
         default=0,
         metavar="N",
-        help="So many faults of all kinds at random points.",
+        help="On the virtual clock, so many faults of all kinds at random points.",
     ),
-    click.option(
+    said(
         "--repeat",
-        type=Count(min=1, max=100),
-        default=1,
-        show_default=True,
-        help="How often each engine runs, in turns; the speeds are those of the middle run.",
+        Count(min=1, max=100),
+        1,
+        "How often each engine runs, in turns; the speeds are those of the middle run.",
     ),
     click.option(
         "--report", "report_file", type=STORE, help="Also write a report with curves, as HTML."
@@ -259,3 +235,4 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--keep", type=STORE, help="Make the stores in this new directory, and leave them there."
     ),
 )
+"""Everything that ``compare`` can be told."""

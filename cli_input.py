@@ -32,7 +32,7 @@ PRECISIONS = ("100", "200", "500", "1000")
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
 
-STORE = Place(path_type=Path)
+STORE = Place(path_type=Path, readable=False)  # the store says itself what it lacks
 
 
 def now_option(meaning: str) -> Decorator:
@@ -73,14 +73,18 @@ def spark_options(function: Function) -> Function:
     return master(conf(function))
 
 
-def conversion_options(function: Function) -> Function:
-    """Everything that says what ``convert`` shall do, for ``conversion_request``."""
-    for option in reversed(_CONVERSION_OPTIONS):
-        function = option(function)
-    return function
+def all_of(*options: Decorator) -> Decorator:
+    """Many options as one, in the order in which help lists them."""
+
+    def decorate(function: Function) -> Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-_CONVERSION_OPTIONS: tuple[Decorator, ...] = (
+conversion_options = all_of(
     click.option(
         "--now",
         "now_ms",
@@ -165,79 +169,77 @@ _CONVERSION_OPTIONS: tuple[Decorator, ...] = (
         help="Look for messages in the whole log whose queue was lost or cut short.",
     ),
 )
+"""Everything that says what ``convert`` shall do, for ``conversion_request``."""
 
 
-def generate_options(function: Function) -> Function:
-    """What a made-up store shall look like."""
-    for option in reversed(_GENERATE_OPTIONS):
-        function = option(function)
-    return function
+def said(
+    flag: str, kind: click.ParamType[Any], default: Any, meaning: str, name: str | None = None
+) -> Decorator:
+    """A flag whose default its help says; ``name`` is its parameter's, unless that of the flag."""
+    names = (flag,) if name is None else (flag, name)
+    return click.option(*names, type=kind, default=default, show_default=True, help=meaning)
 
 
-def _said(flag: str, kind: click.ParamType[Any], default: Any, meaning: str) -> Decorator:
-    """A flag whose default its help says."""
-    return click.option(flag, type=kind, default=default, show_default=True, help=meaning)
-
-
-_GENERATE_OPTIONS: tuple[Decorator, ...] = (
-    _said(
+generate_options = all_of(
+    said(
         "--body-bytes",
         click.IntRange(min=0),
         200,
         "How long bodies are on average.",
     ),
-    _said(
+    said(
         "--body-spread-percent",
         click.IntRange(0, 100),
         25,
         "How much shorter or longer than that a body is at most.",
     ),
-    _said("--levels", LevelRange(), "1-18", "In which levels, as 3,5,7-9; an equal share in each."),
-    _said(
+    said("--levels", LevelRange(), "1-18", "In which levels, as 3,5,7-9; an equal share in each."),
+    said(
         "--topics",
         click.IntRange(min=1),
         8,
         "For how many topics.",
     ),
-    _said(
+    said(
         "--topic-skew-percent",
         click.IntRange(0, 99),
         30,
         "The first topic's share of the messages; the second gets as much of what is left, and so"
         " on. 0: all get the same.",
     ),
-    _said(
+    said(
         "--retry-percent",
         click.IntRange(0, 100),
         0,
         "So many wait for the retry topic of a consumer group.",
     ),
-    _said(
+    said(
         "--delivered-percent",
         click.IntRange(0, 99),
         0,
         "So many of each level were delivered before the broker stopped, without their copies."
         " How long messages have been overdue is told by --now.",
     ),
-    _said(
+    said(
         "--seed",
         click.IntRange(min=0),
         0,
         "Another number makes other messages; the same number the same.",
     ),
-    _said(
+    said(
         "--dialect",
         click.Choice(["4.9", "5.x"]),
         "4.9",
         "As a broker of which version writes properties and configuration files.",
     ),
-    _said(
+    said(
         "--commit-log-file-bytes",
         click.IntRange(min=1024),
         COMMIT_LOG_FILE_BYTES,
         "The broker's mappedFileSizeCommitLog.",
     ),
 )
+"""What a made-up store shall look like."""
 
 
 def conversion_request(

@@ -6,13 +6,14 @@ The template lies beside this module; sentences are those of ``verdict``, number
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 from markupsafe import Markup
 
 from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
 from compare.results import EngineResult, Lateness, RaceResults, Round
-from compare.verdict import duration, verdict, when_due
+from compare.verdict import duration, same_speed, same_time, verdict, when_due
 from message_store.html_pages import html_environment
 from message_store.printable import iso_time
 from message_store.small_files import replace_file
@@ -105,41 +106,46 @@ def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
 
 def _speeds(ran: Sequence[EngineResult], title: str, hint: str, name: str) -> Row:
     values = [getattr(engine, name) for engine in ran]
-    best = max(_of_right(ran, values), default=None)
+    best = _best(ran, values, max, lambda first, other: same_speed(ran[first], ran[other], name))
     cells = [
         Cell(
             NOTHING if value is None else f"{value:,.0f}",
             _range(engine.rounds, name, lambda each: f"{each:,.0f}"),
-            is_best=_is_best(ran, engine, value, best),
+            is_best=number in best,
         )
-        for engine, value in zip(ran, values, strict=True)
+        for number, (engine, value) in enumerate(zip(ran, values, strict=True))
     ]
     return Row(title, hint, tuple(cells))
 
 
 def _lateness(ran: Sequence[EngineResult], title: str, field: str, name: str) -> Row:
     found: list[Lateness | None] = [getattr(engine, field) for engine in ran]
-    values = [None if each is None else getattr(each, name) for each in found]
-    best = min(_of_right(ran, values), default=None)
+    values: list[Any] = [None if each is None else getattr(each, name) for each in found]
+    best = _best(ran, values, min, lambda first, other: same_time(values[first], values[other]))
     cells = [
-        Cell(NOTHING)
-        if value is None
-        else Cell(duration(value), is_best=_is_best(ran, engine, value, best))
-        for engine, value in zip(ran, values, strict=True)
+        Cell(NOTHING if value is None else duration(value), is_best=number in best)
+        for number, value in enumerate(values)
     ]
     return Row(title, "", tuple(cells))
 
 
-def _of_right(ran: Sequence[EngineResult], values: Sequence[float | None]) -> list[float]:
-    """The values of engines that did nothing wrong: to be fast is no merit of the others."""
-    pairs = zip(ran, values, strict=True)
-    return [value for engine, value in pairs if value is not None and engine.is_right]
+def _best(
+    ran: Sequence[EngineResult],
+    values: Sequence[float | None],
+    pick: Callable[..., int],
+    is_same: Callable[[int, int], bool],
+) -> set[int]:
+    """The best engine and whoever is as good, by number; nobody where nobody is worse.
 
-
-def _is_best(
-    ran: Sequence[EngineResult], engine: EngineResult, value: float | None, best: float | None
-) -> bool:
-    return value is not None and value == best and engine.is_right and len(ran) > 1
+    To be fast, or near, is no merit of an engine that did something wrong.
+    """
+    known = [number for number, value in enumerate(values) if value is not None]
+    right = [number for number in known if ran[number].is_right]
+    if not right:
+        return set()
+    best = pick(right, key=values.__getitem__)
+    near = {number for number in right if number == best or is_same(best, number)}
+    return near if len(near) < len(known) else set()
 
 
 def _mistakes(ran: Sequence[EngineResult], title: str, name: str) -> Row:

@@ -93,11 +93,7 @@ def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:
     if len(known) > 1:
         best, first = known[0]
         others = ", ".join(f"{best / speed:,.1f} × {other.name}" for speed, other in known[1:])
-        near = [
-            other
-            for speed, other in known[1:]
-            if best <= speed * (1 + _SAME_SPEED) and not _apart(first, other, "through_per_second")
-        ]
+        near = [e for _speed, e in known[1:] if same_speed(first, e, "through_per_second")]
         what = f"as fast as {listed([e.name for e in near])}" if near else "the fastest"
         yield f"{first.name} is {what}, {best:,.0f} messages a second in and out: {others}"
         yield from _woken([engine for engine in ran if engine.woken])
@@ -120,6 +116,14 @@ def _cheapest(ran: Sequence[EngineResult]) -> Iterator[str]:
     what = f"as little of a core as {listed([e.name for e in near])}" if near else ""
     others = ", ".join(f"{e.name} {e.cpu_percent:,.0f} %" for e in ranked[1:])
     yield f"{first.name} needs {what or 'the least of a core'}: {least:,.0f} % ({others})"
+
+
+def same_speed(first: EngineResult, other: EngineResult, figure: str) -> bool:
+    """Whether another engine's speed is as good as the highest: near it, and not beaten by it in
+    every run of several.
+    """
+    best, speed = getattr(first, figure), getattr(other, figure)
+    return bool(best <= speed * (1 + _SAME_SPEED)) and not _apart(first, other, figure)
 
 
 def _apart(one: EngineResult, other: EngineResult, figure: str) -> bool:
@@ -148,7 +152,7 @@ def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:
         return
     ranked = sorted(known, key=lambda one: (one[0].p99, one[0].p50))
     late, name = ranked[0]
-    near = [other for each, other in ranked[1:] if _same_time(late.p99, each.p99)]
+    near = [other for each, other in ranked[1:] if same_time(late.p99, each.p99)]
     if len({duration(each.p99) for each, _name in ranked}) == 1:
         yield f"all are equally close to the time asked for: 99 of 100 within {duration(late.p99)}"
         return
@@ -157,7 +161,7 @@ def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:
     yield f"{name} {comes} to the time asked for: 99 of 100 within {duration(late.p99)} ({others})"
 
 
-def _same_time(one_ms: float, other_ms: float) -> bool:
+def same_time(one_ms: float, other_ms: float) -> bool:
     """Whether two durations are as good as equal: by their share, or as people read them."""
     unit_ms = next((unit / 10 for _name, unit in _UNITS if abs(other_ms) >= unit), 1)
     return abs(one_ms - other_ms) <= max(_SAME_TIME * abs(other_ms), unit_ms)
