@@ -6,6 +6,7 @@ import java.io.DataInputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.lang.management.ManagementFactory;
+import java.net.InetSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
@@ -18,6 +19,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
 import java.util.zip.ZipFile;
+import org.apache.rocketmq.common.message.MessageClientIDSetter;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
  * One of RocketMQ's own engines in a race: puts the messages of a workload into the stock store
@@ -37,6 +41,7 @@ abstract class Entrant {
     private static final int LOOK_EVERY_MS = 10;
     private static final int TELL_EVERY_MS = 200;
     private static final int GAVE_UP = 3;
+    private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
 
     /** Instead of a promise. */
     static final long REFUSED = -1;
@@ -62,6 +67,27 @@ abstract class Entrant {
     }
 
     abstract Engine open(Path directory) throws Exception;
+
+    /** The stock settings, for a store that lies there. */
+    static MessageStoreConfig configOf(Path directory) {
+        MessageStoreConfig config = new MessageStoreConfig();
+        config.setStorePathRootDir(directory.toString());
+        config.setStorePathCommitLog(directory.resolve("commitlog").toString());
+        config.setDiskMaxUsedSpaceRatio(99);
+        return config;
+    }
+
+    /** A message as it comes off the network; its class has another place in each version. */
+    static <M extends MessageExt> M filled(M message, String topic, int queueId, byte[] body) {
+        message.setTopic(topic);
+        message.setQueueId(queueId);
+        message.setBody(body);
+        message.setBornHost(HOST);
+        message.setStoreHost(HOST);
+        message.setWaitStoreMsgOK(true);
+        MessageClientIDSetter.setUniqID(message);
+        return message;
+    }
 
     final void enter(String[] given) {
         for (String pair : given) {

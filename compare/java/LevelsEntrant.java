@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 import java.lang.reflect.Field;
-import java.net.InetSocketAddress;
 import java.nio.file.Path;
 import org.apache.rocketmq.common.BrokerConfig;
-import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageExtBrokerInner;
 import org.apache.rocketmq.store.PutMessageResult;
-import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAService;
 import org.apache.rocketmq.store.schedule.ScheduleMessageService;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
@@ -22,12 +19,8 @@ public final class LevelsEntrant extends Entrant {
 
     @Override
     Engine open(Path directory) throws Exception {
-        MessageStoreConfig config = new MessageStoreConfig();
-        config.setStorePathRootDir(directory.toString());
-        config.setStorePathCommitLog(directory.resolve("commitlog").toString());
-        config.setDiskMaxUsedSpaceRatio(99);
         DefaultMessageStore store = new DefaultMessageStore(
-            config, new BrokerStatsManager("race", false),
+            configOf(directory), new BrokerStatsManager("race", false),
             (topic, queueId, offset, tagsCode, storedMs, bits, properties) -> { },
             new BrokerConfig());
         keepOffTheNetwork(store);
@@ -52,7 +45,6 @@ public final class LevelsEntrant extends Entrant {
     }
 
     private static final class Levels implements Engine {
-        private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
         private final DefaultMessageStore store;
         private final long[] delaysMs;
 
@@ -76,15 +68,7 @@ public final class LevelsEntrant extends Entrant {
 
         @Override
         public Object prepare(String topic, int queueId, byte[] body) {
-            MessageExtBrokerInner message = new MessageExtBrokerInner();
-            message.setTopic(topic);
-            message.setQueueId(queueId);
-            message.setBody(body);
-            message.setBornHost(HOST);
-            message.setStoreHost(HOST);
-            message.setWaitStoreMsgOK(true);
-            MessageClientIDSetter.setUniqID(message);
-            return message;
+            return filled(new MessageExtBrokerInner(), topic, queueId, body);
         }
 
         @Override

@@ -2,11 +2,9 @@
 
 import java.lang.reflect.Field;
 import java.lang.reflect.Proxy;
-import java.net.InetSocketAddress;
 import java.nio.file.Path;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
-import org.apache.rocketmq.common.message.MessageClientIDSetter;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
@@ -28,10 +26,7 @@ public final class WheelEntrant extends Entrant {
 
     @Override
     Engine open(Path directory) throws Exception {
-        MessageStoreConfig config = new MessageStoreConfig();
-        config.setStorePathRootDir(directory.toString());
-        config.setStorePathCommitLog(directory.resolve("commitlog").toString());
-        config.setDiskMaxUsedSpaceRatio(99);
+        MessageStoreConfig config = configOf(directory);
         config.setTimerPrecisionMs(number("precisionMs"));
         config.setTimerMaxDelaySec(number("maxDelayMs") / 1_000);
         config.setTimerWheelEnable(true);
@@ -63,7 +58,6 @@ public final class WheelEntrant extends Entrant {
     }
 
     private static final class Wheel implements Engine {
-        private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
         private final BrokerController controller;
         private final MessageStore store;
         private final long precisionMs;
@@ -76,15 +70,7 @@ public final class WheelEntrant extends Entrant {
 
         @Override
         public Object prepare(String topic, int queueId, byte[] body) {
-            MessageExtBrokerInner message = new MessageExtBrokerInner();
-            message.setTopic(topic);
-            message.setQueueId(queueId);
-            message.setBody(body);
-            message.setBornHost(HOST);
-            message.setStoreHost(HOST);
-            message.setWaitStoreMsgOK(true);
-            MessageClientIDSetter.setUniqID(message);
-            return message;
+            return filled(new MessageExtBrokerInner(), topic, queueId, body);
         }
 
         @Override
