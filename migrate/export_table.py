@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from message_store.errors import OptionsError, TargetError
+from message_store.printable import printable
 from message_store.store_root import StoreRoot
 from migrate.pending_batches import pending_batches
 from migrate.pending_table import LEVELS, WHEEL, Condition, PendingRows, TableOptions, pending_rows
@@ -101,7 +102,10 @@ def due_conditions(after_ms: int | None, before_ms: int | None) -> list[Conditio
 
 def _writer(file: Any, store: Path, options: TableOptions) -> Any:
     schema = options.schema.with_metadata(
-        {"delaywheel.store": str(StoreRoot(store).path), "delaywheel.now_ms": str(options.now_ms)}
+        {
+            "delaywheel.store": printable(str(StoreRoot(store).path)),  # Parquet takes UTF-8 alone
+            "delaywheel.now_ms": str(options.now_ms),
+        }
     )
     return pq.ParquetWriter(file, schema, compression="zstd")
 

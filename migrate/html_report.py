@@ -60,4 +60,4 @@ def require_report_place(path: Path) -> None:
 def write_html_report(report: ConversionReport, path: Path) -> None:
     """Write the page of a finished conversion to ``path``. Raises TargetError."""
     forecast = read_forecast(StoreRoot(report.target), report.precision_ms)
-    replace_file(path, render_html_report(report, forecast).encode())
+    replace_file(path, render_html_report(report, forecast).encode(errors="backslashreplace"))

@@ -70,6 +70,13 @@ def a_report(**changes: object) -> ConversionReport:
     return attrs.evolve(report, **changes)  # type: ignore[arg-type]
 
 
+def test_a_store_whose_name_is_not_utf8_has_a_page(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path / "target")
+    report = a_report(source="od\udcff", target=str(tmp_path / "target"))
+    write_html_report(report, tmp_path / "page.html")
+    assert r"od\udcff" in (tmp_path / "page.html").read_text()
+
+
 def test_the_page_tells_the_numbers() -> None:
     page = render_html_report(a_report(), FORECAST)
     assert "1,233 of 1,234 pending messages converted" in page

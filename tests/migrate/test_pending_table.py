@@ -231,6 +231,13 @@ def test_levels_and_wheel_of_one_store(tmp_path: Path) -> None:
     assert made["levels"].exported > 0
 
 
+def test_a_store_whose_name_is_not_utf8_is_exported(store: Path, tmp_path: Path) -> None:
+    odd = store.rename(tmp_path / "od\udcff")
+    export_parquet(odd, tmp_path / "out.parquet", options=TableOptions(now_ms=NOW_MS))
+    facts = pq.read_schema(tmp_path / "out.parquet").metadata
+    assert facts[b"delaywheel.store"].endswith(rb"od\udcff")
+
+
 def test_an_export_replaces_no_file_and_leaves_no_half_one(store: Path, tmp_path: Path) -> None:
     options = TableOptions(now_ms=NOW_MS)
     (tmp_path / "there.parquet").write_text("mine")
