@@ -5,6 +5,7 @@ example at the end of its help.
 
 import functools
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -83,13 +84,27 @@ class Verbs(click.Group):
             click.echo("standard output is closed: there is no place for the result", err=True)
             ctx.exit(TARGET_UNWRITABLE)
         try:
-            return super().invoke(ctx)
+            with _ended_as_by_ctrl_c():
+                return super().invoke(ctx)
         except DelayStoreError as error:
             _output(ctx).failure(error)
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
             click.echo(_INTERRUPTED.get(ctx.invoked_subcommand or "", "interrupted"), err=True)
             ctx.exit(INTERRUPTED)
+
+
+@contextmanager
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM, as a service manager or a shutdown sends it, tell people what Ctrl-C would."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _output(ctx: click.Context, *, as_json: bool = False, is_quiet: bool = False) -> "Output":

@@ -80,7 +80,7 @@ def spark_session(
         except Exception as error:
             chatter.seek(0)
             said = chatter.read()[-20_000:].decode("utf-8", "replace")
-            reason = _reason(str(error), said)
+            reason = reason_of(str(error), said)
             raise MigrationError(f"Spark does not start on {master}: {reason}") from error
     try:
         yield session
@@ -88,28 +88,35 @@ def spark_session(
         session.stop()
 
 
-def _reason(error: str, said: str) -> str:
-    """One line that tells why, out of pages of Java frames."""
+def reason_of(error: str, said: str = "") -> str:
+    """One line that tells why, out of pages of Java frames: what a Python task raised, else the
+    first exception that Java names, in ``said`` before ``error``.
+    """
     text = f"{said}\n{error}"
+    raised = re.findall(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text)
     causes = re.findall(r"(?:[\w$]+\.)+\w*(?:Exception|Error): (.+)", text)
     lines = [line for line in error.splitlines() if line.strip()]
-    return (causes or lines or ["no reason given"])[0].strip()[:300]
+    return (raised or causes or lines or ["no reason given"])[0].strip()[:300]
 
 
 @contextmanager
 def _interrupt_later() -> Iterator[None]:
-    """Hold Ctrl-C back for the seconds in which the JVM is born: one that is interrupted then is
-    left behind without a parent.
+    """Hold Ctrl-C back, and a SIGTERM that would raise as well, for the seconds in which the JVM is
+    born: one that is interrupted then is left behind without a parent.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    raising = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in raising:
+        signal.signal(number, lambda number, _frame: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in raising.items():
+            signal.signal(number, handler)
     if came:
         session = SparkSession.getActiveSession()
         if session is not None:

@@ -16,6 +16,7 @@ from message_store.errors import (
     SourceError,
     TargetError,
 )
+from migrate.session import reason_of
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -110,8 +111,7 @@ def _given_up(error: BaseException) -> BaseException:
     """Whatever Py4J makes of a lost executor or a failed task, in one sentence."""
     if not isinstance(error, Exception):
         return error
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return MigrationError(f"Spark could not finish the verification: {said}")
+    return MigrationError(f"Spark could not finish the verification: {reason_of(str(error))}")
 
 
 def _finished_tasks(spark: SparkSession, group: str) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from message_store.errors import DelayStoreError, MigrationError, SourceError, TargetError
+from migrate.session import reason_of
 from migrate.staged_output import Staging, count_receipts
 from migrate.write import write_parts
 
@@ -72,12 +73,8 @@ def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> lis
         raise
     except Exception as error:  # whatever Py4J makes of a failed task, or of a JVM that is gone
         raise MigrationError(
-            f"Spark could not finish the write stage: {_first_line(error)}"
+            f"Spark could not finish the write stage: {reason_of(str(error))}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @cache

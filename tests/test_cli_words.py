@@ -3,6 +3,7 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -256,6 +257,7 @@ def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
 # --- interrupted ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("words", "place", "goes_on"),
     [
@@ -266,10 +268,14 @@ def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_only_a_conversion_promises_to_go_on(
-    words: tuple[object, ...], place: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+    words: tuple[object, ...],
+    place: str,
+    goes_on: bool,
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stop(*_given: object, **_named: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(place, stop)
     result = run(*words)

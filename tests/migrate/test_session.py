@@ -117,9 +117,26 @@ def test_a_missing_java_is_named_with_what_to_install(
             "x\norg.apache.spark.SparkException: bad master\n\tat a.b(C)",
             "bad master",
         ),
+        (
+            (
+                "An error occurred while calling z:a.b.\n: org.apache.spark.SparkException: Job"
+                " aborted: java.io.IOException: Cannot run program\n\tat a.b(C)"
+            ),
+            "",
+            "Job aborted: java.io.IOException: Cannot run program",
+        ),
+        (
+            (
+                "An error occurred while calling z:a.b.\n: org.apache.spark.SparkException: Job"
+                " aborted: a.PythonException: Traceback (most recent call last):\n"
+                '  File "x.py", line 1\n    f()\nValueError: no such thing\n\n\tat a.b(C)'
+            ),
+            "",
+            "ValueError: no such thing",
+        ),
         ("just this\nand that", "", "just this"),
         ("", "", "no reason given"),
     ],
 )
 def test_the_reason_is_one_line(error: str, said: str, reason: str) -> None:
-    assert session._reason(error, said) == reason
+    assert session.reason_of(error, said) == reason
