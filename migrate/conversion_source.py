@@ -3,8 +3,6 @@
 is asked for.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from numpy.typing import NDArray
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.errors import OptionsError, TargetError, UncleanStoreError
 from message_store.store_root import StoreRoot
-from migrate.plan import Amendments, Plan
 from migrate.report import ConversionReport
 from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
@@ -98,55 +95,3 @@ class ConversionSource:
             left_out_topics=self.left_out_topics,
             warnings=(*self.warnings, *report.warnings),
         )
-
-
-@attrs.frozen(eq=False)
-class Entries:
-    """What waits in all sources, one source behind the other, a row a message.
-
-    ``starts`` says at which row each source begins, and last where all end. It is what a plan is
-    made from; the row of a message is its index.
-    """
-
-    level: NDArray[Any]
-    due_ms: NDArray[np.int64]
-    commit_log_offset: NDArray[np.int64]
-    size_bytes: NDArray[Any]
-    starts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, backlogs: Sequence[LevelBacklog]) -> "Entries":
-        """The rows of these backlogs; of one alone they are its own arrays."""
-        ends = np.cumsum([len(backlog) for backlog in backlogs]).tolist()
-
-        def joined(name: str) -> NDArray[Any]:
-            columns = [getattr(backlog, name) for backlog in backlogs]
-            return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-        return cls(
-            level=joined("level"),
-            due_ms=joined("due_ms"),
-            commit_log_offset=joined("commit_log_offset"),
-            size_bytes=joined("size_bytes"),
-            starts=(0, *ends),
-        )
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """From which row to which each source has."""
-        return list(pairwise(self.starts))
-
-
-def own_amendments(amendments: Amendments, span: tuple[int, int]) -> Amendments:
-    """What was learned of the rows of one source, counted from its first."""
-    first, end = span
-    return Amendments(
-        bad={at - first: why for at, why in amendments.bad.items() if first <= at < end},
-        sizes={at - first: size for at, size in amendments.sizes.items() if first <= at < end},
-    )
-
-
-def own_messages(plan: Plan, span: tuple[int, int]) -> slice:
-    """Which messages of the plan are those of one source."""
-    first, end = np.searchsorted(plan.chosen, span).tolist()
-    return slice(first, end)

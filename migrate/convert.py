@@ -25,36 +25,23 @@ from message_store.errors import (
 )
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
-from migrate.books import bad_records, conversion_report
-from migrate.conversion_source import (
-    ConversionSource,
-    Entries,
-    own_amendments,
-    own_messages,
-)
 from migrate.disk_room import disk_warnings
 from migrate.due_times import DueTimes
 from migrate.make_room import make_room, take_up
-from migrate.merge import (
-    marker_of,
-    merged_report,
-    merged_request,
-    named_records,
-    refuse_same_messages,
-    require_mergeable,
-)
+from migrate.merge import marker_of, require_mergeable
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
-from migrate.quarantine import keep_bad_records, list_bad_records
-from migrate.report import BadRecord, ConversionReport, Seconds
+from migrate.report import ConversionReport, Seconds
 from migrate.run_request import known_amendments, mismatch
 from migrate.seal import seal, topic_demands
 from migrate.settings import ConvertOptions
+from migrate.source_set import SourceSet
 from migrate.staged_output import (
     Staging,
     clear_staging,
     is_published,
     make_directory,
     names_in_the_way,
+    publish,
     refuse_links,
     remove_empty,
     remove_unfinished,
@@ -115,7 +102,7 @@ def check_request(*members: ConvertOptions) -> None:
     conversion.check_places()
     with conversion.held():
         conversion.check_target()
-        conversion.check_sources()
+        conversion.sources.check()
 
 
 class _Conversion:
@@ -127,8 +114,7 @@ class _Conversion:
         self.options = members[0]  # what is not of a source is the same for all
         self.spark = spark
         self.progress = progress
-        self.sources = [ConversionSource(options) for options in members]
-        self.roots = [source.root for source in self.sources]
+        self.sources = SourceSet(members)
         self.target = StoreRoot(self.options.target)
         self.staging = Staging(self.target)
         self.clock_ms = SystemClock().now_ms()
@@ -139,8 +125,9 @@ class _Conversion:
         self.check_places()
         with self.held():
             self.check_target()
-            self.check_sources()
-            self._read()
+            self.sources.check()
+            self.progress("plan", 0, 1)
+            self.sources.read()
             plan, amendments = self._plan()
             planned = stopwatch_s()
             plan, amendments, receipts = self._write(plan, amendments)
@@ -167,8 +154,7 @@ class _Conversion:
             made = make_directory(self.target.path)
             stack.enter_context(sole_writer(self.target))
             stack.callback(remove_empty, made)
-            for root in self.roots:
-                stack.enter_context(root.shared_lock())
+            self.sources.hold(stack)
             yield
 
     def check_now(self) -> None:
@@ -183,8 +169,7 @@ class _Conversion:
         cannot give files.
         """
         self.options.access.require_possible()
-        for source in self.sources:
-            source.check_places(self.target.path)
+        self.sources.check_places(self.target.path)
 
     def check_target(self) -> None:
         """Refuse a target that holds anything but the unfinished beginning of this conversion."""
@@ -198,53 +183,40 @@ class _Conversion:
         if names := names_in_the_way(self.staging):
             raise TargetError(f"{self.target.path}: is not empty: {', '.join(names[:5])}")
 
-    def check_sources(self) -> None:
-        """Refuse sources that were not stopped, or whose own wheels are not empty."""
-        for source in self.sources:
-            source.check()
-
-    def _read(self) -> None:
-        self.progress("plan", 0, 1)
-        for source in self.sources:
-            source.read()
-        self.entries = Entries.of([source.backlog for source in self.sources])
-        self.chosen = np.concatenate([source.chosen for source in self.sources])
-        refuse_same_messages(self.sources)
-
     def _plan(self) -> tuple[Plan, Amendments]:
         facts = read_plan_facts(self.staging)
         now_ms = self.options.now_ms
         if now_ms is None:
             now_ms = facts["now_ms"] if facts else self.clock_ms
         self.now_ms: int = now_ms
-        self.requests = [source.request(now_ms) for source in self.sources]
-        self.request = merged_request(self.requests)
-        due_ms, precision_ms = self.entries.due_ms, self.options.settings.precision_ms
-        bad = np.flatnonzero(self.chosen & implausible_due(self.entries, precision_ms))
-        amendments = Amendments(bad={int(at): f"due time {due_ms[at]} is no time" for at in bad})
+        self.sources.ask(now_ms)
+        entries, precision_ms = self.sources.entries, self.options.settings.precision_ms
+        bad = np.flatnonzero(self.sources.chosen & implausible_due(entries, precision_ms))
+        amendments = Amendments(
+            bad={int(at): f"due time {entries.due_ms[at]} is no time" for at in bad}
+        )
         if facts:
             amendments = known_amendments(facts, amendments)
         plan = self._make_plan(amendments)
         if facts and facts["identity"] != plan.identity:
-            raise PlanError(mismatch(self.staging, self.request, facts))
+            raise PlanError(mismatch(self.staging, self.sources.request, facts))
         self._begin(plan, amendments, take_up if facts else make_room)
         self.progress("plan", 1, 1)
         return plan, amendments
 
     def _begin(self, plan: Plan, amendments: Amendments, begin: Callable[..., None]) -> None:
-        places = [root.path for root in self.roots]
-        begin(plan, self.staging, places, self.request, amendments)
+        begin(plan, self.staging, self.sources.paths, self.sources.request, amendments)
 
     def _make_plan(self, amendments: Amendments) -> Plan:
         return make_plan(
-            self.entries,
-            self.chosen,
+            self.sources.entries,
+            self.sources.chosen,
             now_ms=self.now_ms,
             settings=self.options.settings,
             part_bytes=self.options.part_bytes,
-            request=self.request,
+            request=self.sources.request,
             amendments=amendments,
-            source_starts=self.entries.starts[:-1],
+            source_starts=self.sources.entries.starts[:-1],
         )
 
     def _write(self, plan: Plan, amendments: Amendments) -> tuple[Plan, Amendments, list[Receipt]]:
@@ -260,24 +232,12 @@ class _Conversion:
                 )
             if learned.bad and self.options.on_bad_record == "fail":
                 remove_unfinished(self.staging)
-                raise BadRecordsError(self._bad_records(learned))
+                raise BadRecordsError(self.sources.bad_records(learned))
             if learned == amendments:
                 return plan, amendments, receipts
             amendments = learned
             plan = self._make_plan(amendments)
             self._begin(plan, amendments, make_room)
-
-    def _bad_records(self, amendments: Amendments) -> list[BadRecord]:
-        """All of them; where there are several sources, each with its own."""
-        found = [
-            bad_records(source.backlog, own_amendments(amendments, span))
-            for source, span in zip(self.sources, self.entries.spans, strict=True)
-        ]
-        return [
-            record
-            for root, records in zip(self.roots, found, strict=True)
-            for record in named_records(records, root.path, len(self.sources))
-        ]
 
     def _receipts(self, plan: Plan) -> list[Receipt]:
         """One receipt a part, of this plan, counting every message once."""
@@ -293,47 +253,23 @@ class _Conversion:
         return receipts
 
     def _seal(self, plan: Plan, amendments: Amendments, receipts: list[Receipt]) -> None:
-        if is_published(self.staging):
-            return  # stopped between the last rename and the report
+        if is_published(self.staging):  # stopped between the last rename and the report
+            publish(self.staging)
+            return
         self.progress("seal", 0, 1)
         wanted = broker_settings(
             plan.settings, max((receipt.largest_record_bytes for receipt in receipts), default=0)
         )
         replace_file(self.target.own / CONF_NAME, broker_conf(wanted, plan.engine))
-        self._set_aside(amendments)
-        seal(plan, self.staging, self.roots, topic_demands(receipts))
+        self.sources.set_aside(self.target, amendments)
+        seal(plan, self.staging, self.sources.roots, topic_demands(receipts))
         self.progress("seal", 1, 1)
-
-    def _set_aside(self, amendments: Amendments) -> None:
-        lines: list[str] = []
-        for number, (source, span) in enumerate(
-            zip(self.sources, self.entries.spans, strict=True), 1
-        ):
-            bad = own_amendments(amendments, span).bad
-            prefix = f"source-{number:02d}-" if len(self.sources) > 1 else ""
-            lines += keep_bad_records(source.root, self.target, source.backlog, bad, prefix=prefix)
-        list_bad_records(self.target, lines)
 
     def _report(
         self, plan: Plan, amendments: Amendments, receipts: list[Receipt], seconds: Seconds
     ) -> ConversionReport:
-        each = []
-        for number, (source, span) in enumerate(zip(self.sources, self.entries.spans, strict=True)):
-            parts = np.flatnonzero(plan.log.parts["source"] == number).tolist()
-            report = conversion_report(
-                source.options,
-                source.backlog,
-                source.chosen,
-                plan,
-                own_amendments(amendments, span),
-                [receipts[part] for part in parts],
-                seconds,
-                self.requests[number],
-                own=own_messages(plan, span),
-            )
-            each.append(source.with_warnings(report))
-        clashes = config_clashes(self.roots, topic_demands(receipts))
-        report = each[0] if len(each) == 1 else merged_report(each, self.request)
+        clashes = config_clashes(self.sources.roots, topic_demands(receipts))
+        report = self.sources.report(plan, amendments, receipts, seconds)
         report = attrs.evolve(report, due=DueTimes.of(plan.due_ms))
         warnings = (*report.warnings, *clashes, *disk_warnings(self.target.path))
         return attrs.evolve(report, warnings=warnings)
