@@ -42,7 +42,8 @@ def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str,
     """The report of ``source`` alone, in a marker that may be of several; ``is_share`` is in it
     then.
 
-    A source is known by its log files, or else, when they have other times now, by its place.
+    A source is known by its log files, or else, when they have other times now, or are those of
+    several, by its place.
     Raises SourceError for a store that is none of them, FormatError for a damaged report.
     """
     listed = marker.get("sources")
@@ -51,8 +52,9 @@ def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str,
     try:
         found = log_fingerprint(source)
         same = [one for one in listed if one["request"]["source_log"] == found]
-        place = str(source.path.absolute())
-        same = same or [one for one in listed if one["request"]["source"] == place]
+        if len(same) != 1:  # stores without a log are all alike
+            place = str(source.path.absolute())
+            same = [one for one in same or listed if one["request"]["source"] == place]
         if len(same) == 1:
             return {**same[0], "is_share": True}
         names = ", ".join(str(one["request"]["source"]) for one in listed)

@@ -24,6 +24,7 @@ from migrate.staged_output import (
     is_publishing,
     make_directory,
     names_in_the_way,
+    publish,
     refuse_links,
     remove_file,
     remove_unfinished,
@@ -116,6 +117,7 @@ def _finish_stopped(staging: Staging) -> None:
     """A write that was stopped behind its last rename is whole, and only lacks its marker."""
     is_moved = not staging.store.commit_log.exists() and is_published(staging)
     if is_moved and (staging.path / WRITTEN_NAME).exists():
+        publish(staging)
         finish_write(staging)
 
 

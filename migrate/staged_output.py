@@ -220,8 +220,9 @@ def publish(staging: Staging) -> None:
     """
     target, store = staging.target, staging.store
     with target_errors(target.path):
-        if not store.timer_wheel.exists():
-            return  # an earlier call came to its end
+        if not store.timer_wheel.exists():  # an earlier call came to its last rename
+            sync_directory(target.path)
+            return
         forbid_start(target)
         sync_directory(target.own)
         for name in _PUBLISHED_FIRST:

@@ -5,6 +5,7 @@ file, and every name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from migrate.convert import convert_merged
 from migrate.finished_target import WRITTEN_NAME
 from migrate.settings import HIERARCHY, WHEEL
 from tests.migrate.disk_watch import DiskWatch, watching
-from tests.migrate.stopped_conversions import Stopped, made_merge, stopping_at
+from tests.migrate.stopped_conversions import MARKER, Stopped, made_merge, stopping_at
 from tests.migrate.written_wheels import messages, write
 
 
@@ -70,6 +71,33 @@ def test_whoever_goes_on_waits_for_what_another_has_written(
     with pytest.raises(Stopped):
         convert_merged(asked, progress=stopping_at(stage))
     assert watched(asked[0].target, lambda: convert_merged(asked)) == ["around it"]
+
+
+@pytest.mark.parametrize("engine", [WHEEL, HIERARCHY])
+def test_whoever_comes_after_the_last_rename_waits_for_its_name(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = made_merge(tmp_path, 1, engine=engine)[0]
+    target, real_replace = options.target, os.replace
+    loose: list[str] = []
+
+    def stop_behind_the_wheel(one: Path, other: Path) -> None:
+        real_replace(one, other)
+        if other == target / "timerwheel" and (target / "commitlog").exists():
+            raise Stopped
+
+    def look(watch: DiskWatch, name: Path) -> None:
+        if name == target / MARKER:
+            loose.extend(watch.loose(target, but=target / "delaywheel"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop_behind_the_wheel)
+        with pytest.raises(Stopped):
+            convert_merged([options])
+    with watching(look):
+        convert_merged([options])
+    assert "commitlog" in loose  # all in it was waited for before the first rename
+    assert "." not in loose
 
 
 def test_everything_of_a_written_wheel_is_on_the_disk_before_the_first_rename(

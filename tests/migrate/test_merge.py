@@ -32,6 +32,7 @@ from migrate.retire import retire
 from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.verify import verify
+from migrate.verify_alone import verify_alone
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.variant_b_checker import read_target
 from tests.migrate.conversions import (
@@ -91,6 +92,8 @@ def test_every_message_of_every_source_is_in_the_target_once(members: list[Conve
     checked_target(attrs.evolve(members[0], source=members[1].source))
     assert len(read_target(members[0].target, precision_ms=1000)) == 50
     assert verified(members) == [25, 7, 18]
+    alone = verify_alone(members[0].target, spark=None)
+    assert (alone.is_clean, alone.converted) == (True, 50)
     assert [one.total("converted") for one in report.sources] == [25, 7, 18]
     assert [one.target_queue_offset for one in report.sources] == [0, 25, 32]
     assert report.total("converted") == report.total("pending") == 50
@@ -181,6 +184,18 @@ def test_a_source_in_which_nothing_waits_is_no_hindrance(tmp_path: Path) -> None
     report = convert_merged(members)
     assert verified(members) == [25, 0, 7]
     assert [one.due_min_ms is None for one in report.sources] == [False, True, False]
+
+
+def test_sources_without_a_log_are_told_by_their_places(tmp_path: Path) -> None:
+    members = [build(tmp_path, "north")]
+    for name in ("none", "nothing"):
+        build_level_store(tmp_path / name, [])
+        (tmp_path / name / "commitlog").mkdir(exist_ok=True)
+        for log in (tmp_path / name / "commitlog").iterdir():
+            log.unlink()
+        members.append(options_for(tmp_path, source=tmp_path / name))
+    convert_merged(members)
+    assert verified(members) == [25, 0, 0]
 
 
 def test_options_of_one_source_are_for_it_alone(members: list[ConvertOptions]) -> None:
