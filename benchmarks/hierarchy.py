@@ -138,10 +138,18 @@ def opening_text(runs: list[dict[str, Any]]) -> str:
     return table(head, rows)
 
 
+def length_text(ms: int) -> str:
+    """A length of time for people.
+
+    >>> [length_text(ms) for ms in (600_000, 40_000, 90_000, 1_500)]
+    ['10 min', '40 s', '90 s', '1.5 s']
+    """
+    return f"{ms // 60_000} min" if ms % 60_000 == 0 else f"{ms / 1_000:g} s"
+
+
 def report_text(measured: dict[str, Any]) -> str:
     """Everything for people."""
-    run = measured["steady"][0]
-    longest = f"{measured['longest_delay_ms'] / 60_000:g} min"
+    run, longest = measured["steady"][0], length_text(measured["longest_delay_ms"])
     return f"""# The hierarchical wheel
 
 {facts_text(measured["facts"])}

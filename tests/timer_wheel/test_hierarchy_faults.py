@@ -7,12 +7,15 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
-from message_store.errors import TargetError
+from message_store.byte_column import Int64s
+from message_store.errors import BadFieldError, TargetError
+from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
 from message_store.message import LOCAL_HOST, StoredMessage
 from message_store.message_codec import body_crc, encode_message
@@ -20,8 +23,8 @@ from message_store.properties import TIMER_TOPIC
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from tests.faults.engines import SMALL, open_hierarchy
-from timer_wheel import HierarchicalWheelStore
-from timer_wheel.hierarchy import hierarchy_turn
+from timer_wheel import HierarchicalWheelStore, wheel_recovery
+from timer_wheel.hierarchy import hierarchy_opening, hierarchy_turn, timer_index, waiting_rows
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.ownership import index_path
 
@@ -292,6 +295,96 @@ def test_a_torn_end_of_the_write_ahead_log_costs_nothing(folder: Path, clock: Ma
     with opened(folder, clock) as store:
         run_to_the_end(store, clock)
         assert consumed(store) == bodies(0, 60)
+
+
+def test_what_was_delivered_long_before_a_kill_is_known_without_a_flush(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody flushes, and yet the log need not be looked through from its beginning."""
+    monkeypatch.setattr(timer_index, "_MUCH_LOG_BYTES", 20_000)
+    looked_through: list[int] = []
+    find = wheel_recovery.copies_in_log
+
+    def counted(log: LiveLog, begin: int) -> Int64s:
+        looked_through.append(log.end - begin)
+        return find(log, begin)
+
+    monkeypatch.setattr(hierarchy_opening, "copies_in_log", counted)
+    store = opened(folder, clock)
+    for first in range(0, 1_000, 50):
+        put(store, first, first + 50)
+        clock.tick(20_000)
+        store.advance(clock.now_ms())
+    before = consumed(store)
+    log_bytes = store.live.log.end
+    store.abandon()
+    with opened(folder, clock) as store:
+        assert looked_through[-1] < 60_000 < log_bytes
+        assert consumed(store) == before
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 1_000)
+
+
+def test_many_messages_of_one_slot_stand_in_blocks_of_a_bounded_size(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_rows, "BLOCK_ROWS", 16)
+    store = opened(folder, clock)
+    for number in range(100):
+        store.schedule(Message("orders", b"body %d" % number), AtMs(START_MS + 7_200_000))
+    handle = store.schedule(Message("orders", b"taken back"), AtMs(START_MS + 7_200_000)).handle
+    store.flush()
+    db = store._index.db
+    assert [len(block.rows) for block in db.blocks("hours")] == [16] * 6 + [5]
+    assert store.cancel(handle) is Cancellation.CANCELLED
+    store.abandon()
+    with opened(folder, clock) as store:
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 100)
+
+
+def test_what_was_stored_again_right_before_a_kill_comes_once(
+    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that waits only what is wanted for one of their times is held against the copies."""
+    settings = StoreSettings(
+        commit_log_file_bytes=16 << 10,
+        queue_file_bytes=SMALL.queue_file_bytes,
+        retention_ms=6 * 3_600_000,
+    )
+    store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+    put(store, 0, 60, step_ms=3_600_000)
+    clock.tick(5 * 3_600_000)
+    put(store, 60, 300, step_ms=3_600_000)
+    store.flush()
+    clock.tick(2 * 3_600_000)
+    came = Counter(each.message.body for each in store.advance(clock.now_ms()))
+    stored_again = store.live.queue(TIMER_TOPIC, 0).max_offset - 300
+    assert 20 < stored_again < 80
+    store.abandon()
+    held: list[int] = []
+    which = wheel_recovery.which_are_done
+
+    def counted(log: LiveLog, offsets: Int64s, *more: Any) -> Any:
+        held.append(len(offsets))
+        return which(log, offsets, *more)
+
+    monkeypatch.setattr(hierarchy_opening, "which_are_done", counted)
+    store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+    assert held[-1] <= 3 * stored_again + came.total()
+    assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+    while (next_ms := store.next_due_ms()) is not None:
+        clock.tick(max(0, next_ms - clock.now_ms()))
+        came += Counter(each.message.body for each in store.advance(clock.now_ms()))
+    assert came == bodies(0, 300)
+    store.close()
+
+
+def test_a_brokers_way_to_repeat_is_refused(folder: Path, clock: ManualClock) -> None:
+    settings = StoreSettings(repeat_after_kill=True)
+    with pytest.raises(BadFieldError, match="a hierarchical wheel never repeats"):
+        HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+    assert not folder.exists()
 
 
 def test_check_notices_an_index_that_says_otherwise_than_the_queue(

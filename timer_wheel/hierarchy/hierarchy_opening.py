@@ -156,9 +156,18 @@ def _account(index: TimerIndex, copies_from: int) -> None:
     if not copies[IS_ROLL].any():
         index.waiting.drop_near(_done(index, near, copies))
         return
-    rows = together(list(index.waiting.parts()))  # it may be wanted at any time
+    rows = _of_rolled(together(list(index.waiting.parts())), copies, index.waiting.hands.second_ms)
     gone = int64s(rows["queue_offset"])[_done(index, rows, copies)]
     index.waiting.take_out(lambda some: np.isin(some["queue_offset"], gone))
+
+
+def _of_rolled(rows: Rows, copies: Int64s, second_ms: int) -> Rows:
+    """Of all that waits what these copies may be copies of: what was due by then, and what is
+    wanted for the same time as one that was stored again, which is among the rows itself.
+    """
+    is_new = np.isin(rows["commit_log_offset"], copies[OFFSET][copies[IS_ROLL] != 0])
+    may_be = np.isin(rows["due_ms"], np.unique(rows["due_ms"][is_new]))
+    return rows[may_be | (rows["due_ms"] < second_ms)]
 
 
 def _done(index: TimerIndex, rows: Rows, copies: Int64s) -> Bools:

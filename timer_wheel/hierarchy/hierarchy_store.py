@@ -16,7 +16,7 @@ from message_store.clock import Clock
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Finding, Pending
 from message_store.dialect import Dialect
-from message_store.errors import DelayStoreError
+from message_store.errors import BadFieldError, DelayStoreError
 from message_store.live_store import LiveStore
 from message_store.log_deliveries import LogDeliveries
 from message_store.recall_handle import RecallHandle
@@ -74,8 +74,13 @@ class HierarchicalWheelStore(TimerStore):
         ``precision_ms`` is the one that the store was made with, or 1, when it is None. ``wheel``
         takes what ``HierarchySettings`` has. Raises StoreLockedError when somebody has it open,
         SourceError for one that cannot be written to, whose messages were promised for coarser
-        slots, or wait in a broker's RocksDB timeline.
+        slots, or wait in a broker's RocksDB timeline, BadFieldError for ``repeat_after_kill``:
+        there is no broker whose way that were.
         """
+        if settings.repeat_after_kill:
+            raise BadFieldError(
+                "repeat_after_kill: a hierarchical wheel never repeats", expected=False, found=True
+            )
         refuse_waiting_timeline(StoreRoot(Path(path)))
         store = LiveStore.open(
             path, clock=clock, dialect=dialect, settings=settings, level_table=levels

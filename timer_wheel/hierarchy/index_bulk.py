@@ -39,7 +39,7 @@ _Pairs = Iterable[tuple[bytes, bytes]]
 
 
 def write_waiting(path: Path, rows: Rows) -> None:
-    """A table of messages for the hour wheel, a block for each slot. Raises TargetError."""
+    """A table of messages for the hour wheel, in blocks by slot. Raises TargetError."""
     _write_table(
         path,
         (

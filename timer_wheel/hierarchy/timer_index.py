@@ -27,6 +27,7 @@ from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
 _PIECE = 1 << 17
 _MANY = 1 << 20
+_MUCH_LOG_BYTES = 256 << 20
 _PROBLEMS_KEPT = 1_000
 
 
@@ -166,6 +167,7 @@ class TimerIndex:
 
     def written(self, batch: Batch) -> None:
         """The batch was written."""
+        self._written_log_end = batch.state.log_end
         self.waiting.written(batch.writing)
         self.marks.written(batch.marks)
         if batch.ids_end is not None:
@@ -173,10 +175,13 @@ class TimerIndex:
         self.is_writing = False
 
     def relieve(self) -> None:
-        """Let the database take what is in memory when it is much; not durably: whoever finds the
+        """Let the database take what is in memory when it is much, or when the log has grown so
+        that it would take long to find there what was delivered. Not durably: whoever finds the
         database ahead of a log that has lost its end makes it again.
         """
-        if self.waiting.in_memory > _MANY and not self.is_writing:
+        is_much = self.waiting.in_memory > _MANY
+        is_much |= self.store.log.end - self._written_log_end > _MUCH_LOG_BYTES
+        if is_much and not self.is_writing:
             self.write_now(durably=False)
 
     def write_now(self, *, durably: bool, tidies: bool = False) -> None:

@@ -18,6 +18,9 @@ from timer_wheel.hierarchy.index_layouts import (
 )
 from timer_wheel.timer_rows import Bools, TimerFacts
 
+BLOCK_ROWS = 1 << 15
+"""How many messages of one slot stand together at most."""
+
 
 def no_rows(count: int = 0) -> Rows:
     """Rows of zeros."""
@@ -73,7 +76,9 @@ def in_order(rows: Rows) -> Rows:
 
 
 def by_slot(rows: Rows, wheel: Wheel) -> Iterator[tuple[int, Rows]]:
-    """The rows of each slot that holds any, in order of the queue."""
+    """The rows of each slot that holds any, in order of the queue; many in parts, so that nobody
+    has to read an hour to know of a second.
+    """
     if not len(rows):
         return
     if not (np.diff(rows["queue_offset"]) > 0).all():
@@ -86,4 +91,5 @@ def by_slot(rows: Rows, wheel: Wheel) -> Iterator[tuple[int, Rows]]:
     slots, rows = slots[order], rows[order]
     begins = np.flatnonzero(np.concatenate([[True], slots[1:] != slots[:-1]]))
     for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(rows)], strict=True):
-        yield int(slots[begin]), rows[begin:end]
+        for part in range(begin, end, BLOCK_ROWS):
+            yield int(slots[begin]), rows[part : min(end, part + BLOCK_ROWS)]
