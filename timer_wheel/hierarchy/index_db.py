@@ -33,7 +33,7 @@ from timer_wheel.hierarchy.index_layouts import (
 )
 
 _WRITE_BUFFER_BYTES = 32 << 20
-_WAL_BYTES = 128 << 20
+_WAL_BYTES = 64 << 20
 _BLOCK_BYTES = 16 << 10
 _FORMAT_VERSION = 5
 _T = TypeVar("_T")
