@@ -272,7 +272,10 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
         yield "where it was put. Whether it was right can be told only before the first start"
         return
     if not report.is_clean:
-        if report.missing and not report.whole_log:
+        if report.unexpected and not report.converted:
+            yield "nothing that waits in the source is in the target: that was made from another"
+            yield "store, or the source was retired or used since"
+        elif report.missing and not report.whole_log:
             yield "a lost or shortened level queue may be the reason: convert anew with --whole-log"
         yield "do not start a broker on this target"
         return

@@ -57,6 +57,10 @@ def usage_error(result: Result, *sentences: str) -> None:
 
 WHOLE = "every message is there, once, unchanged and at its time"
 ELSEWHERE = "the other messages were left out on purpose and wait only in the source"
+ANOTHER_STORE = [
+    "nothing that waits in the source is in the target: that was made from another",
+    "store, or the source was retired or used since",
+]
 NO_BROKER = "do not start a broker on this target"
 
 
@@ -85,6 +89,7 @@ NO_BROKER = "do not start a broker on this target"
         ),
         ({"missing": 1, "whole_log": True}, [NO_BROKER]),
         ({"unexpected": 1}, [NO_BROKER]),
+        ({"converted": 0, "missing": 2, "unexpected": 3}, [*ANOTHER_STORE, NO_BROKER]),
     ],
 )
 def test_the_verdict_is_about_what_was_looked_at(

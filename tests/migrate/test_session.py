@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 _INTERRUPTED = """
 import os, signal, threading
 from migrate.session import spark_session
-signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+signal.signal(signal.{number}, signal.default_int_handler)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.{number})).start()
 try:
     with spark_session("local[1]"):
         print("started")
@@ -41,9 +41,10 @@ def children_of(group: int) -> list[str]:
 
 
 @pytest.mark.spark
-def test_ctrl_c_while_the_jvm_is_born_leaves_none_behind() -> None:
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_while_the_jvm_is_born_leaves_none_behind(number: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", _INTERRUPTED],
+        [sys.executable, "-c", _INTERRUPTED.format(number=number)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
