@@ -56,10 +56,9 @@ def open_timers(
     segments = LiveSegments(
         store.root.timer_log, store.settings.timer_log_file_bytes, root=store.root.path
     )
-    log = LiveTimerLog(segments)
     files = WheelFiles(store.root, store.clock, snapshots=bool(wheel.get("snapshots")))
     try:
-        return _open(store, log, files, precision_ms, wheel, waiting)
+        return _open(store, LiveTimerLog(segments), files, precision_ms, wheel, waiting)
     except BaseException:
         segments.close()
         files.close()
