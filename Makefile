@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop faults pysparks lint format docs bench clean java broker
+.PHONY: help demo test interop faults pysparks lint format docs bench clean java broker strace
 SHELL := /bin/bash
 
 BIN := .venv/bin
@@ -16,13 +16,13 @@ demo: $(INSTALLED) java  ## convert the small real store that ships with the pro
 	$(BIN)/delaywheel demo
 	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
-test: $(INSTALLED) java broker  ## run the tests, but for the slow ones and most of those against real brokers
+test: $(INSTALLED) java broker strace  ## run the tests, but for the slow ones and most of those against real brokers
 	$(PYTEST) -m "not matrix and not slow"
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
 	$(PYTEST) -m interop
 
-faults: $(INSTALLED) java  ## run the slow tests: stores and runs that are killed, torn, filled up
+faults: $(INSTALLED) java strace  ## run the slow tests: stores and runs that are killed, torn, filled up
 	$(PYTEST) -m "slow and not interop"
 
 pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest and on the newest PySpark that we claim
@@ -58,8 +58,8 @@ SAMPLE := $(BIN)/delaywheel compare --workload burst --messages 50000 --delays 9
 
 bench: $(INSTALLED) java broker  ## run every benchmark, an hour, and write docs/PERFORMANCE.md; wants a quiet machine
 	@failed=0; for run in $(BENCHES); do \
-	  echo "== $$run"; timeout 1200 $(BIN)/python -m benchmarks.$$run || failed=1; done; \
-	command -v mvn >/dev/null && { timeout 300 $(SAMPLE) || failed=1; }; \
+	  echo "== $$run"; timeout --foreground 1200 $(BIN)/python -m benchmarks.$$run || failed=1; done; \
+	command -v mvn >/dev/null && { timeout --foreground 300 $(SAMPLE) || failed=1; }; \
 	$(BIN)/python -m docs.generate_performance; exit $$failed
 
 clean:  ## remove the environment and everything built or cached
@@ -77,3 +77,6 @@ java:
 
 broker:
 	@.ci/setup broker
+
+strace:
+	@.ci/setup strace
