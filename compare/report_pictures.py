@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -150,8 +151,8 @@ def draw_traffic(engines: Sequence[EngineResult]) -> str:
             )
             colour = _colour(engine.name, number)
             axes.stairs(put, at, fill=True, color="#d9d9d9", label="in")
-            axes.stairs(out, at, fill=True, color=colour, alpha=0.35)
-            axes.stairs(out, at, color=colour, linewidth=1.2, label="out")
+            inside = to_rgba(colour, 0.35)
+            axes.stairs(out, at, fill=True, fc=inside, ec=colour, linewidth=1.2, label="out")
             axes.set_title(engine.name, loc="left", fontsize=9, color=colour)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _place: _rate(rate)))
             axes.set_ylim(0, _top(put.max(initial=0), out.max(initial=0)))
