@@ -26,8 +26,7 @@ from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
 from migrate.report import BadRecord
-from timer_wheel.timer_due import is_overdue
-from timer_wheel.wheel_math import floor_ms
+from migrate.timer_due_times import timer_due_times
 from timer_wheel.wheel_reader import read_wheel_store
 
 NO_LEVEL = 0
@@ -188,16 +187,9 @@ def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:
 
 
 def _wheel_due_ms(record: StoredMessage, row_due_ms: int, precision_ms: int) -> int:
-    """When a message of the wheel is due for good: also after it has rolled.
-
-    A slot is delivered once it is over, so one precision after its time; what our own engine was
-    given when it was due already, since it was stored. A hierarchical wheel knows it itself, and
-    what it leaves to a wheel has times within slots.
-    """
     out_ms = parse_long(record.properties.get(names.TIMER_OUT_MS, ""))
-    if is_overdue(out_ms):
-        return record.store_timestamp_ms
-    return row_due_ms if precision_ms == 1 else floor_ms(out_ms, precision_ms) + precision_ms
+    columns = (np.array([value]) for value in (out_ms, record.store_timestamp_ms, row_due_ms))
+    return int(timer_due_times(*columns, precision_ms)[0])
 
 
 def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:

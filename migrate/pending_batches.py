@@ -33,7 +33,7 @@ from migrate.pending_table import (
 )
 from migrate.property_maps import readable_text, user_properties
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
-from timer_wheel.timer_due import is_overdue
+from migrate.timer_due_times import timer_due_times
 
 KEYS_TYPE = SCHEMA.field("keys").type
 _NUMBER = r"^[+-]?[0-9]{1,18}$"
@@ -191,11 +191,13 @@ def _record_columns(
         outs = _numbers(batch.property(names.TIMER_OUT_MS))
         asked.append((outs, "its time is no number"))
         # what a wheel says of a due time is its slot, where the record does not know better
-        was_due = pa.array(is_overdue(pc.fill_null(outs, 0).to_numpy(zero_copy_only=False)))
-        told_ms = pc.if_else(
-            was_due, pa.array(batch.store_timestamp_ms), pc.add(outs, part.precision_ms)
+        told_ms = timer_due_times(
+            pc.fill_null(outs, 0).to_numpy(zero_copy_only=False),
+            batch.store_timestamp_ms,
+            part.due_ms[rows],
+            part.precision_ms,
         )
-        due_ms = pc.coalesce(told_ms, due_ms)
+        due_ms = pc.if_else(pc.is_null(outs), due_ms, pa.array(told_ms))
     problems = dict(decoded.problems)
     for values, why in asked:
         for at in np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)).tolist():

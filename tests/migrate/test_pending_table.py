@@ -45,6 +45,7 @@ from tests.independent.real_stores import (
     WHEEL_55_CLEAN,
     unpack,
 )
+from tests.migrate.conversions import build_and_convert
 
 NOW_MS = T0 + 20_000
 ITEMS = [
@@ -90,6 +91,24 @@ def test_the_rows_are_what_pending_lists(name: str, tmp_path: Path) -> None:
             names = ("unique_key", "topic", "queue_id", "tags", "level", "due_ms", "size_bytes")
             for each in (*names, "commit_log_offset"):
                 assert row[each] == getattr(message, each), each
+
+
+@pytest.mark.parametrize("engine", [WHEEL, "hierarchy"])
+def test_what_was_converted_is_not_said_to_be_due_earlier_than_it_comes(
+    tmp_path: Path, engine: str
+) -> None:
+    items = [LevelMessage(level=number % 3 + 16, unique_key=f"U{number}") for number in range(9)]
+    converted = build_and_convert(tmp_path, items, to=engine)
+    store, now_ms = converted.target, converted.report.now_ms
+
+    def due(path: Path) -> dict[str | None, int]:
+        listed = pending_messages(path, now_ms=now_ms)
+        return {each.unique_key: each.due_ms for each in listed if isinstance(each, Pending)}
+
+    rows = table(store, WHEEL, TableOptions(now_ms=now_ms))
+    told, asked = due(store), due(converted.options.source)
+    assert {row["unique_key"]: row["due_ms"] for row in rows} == told
+    assert all(asked[key] <= told[key] < asked[key] + 1000 for key in asked)
 
 
 def test_a_record_that_cannot_be_read_is_a_row_that_says_why(store: Path) -> None:
