@@ -41,15 +41,19 @@ DEFAULT_RETENTION_HOURS = 72
 def read_broker_conf(path: Path) -> dict[str, str]:
     """A broker's configuration file, as the broker's ``java.util.Properties`` reads it.
 
-    Raises SourceError when it is not there, FormatError when no broker would start with it.
+    Raises SourceError when it is not there, FormatError when no broker would start with it, or when
+    it sets nothing: some other file, in whose place the defaults would be taken without a word.
     """
     content = read_small_file(path)
     if content is None:
         raise SourceError(f"{path}: no such file; expected a broker's configuration")
     try:
-        return parse_properties(content)
+        conf = parse_properties(content)
     except BadFieldError as error:
         raise BadFieldError(error.problem, path=path, found=error.found) from error
+    if conf and not any(conf.values()):
+        raise BadFieldError("not a broker's configuration: no line says KEY=VALUE", path=path)
+    return conf
 
 
 def positive_number(conf: Mapping[str, str], key: str, default: int) -> int:

@@ -54,6 +54,15 @@ def test_a_configuration_with_which_no_broker_starts_is_refused(tmp_path: Path) 
         read_broker_conf(path)
 
 
+def test_a_file_that_sets_nothing_is_no_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("hello\nworld\n")
+    with pytest.raises(FormatError, match=r"broker.conf: not a broker's configuration"):
+        read_broker_conf(path)
+    path.write_text("# everything is a broker's default\n")
+    assert read_broker_conf(path) == {}
+
+
 def test_what_a_configuration_does_not_say_is_a_broker_s_default() -> None:
     assert TargetSettings.from_conf({}) == TargetSettings()
     assert TargetSettings.from_conf({}, precision_ms=100).precision_ms == 100
