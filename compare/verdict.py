@@ -67,9 +67,12 @@ def _beside_java(ran: Sequence[EngineResult]) -> Iterator[str]:
             continue
         told = []
         if ours.drain_per_second and theirs.drain_per_second:
+            faster, slower = sorted((ours, theirs), key=lambda e: -(e.drain_per_second or 0))
+            times = ours.drain_per_second / theirs.drain_per_second
             told.append(
-                f"drains {ours.drain_per_second / theirs.drain_per_second:,.1f} times what"
-                f" RocketMQ's own does in a second"
+                "drains as fast as RocketMQ's own"
+                if same_speed(faster, slower, "drain_per_second")
+                else f"drains {times:,.1f} times what RocketMQ's own does in a second"
             )
         late = ours.lateness_after_promise_ms, theirs.lateness_after_promise_ms
         if late[0] is not None and late[1] is not None:

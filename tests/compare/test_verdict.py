@@ -43,6 +43,14 @@ def test_ours_stands_beside_rocketmqs_own_of_the_same_kind() -> None:
     ) in said(ours, theirs)
 
 
+@pytest.mark.parametrize("theirs_per_second", [95.0, 105.0])
+def test_within_the_noise_neither_ours_nor_rocketmqs_own_is_faster(
+    theirs_per_second: float,
+) -> None:
+    told = said(an_engine("wheel", 100.0, 30.0), an_engine("java-wheel", theirs_per_second, 40.0))
+    assert any(each.startswith("wheel drains as fast as RocketMQ's own and has") for each in told)
+
+
 def test_engines_of_different_kinds_are_not_set_side_by_side() -> None:
     told = said(an_engine("levels", 900.0, 30.0), an_engine("java-wheel", 100.0, 40.0))
     assert not any("RocketMQ's own" in sentence for sentence in told)
