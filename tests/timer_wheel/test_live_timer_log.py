@@ -256,3 +256,30 @@ def test_delete_markers_are_taken_off_the_count_of_a_slot(tmp_path: Path) -> Non
     log.append(rows_of((OUT_MS, 1, 1, 200), (OUT_MS, 3, 2, 200), (OUT_MS, 5, 3, 200)), wheel)
     assert wheel.unit_count(OUT_MS) == 1
     assert wheel.unit_count(OUT_MS + 1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("last_offsets", "log_min_offset", "count"),
+    [
+        ((100, 200, 300), 0, 0),
+        ((100, 200, 300), 100, 0),
+        ((100, 200, 300), 101, 1),
+        ((100, 200, 300), 201, 2),
+        # The last file stays whatever it points at.
+        ((100, 200, 300), 10_000, 2),
+        # The first file that stays ends the search.
+        ((300, 100, 300), 200, 0),
+    ],
+)
+def test_cleanup_deletes_files_whose_last_record_is_gone(
+    tmp_path: Path, last_offsets: tuple[int, ...], log_min_offset: int, count: int
+) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    for last_offset in last_offsets:
+        offsets = (1, 2, 3, last_offset)
+        log.append(rows_of(*((OUT_MS, 1, offset, 203) for offset in offsets)), wheel)
+    starts = list(log.segments.starts)
+    deleted = log.delete_expired(log_min_offset)
+    assert [int(path.name) for path in deleted] == starts[:count]
+    assert log.segments.starts == starts[count:]
+    log.segments.close()
