@@ -68,7 +68,7 @@ _ENGINE_OPTIONS = (
     ),
     click.option(
         "--precision-ms",
-        type=click.Choice([*PRECISIONS, TO_THE_MILLISECOND]),
+        type=click.Choice([TO_THE_MILLISECOND, *PRECISIONS]),
         help="How wide a slot of the wheel is; of a store that is there, it must be the same. 1,"
         " of the hierarchy, is to the millisecond.",
     ),
