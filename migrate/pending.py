@@ -188,8 +188,8 @@ def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:
 
 def _wheel_due_ms(record: StoredMessage, row_due_ms: int, precision_ms: int) -> int:
     out_ms = parse_long(record.properties.get(names.TIMER_OUT_MS, ""))
-    columns = (np.array([value]) for value in (out_ms, record.store_timestamp_ms, row_due_ms))
-    return int(timer_due_times(*columns, precision_ms)[0])
+    out, stored, row_due = np.array([[out_ms], [record.store_timestamp_ms], [row_due_ms]])
+    return int(timer_due_times(out, stored, row_due, precision_ms)[0])
 
 
 def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:
