@@ -9,7 +9,7 @@ import pytest
 
 from message_store import ManualClock
 from message_store.store_root import StoreRoot
-from tests.independent.real_stores import TIMELINE_55_CRASH, unpack
+from tests.independent.real_stores import TIMELINE_54_CRASH, TIMELINE_55_CRASH, unpack
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.timeline import timeline_directory
@@ -76,7 +76,7 @@ def test_the_place_in_the_queue_is_found_where_a_rebuilt_queue_has_moved_entries
     assert what_comes(builder) == Counter("ABCD")
 
 
-@pytest.mark.parametrize("name", [TIMELINE_55_CRASH])
+@pytest.mark.parametrize("name", [TIMELINE_54_CRASH, TIMELINE_55_CRASH])
 @pytest.mark.parametrize("engine", [WheelStore, HierarchicalWheelStore])
 def test_an_engine_goes_on_where_a_timeline_was_lost_with_its_memory(
     tmp_path: Path, engine: type[WheelStore], name: str
