@@ -72,25 +72,21 @@ class GroupSync:
 
         Raises what ``work`` raises; the others then try for themselves.
         """
-        with self._change:
-            wanted = self._started + 1
-            while self._finished < wanted:
-                if not self._is_running:
-                    break
-                self._change.wait()
-            else:
-                return
-            self._started += 1
-            number = self._started
-            self._is_running = True
+        number = done = 0
         try:
+            with self._change:
+                wanted = self._started + 1
+                while self._is_running and self._finished < wanted:
+                    self._change.wait()
+                if self._finished >= wanted:
+                    return
+                self._started = number = self._started + 1
+                self._is_running = True
             self._work()
             done = number
-        except BaseException:
-            done = 0
-            raise
-        finally:
-            with self._change:
-                self._is_running = False
-                self._finished = max(self._finished, done)
-                self._change.notify_all()
+        finally:  # also after an interrupt in front of the work: nobody else would ever begin
+            if number:
+                with self._change:
+                    self._is_running = False
+                    self._finished = max(self._finished, done)
+                    self._change.notify_all()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def started(group: GroupSync, count: int) -> list[threading.Thread]:
             failed.append(1)
 
     failed: list[int] = []
-    threads = [threading.Thread(target=run) for _ in range(count)]
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     return threads
@@ -72,3 +73,23 @@ def test_a_run_that_failed_was_none_for_those_who_wait() -> None:
     group.run()
     group.run()
     assert work.count == 3
+
+
+def test_an_interrupt_in_front_of_the_work_keeps_nobody_waiting() -> None:
+    interrupts = [KeyboardInterrupt]
+
+    class Change(threading.Condition):
+        def __exit__(self, *error: Any) -> None:
+            super().__exit__(*error)
+            if interrupts:
+                raise interrupts.pop()
+
+    work = Work()
+    work.may_end.release()
+    group = GroupSync(work)
+    group._change = Change()
+    with pytest.raises(KeyboardInterrupt):
+        group.run()
+    [later] = started(group, 1)
+    later.join(60)
+    assert (later.is_alive(), work.count) == (False, 1)
