@@ -37,6 +37,7 @@ from migrate.row_output import PartStream, RowWriter
 from migrate.seal import seal
 from migrate.staged_output import load_array, sole_writer
 from migrate.target_config import TopicDemand, broker_conf, broker_settings
+from migrate.unit_kernel import fill_units
 from migrate.wheel_staging import (
     DUE,
     SIZE,
@@ -49,7 +50,6 @@ from migrate.wheel_staging import (
 from migrate.written_part import commit_log_blank
 from timer_wheel.placing import place
 from timer_wheel.timer_log import (
-    NO_POSITION,
     TIMER_UNIT,
     blank_bytes,
     unit_position,
@@ -178,37 +178,24 @@ class _StagedRecords:
 
 def _write_units(run: WriteRun, plan: Plan, index: Int64s) -> None:
     settings, store = plan.settings, run.staging.store
-    queue = np.empty(len(plan), QUEUE_UNIT.dtype)
-    queue["commit_log_offset"] = plan.log.offsets
-    queue["size_bytes"] = plan.target_sizes
-    queue["tags_code"] = index[TAGS_CODE]
-    with RowWriter(store.timer_queue(), settings.queue_file_bytes) as writer:
-        writer.write_at(0, queue.view(np.uint8).data)
-    units = _timer_units(plan, index)
     file_bytes = settings.timer_log_file_bytes
     in_file = units_per_file(file_bytes)
+    queue = np.empty(len(plan) * QUEUE_UNIT.size, np.uint8)
+    units = np.empty(len(plan) * TIMER_UNIT.size, np.uint8)
+    fill_units(
+        address_of(queue), address_of(units), 0, in_file, file_bytes, plan.write_time_ms,
+        plan.log.offsets, plan.target_sizes, index[TAGS_CODE].astype(np.int32),
+        index[TOPIC_HASH].astype(np.int32), plan.distances, plan.flags, plan.slot_times_ms,
+    )  # fmt: skip
+    with RowWriter(store.timer_queue(), settings.queue_file_bytes) as writer:
+        writer.write_at(0, queue.data)
     with RowWriter(store.timer_log, file_bytes) as writer:
         for begin in range(0, len(plan), in_file):
-            piece = units[begin : begin + in_file]
+            piece = units[begin * TIMER_UNIT.size : (begin + in_file) * TIMER_UNIT.size]
             position = unit_position(begin, file_bytes)
-            writer.write_at(position, piece.view(np.uint8).data)
+            writer.write_at(position, piece.data)
             if begin + in_file < len(plan):
-                writer.write_at(position + len(piece) * TIMER_UNIT.size, blank_bytes(file_bytes))
-
-
-def _timer_units(plan: Plan, index: Int64s) -> NDArray[Any]:
-    before = np.arange(len(plan), dtype=np.int64) - plan.distances
-    positions = unit_position(before, plan.settings.timer_log_file_bytes)
-    units = np.zeros(len(plan), TIMER_UNIT.dtype)
-    units["size_bytes"] = TIMER_UNIT.size
-    units["previous_position"] = np.where(plan.distances == 0, NO_POSITION, positions)
-    units["magic"] = plan.flags
-    units["write_time_ms"] = plan.write_time_ms
-    units["delay_ms"] = plan.slot_times_ms - plan.write_time_ms
-    units["commit_log_offset"] = plan.log.offsets
-    units["record_size_bytes"] = plan.target_sizes
-    units["topic_hash"] = index[TOPIC_HASH]
-    return units
+                writer.write_at(position + len(piece), blank_bytes(file_bytes))
 
 
 def _demands(staged: Sequence[StagedRows]) -> dict[str, TopicDemand]:
