@@ -28,11 +28,11 @@ USAGE = 2
 SOURCE_UNREADABLE = 3
 """The source is missing, of a kind that is not read, in use, crashed, or damaged beyond reading."""
 TARGET_UNWRITABLE = 4
-"""The target cannot be written or continued, or there is nothing to write it with (Java, Spark)."""
+"""The target cannot be written or continued, or what it takes is missing: Java, Spark, memory."""
 STOPPED_BY_POLICY = 5
 """Messages would have been left behind: bad records, or a wheel that is not empty."""
 INTERRUPTED = 130
-"""Stopped by Ctrl-C; the same conversion continues."""
+"""Stopped by Ctrl-C or SIGTERM; the same conversion continues."""
 
 PATIENCE_S = 1.5
 """Nobody waits longer than this without being told for what."""
@@ -64,13 +64,15 @@ def exit_code(error: DelayStoreError) -> int:
     )
 
 
-_INTERRUPTED = {
-    "convert": "interrupted; the same command goes on where it stopped",
-    "retire": "interrupted; the same command goes on where it stopped",
-    "rollback": "interrupted; the same command goes on where it stopped",
-    "put-back": "interrupted; the same command goes on where it stopped",
-    "generate": "interrupted; what is there is not a whole store: remove it and begin anew",
+_GOES_ON = "the same command goes on where it stopped"
+_WHEN_STOPPED = {
+    "convert": _GOES_ON,
+    "retire": _GOES_ON,
+    "rollback": _GOES_ON,
+    "put-back": _GOES_ON,
+    "generate": "what is there is not a whole store: remove it and begin anew",
 }
+"""What became of the work of a verb that was stopped in the middle."""
 
 
 class Verbs(click.Group):
@@ -90,8 +92,17 @@ class Verbs(click.Group):
             _output(ctx).failure(error)
             ctx.exit(exit_code(error))
         except KeyboardInterrupt:
-            click.echo(_INTERRUPTED.get(ctx.invoked_subcommand or "", "interrupted"), err=True)
+            _say_stopped("interrupted", ctx)
             ctx.exit(INTERRUPTED)
+        except MemoryError:
+            _say_stopped("out of memory", ctx)
+            ctx.exit(TARGET_UNWRITABLE)
+
+
+def _say_stopped(why: str, ctx: click.Context) -> None:
+    """Why a command stopped, and what that means for its work."""
+    left = _WHEN_STOPPED.get(ctx.invoked_subcommand or "")
+    click.echo(why if left is None else f"{why}; {left}", err=True)
 
 
 @contextmanager

@@ -289,6 +289,16 @@ def test_only_a_conversion_promises_to_go_on(
     assert ("goes on where it stopped" in result.stderr) is goes_on
 
 
+def test_too_little_memory_is_no_bug(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: object, **_named: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("migrate.inspect_store.inspect_store", fail)
+    result = run("inspect", store)
+    assert result.exit_code == cli.TARGET_UNWRITABLE
+    assert result.stderr.splitlines()[-1] == "out of memory"
+
+
 # --- where results go -----------------------------------------------------------------------------
 
 
