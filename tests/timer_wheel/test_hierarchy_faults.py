@@ -22,11 +22,14 @@ from message_store.message_codec import body_crc, encode_message
 from message_store.properties import TIMER_TOPIC
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from tests.faults.disk_events import Name, Write, recording
 from tests.faults.engines import SMALL, open_hierarchy
+from tests.faults.power_cut import loose
 from timer_wheel import HierarchicalWheelStore, wheel_recovery
 from timer_wheel.hierarchy import hierarchy_opening, hierarchy_turn, timer_index, waiting_rows
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.ownership import index_path
+from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 
 START_MS = 1_793_000_000_000
 
@@ -486,6 +489,46 @@ def test_what_waits_for_weeks_outlives_its_file_and_keeps_order_and_handle(
         store.close()
 
 
+def test_a_log_file_goes_when_what_was_in_it_is_on_the_disk_elsewhere(
+    folder: Path, clock: ManualClock
+) -> None:
+    """Else a loss of power could take the copy as well; and an index that leads to what is gone
+    would tell of losses that are none.
+    """
+    settings = StoreSettings(
+        commit_log_file_bytes=16 << 10,
+        queue_file_bytes=SMALL.queue_file_bytes,
+        retention_ms=6 * 3_600_000,
+    )
+    with recording(folder) as recorder:
+        store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+        put(store, 0, 150, step_ms=600_000)
+        store.flush()
+        for _ in range(6):
+            clock.tick(5 * 3_600_000)
+            store.advance(clock.now_ms())
+        store.abandon()
+    events = recorder.events
+    in_log = {
+        event.file
+        for event in events
+        if isinstance(event, Name) and event.path.startswith("commitlog/")
+    }
+    removals = [
+        moment
+        for moment, event in enumerate(events)
+        if isinstance(event, Name) and event.path.startswith("commitlog/") and event.file is None
+    ]
+    assert removals
+    for moment in removals:
+        waiting = [events[index] for index in loose(events, moment).data]
+        assert [each for each in waiting if isinstance(each, Write) and each.file in in_log] == []
+    store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+    run_to_the_end(store, clock)
+    assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+    store.close()
+
+
 # --- an interrupt in the middle -------------------------------------------------------------------
 
 
@@ -523,6 +566,37 @@ def test_a_turn_that_is_interrupted_behind_the_log_is_found_there_when_the_store
     with opened(folder, clock) as store:
         run_to_the_end(store, clock)
         assert consumed(store) == bodies(0, 20)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_flush_that_is_interrupted_around_the_database_can_be_done_again(
+    folder: Path, clock: ManualClock, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 40)
+    handle = store.schedule(Message("orders", b"taken back"), AfterMs(30_000)).handle
+    clock.tick(1_000)
+    store.advance(clock.now_ms())
+    write = TimerIndex.write
+
+    def interrupted(index: TimerIndex, batch: Batch, *, durably: bool) -> None:
+        if is_written:
+            write(index, batch, durably=durably)
+        interrupt()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TimerIndex, "write", interrupted)
+        patch.setattr(timer_index, "SPILL", 1)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+    clock.tick(4_000)
+    store.advance(clock.now_ms())
+    store.flush()
+    store.close()
+    with opened(folder, clock) as store:
+        assert store.cancel(handle) is Cancellation.CANCELLED
+        run_to_the_end(store, clock)
+        assert consumed(store) == bodies(0, 40)
 
 
 def test_properties_say_when_as_brokers_clients_do(folder: Path, clock: ManualClock) -> None:

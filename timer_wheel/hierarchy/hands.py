@@ -77,6 +77,7 @@ class WaitingMessages:
         self._fresh: list[Rows] = []
         self._loaded: dict[_Place, None] = {}  # stand in the database, and here
         self._on_their_way: frozenset[_Place] = frozenset()  # the same, from any moment on
+        self._being_written: Writing | None = None
         self._first_fresh_ms = _NEVER
         self._first_stored_ms: int | None = None  # not known
 
@@ -233,6 +234,9 @@ class WaitingMessages:
         """Let a batch take what is in memory to the database, where all of it stands in the queue
         before ``queue_end``.
         """
+        if self._being_written is not None:  # an interrupt: nobody knows if that was written
+            left = (*self._being_written.near, *self._being_written.far)
+            self._loaded |= dict.fromkeys(left)
         for place in self._loaded:
             batch.drop_block(*place)
         far = self._put(together(self._fresh), self.hands, batch)
@@ -241,13 +245,16 @@ class WaitingMessages:
             for slot_ms, rows in by_slot(self.near(), SECONDS)
         ]
         self._on_their_way = frozenset(far)
-        return Writing(self.hands, queue_end, near, far, len(self._loaded))
+        writing = Writing(self.hands, queue_end, near, far, len(self._loaded))
+        self._being_written = writing
+        return writing
 
     def written(self, writing: Writing) -> None:
         """The batch was written. What has come near since then stays in memory; all else that it
         took is in the database alone.
         """
         self._on_their_way, self._first_stored_ms = frozenset(), None
+        self._being_written = None
         since = list(self._loaded)[writing.loaded :]
         since += [place for place in writing.far if place[1] < self._hand_at(place[0])]
         self._loaded = dict.fromkeys([*writing.near, *since])

@@ -68,8 +68,9 @@ class IdIndex:
 
     def put_all(self, batch: IndexBatch) -> None:
         """Let a batch take all that is in memory to the database; ``written`` says that it did."""
-        self._being_written, self._new = [np.concatenate([_NONE, *self._new])], []
-        [ids] = self._being_written
+        # What an interrupt left of an earlier batch, of which nobody knows if it was written, too.
+        ids = np.concatenate([_NONE, *self._being_written, *self._new])
+        self._being_written, self._new = [ids], []
         buckets = ids["key_hash"] & (_BUCKETS - 1)
         eras = ids["queue_offset"] >> ERA_BITS
         order = np.lexsort((ids["queue_offset"], buckets, eras))
