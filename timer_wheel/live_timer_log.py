@@ -18,6 +18,7 @@ from message_store.live_segments import LiveSegments
 from message_store.raw_memory import address_of
 from message_store.record_layout import MAGIC_BLANK
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.timer_due import OVERDUE_MARK_MS
 from timer_wheel.timer_log import NO_POSITION, TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import (
@@ -190,25 +191,29 @@ class LiveTimerLog:
 
     def rehang(self, kept: TimerRows, taken: TimerRows, wheel: LiveWheel) -> None:
         """Make the chain of one slot that of the ``kept`` units alone, and put the ``taken`` ones
-        into the last slot that is over, so that nobody who reads the log finds them again.
+        away.
         """
         slot = int(taken.slot_time_ms[0]) // wheel.precision_ms
         before = NO_POSITION
         for position in kept.position.tolist():
-            self._overwrite(position, "previous_position", before)
+            self._overwrite(position, previous_position=before)
             before = position
-        past_ms = wheel.hand_ms - wheel.precision_ms
-        for position, write_ms in zip(
-            taken.position.tolist(), taken.write_time_ms.tolist(), strict=True
-        ):
-            self._overwrite(position, "delay_ms", past_ms - write_ms)
+        self.put_away(taken, wheel.hand_ms - wheel.precision_ms)
         count = len(kept) - 2 * int(kept.is_marker.sum())
         wheel.set_slot(slot, kept.position, count)
 
-    def _overwrite(self, position: int, name: str, value: int) -> None:
-        field = next(field for field in TIMER_UNIT.fields if field.name == name)
-        data = Layout(name, (field,)).encode(**{name: value})
-        self.segments.write_at(position + TIMER_UNIT.offset_of(name), data)
+    def put_away(self, rows: TimerRows, past_ms: int) -> None:
+        """Put units into a slot that is over, so that no reader takes them for what waits; by the
+        mark of what was overdue a search of the log still comes upon them.
+        """
+        for position in rows.position.tolist():
+            self._overwrite(position, write_time_ms=past_ms, delay_ms=OVERDUE_MARK_MS)
+
+    def _overwrite(self, position: int, **values: int) -> None:
+        """Write fields of a unit, which stand side by side, at once."""
+        fields = tuple(field for field in TIMER_UNIT.fields if field.name in values)
+        data = Layout("part of a unit", fields).encode(**values)
+        self.segments.write_at(position + TIMER_UNIT.offset_of(fields[0].name), data)
 
     # --- reading ----------------------------------------------------------------------------------
 

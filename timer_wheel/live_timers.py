@@ -192,7 +192,21 @@ class LiveTimers:
         is_done = np.isin(rest.rows.commit_log_offset, self.done)
         self.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
         self._take_done_off()
+        self._put_passed_away()
         self.save()
+
+    def _put_passed_away(self) -> None:
+        """Take what the hand had passed before it moved back out of its slots in the log, where a
+        broker would find it again.
+        """
+        hand_ms, until_ms = self.wheel.hand_ms, self._repeating_until_ms
+        if hand_ms >= until_ms:
+            return
+        waiting, _ = self.log.walk(self.wheel, self.wheel.used_slots(until_ms))
+        for rows in self.log.all_units():
+            is_passed = (rows.slot_time_ms >= hand_ms) & (rows.slot_time_ms < until_ms)
+            is_passed &= ~np.isin(rows.position, waiting.position)
+            self.log.put_away(rows.rows(is_passed), hand_ms - self.precision_ms)
 
     def _take_done_off(self) -> None:
         """Take what was dealt with out of its slots: a broker would do it again."""

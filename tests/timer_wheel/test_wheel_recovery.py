@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import AfterMs, AtMs, ManualClock, Message, Severity
+from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Severity
 from message_store.message import StoredMessage
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
@@ -240,6 +240,34 @@ def test_overdue_messages_lie_ahead_of_the_hand_where_a_starting_broker_reads(
         assert unit.slot_time_ms >= check.last_read_time_ms
     again = open_store(tmp_path, clock)
     assert len(again.advance(clock.now_ms())) == 3
+    again.close()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_came_by_a_clock_that_was_ahead_is_found_by_no_broker_after_a_close(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """The hand moves back for what is scheduled by the right clock, over slots that are done."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    receipts = [
+        store.schedule(Message("orders", b"", unique_key=f"CAME{n}"), AfterMs(10_000 * n))
+        for n in range(1, 6)
+    ]
+    assert store.cancel(receipts[4]) is Cancellation.CANCELLED
+    assert len(store.advance(START_MS + 100_000)) == 4
+    store.schedule(Message("orders", b"", unique_key="WAITS"), AfterMs(5_000))
+    store.schedule(Message("orders", b"", unique_key="BESIDE"), AfterMs(10_000))
+    assert list(store.advance(START_MS + 1_000)) == []
+    if is_killed:
+        store.abandon()
+        store = open_store(tmp_path, clock)
+    store.close()
+    assert found_by_a_broker(tmp_path, START_MS + 2_000) == Counter(["WAITS", "BESIDE"])
+    again = open_store(tmp_path, clock)
+    answers = [again.cancel(receipt) for receipt in receipts]
+    assert answers == [Cancellation.ALREADY_DELIVERED] * 4 + [Cancellation.CANCELLED]
+    assert sorted(rest_of(again)) == ["BESIDE", "WAITS"]
     again.close()
 
 
