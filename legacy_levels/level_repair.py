@@ -51,9 +51,10 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
             offsets, sizes = doubted.commit_log_offset, doubted.size_bytes
             stored_ms = read_store_times(reader, offsets, sizes)
             wrong = np.flatnonzero((stored_ms != NO_TIME) & (doubted.tags_code < stored_ms))
+            due_ms = stored_ms + delay_ms  # as 64 bits have it: a record can say any time
             for row in wrong.tolist():
-                at, due_ms = first + int(rows[row]), int(stored_ms[row]) + delay_ms
-                queue.overwrite(at, int(offsets[row]), int(sizes[row]), due_ms)
+                at = first + int(rows[row])
+                queue.overwrite(at, int(offsets[row]), int(sizes[row]), int(due_ms[row]))
             repaired += len(wrong)
     if repaired:
         scanner.rescan()

@@ -95,8 +95,8 @@ class LevelScheduling:
         from message_store.scheduled_batch import levels_for
 
         table = self._state.table
-        delays_ms = due_ms - now_ms
-        is_past = delays_ms <= 0
+        is_past = due_ms <= now_ms
+        delays_ms = np.where(is_past, 0, due_ms - now_ms)  # far past minus now would overflow
         found = levels_for(delays_ms, table)
         kept_ms = np.array([0, *table.delays_ms], np.int64)[found]
         refused = found == 0

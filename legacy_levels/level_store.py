@@ -36,6 +36,7 @@ from message_store.delay_store import (
     Receipt,
 )
 from message_store.dialect import Dialect
+from message_store.java_numbers import LONG_MAX
 from message_store.live_store import LiveStore
 from message_store.log_deliveries import LogDeliveries
 from message_store.message import Message
@@ -67,7 +68,7 @@ class LevelStore(ClosedOnExit):
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
         self._progress = LevelProgress(state, self._delivery.offset_to_save)
         self._group = LiveStore.group(self._progress.flush)
-        self._first_look_ms: int | None = None
+        self._first_call_ms: int | None = None
         self._last_look_ms: int | None = None
         self._last_clean_ms: int | None = None
 
@@ -138,6 +139,7 @@ class LevelStore(ClosedOnExit):
 
         Raises TargetError when the disk refuses; what was delivered before that is delivered.
         """
+        now_ms = min(now_ms, LONG_MAX)
         with self.live.reading():
             # First what may fail and can wait: an error then hides no deliveries.
             self._progress.at_interval(now_ms)
@@ -153,15 +155,25 @@ class LevelStore(ClosedOnExit):
 
     def _looks_at(self, now_ms: int) -> bool:
         """Whether a broker with these timings would look at its levels now."""
-        timings = self.state.rules.timings
-        if self._first_look_ms is None:
-            self._first_look_ms = now_ms + timings.first_run_ms
-        last_ms = self._last_look_ms
-        is_polled = last_ms is None or not last_ms <= now_ms < last_ms + timings.poll_ms
-        if now_ms < self._first_look_ms or not is_polled:
+        if self._first_call_ms is None:
+            self._first_call_ms = now_ms
+        if self._next_look_ms(now_ms) > now_ms:
             return False
         self._last_look_ms = now_ms
         return True
+
+    def _next_look_ms(self, now_ms: int) -> int:
+        """When the levels are looked at, at this time or after it. No look has to be waited for
+        that a clock was set back from.
+        """
+        timings = self.state.rules.timings
+        for since_ms, wait_ms in (
+            (self._first_call_ms, timings.first_run_ms),
+            (self._last_look_ms, timings.poll_ms),
+        ):
+            if since_ms is not None and since_ms <= now_ms < since_ms + wait_ms:
+                now_ms = since_ms + wait_ms
+        return now_ms
 
     def _clean(self, now_ms: int) -> None:
         """Let retention take what is old, at its interval."""
@@ -181,9 +193,9 @@ class LevelStore(ClosedOnExit):
             due_ms = self._delivery.next_due_ms()
             if due_ms == NEVER_MS:
                 return None
-            if self._last_look_ms is not None:
-                due_ms = max(due_ms, self._last_look_ms + self.state.rules.timings.poll_ms)
-            return max(due_ms, self._first_look_ms or 0)
+            soonest_ms = max(due_ms, self.live.clock.now_ms())
+            next_ms = self._next_look_ms(soonest_ms)
+            return next_ms if next_ms > soonest_ms else due_ms
 
     # --- looking and taking back ------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from message_store.errors import SourceError, TargetError, TruncatedRecordError
 from message_store.segment_files import list_segments, require_appendable, segment_name
+from message_store.small_files import identity_of, require_same_directory
 from message_store.unsynced import Unsynced, handles_of_its_own
 
 Int64s = NDArray[np.int64]
@@ -58,6 +59,7 @@ class LiveSegments:
         self.starts: list[int] = []
         self.file_bytes = file_bytes
         self._root = root or directory
+        self._root_identity = identity_of(self._root)
         self._on_open = on_open
         self._descriptors: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
@@ -114,6 +116,7 @@ class LiveSegments:
         for place in range(first, start + 1, self.file_bytes):
             self._on_open()
             try:
+                require_same_directory(self._root, self._root_identity)
                 self._make_directory(self.directory)
                 flags = _FLAGS | os.O_CREAT
                 self._descriptors[place] = os.open(self.path_of(place), flags, 0o644)

@@ -15,6 +15,7 @@ from message_store.clock import Clock, SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.dialect import Dialect
 from message_store.errors import BadFieldError, StoreClosedError, TargetError
+from message_store.forks import belongs_to_this_process
 from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
@@ -66,6 +67,7 @@ class LiveStore:
         self.was_clean = root.was_stopped_cleanly
         self._writer_lock = writer_lock
         self._is_closed = False
+        self._is_parents = False
         self._topics: dict[str, int] = {}
         self._queues: Queues = {}
         self._queue_handles = 0
@@ -80,6 +82,7 @@ class LiveStore:
         except BaseException:
             self.abandon()
             raise
+        belongs_to_this_process(self)
 
     def _recover(self) -> Recovery:
         """Make the store one that can be appended to, durably, before anything is appended."""
@@ -218,6 +221,8 @@ class LiveStore:
 
     def require_open(self) -> None:
         """Raise StoreClosedError when the store was closed."""
+        if self._is_parents:
+            raise StoreClosedError("the store belongs to the process that this one was forked from")
         if self._is_closed:
             raise StoreClosedError("the store is closed")
 
@@ -317,6 +322,8 @@ class LiveStore:
     def abandon(self) -> None:
         """Let go of everything without a last word, as a kill would."""
         with self.lock:
+            if self._is_parents:
+                return
             self._is_closed = True
             self.log.break_off()
             self._checkpoint.close()
@@ -324,3 +331,8 @@ class LiveStore:
                 queue.close()
             self.log.segments.close()
             self._writer_lock.release()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closed, and nothing of it touched."""
+        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self._is_closed = self._is_parents = True

@@ -100,7 +100,7 @@ class MemoryStore(ClosedOnExit):
         """Keep a message for later."""
         with self._open():
             now_ms = self._clock.now_ms()
-            entry = self._entry(message, due, now_ms, self._log_end)
+            entry = self._entry(message, self._due_ms(due, now_ms), now_ms, self._log_end)
             self._place([entry])
             return entry.receipt
 
@@ -116,7 +116,7 @@ class MemoryStore(ClosedOnExit):
             entries = []
             for row, due, key in zip(range(len(batch)), due_ms, checked.unique_keys, strict=True):
                 message = attrs.evolve(batch.message(row), unique_key=key.decode())
-                entry = self._entry(message, AtMs(int(due)), now_ms, offset)
+                entry = self._entry(message, int(due), now_ms, offset)
                 entries.append(entry)
                 offset += entry.size_bytes
             self._place(entries)
@@ -130,8 +130,7 @@ class MemoryStore(ClosedOnExit):
             broker_name=BROKER_NAME,
         )
 
-    def _entry(self, message: Message, due: Due, now_ms: int, commit_log_offset: int) -> _Entry:
-        due_ms = self._due_ms(due, now_ms)
+    def _entry(self, message: Message, due_ms: int, now_ms: int, commit_log_offset: int) -> _Entry:
         promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
         # An engine's record is drafted and thrown away: what engines refuse is refused here too.
         unique_key = draft(message, system_topic=names.LEVEL_TOPIC, delay_level=1).unique_key

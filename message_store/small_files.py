@@ -70,6 +70,24 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
 
 
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Which file or directory stands at a path, by device and inode; None where nothing does."""
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def require_same_directory(path: Path, identity: tuple[int, int] | None) -> None:
+    """Raise OSError where another directory, or none, stands than the one with this identity.
+
+    Renamed or removed while a store in it is open, a new one would get the other half of the store.
+    """
+    if identity not in (None, identity_of(path)):
+        raise FileNotFoundError(errno.ENOENT, f"{path} was moved or removed")
+
+
 class InPlaceFile:
     """A file that is rewritten where it is, as brokers do with their checkpoints and the wheel.
 

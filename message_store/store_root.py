@@ -282,3 +282,4 @@ class WriterLock:
 
 _held_here: set[tuple[int, int]] = set()
 """The lock files that this process holds, by device and inode."""
+os.register_at_fork(after_in_child=_held_here.clear)  # a child has no lock of its parent

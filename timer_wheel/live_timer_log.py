@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
+from message_store.errors import BadFieldError
 from message_store.layout import Layout
 from message_store.live_segments import LiveSegments
 from message_store.raw_memory import address_of
@@ -46,9 +47,14 @@ class FileUnits:
 
 
 class LiveTimerLog:
-    """The log's files and where it ends; ``end`` is found by ``find_end``."""
+    """The log's files and where it ends; ``end`` is found by ``find_end``.
+
+    Raises BadFieldError for files that are too small for any unit.
+    """
 
     def __init__(self, segments: LiveSegments) -> None:
+        if not units_per_file(segments.file_bytes):
+            raise BadFieldError("timer log files that hold no unit", found=segments.file_bytes)
         self.segments = segments
         self.end = 0
 
@@ -124,8 +130,6 @@ class LiveTimerLog:
     def next_positions(self, count: int) -> Int64s:
         """Where the next ``count`` units go."""
         per_file = units_per_file(self.file_bytes)
-        if per_file == 0:
-            raise ValueError(f"timer log files of {self.file_bytes} bytes hold no unit")
         index = self.end // self.file_bytes * per_file
         index += min(self.end % self.file_bytes // _UNIT, per_file)
         indexes = index + np.arange(count, dtype=np.int64)

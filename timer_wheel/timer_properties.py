@@ -90,7 +90,14 @@ def _number(properties: Mapping[str, str], name: str) -> int | None:
         raise BadFieldError(f"{name} is no whole number", found=repr(text[:64])) from error
 
 
+LATEST_MS = 2**62
+"""No due time is as late as this."""
+
+LATEST_ADVANCE_MS = LATEST_MS + 2**61
+"""Later than every promise; what is asked for beyond it would only overflow."""
+
+
 def require_kept(due_ms: int) -> None:
     """Raise UnsupportedDelayError for a time that no record can hold."""
-    if due_ms >= 2**62:
+    if due_ms >= LATEST_MS:
         raise UnsupportedDelayError(f"{due_ms} is a time beyond all calendars")

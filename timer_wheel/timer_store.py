@@ -26,7 +26,7 @@ from message_store.message import Message
 from message_store.message_batch import MessageBatch
 from message_store.recall_handle import RecallHandle
 from timer_wheel.timer_intake import TimerIntake
-from timer_wheel.timer_properties import asked_by
+from timer_wheel.timer_properties import LATEST_ADVANCE_MS, asked_by
 from timer_wheel.waiting import Filter
 
 Made = TypeVar("Made")
@@ -105,6 +105,7 @@ class TimerStore(ClosedOnExit, ABC):
 
     def advance(self, now_ms: int) -> LogDeliveries:
         """Move everything that is due at ``now_ms`` into its topic."""
+        now_ms = min(now_ms, LATEST_ADVANCE_MS)
         with self._use():
             self._knows_next_due = False
             if self._has_old_files(now_ms):  # first what may fail: it would hide deliveries
@@ -180,7 +181,7 @@ class TimerStore(ClosedOnExit, ABC):
     def close(self) -> None:
         """Place what can be placed, flush, and let go of the files; closing twice is fine."""
         with self._store.lock:
-            if self._is_closed:
+            if self._is_closed or self._store.is_closed:
                 return
             self._is_closed = True
             try:
@@ -196,6 +197,8 @@ class TimerStore(ClosedOnExit, ABC):
     def abandon(self) -> None:
         """Let go of everything without a last word, as a kill would."""
         with self._store.lock:
+            if self._store.is_closed:
+                return
             self._is_closed = True
             self._store.abandon()
             self._let_go()

@@ -205,6 +205,30 @@ class DelayStoreContract:
 
     # --- once, and in order -----------------------------------------------------------------------
 
+    @pytest.mark.parametrize("now_ms", [2**63 - 1, 2**63, 2**64])
+    def test_the_end_of_all_time_brings_everything_and_later_promises_are_kept(
+        self, store: DelayStore, now_ms: int
+    ) -> None:
+        for number in range(3):
+            store.schedule(message(number), AfterMs(1_000 * number))
+        assert len(store.advance(now_ms)) == 3
+        receipt = store.schedule(message(3), AfterMs(5_000))
+        assert len(store.advance(receipt.promised_ms - 1)) == 0
+        assert len(store.advance(receipt.promised_ms)) == 1
+
+    def test_a_clock_that_is_set_back_stops_nothing(
+        self, store: DelayStore, clock: ManualClock
+    ) -> None:
+        store.schedule(message(0), AfterMs(1_000))
+        assert len(store.advance(START_MS + 10_000)) == 1
+        clock.tick(-3_600_000)
+        receipt = store.schedule(message(1), AfterMs(5_000))
+        next_ms = store.next_due_ms()
+        assert next_ms is not None
+        assert next_ms <= receipt.promised_ms
+        assert len(store.advance(receipt.promised_ms - 1)) == 0
+        assert len(store.advance(receipt.promised_ms)) == 1
+
     def test_a_second_advance_delivers_nothing(self, store: DelayStore) -> None:
         promised_ms = store.schedule(message(1), AfterMs(5_000)).promised_ms
         assert len(store.advance(promised_ms)) == 1
@@ -593,6 +617,13 @@ class DelayStoreContract:
             store.schedule_batch(MessageBatch.of(rows), np.full(3, START_MS + 5_000))
         assert list(store.pending()) == []
         assert len(store.advance(START_MS + 600_000)) == 0
+
+    def test_a_batch_takes_any_past_time(self, store: DelayStore) -> None:
+        """Also those from which now cannot be subtracted within 64 bits."""
+        due_ms = np.array([-(2**63), -1, 0, START_MS - 1], np.int64)
+        receipts = store.schedule_batch(MessageBatch.of([message(n) for n in range(4)]), due_ms)
+        assert receipts.promised_ms.tolist() == [START_MS] * 4
+        assert len(store.advance(START_MS)) == 4
 
     def test_a_batch_needs_as_many_due_times_as_messages(self, store: DelayStore) -> None:
         batch = MessageBatch.of([message(1), message(2)])

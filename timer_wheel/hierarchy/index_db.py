@@ -15,6 +15,7 @@ import numpy as np
 import rocksdict
 
 from message_store.errors import DelayStoreError, FormatError, SourceError, TargetError
+from message_store.forks import belongs_to_this_process
 from message_store.layout import Layout
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,
@@ -72,6 +73,7 @@ class IndexDb:
             )
             self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        belongs_to_this_process(self)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -174,6 +176,9 @@ class IndexDb:
         self._handles.clear()
         with self._told():
             self._db.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: nothing, for the store that it belongs to asks no more."""
 
 
 class IndexBatch:

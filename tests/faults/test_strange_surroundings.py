@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store's surroundings do to it while it is open: its directory is moved, its process forks,
+a record tells an absurd time. Nothing is lost without a word, and nobody writes beside another.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store import AfterMs, DelayStore, ManualClock, Message
+from message_store.errors import BadFieldError, StoreClosedError, StoreLockedError, TargetError
+from tests.faults.engines import ENGINES, SMALL, abandon, open_levels, open_wheel
+
+START_MS = 1_793_000_000_000
+_PATIENCE_S = 60
+
+
+def message(number: int) -> Message:
+    return Message("orders", f"body {number}".encode(), unique_key=f"KEY{number:08X}")
+
+
+def open_one(engine: str, folder: Path) -> DelayStore:
+    return ENGINES[engine].open(folder, ManualClock(START_MS), False)
+
+
+def fill_until_refused(store: DelayStore) -> set[str]:
+    """The unique keys of what was taken until the disk refused."""
+    taken = set()
+    for number in range(2_000):
+        try:
+            taken.add(store.schedule(message(number), AfterMs(60_000)).unique_key)
+        except TargetError:
+            break
+    return taken
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["moved", "moved and replaced"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_directory_that_is_moved_away_gets_no_second_half(
+    tmp_path: Path, engine: str, is_replaced: bool
+) -> None:
+    folder, moved = tmp_path / "store", tmp_path / "moved"
+    store = open_one(engine, folder)
+    first = {store.schedule(message(5_000 + n), AfterMs(60_000)).unique_key for n in range(5)}
+    folder.rename(moved)
+    if is_replaced:
+        folder.mkdir()
+    taken = fill_until_refused(store)
+    assert len(taken) < 2_000
+    abandon(store)
+    assert not (folder / "commitlog").exists()
+    with open_one(engine, moved) as again:
+        waiting = {each.unique_key for each in again.pending()}
+    assert waiting >= first | taken
+    assert len(waiting - first - taken) <= 1  # the refused one, of which the log has the record
+
+
+def fails(call: Callable[[], object], error: type[Exception]) -> bool:
+    try:
+        call()
+    except error:
+        return True
+    return False
+
+
+def in_a_child(work: Callable[[], bool]) -> bool:
+    """What a forked child says; False where it comes to no end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads are idle here
+        child = os.fork()
+    if child == 0:
+        answer = False
+        try:
+            signal.alarm(_PATIENCE_S)
+            answer = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0 if answer else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_forked_child_has_no_part_in_its_parent_s_store(tmp_path: Path, engine: str) -> None:
+    store = open_one(engine, tmp_path / "store")
+    for number in range(10):
+        store.schedule(message(number), AfterMs(1_000))
+
+    def use_it() -> bool:
+        calls = [
+            lambda: store.schedule(message(99), AfterMs(1_000)),
+            lambda: store.advance(START_MS + 60_000),
+            lambda: list(store.pending()),
+            store.flush,
+        ]
+        is_refused = all(fails(call, StoreClosedError) for call in calls)
+        store.close()
+        abandon(store)
+        return is_refused and fails(lambda: open_one(engine, tmp_path / "store"), StoreLockedError)
+
+    assert in_a_child(use_it)
+    store.schedule(message(10), AfterMs(1_000))
+    store.close()
+    with open_one(engine, tmp_path / "store") as again:
+        assert len(again.advance(START_MS + 60_000)) == 11
+        assert again.check() == []
+
+
+def test_a_child_may_open_what_no_one_has_open(tmp_path: Path) -> None:
+    open_one("levels", tmp_path / "store").close()
+
+    def use_it() -> bool:
+        with open_one("levels", tmp_path / "store") as store:
+            store.schedule(message(1), AfterMs(1_000))
+        return True
+
+    assert in_a_child(use_it)
+    with open_one("levels", tmp_path / "store") as store:
+        assert len(list(store.pending())) == 1
+
+
+def test_a_record_of_the_last_millisecond_of_all_keeps_nobody_out(tmp_path: Path) -> None:
+    """The due time that its entry should have is none that 64 bits hold."""
+    folder = tmp_path / "store"
+    store = open_levels(folder, ManualClock(START_MS))
+    receipt = store.schedule(message(1), AfterMs(1_000))
+    store.schedule(message(2), AfterMs(1_000))
+    abandon(store)
+    with (folder / "commitlog" / "00000000000000000000").open("r+b") as file:
+        file.seek(receipt.commit_log_offset + STORE_TIME_AT)
+        file.write((2**63 - 1).to_bytes(8, "big"))
+    for _ in range(2):
+        with open_levels(folder, ManualClock(START_MS + 10_000)) as again:
+            assert "KEY00000002" in {each.unique_key for each in again.pending()}
+
+
+STORE_TIME_AT = 56
+"""Of a record whose hosts have addresses of four bytes; see formats.md 1."""
+
+
+def test_timer_log_files_too_small_for_a_unit_are_refused(tmp_path: Path) -> None:
+    settings = attrs.evolve(SMALL, timer_log_file_bytes=52 + 16 - 1)
+    with pytest.raises(BadFieldError, match="no unit"):
+        open_wheel(tmp_path / "store", ManualClock(START_MS), settings)
+    open_wheel(tmp_path / "store", ManualClock(START_MS)).close()
