@@ -81,10 +81,8 @@ class Staging:
 
 
 def make_directory(path: Path) -> list[Path]:
-    """Make a directory and those above it, durably; returns which were not there, the innermost
-    first.
-
-    Raises TargetError, and leaves nothing then.
+    """Make a directory and those above it, durably; gives those that were not there, the innermost
+    first. Raises TargetError, and leaves nothing then.
     """
     with target_errors(path):
         missing = [each for each in (path, *path.parents) if not each.exists()]
