@@ -54,6 +54,7 @@ _TOPIC_LENGTH = TOPIC_RUN_V1.length.size
 _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 
 _HALF_TOPIC = np.frombuffer(names.HALF_TOPIC.encode(), np.uint8)
+_OP_HALF_TOPIC = np.frombuffer(names.OP_HALF_TOPIC.encode(), np.uint8)
 _SYSTEM_TOPIC_BYTES = len(names.LEVEL_TOPIC)
 _LAST_WORD_AT = _SYSTEM_TOPIC_BYTES - 8
 _BLOCK_BYTES = 64
@@ -220,7 +221,11 @@ def is_plain_topic(start: int, length: int) -> bool:
             return False
     if length == _SYSTEM_TOPIC_BYTES:
         return not (_is_system_topic(start, _LEVEL_WORDS) or _is_system_topic(start, TIMER_WORDS))
-    return not (length == len(_HALF_TOPIC) and equal_bytes(start, _HALF_TOPIC.ctypes.data, length))
+    if length == len(_HALF_TOPIC):
+        return not equal_bytes(start, _HALF_TOPIC.ctypes.data, length)
+    return not (
+        length == len(_OP_HALF_TOPIC) and equal_bytes(start, _OP_HALF_TOPIC.ctypes.data, length)
+    )
 
 
 @inline_kernel

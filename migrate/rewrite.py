@@ -43,7 +43,6 @@ it.
 DELIVERY_GROWTH_BYTES = rules.DELIVERY_GROWTH_BYTES
 QUEUE_ID_MAX = rules.QUEUE_ID_MAX
 REAL_TOPIC_MAX_BYTES = rules.TOPIC_MAX_BYTES
-RETRY_TOPIC_MAX_BYTES = rules.RETRY_TOPIC_MAX_BYTES
 RECORD_MARGIN_BYTES = rules.TIMED_RECORD_MARGIN_BYTES
 """What a broker takes and delivers: a converted record is held to what every store is."""
 
@@ -180,27 +179,27 @@ def _check_properties(message: StoredMessage, level: int) -> tuple[bytes, int]:
     return topic, number
 
 
-_NO_TOPICS = frozenset(
-    name.encode() for name in (names.LEVEL_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC, ".", "..")
-)
-
-
-def _topic_max_bytes(topic: bytes) -> int:
-    """A 5.x broker refuses to store a longer name, and a wheel then drops the message."""
-    is_retry = topic.startswith(names.RETRY_PREFIX.encode())
-    return RETRY_TOPIC_MAX_BYTES if is_retry else REAL_TOPIC_MAX_BYTES
-
-
 def is_deliverable_topic(topic: bytes) -> bool:
-    """Whether a broker could deliver to a topic of this name: no system topic that loops, no path,
-    no control sign.
+    """Whether a broker could deliver to a topic of this name: by the rule for every message, of
+    which ``message_rules`` has the names and the lengths.
     """
+    is_retry = topic.startswith(names.RETRY_PREFIX.encode())
     return (
-        0 < len(topic) <= _topic_max_bytes(topic)
-        and topic not in _NO_TOPICS
+        len(topic) <= (rules.RETRY_TOPIC_MAX_BYTES if is_retry else rules.TOPIC_MAX_BYTES)
+        and (len(topic) <= rules.TOPIC_MAX_BYTES or topic.isascii())
+        and _is_text(topic)
+        and topic.decode() not in rules.UNDELIVERABLE_TOPICS
         and b"/" not in topic
         and rules.is_one_word(topic)
     )
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _whole_number(text: bytes) -> int | None:

@@ -198,6 +198,9 @@ def test_properties_that_must_go_are_left_to_the_scalar_code_which_drops_them(
     assert str(OUT_MS).encode() in slow.record
 
 
+REST = b"\2DELAY\x015\2REAL_QID\x010"
+
+
 @pytest.mark.parametrize(
     ("text", "changes", "reason"),
     [
@@ -210,6 +213,9 @@ def test_properties_that_must_go_are_left_to_the_scalar_code_which_drops_them(
         (b"REAL_TOPIC\1a/b\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC 'a/b'"),
         (b"REAL_TOPIC\1..\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC '..'"),
         (b"REAL_TOPIC\1RMQ_SYS_TRANS_HALF_TOPIC\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
+        (b"REAL_TOPIC\1RMQ_SYS_TRANS_OP_HALF_TOPIC\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
+        (b"REAL_TOPIC\1%RETRY%" + "组".encode() * 60 + REST, {}, "REAL_TOPIC"),
+        (b"REAL_TOPIC\1\xff\xfe" + REST, {}, "REAL_TOPIC"),
         (b"REAL_TOPIC\1SCHEDULE_TOPIC_XXXX\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
         (b"REAL_TOPIC\1rmq_sys_wheel_timer\2DELAY\x015\2REAL_QID\x010", {}, "REAL_TOPIC"),
         (properties(), {"body_crc": 1}, "the body is damaged"),
