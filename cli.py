@@ -154,7 +154,7 @@ def _convert_one(
     if report_file is not None:
         from migrate.html_report import require_report_place, write_html_report
 
-        require_report_place(report_file)
+        require_report_place(report_file, source)
     with output.progress() as progress:
         options = conversion_request(source=source, target=target, **given)
         refuse_file(options.target)

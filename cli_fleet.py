@@ -75,7 +75,7 @@ def run_fleet(
     members = _listed(manifest, given) if manifest else _in_one_place(places, given)
     fleet = Fleet(members, reports)
     if reports is not None:
-        require_report_place(reports / "any.html")
+        require_report_place(reports / "any.html", *(each.source for each in members))
     with output.progress() as progress:
         progress("looking at the stores", 0, 0)
         fleet.examine()  # before the seconds that Spark takes
@@ -104,7 +104,7 @@ def run_merge(
         from migrate.html_report import require_report_place, write_html_report
     members = _listed(manifest, given) if manifest else _into_one(places, given)
     if report_file is not None:
-        require_report_place(report_file)
+        require_report_place(report_file, *(each.source for each in members))
     refuse_file(members[0].target)
     with output.progress() as progress:
         progress("looking at the stores", 0, 0)

@@ -43,10 +43,13 @@ def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
     )
 
 
-def require_report_place(path: Path) -> None:
-    """Raise TargetError unless a report can be written to ``path``: nobody wants to hear that only
-    after the conversion. Directories that are missing will be made.
+def require_report_place(path: Path, *sources: Path) -> None:
+    """Raise TargetError unless a report can be written to ``path``, which is not within one of
+    ``sources``: nobody wants to hear that only after the conversion. Directories that are missing
+    will be made.
     """
+    if any(path.resolve().is_relative_to(source.resolve()) for source in sources):
+        raise TargetError(f"{path}: lies in the store, which is only read")
     if path.is_dir():
         raise TargetError(f"{path}: cannot be written: is a directory")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))

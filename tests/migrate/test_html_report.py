@@ -13,7 +13,11 @@ from message_store.errors import TargetError
 from message_store.store_root import StoreRoot
 from migrate.due_times import BUCKETS_MAX, DueTimes
 from migrate.forecast import Forecast, draw_forecast, read_forecast
-from migrate.html_report import render_html_report, write_html_report
+from migrate.html_report import (
+    render_html_report,
+    require_report_place,
+    write_html_report,
+)
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
 from tests.html_pages import (
     EVIL,
@@ -75,6 +79,16 @@ def test_a_store_whose_name_is_not_utf8_has_a_page(tmp_path: Path) -> None:
     report = a_report(source="od\udcff", target=str(tmp_path / "target"))
     write_html_report(report, tmp_path / "page.html")
     assert r"od\udcff" in (tmp_path / "page.html").read_text()
+
+
+def test_no_page_is_put_into_a_source(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "config").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(source)
+    require_report_place(tmp_path / "page.html", source)
+    for place in (source / "config" / "delayOffset.json", tmp_path / "link" / "page.html"):
+        with pytest.raises(TargetError, match="lies in the store, which is only read"):
+            require_report_place(place, tmp_path / "other", source)
 
 
 def test_the_page_tells_the_numbers() -> None:
