@@ -36,9 +36,12 @@ class Resize:
 
 @attrs.frozen
 class Sync:
-    """All that was written to the file is on the disk."""
+    """All that was written to the file is on the disk: what came before the event at ``until``, or
+    before this one.
+    """
 
     file: int
+    until: int | None = None
 
 
 @attrs.frozen
@@ -53,9 +56,10 @@ class Name:
 
 @attrs.frozen
 class SyncNames:
-    """All names in the directory are on the disk."""
+    """All names in the directory are on the disk, those that came before ``until``."""
 
     directory: str
+    until: int | None = None
 
 
 @attrs.frozen

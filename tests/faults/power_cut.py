@@ -38,16 +38,22 @@ def loose(events: Sequence[Event], moment: int) -> Loose:
         elif isinstance(event, Name | Resize):
             names.append(index)
         elif isinstance(event, Sync):
-            data = [index for index in data if not _is_of(events[index], event.file)]
-            names = [index for index in names if not _is_of(events[index], event.file)]
-        elif isinstance(event, SyncNames):
-            gone = _gone(events, names, event.directory)
+            until = index if event.until is None else event.until
+            data = [each for each in data if each >= until or not _is_of(events[each], event.file)]
             names = [
-                index
-                for index in names
-                if not _lies_in(events[index], event.directory)
-                and not _lies_below(events[index], gone)
+                each for each in names if each >= until or not _is_of(events[each], event.file)
             ]
+        elif isinstance(event, SyncNames):
+            until = index if event.until is None else event.until
+            before = [each for each in names if each < until]
+            gone = _gone(events, before, event.directory)
+            kept = {
+                each
+                for each in before
+                if not _lies_in(events[each], event.directory)
+                and not _lies_below(events[each], gone)
+            }
+            names = [each for each in names if each >= until or each in kept]
     return Loose(tuple(data), tuple(names))
 
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the power goes, what was flushed is there, whatever part of what RocksDB wrote is: the
+database of a hierarchical wheel on the recorded disk, its every write and sync among the store's.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.faults.disk_events import Name, Sync, Write
+from tests.faults.disk_trace import Call, TracedDisk, calls, is_installed, traced, why_not
+from tests.faults.engines import ENGINES
+from tests.faults.kill_worker import warm_up
+from tests.faults.power_cut import any_choice, every_choice, loose
+from tests.faults.test_power_cut import assert_survived
+from tests.faults.traced_worker import ENGINE
+
+INDEX = "delaywheel/hierarchy/index/"
+
+
+@pytest.fixture(autouse=True)
+def _needs_strace() -> None:
+    assert is_installed() or not os.environ.get("CI")
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def test_the_recorded_disk_has_what_the_database_wrote_and_waited_for(tmp_path: Path) -> None:
+    events = traced(tmp_path / "recorded", 1, [20, 20, 20])
+    named = {event.path: event.file for event in events if isinstance(event, Name)}
+    endings = {Path(path).suffix for path in named if path.startswith(INDEX)}
+    assert {".log", ".sst"} <= endings
+    logs = {file for path, file in named.items() if path.startswith(INDEX) and ".log" in path}
+    assert any(isinstance(event, Write) and event.file in logs for event in events)
+    assert any(isinstance(event, Sync) and event.file in logs for event in events)
+
+
+def test_a_sync_takes_along_what_had_come_back_before_it_was_called(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    log = hexadecimal(root / "log")
+    here, text = f"3<{log}>", f'"{hexadecimal("text")}"'
+    lines = [
+        f'7  openat(AT_FDCWD<{hexadecimal("/")}>, "{log}", O_RDWR|O_CREAT, 0644) = {here}',
+        f"7  write({here}, {text}, 4) = 4",
+        f"8  pwrite64({here}, {text}, 4, 100 <unfinished ...>",
+        f"7  fsync({here} <unfinished ...>",
+        "8  <... pwrite64 resumed>) = 4",
+        "7  <... fsync resumed>) = 0",
+        f"7  write({here}, {text}, 4) = -1 ENOSPC (No space left on device)",
+    ]
+    disk = TracedDisk(root, tmp_path / "notes")
+    for call in calls(lines):
+        disk.take_in(call)
+    writes = [event for event in disk.events if isinstance(event, Write)]
+    assert [(write.offset, write.data) for write in writes] == [(0, b"text"), (100, b"text")]
+    [left] = loose(disk.events, len(disk.events)).data
+    assert disk.events[left] == writes[1]
+
+
+def test_a_change_that_cannot_be_replayed_is_an_error(tmp_path: Path) -> None:
+    disk = TracedDisk(tmp_path, tmp_path / "notes")
+    path = hexadecimal(tmp_path / "log")
+    with pytest.raises(AssertionError, match="not known here"):
+        disk.take_in(Call("truncate", [f'"{path}"', "0"], 0, begun=0, ended=0))
+    given = ["NULL", "4096", "PROT_READ|PROT_WRITE", "MAP_SHARED", f"3<{path}>", "0"]
+    with pytest.raises(AssertionError, match="written through memory"):
+        disk.take_in(Call("mmap", given, 0, begun=0, ended=0))
+
+
+def hexadecimal(text: Path | str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in str(text).encode())
+
+
+@pytest.mark.parametrize("last", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
+    tmp_path: Path, last: int
+) -> None:
+    warm_up(ENGINES[ENGINE])
+    events = traced(tmp_path / "recorded", last, [12, 12, 7])
+    cuts = every_choice(events, len(events), last)
+    assert_survived(ENGINE, events, cuts, tmp_path)
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_any_part_of_what_nobody_waited_for_may_be_missing(tmp_path: Path, rounds: int) -> None:
+    warm_up(ENGINES[ENGINE])
+    rng = random.Random(rounds)
+    for _ in range(rounds):
+        steps = [rng.randint(1, 15) for _ in range(rng.randint(2, 6))]
+        events = traced(tmp_path / "recorded", rng.getrandbits(32), steps)
+        first = next(index for index, event in enumerate(events) if isinstance(event, Write))
+        chosen = (any_choice(events, rng.randint(first, len(events)), rng) for _ in range(20))
+        assert_survived(ENGINE, events, chosen, tmp_path)
