@@ -12,13 +12,13 @@ from legacy_levels.level_rules import AT_ONCE_LEVEL
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.errors import UnsupportedDelayError
+from message_store.live_intake import LiveIntake
 from message_store.message import Message
 from message_store.message_rules import RETRY_TOPIC_MAX_BYTES
 from message_store.promise_rules import to_level
 from message_store.properties import LEVEL_TOPIC
 from message_store.record_layout import TOPIC_MAX_CHARS_V1
-from message_store.scheduled_records import RecordForm, waiting_parts, waiting_record
-from message_store.waiting_topics import WaitingTopics
+from message_store.scheduled_records import RecordForm
 
 if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState
@@ -36,8 +36,8 @@ class LevelScheduling:
         self._is_exact = rounding == "exact"
         ranked = sorted((delay, level) for level, delay in enumerate(state.table.delays_ms, 1))
         self._delays_ms, self._ranked = [list(column) for column in zip(*ranked, strict=True)]
+        self._scanners = state.scanners
         self._queues = {level: state.queue(level) for level in state.scanners}
-        self._topics = WaitingTopics(state.live)
         dialect, settings = state.live.dialect, state.live.settings
         self._broker_name = settings.broker_name
         self._form = RecordForm(
@@ -48,6 +48,7 @@ class LevelScheduling:
             if dialect.knows_long_topics
             else TOPIC_MAX_CHARS_V1,
         )
+        self._intake = LiveIntake(state.live, LEVEL_TOPIC, self._form)
 
     def _place(self, due: Due, now_ms: int) -> tuple[int, int, int]:
         """Level, time asked for, time promised. Raises UnsupportedDelayError."""
@@ -71,20 +72,13 @@ class LevelScheduling:
 
     def schedule(self, message: Message, due: Due) -> Receipt:
         """Store one message."""
-        live = self._live
-        now_ms = live.clock.now_ms()
+        now_ms = self._live.clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
-        log, queue, form = live.log, self._queues[level], self._form
-        size_bytes, _, key, tail = waiting_parts(message, LEVEL_TOPIC, level, None, (), form)
-        queue_offset, offset = queue.max_offset, log.place_for(size_bytes)
-        record = waiting_record(
-            message, size_bytes, tail, form, level - 1, queue_offset, offset, now_ms, now_ms
-        )
-        log.put(record, offset)
-        queue.append_one(offset, size_bytes, promised_ms)
-        self._state.scanners[level].appended(queue_offset, promised_ms)
-        self._topics.remember(message.topic, message.queue_id)
-        return Receipt(key, message.topic, due_ms, promised_ms, offset, self._broker_name)
+        queue = self._queues[level]
+        queue_offset = queue.max_offset
+        receipt = self._intake.store(message, queue, due_ms, promised_ms, now_ms, level, None)
+        self._scanners[level].appended(queue_offset, promised_ms)
+        return receipt
 
     # --- many -------------------------------------------------------------------------------------
 
@@ -127,7 +121,7 @@ class LevelScheduling:
         queue_offsets = self._queue_offsets(rows_of, len(levels))
         positions = live.log.append_rows(made.sizes, made.bind(levels - 1, queue_offsets, now_ms))
         self._append_units(rows_of, positions, made.sizes, promised_ms)
-        self._topics.remember_all(batch)
+        self._intake.topics.remember_all(batch)
         live.write_checkpoint()
         return BatchReceipt(
             unique_keys=made.unique_keys,
@@ -153,4 +147,4 @@ class LevelScheduling:
             units["size_bytes"] = sizes[rows]
             units["tags_code"] = promised_ms[rows]
             first = self._queues[level].append(units)
-            self._state.scanners[level].appended_many(first, promised_ms[rows])
+            self._scanners[level].appended_many(first, promised_ms[rows])

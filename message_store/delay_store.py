@@ -9,7 +9,8 @@ stores, so ``advance`` can be driven through a simulated week in a second.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,29 +23,38 @@ if TYPE_CHECKING:
     from message_store.byte_column import ByteColumn, Int64s
     from message_store.message_batch import MessageBatch, StoredBatch
 
-_at_least_1 = attrs.validators.ge(1)
-_not_negative = attrs.validators.ge(0)
-
 
 @attrs.frozen
 class AtLevel:
     """Due after the delay of one of the store's levels, counted from 1."""
 
-    level: int = attrs.field(validator=_at_least_1)
+    level: int
+
+    def __attrs_post_init__(self) -> None:  # a validator takes three times as long
+        if self.level < 1:
+            raise ValueError(f"'level' must be >= 1: {self.level}")
 
 
 @attrs.frozen
 class AfterMs:
     """Due so many milliseconds after it is stored."""
 
-    delay_ms: int = attrs.field(validator=_not_negative)
+    delay_ms: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.delay_ms < 0:
+            raise ValueError(f"'delay_ms' must be >= 0: {self.delay_ms}")
 
 
 @attrs.frozen
 class AtMs:
     """Due at this time; a time that is past is promised for now."""
 
-    due_ms: int = attrs.field(validator=_not_negative)
+    due_ms: int
+
+    def __attrs_post_init__(self) -> None:
+        if self.due_ms < 0:
+            raise ValueError(f"'due_ms' must be >= 0: {self.due_ms}")
 
 
 Due = AtLevel | AfterMs | AtMs
@@ -72,6 +82,12 @@ class Receipt(NamedTuple):
     def handle(self) -> str:
         """What ``cancel`` takes in another process or on another day; made when asked for."""
         return RecallHandle(self.topic, self.broker_name, self.promised_ms, self.unique_key).text()
+
+
+receipt_of: Callable[[tuple[str, str, int, int, int, str]], Receipt] = partial(
+    tuple.__new__, Receipt
+)
+"""A receipt from its fields in their order, in half of the time that naming its class takes."""
 
 
 @attrs.frozen(eq=False)

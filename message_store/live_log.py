@@ -33,7 +33,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
 )
-from message_store.segment_files import write_small
+from message_store.segment_files import make_pages, write_small
 from message_store.unsynced import Unsynced
 
 Int64s = NDArray[np.int64]
@@ -63,7 +63,8 @@ class LiveLog:
         self.is_broken = False
         self.append_count = 0
         self._file_start = 0
-        self._file_end = _NO_ROOM
+        self._room_end = _NO_ROOM
+        self._ready_end = 0
         self._descriptor = -1
         self._last_times_ms: dict[int, int] = {}
         # Kept, because fresh memory costs as much as what is written into it.
@@ -93,7 +94,7 @@ class LiveLog:
     def place_for(self, size_bytes: int) -> int:
         """Where the next record begins, if it has this size. Raises as ``append``."""
         position = self.end
-        if position + size_bytes + END_OF_FILE_MIN_BYTES > self._file_end:
+        if position + size_bytes + END_OF_FILE_MIN_BYTES > self._room_end:
             position = self._turn_to_room(size_bytes)
         return position
 
@@ -128,14 +129,25 @@ class LiveLog:
             self._enter_file(self.end)
         else:
             self._enter_file(start)
+        self._make_ready(size_bytes)
         return self.end
 
     def _enter_file(self, start: int) -> None:
-        self._file_end = _NO_ROOM
+        self._room_end = _NO_ROOM
         self.segments.make_file(start)
         self.segments.mark_dirty(start)
         self._descriptor = self.segments.descriptor(start)
-        self._file_start, self._file_end = start, start + self.file_bytes
+        self._file_start = start
+
+    def _make_ready(self, size_bytes: int) -> None:
+        """Let there be pages for this record and for those that follow it."""
+        start = self._file_start
+        wanted = self.end + size_bytes + END_OF_FILE_MIN_BYTES
+        if wanted > self._ready_end:
+            begin = max(self.end, self._ready_end) - start
+            end = make_pages(self._descriptor, begin, wanted - start, self.file_bytes)
+            self._ready_end = start + end
+        self._room_end = self._ready_end
 
     def _write_blank(self, position: int) -> None:
         """Say that nothing follows in the file that ends behind ``position``."""
@@ -169,7 +181,7 @@ class LiveLog:
             raise
         self.end, self.last_start = end, int(positions[-1])
         self.append_count += 1
-        self._file_end = _NO_ROOM
+        self._room_end = _NO_ROOM
         return positions
 
     def _write_pieces(self, positions: Int64s, sizes: Int64s, fill: Fill) -> bytes:
@@ -203,7 +215,7 @@ class LiveLog:
 
     def _undo(self) -> None:
         """Take away what a failed append has written: it must not come to light behind the next."""
-        self._file_end = _NO_ROOM
+        self._room_end = _NO_ROOM
         try:
             self.segments.zero_from(self.end)
         except DelayStoreError:
@@ -275,7 +287,7 @@ class LiveLog:
 
     def begin_sync(self) -> Unsynced:
         """Take note of what was written and not synced; the next write will note itself again."""
-        self._file_end = _NO_ROOM
+        self._room_end = _NO_ROOM
         return self.segments.begin_sync()
 
     def require_unbroken(self) -> None:
@@ -286,7 +298,7 @@ class LiveLog:
     def break_off(self) -> None:
         """Refuse every further append: nobody knows any more what is on disk."""
         self.is_broken = True
-        self._file_end = _NO_ROOM
+        self._room_end = _NO_ROOM
 
     def delete_expired(self, now_ms: int, retention_ms: int, keep_from: int) -> list[Path]:
         """Take away the oldest files whose last record was stored longer than ``retention_ms`` ago.

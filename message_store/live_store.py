@@ -45,7 +45,7 @@ class LiveStore:
 
     Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``levels`` the level table,
     ``recovery`` what opening had to do, ``losses`` what was gone then, ``was_clean`` whether the
-    last user stopped orderly.
+    last user stopped orderly, ``is_closed`` whether this one has.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LiveStore:
         self.lock = threading.RLock()
         self.was_clean = root.was_stopped_cleanly
         self._writer_lock = writer_lock
-        self._is_closed = False
+        self.is_closed = False
         self._is_parents = False
         self._topics: dict[str, int] = {}
         self._queues: Queues = {}
@@ -214,16 +214,11 @@ class LiveStore:
         if self.log.append_count != append_count:
             self.log.break_off()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the store was closed."""
-        return self._is_closed
-
     def require_open(self) -> None:
         """Raise StoreClosedError when the store was closed."""
         if self._is_parents:
             raise StoreClosedError("the store belongs to the process that this one was forked from")
-        if self._is_closed:
+        if self.is_closed:
             raise StoreClosedError("the store is closed")
 
     # --- durability -------------------------------------------------------------------------------
@@ -308,7 +303,7 @@ class LiveStore:
         opens it recovers it. Raises TargetError when the last flush fails.
         """
         with self.lock:
-            if self._is_closed:
+            if self.is_closed:
                 return
             try:
                 if not self.log.is_broken:
@@ -324,7 +319,7 @@ class LiveStore:
         with self.lock:
             if self._is_parents:
                 return
-            self._is_closed = True
+            self.is_closed = True
             self.log.break_off()
             self._checkpoint.close()
             for queue in self._queues.values():
@@ -335,4 +330,4 @@ class LiveStore:
     def leave_to_parent(self) -> None:
         """In a forked child: closed, and nothing of it touched."""
         self.lock = threading.RLock()  # another thread of the parent may have held it
-        self._is_closed = self._is_parents = True
+        self.is_closed = self._is_parents = True

@@ -24,10 +24,10 @@ from message_store.message_rules import (
     TOPIC_MAX_BYTES,
     SizeLimits,
     check_numbers,
-    encoded,
-    encoded_properties,
-    encoded_topic,
-    encoded_unique_key,
+    check_text,
+    check_topic,
+    check_unique_key,
+    property_text,
 )
 from message_store.record_layout import (
     BODY_RUN,
@@ -108,6 +108,11 @@ class RecordForm:
         return self._head.packer.pack
 
     @cached_property
+    def end(self) -> str:
+        """What stands behind the last property."""
+        return "\x02" if self.closes_properties else ""
+
+    @cached_property
     def hosts(self) -> tuple[bytes, int, bytes, int]:
         """Address and port of client and store, as a head takes them."""
         born, store = self.born_host, self.store_host
@@ -127,10 +132,10 @@ class _Frame(NamedTuple):
     """The parts of a record that all messages of one topic, tag and queue share."""
 
     topic_run: bytes
-    before_key: bytes
-    after_key: bytes
-    tags: bytes
-    real_queue_id: bytes
+    before_key: str
+    after_key: str
+    tags: str
+    real_queue_id: str
     tags_code: int
 
 
@@ -144,17 +149,79 @@ def _frame(
     retry_topic_max_bytes: int,
 ) -> _Frame:
     check_numbers(queue_id, 0)
-    real_topic = encoded_topic(topic, retry_topic_max_bytes)
+    check_topic(topic, retry_topic_max_bytes)
+    check_text("tags", tags or "")
     delay = "" if delay_level is None else f"{names.DELAY}\x01{delay_level}\x02"
     return _Frame(
         topic_run=topic_run(system_topic),
-        before_key=b"%b\x01%b\x02%b\x01"
-        % (names.REAL_TOPIC.encode(), real_topic, names.UNIQUE_KEY.encode()),
-        after_key=b"\x02" + delay.encode(),
-        tags=b"%b\x01%b\x02" % (names.TAGS.encode(), encoded("tags", tags)) if tags else b"",
-        real_queue_id=f"{names.REAL_QUEUE_ID}\x01{queue_id}".encode(),
+        before_key=f"{names.REAL_TOPIC}\x01{topic}\x02{names.UNIQUE_KEY}\x01",
+        after_key=f"\x02{delay}",
+        tags=f"{names.TAGS}\x01{tags}\x02" if tags else "",
+        real_queue_id=f"{names.REAL_QUEUE_ID}\x01{queue_id}",
         tags_code=string_hash(tags or ""),
     )
+
+
+def waiting_record(
+    message: Message,
+    system_topic: str,
+    delay_level: int | None,
+    out_ms: int | None,
+    extra: Iterable[tuple[str, str]],
+    form: RecordForm,
+    queue_id: int,
+    queue_offset: int,
+    place_for: Callable[[int], int],
+    now_ms: int,
+    born_ms: int,
+) -> tuple[bytes, int, int, str]:
+    """The record in which ``message`` waits, where it will be, its tag's hash and its unique key;
+    ``place_for`` says where, by its length. Raises BadFieldError for what cannot be delivered.
+    """
+    goes_to, longest = message.queue_id, form.retry_topic_max_bytes
+    topic_run, before_key, after_key, tags, real_queue_id, tags_code = _frame(
+        system_topic, message.topic, message.tags, goes_to, delay_level, longest
+    )
+    key = message.unique_key
+    if key:
+        check_unique_key(key)
+    else:
+        key = new_unique_key()
+    keys, flag, body = " ".join(message.keys), message.flag, message.body
+    if keys:
+        check_text("keys", keys)
+        keys = f"KEYS\x01{keys}\x02"
+    own = property_text(message.properties) if message.properties else ""
+    own += names.encode_properties(extra).decode() if extra else ""
+    out = "" if out_ms is None else f"\x02TIMER_OUT_MS\x01{out_ms}"
+    text = f"{before_key}{key}{after_key}{keys}{tags}{own}{real_queue_id}{out}{form.end}".encode()
+    body_bytes, text_bytes = len(body), len(text)
+    size_bytes = form.head_bytes + body_bytes + len(topic_run) + _LENGTH_BYTES + text_bytes
+    if flag or size_bytes > form.small_record_bytes:
+        check_numbers(goes_to, flag)
+        form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
+    place = place_for(size_bytes)
+    born_ip, born_port, store_ip, store_port = form.hosts
+    head = form.pack_head(
+        size_bytes,
+        MAGIC_V1,
+        zlib.crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        place,
+        form.sys_flag,
+        born_ms,
+        born_ip,
+        born_port,
+        now_ms,
+        store_ip,
+        store_port,
+        0,
+        0,
+        body_bytes,
+    )
+    return b"".join((head, body, topic_run, _pack_length(text_bytes), text)), place, tags_code, key
 
 
 @attrs.frozen(eq=False)
@@ -167,9 +234,7 @@ class Draft:
     size_bytes: int
     tags_code: int
     unique_key: str
-    _tail: bytes
-    _message: Message
-    _form: RecordForm
+    _wanted: tuple[Message, str, int | None, int | None, Iterable[tuple[str, str]], RecordForm]
 
     def record(
         self,
@@ -183,11 +248,14 @@ class Draft:
 
         It is born now too, if not told otherwise.
         """
-        place = queue_id, queue_offset, commit_log_offset
-        born_ms = now_ms if born_ms is None else born_ms
         return waiting_record(
-            self._message, self.size_bytes, self._tail, self._form, *place, now_ms, born_ms
-        )
+            *self._wanted,
+            queue_id,
+            queue_offset,
+            lambda _: commit_log_offset,
+            now_ms,
+            now_ms if born_ms is None else born_ms,
+        )[0]
 
 
 def draft(
@@ -200,98 +268,13 @@ def draft(
     extra: Iterable[tuple[str, str]] = (),
     form: RecordForm = PLAIN_FORM,
 ) -> Draft:
-    """The record in which ``message`` waits: with DELAY for a level, with TIMER_OUT_MS for a wheel.
+    """The record in which ``message`` waits, before it has a place.
 
     The unique key is the message's own, or a new one, if none is given. ``extra`` are properties
     that the engine itself adds behind the user's. Raises BadFieldError for a message that cannot be
     stored, or that no broker could deliver.
     """
-    parts = waiting_parts(message, system_topic, delay_level, out_ms, extra, form, unique_key)
-    return Draft(*parts, message, form)
-
-
-def waiting_parts(
-    message: Message,
-    system_topic: str,
-    delay_level: int | None,
-    out_ms: int | None,
-    extra: Iterable[tuple[str, str]],
-    form: RecordForm,
-    unique_key: str | None = None,
-) -> tuple[int, int, str, bytes]:
-    """The same without an object for it, for those who make a hundred thousand a second: the size
-    of the record, the hash of its tag, its unique key, and all that stands behind its body.
-    """
-    frame = _frame(
-        system_topic,
-        message.topic,
-        message.tags,
-        message.queue_id,
-        delay_level,
-        form.retry_topic_max_bytes,
-    )
-    unique_key = unique_key or message.unique_key
-    if unique_key:
-        key = encoded_unique_key(unique_key)
-    else:
-        unique_key = new_unique_key()
-        key = unique_key.encode()
-    keys = " ".join(message.keys)
-    text = b"".join(
-        (
-            frame.before_key,
-            key,
-            frame.after_key,
-            b"KEYS\x01%b\x02" % encoded("keys", keys) if keys else b"",
-            frame.tags,
-            encoded_properties(message.properties) if message.properties else b"",
-            names.encode_properties(extra) if extra else b"",
-            frame.real_queue_id,
-            b"" if out_ms is None else b"\x02TIMER_OUT_MS\x01%d" % out_ms,
-            b"\x02" if form.closes_properties else b"",
-        )
-    )
-    body_bytes, text_bytes = len(message.body), len(text)
-    size_bytes = form.head_bytes + body_bytes + len(frame.topic_run) + _LENGTH_BYTES + text_bytes
-    if message.flag:
-        check_numbers(message.queue_id, message.flag)
-    if size_bytes > form.small_record_bytes:
-        form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
-    tail = frame.topic_run + _pack_length(text_bytes) + text
-    return size_bytes, frame.tags_code, unique_key, tail
-
-
-def waiting_record(
-    message: Message,
-    size_bytes: int,
-    tail: bytes,
-    form: RecordForm,
-    queue_id: int,
-    queue_offset: int,
-    commit_log_offset: int,
-    now_ms: int,
-    born_ms: int,
-) -> bytes:
-    """The record of these parts at its place in the system topic's queue and in the log."""
-    body = message.body
-    born_ip, born_port, store_ip, store_port = form.hosts
-    head = form.pack_head(
-        size_bytes,
-        MAGIC_V1,
-        zlib.crc32(body) & CRC_MASK,
-        queue_id,
-        message.flag,
-        queue_offset,
-        commit_log_offset,
-        form.sys_flag,
-        born_ms,
-        born_ip,
-        born_port,
-        now_ms,
-        store_ip,
-        store_port,
-        0,
-        0,
-        len(body),
-    )
-    return b"".join((head, body, tail))
+    message = attrs.evolve(message, unique_key=unique_key or message.unique_key)
+    wanted = system_topic, delay_level, out_ms, tuple(extra), form
+    record, _, tags_code, key = waiting_record(message, *wanted, 0, 0, lambda _: 0, 0, 0)
+    return Draft(len(record), tags_code, key, (attrs.evolve(message, unique_key=key), *wanted))

@@ -11,6 +11,7 @@ import bisect
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -22,6 +23,7 @@ from message_store.java_numbers import LONG_MAX
 NAME_DIGITS = 20
 _OPEN_FILES = 16
 _PAGE_BYTES = 4096
+_PAGES = memoryview(bytes(16 * _PAGE_BYTES))
 
 
 def segment_name(start_offset: int) -> str:
@@ -122,6 +124,19 @@ def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -
         write_head_last(descriptor, data, place, max(here, head_bytes))
     elif os.pwrite(descriptor, data, place) < len(data):
         raise OSError(errno.ENOSPC, "only a part could be written")
+
+
+def make_pages(descriptor: int, begin: int, wanted: int, file_bytes: int) -> int:
+    """Let the kernel find the pages of a file from ``begin`` to ``wanted`` and some behind them, by
+    writing the zeros that are there already; returns where they end, at most at the file's end.
+
+    To find the page is the half of what writing a record into a new one takes. Sixteen found at
+    once cost a third of that; many more would push out of the cache what is about to be written.
+    """
+    end = min(-(-wanted // len(_PAGES)) * len(_PAGES), file_bytes)
+    with suppress(OSError):  # a disk that refuses this will refuse the record, and say so
+        os.pwrite(descriptor, _PAGES[: end - begin], begin)
+    return end
 
 
 def list_directories(directory: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.errors import UnsupportedDelayError
+from message_store.live_intake import LiveIntake
 from message_store.live_queue import LiveQueue
 from message_store.live_store import LiveStore
 from message_store.message import Message
@@ -19,8 +20,7 @@ from message_store.message_batch import MessageBatch
 from message_store.promise_rules import to_slot_end
 from message_store.properties import TIMER_TOPIC
 from message_store.scheduled_batch import BatchDraft, draft_batch
-from message_store.scheduled_records import RecordForm, waiting_parts, waiting_record
-from message_store.waiting_topics import WaitingTopics
+from message_store.scheduled_records import RecordForm
 from timer_wheel.recall import Target, marker_for
 from timer_wheel.timer_properties import require_kept
 from timer_wheel.wheel_math import out_ms
@@ -59,30 +59,27 @@ class TimerIntake(ABC):
             closes_properties=store.dialect.closes_properties,
             store_host=store.settings.store_host,
         )
+        self._intake = LiveIntake(store, TIMER_TOPIC, self._form)
         self._promise = to_slot_end(
             settings.precision_ms,
             max_delay_ms=settings.max_delay_ms,
             beyond_max=settings.beyond_max,
         )
         self._is_limited = False
-        self._topics = WaitingTopics(store)
-
-    def due_ms(self, due: Due, now_ms: int) -> int:
-        """The time that is asked for."""
-        match due:  # by class alone, the commonest first: patterns with fields cost twice as much
-            case AtMs():
-                return due.due_ms
-            case AfterMs():
-                return now_ms + due.delay_ms
-            case AtLevel():
-                return now_ms + self._levels.delay_ms(self._levels.clamp(due.level))
 
     # --- one at a time ----------------------------------------------------------------------------
 
     def schedule(
-        self, message: Message, due_ms: int, now_ms: int, extra: tuple[tuple[str, str], ...] = ()
+        self, message: Message, due: Due, now_ms: int, extra: tuple[tuple[str, str], ...] = ()
     ) -> Receipt:
         """Store a message for later; ``extra`` are properties that its record gets as well."""
+        match due:  # by class alone, the commonest first: patterns with fields cost twice as much
+            case AtMs():
+                due_ms = due.due_ms
+            case AfterMs():
+                due_ms = now_ms + due.delay_ms
+            case AtLevel():
+                due_ms = now_ms + self._levels.delay_ms(self._levels.clamp(due.level))
         promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
         if promised_ms == now_ms:
             out = self._overdue_out_ms(now_ms)
@@ -91,35 +88,20 @@ class TimerIntake(ABC):
             out = promised_ms - self.settings.precision_ms
         if self._is_limited:
             self._refuse_congestion(out, now_ms)
-        key, offset = self._append(message, out, extra, now_ms)
-        self._topics.remember(message.topic, message.queue_id)
-        return Receipt(key, message.topic, due_ms, promised_ms, offset, self._broker_name)
+        return self._intake.store(
+            message, self._queue, due_ms, promised_ms, now_ms, None, out, extra
+        )
 
     def recall(self, target: Target, now_ms: int) -> None:
         """Store the delete marker of a message."""
         by_topic = self._store.dialect.topic_in_delete_key
         marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
-        self._append(marker, target.out_ms, (names_target,), now_ms)
+        out = target.out_ms
+        self._intake.store(marker, self._queue, out, out, now_ms, None, out, (names_target,))
 
     @abstractmethod
     def _overdue_out_ms(self, now_ms: int) -> int:
         """The out time of what is due when it is stored."""
-
-    def _append(
-        self, message: Message, out: int, extra: tuple[tuple[str, str], ...], now_ms: int
-    ) -> tuple[str, int]:
-        """Store a record and its entry; returns its unique key and its place in the log."""
-        queue, log, form = self._queue, self._store.log, self._form
-        size_bytes, tags_code, key, tail = waiting_parts(
-            message, TIMER_TOPIC, None, out, extra, form
-        )
-        queue_offset, offset = queue.max_offset, log.place_for(size_bytes)
-        record = waiting_record(
-            message, size_bytes, tail, form, 0, queue_offset, offset, now_ms, now_ms
-        )
-        log.put(record, offset)
-        queue.append_one(offset, size_bytes, tags_code)
-        return key, offset
 
     @abstractmethod
     def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
@@ -136,7 +118,7 @@ class TimerIntake(ABC):
                 self._refuse_congestion(out, now_ms, count - 1)
         records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
         offsets = self._append_batch(records, now_ms)
-        self._topics.remember_all(batch)
+        self._intake.topics.remember_all(batch)
         return BatchReceipt(
             unique_keys=records.unique_keys,
             topics=batch.topic,

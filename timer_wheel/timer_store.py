@@ -70,7 +70,7 @@ class TimerStore(ClosedOnExit, ABC):
             self._knows_next_due = False
             count = store.log.append_count
             try:  # all_or_broken, but for what entering it costs
-                return self._intake.schedule(message, self._intake.due_ms(due, now_ms), now_ms)
+                return self._intake.schedule(message, due, now_ms)
             except BaseException:
                 store.doubt_what_follows(count)
                 raise
@@ -86,11 +86,10 @@ class TimerStore(ClosedOnExit, ABC):
             now_ms = self._clock.now_ms()
             alias = self._intake.settings.start_deliver_time_alias
             asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
-            due_ms = self._intake.due_ms(asked.due, now_ms)
             self._knows_next_due = False
             if asked.kept:
                 self._may_be_a_marker()
-            return self._intake.schedule(asked.message, due_ms, now_ms, asked.kept)
+            return self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many messages, or none when one of them cannot be kept."""

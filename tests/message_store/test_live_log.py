@@ -231,6 +231,34 @@ def test_what_publishes_a_record_is_one_write_into_one_page(
     assert list(zip(places, sizes, strict=True)) == written[: len(sizes)]
 
 
+@pytest.mark.parametrize("body_bytes", [10, 70_000, FILE_BYTES // 2])
+def test_pages_made_ready_say_nothing_and_lie_within_the_file(
+    store: LiveStore, body_bytes: int
+) -> None:
+    for _ in range(5):
+        append(store, stored(bytes(min(body_bytes, FILE_BYTES // 2))))
+        files = sorted((store.root.path / "commitlog").iterdir())
+        assert {file.stat().st_size for file in files} == {FILE_BYTES}
+        written = b"".join(file.read_bytes() for file in files)
+        assert not any(written[store.log.end :])
+    assert len(log_records(store)) == 5
+
+
+def test_pages_that_cannot_be_made_ready_keep_no_record_out(
+    store: LiveStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite = os.pwrite
+
+    def refuses_zeros(descriptor: int, data: Any, place: int) -> int:
+        if not any(bytes(data)):
+            raise OSError(errno.ENOSPC, "no space left")
+        return pwrite(descriptor, data, place)
+
+    monkeypatch.setattr(os, "pwrite", refuses_zeros)
+    append(store, stored(b"all the same"))
+    assert [record.body for record, _ in log_records(store)] == [b"all the same"]
+
+
 def test_what_fill_raises_goes_through_and_nothing_is_stored(store: LiveStore) -> None:
     append(store, stored(b"kept"))
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts messages that wait into a store, one at a time: a record in the log, then its entry.
+
+Every message that an engine takes by itself passes here. What it costs is Python's calls, as many
+as the work itself: each step is one function, and none makes an object for the next.
+"""
+
+from message_store.delay_store import Receipt, receipt_of
+from message_store.live_queue import LiveQueue
+from message_store.live_store import LiveStore
+from message_store.message import Message
+from message_store.scheduled_records import RecordForm, waiting_record
+from message_store.waiting_topics import WaitingTopics
+
+Extra = tuple[tuple[str, str], ...]
+
+
+class LiveIntake:
+    """Stores messages under one system topic; whoever calls holds the store's lock.
+
+    ``topics`` is told of every topic that a message waits for.
+    """
+
+    def __init__(self, live: LiveStore, system_topic: str, form: RecordForm) -> None:
+        self.topics = WaitingTopics(live)
+        self._log = live.log
+        self._system_topic = system_topic
+        self._form = form
+        self._broker_name = live.settings.broker_name
+
+    def store(
+        self,
+        message: Message,
+        queue: LiveQueue,
+        due_ms: int,
+        promised_ms: int,
+        now_ms: int,
+        level: int | None,
+        out_ms: int | None,
+        extra: Extra = (),
+    ) -> Receipt:
+        """Store a message, for a level or with an out time for a wheel, in this queue.
+
+        A level's entry holds when it is promised for, in place of the hash of its tag. ``extra``
+        are properties that the record gets as well. Raises BadFieldError for a message that cannot
+        be stored or delivered, TargetError when the disk refuses.
+        """
+        log, form = self._log, self._form
+        record, offset, tags_code, key = waiting_record(
+            message,
+            self._system_topic,
+            level,
+            out_ms,
+            extra,
+            form,
+            queue.queue_id,
+            queue.max_offset,
+            log.place_for,
+            now_ms,
+            now_ms,
+        )
+        log.put(record, offset)
+        queue.append_one(offset, len(record), tags_code if level is None else promised_ms)
+        topic = message.topic
+        self.topics.remember(topic, message.queue_id)
+        return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))
