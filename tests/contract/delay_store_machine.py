@@ -74,11 +74,13 @@ class DelayStoreMachine(RuleBasedStateMachine):
     """The steps that any store takes; with ``durable``, its ends and new beginnings too.
 
     With ``forgets``, files are taken away when what they hold is old: what was delivered long ago
-    may be unknown, but nothing else is different.
+    may be unknown, but nothing else is different. With ``clock_leaps``, the clock is set back too,
+    and the store advanced ahead of it.
     """
 
     durable = False
     forgets = False
+    clock_leaps = False
 
     def promise(self, due_ms: int, now_ms: int) -> int:
         """The promise rule of the store under test."""
@@ -196,6 +198,16 @@ class DelayStoreMachine(RuleBasedStateMachine):
     def advance_to_an_earlier_time(self, step_ms: int) -> None:
         self._advance(max(0, self.clock.now_ms() - step_ms))
 
+    @precondition(lambda self: self.clock_leaps)
+    @rule(step_ms=steps_ms)
+    def advance_ahead_of_the_clock(self, step_ms: int) -> None:
+        self._advance(self.clock.now_ms() + step_ms)
+
+    @precondition(lambda self: self.clock_leaps)
+    @rule(step_ms=steps_ms)
+    def the_clock_is_set_back(self, step_ms: int) -> None:
+        self.clock.tick(-step_ms)
+
     @rule()
     def advance_to_the_next_due_time(self) -> None:
         next_ms = self.store.next_due_ms()
@@ -280,7 +292,8 @@ class DelayStoreMachine(RuleBasedStateMachine):
 
     def nothing_is_missing_at_the_end(self) -> None:
         """Every topic holds what was delivered to it, in that order, up to the last message."""
-        self.clock.tick(45 * DAY_MS)
+        last_ms = max((each.due_ms for each in self.model.pending()), default=0)
+        self.clock.tick(max(0, last_ms - self.clock.now_ms()) + DAY_MS)
         self._advance(self.clock.now_ms())
         assert list(self.store.pending()) == []
         for (topic, queue_id), facts in self.delivered.items() if not self.forgets else ():

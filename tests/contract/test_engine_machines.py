@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 few = settings(max_examples=6, stateful_step_count=60, deadline=None)
 many = settings(
-    max_examples=30,
+    max_examples=60,
     stateful_step_count=120,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -47,6 +47,7 @@ class EngineMachine(DelayStoreMachine):
 
 class LevelMachine(EngineMachine):
     promise_rule = staticmethod(to_level(LEVELS))
+    clock_leaps = True
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return open_levels(folder, clock)
@@ -91,6 +92,7 @@ class HierarchyMachine(EngineMachine):
     """Promises to the millisecond, by the rule of two times of a hundred."""
 
     promise_rule = staticmethod(to_the_millisecond)
+    clock_leaps = True
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return open_hierarchy(folder, clock)

@@ -23,10 +23,12 @@ from message_store import AfterMs, AtMs, DelayStore, ManualClock, Message, Messa
 from message_store.errors import DelayStoreError
 from tests.faults.damage import copy_store, damage_one
 from tests.faults.engines import ENGINES, Engine, abandon
+from tests.faults.lies import lie_once
 
 START_MS = 1_793_000_000_000
 HALF_MS = START_MS + 40_000
 END_MS = START_MS + 86_400_000
+HARMS = {"damages": damage_one, "lies": lie_once}
 _TOPICS = ("orders", "orders2")
 _PATIENCE_S = 60
 _MEMORY_BYTES = 8 << 30
@@ -141,14 +143,15 @@ def _attempt(outcome: Outcome, call: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    """Damage a copy of the store in ``argv[2]`` for each seed, and say what came of it."""
-    engine, pristine, first, last = ENGINES[sys.argv[1]], Path(sys.argv[2]), *map(int, sys.argv[3:])
+    """Do harm to a copy of the store in ``argv[3]`` for each seed, and say what came of it."""
+    harm, engine, pristine = HARMS[sys.argv[1]], ENGINES[sys.argv[2]], Path(sys.argv[3])
+    first, last = map(int, sys.argv[4:])
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    copy = pristine.with_name(f"{pristine.name}-damaged-{first}")
+    copy = pristine.with_name(f"{pristine.name}-{sys.argv[1]}-{first}")
     for seed in range(first, last):
         shutil.rmtree(copy, ignore_errors=True)
         copy_store(pristine, copy)
-        damage = damage_one(copy, random.Random(seed))
+        damage = harm(copy, random.Random(seed))
         _say(seed, attrs.asdict(damage))
         signal.alarm(_PATIENCE_S)
         _say(seed, attrs.asdict(exercise(engine, copy)))

@@ -23,16 +23,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 REMOVING = ("cut", "empty", "gone")
 
 SEEDS = [
-    pytest.param(range(15), id="15 damages"),
-    pytest.param(range(1_000, 1_100), id="100 damages", marks=pytest.mark.slow),
+    pytest.param("damages", range(15), id="15 damages"),
+    pytest.param("lies", range(15), id="15 lies"),
+    pytest.param("damages", range(1_000, 1_100), id="100 damages", marks=pytest.mark.slow),
+    pytest.param("lies", range(1_000, 1_100), id="100 lies", marks=pytest.mark.slow),
 ]
 
 
-def damaged(engine: str, pristine: Path, seeds: range) -> list[tuple[int, Damage, Outcome]]:
+def damaged(
+    harm: str, engine: str, pristine: Path, seeds: range
+) -> list[tuple[int, Damage, Outcome]]:
     """What came of a copy of the store for each seed; fails where the process went down."""
     span = str(seeds.start), str(seeds.stop)
-    command = [sys.executable, "-m", "tests.faults.fuzz_worker", engine, str(pristine), *span]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.faults.fuzz_worker", harm, engine, str(pristine)]
+    run = subprocess.run([*command, *span], cwd=ROOT, capture_output=True, text=True)
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     assert run.returncode == 0, (lines[-1:], run.stderr[-3_000:])
     pairs = zip(lines[::2], lines[1::2], strict=True)
@@ -41,9 +45,9 @@ def damaged(engine: str, pristine: Path, seeds: range) -> list[tuple[int, Damage
 
 @pytest.mark.parametrize("end", ["closed", "killed"])
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize(("harm", "seeds"), SEEDS)
 def test_a_damaged_file_brings_nothing_down(
-    tmp_path: Path, engine: str, end: str, seeds: range
+    tmp_path: Path, engine: str, end: str, harm: str, seeds: range
 ) -> None:
     pristine = tmp_path / "store"
     build(ENGINES[engine], pristine, end)
@@ -51,7 +55,7 @@ def test_a_damaged_file_brings_nothing_down(
     right = exercise(ENGINES[engine], tmp_path / "right")
     assert attrs.evolve(right, delivered={}) == Outcome({}, [], [], [])
     assert sum(right.delivered.values()) == 60 - 5 + 60 + 30 + 2
-    for seed, damage, outcome in damaged(engine, pristine, seeds):
+    for seed, damage, outcome in damaged(harm, engine, pristine, seeds):
         assert outcome.crashes == [], (seed, damage)
         lost = Counter(right.delivered) - Counter(outcome.delivered)
         if damage.kind in REMOVING:
