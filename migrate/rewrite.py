@@ -180,24 +180,10 @@ def _check_properties(message: StoredMessage, level: int) -> tuple[bytes, int]:
 
 
 def is_deliverable_topic(topic: bytes) -> bool:
-    """Whether a broker could deliver to a topic of this name: by the rule for every message, of
-    which ``message_rules`` has the names and the lengths.
-    """
-    is_retry = topic.startswith(names.RETRY_PREFIX.encode())
-    return (
-        len(topic) <= (rules.RETRY_TOPIC_MAX_BYTES if is_retry else rules.TOPIC_MAX_BYTES)
-        and (len(topic) <= rules.TOPIC_MAX_BYTES or topic.isascii())
-        and _is_text(topic)
-        and topic.decode() not in rules.UNDELIVERABLE_TOPICS
-        and b"/" not in topic
-        and rules.is_one_word(topic)
-    )
-
-
-def _is_text(data: bytes) -> bool:
+    """Whether a broker could deliver to a topic of this name, by the rule for every message."""
     try:
-        data.decode()
-    except UnicodeDecodeError:
+        rules.check_topic(topic.decode())
+    except (BadFieldError, UnicodeDecodeError):
         return False
     return True
 
