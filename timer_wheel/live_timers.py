@@ -136,7 +136,9 @@ class LiveTimers:
         """
         rows, hand_ms = found.rows, self.wheel.hand_ms
         is_done = is_done | ~found.facts.is_fine
-        last_ms = hand_ms - self.precision_ms
+        # Before the hand that moves back too, or it would come upon what was dealt with again.
+        first_ms = max(0, int(rows.slot_time_ms[~is_done].min(initial=hand_ms)))
+        last_ms = floor_ms(min(hand_ms, first_ms), self.precision_ms) - self.precision_ms
         past_ms = np.where(is_overdue(rows.slot_time_ms), last_ms + OVERDUE_MARK_MS, last_ms)
         # A marker and its target stay in their slot: a target has no copy in the log by which
         # whoever opens the store after a kill could tell that it was dealt with, and for a broker,

@@ -229,6 +229,18 @@ class DelayStoreContract:
         assert len(store.advance(receipt.promised_ms - 1)) == 0
         assert len(store.advance(receipt.promised_ms)) == 1
 
+    def test_what_is_overdue_when_the_clock_is_set_back_comes_once(
+        self, store: DelayStore, clock: ManualClock
+    ) -> None:
+        store.advance(START_MS + 540_000)
+        dues = [AfterMs(0), AfterMs(5_000), AtMs(START_MS - 4_000), AfterMs(300_000)]
+        for number, due in enumerate(dues):
+            store.schedule(message(number), due)
+        assert len(list(store.pending())) == 4
+        found = [len(store.advance(START_MS + later_ms)) for later_ms in (100_000, 700_000)]
+        assert found == [3, 1]
+        assert list(store.pending()) == []
+
     def test_a_second_advance_delivers_nothing(self, store: DelayStore) -> None:
         promised_ms = store.schedule(message(1), AfterMs(5_000)).promised_ms
         assert len(store.advance(promised_ms)) == 1
