@@ -233,7 +233,7 @@ class DelayStoreContract:
         self, store: DelayStore, clock: ManualClock
     ) -> None:
         store.advance(START_MS + 540_000)
-        dues = [AfterMs(0), AfterMs(5_000), AtMs(START_MS - 4_000), AfterMs(300_000)]
+        dues: list[Due] = [AfterMs(0), AfterMs(5_000), AtMs(START_MS - 4_000), AfterMs(300_000)]
         for number, due in enumerate(dues):
             store.schedule(message(number), due)
         assert len(list(store.pending())) == 4

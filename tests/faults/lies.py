@@ -57,8 +57,9 @@ def lie_once(store: Path, rng: random.Random) -> Damage:
 
 def _lie(said: int, length: int, rng: random.Random) -> bytes:
     edge = rng.choice(_EDGES)
-    told = rng.choice([edge, -edge, said + edge, said - edge, said + rng.randint(-100, 100)])
-    return (told % 2 ** (8 * length)).to_bytes(length, "big")
+    near = said + rng.randint(-100, 100)
+    told = rng.choice([edge, -edge, said + edge, said - edge, near])
+    return (told % (1 << (8 * length))).to_bytes(length, "big")
 
 
 def _spans(store: Path, path: Path) -> tuple[list[Span], list[Span]]:
