@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop faults pysparks lint format docs bench clean java broker strace
+.PHONY: help demo test interop faults pysparks lint format docs bench clean java broker watchers
 SHELL := /bin/bash
 
 BIN := .venv/bin
@@ -16,13 +16,13 @@ demo: $(INSTALLED) java  ## convert the small real store that ships with the pro
 	$(BIN)/delaywheel demo
 	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
-test: $(INSTALLED) java broker strace  ## run the tests, but for the slow ones and most of those against real brokers
+test: $(INSTALLED) java broker watchers  ## run the tests, but for the slow ones and most of those against real brokers
 	$(PYTEST) -m "not matrix and not slow"
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
 	$(PYTEST) -m interop
 
-faults: $(INSTALLED) java strace  ## run the slow tests: stores and runs that are killed, torn, filled up
+faults: $(INSTALLED) java watchers  ## run the slow tests: stores and runs that are killed, torn, filled up
 	$(PYTEST) -m "slow and not interop"
 
 pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest and on the newest PySpark that we claim
@@ -78,5 +78,5 @@ java:
 broker:
 	@.ci/setup broker
 
-strace:
-	@.ci/setup strace
+watchers:
+	@.ci/setup watchers
