@@ -113,6 +113,7 @@ def generate_level_store(
         delays=delays,
         dialect=DIALECTS[dialect],
         body_block=body_block(rng, body_bytes),
+        seed=seed,
     )
     share = 100 - delivered_percent  # what is older than its level's delay was delivered
     spans_ms = {level: delay_ms * 100 // share for level, delay_ms in delays_ms.items()}

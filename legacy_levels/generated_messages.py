@@ -20,7 +20,8 @@ QUEUES_PER_TOPIC = 4
 
 _CHUNK = 1 << 15
 _BODY_BLOCK_BYTES = 8 << 20
-_UNIQUE_KEY_PREFIX = b"7F00000100002A9F18B4AAC2"
+_CLIENT = 0x2A9F18B4
+_CLIENT_BITS = 48
 _HOST_IP = bytes([127, 0, 0, 1])
 _CLIENT_IP = bytes([10, 1, 2, 3])
 _TAGS = ["", "create", "pay", "timeout", "remind"]
@@ -49,6 +50,16 @@ class Recipe:
     delays: DelayLevels
     dialect: ConfigDialect
     body_block: Bytes
+    seed: int = 0
+
+    @property
+    def unique_key_prefix(self) -> bytes:
+        """What all unique keys begin with: address, process and class loader of a client, time.
+
+        The client is another for another seed, so that merged stores hold no key twice.
+        """
+        client = (_CLIENT + self.seed) % (1 << _CLIENT_BITS)
+        return b"7F000001%012XAAC2" % client
 
 
 def body_block(rng: Generator, body_bytes: int) -> Bytes:
@@ -147,7 +158,7 @@ def _properties_of(
     queue_ids = rng.integers(0, QUEUES_PER_TOPIC, rows)
     columns: list[tuple[str, ByteColumn | Int64s]] = [
         (names.REAL_TOPIC, ByteColumn.choose((*recipe.topics, RETRY_TOPIC), real_topics)),
-        (names.UNIQUE_KEY, hex_key_column(_UNIQUE_KEY_PREFIX, numbers, 8)),
+        (names.UNIQUE_KEY, hex_key_column(recipe.unique_key_prefix, numbers, 8)),
         (names.DELAY, ByteColumn.choose(level_names, levels)),
         (names.KEYS, keys),
         (names.REAL_QUEUE_ID, np.where(is_retry, 0, queue_ids)),

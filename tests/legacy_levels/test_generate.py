@@ -150,6 +150,19 @@ def test_the_same_arguments_make_the_same_bytes_and_another_seed_others(tmp_path
     assert one["commitlog/00000000000000000000"] != three["commitlog/00000000000000000000"]
 
 
+def test_stores_of_several_seeds_hold_no_unique_key_twice(tmp_path: Path) -> None:
+    seeds = (0, 1, 255, 2**48 - 1)
+    keys = []
+    for seed in seeds:
+        make(tmp_path / str(seed), messages=20, seed=seed)
+        found = commit_log_records(tmp_path / str(seed) / "commitlog")
+        keys += [each.record.effective["UNIQ_KEY"] for each in found]
+    assert len(set(keys)) == 20 * len(seeds)
+    assert {len(key) for key in keys} == {32}
+    # Without a seed they are as they always were.
+    assert keys[0].startswith("7F00000100002A9F18B4AAC2")
+
+
 def test_levels_topics_sizes_and_table_can_be_chosen(tmp_path: Path) -> None:
     made = make(
         tmp_path / "s",
