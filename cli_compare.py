@@ -2,12 +2,8 @@
 """The verb ``compare``: one workload through several engines, side by side."""
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -61,7 +57,6 @@ def compare(
 
         require_report_place(report_file)
     with (
-        _ended_by_sigterm(),
         output.progress() as progress,
         race_directory(directory, keep) as place,
     ):
@@ -82,20 +77,6 @@ def compare(
         write_report(results, report_file)
     output.compared(results)
     click.get_current_context().exit(DONE if results.is_right else FINDINGS)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends a race as Ctrl-C does: its engine with it, and its stores gone."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _require_engines(engines: tuple[str, ...]) -> None:
