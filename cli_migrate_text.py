@@ -2,13 +2,12 @@
 """Changes of a store in place, as lines for people: what moves, what it means, what to do next."""
 
 from collections.abc import Iterator
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import attrs
 
 from cli_text import count, level_name, quarantine_lines, size
-from message_store.printable import iso_time, when
+from message_store.printable import iso_time, shell_word, when
 
 if TYPE_CHECKING:
     from migrate.in_place_report import InPlaceReport
@@ -50,7 +49,7 @@ def in_place_facts(report: "InPlaceReport") -> Iterator[str]:
 
 def in_place_next(report: "InPlaceReport", clock_ms: int) -> Iterator[str]:
     """What an operator does next, and must not do."""
-    store = quote(report.conversion.source)
+    store = shell_word(report.conversion.source)
     yield "What next"
     if report.state == "nothing to do":
         yield "  nothing was written, and nothing has to be"
@@ -98,7 +97,7 @@ def retirement_lines(report: "RetireReport") -> Iterator[str]:
     if report.state == "planned":
         yield "nothing was written; the same command with --execute does it"
     if report.state == "done":
-        yield f"take it back:  delaywheel rollback {quote(report.source)} --execute"
+        yield f"take it back:  delaywheel rollback {shell_word(report.source)} --execute"
 
 
 def rollback_lines(report: "RollbackReport") -> Iterator[str]:

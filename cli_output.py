@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,7 +26,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
 from message_store.errors import BadRecordsError, DelayStoreError
 from message_store.message import StoredMessage
-from message_store.printable import iso_time, printable, when
+from message_store.printable import iso_time, printable, shell_word, when
 from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
@@ -240,8 +239,8 @@ class Output(Printer):
         self._say("")
         self._say("The target is for looking, not for booting: a broker started today would find")
         self._say("its slots long past and deliver nothing of them. Look at both sides with")
-        self._say(f"  delaywheel inspect {quote(result.source)} --now {result.stopped_ms}")
-        self._say(f"  delaywheel inspect {quote(result.target)} --now {result.stopped_ms}")
+        self._say(f"  delaywheel inspect {shell_word(result.source)} --now {result.stopped_ms}")
+        self._say(f"  delaywheel inspect {shell_word(result.target)} --now {result.stopped_ms}")
 
     def generated(self, path: str, made: "GeneratedStore", now_ms: int) -> None:
         """``generate``."""

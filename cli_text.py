@@ -7,7 +7,6 @@ Lines are not yet escaped, tables are: ``Output`` escapes each line that it prin
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Pending
-from message_store.printable import iso_time, printable, when
+from message_store.printable import iso_time, printable, shell_word, when
 from migrate.report import COUNT_NAMES
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     """What an operator does after a conversion, and must not do."""
     lines = ["What next"]
     stores = [source.source for source in report.sources or (report,)] + [report.target]
-    lines.append(f"  check it:  delaywheel verify {' '.join(map(quote, stores))}")
+    lines.append(f"  check it:  delaywheel verify {' '.join(map(shell_word, stores))}")
     if report.engine == "hierarchy":
         lines.append("  it is for HierarchicalWheelStore, and no broker starts on it: open it with")
         lines.append("  WheelStore first, or convert with --to wheel, to give it to one")

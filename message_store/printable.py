@@ -5,6 +5,8 @@ A topic or a key is chosen by whoever sends the message. Printed as it is, it co
 colour a terminal, or turn the direction of what follows.
 """
 
+import os
+import shlex
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,6 +20,28 @@ def printable(text: str) -> str:
     'a\\x1b[31mb\\u202ec'
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def shell_word(text: str) -> str:
+    r"""The text as one word of a command to copy, which stays what it is when it is printed.
+
+    What would be escaped on its way to a terminal is written as the bytes that it is, in the form
+    that bash, zsh and ksh read.
+
+    >>> print(shell_word("two words"), shell_word("a'\nb"))
+    'two words' $'a\'\x0ab'
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_dollar_quotes, text)) + "'"
+
+
+def _in_dollar_quotes(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
 
 
 def iso_time(time_ms: int) -> str:

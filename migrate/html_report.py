@@ -8,14 +8,13 @@ lies beside this module.
 import os
 import tempfile
 from pathlib import Path
-from shlex import quote
 
 from markupsafe import Markup
 
 from message_store.delay_levels import format_delay
 from message_store.errors import TargetError
 from message_store.html_pages import html_environment
-from message_store.printable import iso_time, span
+from message_store.printable import iso_time, shell_word, span
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.forecast import Forecast, draw_forecast, read_forecast
@@ -35,8 +34,8 @@ def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
         columns=COUNT_NAMES,
         listed=report.bad_records[:LISTED_RECORDS],
         topics=sorted(report.topics.items(), key=lambda item: (-item[1], item[0]))[:LISTED_TOPICS],
-        stores=" ".join(quote(s.source) for s in report.sources or (report,)),
-        place=quote(report.target),
+        stores=" ".join(shell_word(s.source) for s in report.sources or (report,)),
+        place=shell_word(report.target),
         forecast=forecast,
         # Drawn from numbers only: no text of a store is in the picture.
         picture=Markup(draw_forecast(forecast, report.due)) if len(forecast.due_ms) else "",

@@ -8,7 +8,6 @@ target agree on every one of its counts.
 
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import attrs
@@ -23,6 +22,7 @@ from message_store.errors import (
     SourceError,
     UncleanStoreError,
 )
+from message_store.printable import shell_word
 from message_store.store_root import StoreRoot
 from migrate.conversion_marker import (
     CONVERSION_NAME,
@@ -245,7 +245,7 @@ def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) ->
         )
     old = [one for one, other in zip(told, found, strict=True) if one != other]
     touches = [
-        f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {quote(str(root.commit_log / name))}"
+        f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {shell_word(str(root.commit_log / name))}"
         for name, _size, ns in old
     ]
     why = (

@@ -7,12 +7,12 @@ held against its slot; what cannot be told without the source is whether it is w
 
 import json
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from message_store.errors import BadFieldError, SourceError
+from message_store.printable import shell_word
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME, read_marker
@@ -98,7 +98,7 @@ def _told(root: StoreRoot) -> tuple[ConversionSettings, int]:
         raise SourceError(
             f"{root.path}: was not converted or written from a table, so nothing says how many"
             f" messages should be in it; whether all that is in it will be delivered tells"
-            f" `delaywheel check {quote(str(root.path))}`"
+            f" `delaywheel check {shell_word(str(root.path))}`"
         )
     try:
         facts: dict[str, Any] = json.loads(content)
