@@ -82,10 +82,9 @@ def still_to_do(
     many were.
 
     ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
-    was done before the checkpoint is not; what only the log has comes behind. Copies that are
-    matched are taken from ``since``.
+    was done before the checkpoint is not, and in the log alone. Copies that are matched are taken
+    from ``since``.
     """
-    timers = timers.followed_by(since.not_in_queue)
     placed = units.units["commit_log_offset"].astype(np.int64)
     is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
     # What has no unit, or has lost it, may have rolled as well, and that long before its time.

@@ -61,18 +61,19 @@ def outstanding(
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
     timers = timers.followed_by(in_timeline)
-    done_count = 0
+    since_ms = _first_ms(timers)
     if after_crash:
-        since_ms = min(checkpoint.last_read_time_ms, _first_ms(timers))
+        since_ms = min(checkpoint.last_read_time_ms, since_ms)
+    since, done_count = None, 0
+    if after_crash or (timeline is not None and since_ms <= newest_store_ms(root)):
         since = read_log_since(root, commit_log, since_ms)
+    if since is not None and after_crash:
+        timers = timers.followed_by(since.not_in_queue)
         blocking += since.blocking_queue_offsets
-        timers, done_count = still_to_do(timers, units, commit_log, since)
-    elif timeline is not None and _first_ms(timers) <= newest_store_ms(root):
-        since = read_log_since(root, commit_log, _first_ms(timers))
-        only_copies = attrs.evolve(since, not_in_queue=timers.rows(np.zeros(len(timers), bool)))
-        timers, done_count = still_to_do(timers, units, commit_log, only_copies)
-    if after_crash or timeline is not None:
+    if after_crash or timeline is not None:  # first, for what was delivered is the last of a series
         timers = _without_rolled(timers, commit_log)
+    if since is not None:
+        timers, done_count = still_to_do(timers, units, commit_log, since)
     return Outstanding(timers, timeline, resume, blocking, done_count, expired_count)
 
 

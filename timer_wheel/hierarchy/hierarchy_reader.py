@@ -46,6 +46,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
             since = read_log_since(root, commit_log, first_ms)
+            timers = timers.followed_by(since.not_in_queue)
             timers, done_count = still_to_do(timers, read_units(log, 0), commit_log, since)
         timers = attrs.evolve(timers, position=np.maximum(timers.position, 0))
         by_record = attrs.evolve(timers, flags=timers.flags | FLAG_ROLL)
@@ -74,7 +75,7 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
 def _timers(rows: Rows, flags: int = 0) -> PendingTimers:
     count = len(rows)
     return PendingTimers(
-        position=np.zeros(count, np.int64),
+        position=np.full(count, -1, np.int64),  # any of them may have been stored again
         queue_offset=np.full(count, NOT_IN_QUEUE, np.int64),
         slot_time_ms=int64s(rows["due_ms"]) - SLOT_MS,
         flags=np.full(count, FLAG_DEFAULT | flags, np.int64),
