@@ -59,6 +59,13 @@ OFFSETS_BELOW = warning(
     "a broker goes on at the queue's beginning; what lay before it was deleted undelivered",
     "nothing brings it back; keep log files longer than messages wait",
 )
+OFFSETS_NEGATIVE = warning(
+    "offset-negative",
+    "a broker goes on at the queue's beginning: what was delivered and is still there is delivered"
+    " again",
+    "no broker writes such a number: put the right one into delayOffset.json and its .bak while the"
+    " broker is stopped; a conversion finds in the log what was delivered",
+)
 OFFSETS_BEHIND = warning(
     "offsets-behind",
     "a broker delivers them again",
@@ -89,6 +96,7 @@ RULES = (
     OFFSETS_UNREADABLE,
     OFFSETS_BEYOND,
     OFFSETS_BELOW,
+    OFFSETS_NEGATIVE,
     OFFSETS_BEHIND,
     OFFSETS_AHEAD,
     OFFSETS_MOVED,
@@ -165,7 +173,7 @@ def _of_queue(picture: Picture, queue: LevelQueue) -> Iterator[Finding]:
         yield OFFSETS_BEYOND.at(name, told)
     elif stored is not None and stored < queue.queue_min:
         told = f"offset {stored:,}, where the queue begins at {queue.queue_min:,}"
-        yield OFFSETS_BELOW.at(name, told)
+        yield (OFFSETS_NEGATIVE if stored < 0 else OFFSETS_BELOW).at(name, told)
     seen = queue.history
     is_passed = is_message(seen.units) & (seen.tags_code > _as_of_ms(picture))
     passed = seen.units[is_passed]

@@ -148,6 +148,11 @@ OFFSETS = [
         says="offset 2, where the queue begins at 10",
         make=then(many(offsets={18: 2}), lambda root: (root / queue_file(18, 0)).unlink()),
     ),
+    Case(
+        code="offset-negative",
+        make=store(offsets={5: -3}),
+        says="offset -3, where the queue begins at 0",
+    ),
     Case(code="offsets-behind", make=delivered(offsets={3: 0}), says="1 of its messages"),
     Case(code="offset-missing", make=delivered(offsets={18: 0}), says="does not name it"),
     Case(
