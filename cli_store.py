@@ -129,6 +129,7 @@ def opened(
     for other in engines_in(root):
         if other != chosen and not takes_over(chosen, other):
             output.warn(f"{path}: what waits in the {other} of this store is left alone")
+    is_wheel_cut = chosen == "wheel" and _has_cut_wheel(root)
     changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
     with loading(output):
@@ -136,7 +137,17 @@ def opened(
     with store:
         if changes is not None:
             output.warn(f"{path}: {changes}")
+        if is_wheel_cut:
+            output.warn(f"{root.timer_wheel}: had the wrong length; made anew from the timer log")
         yield store, clock
+
+
+def _has_cut_wheel(root: StoreRoot) -> bool:
+    """Whether the wheel's file is one on which no broker starts; an empty one is no wheel yet."""
+    from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+
+    file = root.timer_wheel
+    return file.is_file() and file.stat().st_size not in (0, WHEEL_FILE_BYTES)
 
 
 def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | None) -> str | None:

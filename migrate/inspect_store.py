@@ -5,7 +5,7 @@ Only reads, without Spark, also what a crash or a disk has damaged. A number tha
 None with a sentence in ``problems``, and never 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +149,8 @@ class _Inspection:
             states.append(
                 _level_state(level, delay_ms, stored, queues.get(level), backlog, self.now_ms)
             )
+        if offsets is not None:
+            self.problems += _naming_problems(offsets, states, delays.table)
         return tuple(states)
 
     def _queue(self, level: int, offsets: DelayOffsets | None) -> LevelQueue | None:
@@ -199,6 +201,30 @@ def _replays(root: Path) -> Iterator[str]:
     if any(counts.values()):
         told = [f"--offsets {choice} delivers {count:,}" for choice, count in counts.items()]
         yield f"of the messages in the level queues, {', '.join(told)}"
+
+
+def _naming_problems(
+    offsets: DelayOffsets, states: Sequence[LevelState], table: DelayLevels
+) -> Iterator[str]:
+    """Levels that the offsets name and nobody has, and such as they should name, in one sentence.
+
+    A 4.x broker names a level only when it has delivered something of it.
+    """
+    told = []
+    if left_out := [
+        each.level for each in states if each.offset is None and each.already_delivered
+    ]:
+        told.append(f"does not name {_levels_text(left_out)}: a broker begins anew there")
+    known = {*range(1, table.max_level + 1), *(each.level for each in states)}
+    if strange := sorted(offsets.offsets.keys() - known):
+        told.append(f"names {_levels_text(strange)}, which the level table does not have")
+    if offsets.offsets and told:
+        file = offsets.backup if offsets.source is OffsetsChoice.BACKUP else offsets.main
+        yield f"{file.path}: {'; '.join(told)}"
+
+
+def _levels_text(levels: Sequence[int]) -> str:
+    return f"level{'s' * (len(levels) > 1)} {', '.join(map(str, levels))}"
 
 
 def _levels_of(backlog: LevelBacklog | None) -> list[int]:

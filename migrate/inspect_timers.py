@@ -8,6 +8,7 @@ import numpy as np
 
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.printable import shell_word
 from message_store.store_root import StoreRoot
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.staged_output import UNFINISHED_WHEEL
@@ -43,13 +44,21 @@ def inspect_timers(
     except UnsupportedStoreError:
         raise  # nothing is wrong with the store
     except (FormatError, SourceError) as error:
-        problems.append(f"the wheel cannot be read: {error}")
+        problems.append(f"the wheel cannot be read: {error}{_remedy(store, error)}")
         is_there = has_database(timeline_directory(store))
         return WheelSummary(engine=engine), TimelineSummary() if is_there else None
     problems += _wheel_problems(state)
     timeline = state.timeline
     told = None if timeline is None else _timeline_summary(state, timeline, now_ms)
     return attrs.evolve(_summary(state, now_ms), engine=engine), told
+
+
+def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:
+    """What to do about a wheel file that has a wrong length, which the timer log makes up for."""
+    if not isinstance(error, FormatError) or error.path != store.timer_wheel:
+        return ""
+    how = f"delaywheel run {shell_word(str(store.path))} --engine wheel"
+    return f"; a broker does not start on it, `{how}` makes it anew from the timer log"
 
 
 def _is_unfinished(store: StoreRoot) -> bool:

@@ -340,6 +340,20 @@ def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(pl
     assert json.loads(levels.stdout)["unique_key"] == "L"
 
 
+def test_a_wheel_that_was_cut_is_made_anew_aloud_and_once(place: Path) -> None:
+    schedule(place, "--after", "60s")
+    wheel = place / "timerwheel"
+    size_bytes = wheel.stat().st_size
+    os.truncate(wheel, 1_000)
+    words = ["run", place, "--json", "--for", "10m", "--now", NOW]
+    first, again = run(*words), run(*words)
+    said = f"warning: {wheel}: had the wrong length; made anew from the timer log\n"
+    assert said in first.stderr
+    assert "made anew" not in again.stderr
+    assert len(first.stdout.splitlines()) == 1
+    assert wheel.stat().st_size == size_bytes
+
+
 @ENGINES
 @pytest.mark.parametrize(
     "words", [("run", "--now", NOW), ("cancel", HANDLE)], ids=["run", "cancel"]

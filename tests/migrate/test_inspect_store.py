@@ -219,6 +219,16 @@ def test_offsets_outside_the_queue_are_named(tmp_path: Path) -> None:
     assert any("level 3: offset 77 lies outside" in problem for problem in found.problems)
 
 
+def test_levels_that_the_offsets_should_name_or_that_nobody_has_are_said_in_one_line(
+    tmp_path: Path,
+) -> None:
+    root = hand_made(tmp_path, offsets={0: 4, 5: 0, 99: 1})
+    [said] = [each for each in look(root).problems if "names" in each or "not name" in each]
+    assert said.startswith(str(root / "config/delayOffset.json"))
+    assert "does not name level 3: a broker begins anew there" in said
+    assert "names levels 0, 99, which the level table does not have" in said
+
+
 def test_a_queue_with_a_hole_leaves_the_number_open(tmp_path: Path) -> None:
     root = tmp_path / "store"
     build_level_store(root, [LevelMessage(level=3)] * 60, queue_file_bytes=10 * 20)
@@ -264,7 +274,8 @@ def test_a_wheel_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None
     found = look(root)
     assert found.wheel is not None
     assert (found.wheel.pending, found.pending) == (None, None)
-    assert any("not the length of a timer wheel" in problem for problem in found.problems)
+    [said] = [each for each in found.problems if "not the length of a timer wheel" in each]
+    assert "makes it anew from the timer log" in said
 
 
 def test_an_unfinished_conversion_is_recognised(tmp_path: Path) -> None:
