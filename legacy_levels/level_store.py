@@ -183,7 +183,7 @@ class LevelStore(ClosedOnExit):
         self._last_clean_ms = now_ms
         spares = self.state.rules.spare_waiting
         keep_from = self.state.first_waiting_log_offset() if spares else self.live.log.end
-        if self.live.clean(now_ms, keep_from):
+        if self.live.clean(now_ms, keep_from, lambda: None):
             for scanner in self.state.scanners.values():
                 scanner.queue_was_cut()
 

@@ -7,7 +7,6 @@ locks; the store does.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -300,10 +299,11 @@ class LiveLog:
         self.is_broken = True
         self._room_end = _NO_ROOM
 
-    def delete_expired(self, now_ms: int, retention_ms: int, keep_from: int) -> list[Path]:
-        """Take away the oldest files whose last record was stored longer than ``retention_ms`` ago.
+    def end_of_expired(self, now_ms: int, retention_ms: int, keep_from: int) -> int:
+        """Where the oldest files end whose last record was stored longer than ``retention_ms`` ago;
+        where the log begins when there are none.
 
-        Never the last file, never one that ``keep_from`` lies in or before. Raises TargetError.
+        Never the last file, never one that ``keep_from`` lies in or before.
         """
         stop = self.min_offset
         for start in self.segments.starts[:-1]:
@@ -315,7 +315,7 @@ class LiveLog:
             if self._last_time_ms(start) + retention_ms > now_ms:
                 break
             stop = file_end
-        return self.segments.delete_before(stop)
+        return stop
 
     def _last_time_ms(self, start: int) -> int:
         """When the last record of a full file was stored."""

@@ -258,19 +258,21 @@ class LiveQueue:
 
     def delete_before(self, log_min: int) -> list[Path]:
         """Take away the files whose records the log does not have any more, never the last one."""
-        stop = self.segments.min_offset
-        for start in self.segments.starts[:-1]:
-            last = (start + self.segments.file_bytes) // _UNIT_BYTES
-            if self._end_of(self.units(last - 1, last)) > log_min:
-                break
-            stop = start + self.segments.file_bytes
-        gone = self.segments.delete_before(stop)
+        gone = self.segments.delete_before(self._begin_of_needed(log_min))
         self.correct_min_offset(log_min)
         return gone
 
+    def _begin_of_needed(self, log_min: int) -> int:
+        """Where the first file begins that has an entry whose record the log has, or the last."""
+        for start in self.segments.starts[:-1]:
+            last = (start + self.segments.file_bytes) // _UNIT_BYTES
+            if self._end_of(self.units(last - 1, last)) > log_min:
+                return start
+        return max(self.segments.starts, default=0)
+
     def correct_min_offset(self, log_min: int) -> None:
         """Let the queue begin with the first entry whose record the log still has."""
-        first = self.segments.min_offset // _UNIT_BYTES
+        first = self._begin_of_needed(log_min) // _UNIT_BYTES  # a kill may have left files before
         last_of_file = first + self.segments.file_bytes // _UNIT_BYTES
         units = self.units(first, last_of_file)
         is_there = (units["commit_log_offset"] >= log_min) & is_filled(units)

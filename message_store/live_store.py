@@ -282,18 +282,25 @@ class LiveStore:
 
     # --- retention and the end --------------------------------------------------------------------
 
-    def clean(self, now_ms: int, keep_from: int) -> list[Path]:
+    def clean(self, now_ms: int, keep_from: int, make_known: Callable[[], None]) -> list[Path]:
         """Take away log files that are older than the settings keep them, and queue files that say
         nothing any more; returns them.
 
-        Never what ``keep_from`` lies in or before, never the last file of a row.
+        Never what ``keep_from`` lies in or before, never the last file of a row. What was delivered
+        or stored again out of a file is on the disk before the file goes; ``make_known``, which is
+        called then, lets the same be true of what else leads into it. Raises TargetError.
         """
         with self.lock:
             self.require_open()
-            gone = self.log.delete_expired(now_ms, self.settings.retention_ms, keep_from)
-            if gone:
-                for queue in self._queues.values():
-                    gone += queue.delete_before(self.log.min_offset)
+            end = self.log.end_of_expired(now_ms, self.settings.retention_ms, keep_from)
+            if end == self.log.min_offset:
+                return []
+            self.sync_log()
+            self.sync_queues()
+            make_known()
+            gone = self.log.segments.delete_before(end)
+            for queue in self._queues.values():
+                gone += queue.delete_before(self.log.min_offset)
             return gone
 
     def close(self) -> None:

@@ -96,8 +96,18 @@ class WheelStore(TimerStore):
         return self._turning.turn(now_ms, self._recall_marks())
 
     def _clean(self, now_ms: int) -> None:
-        if self._store.clean(now_ms, self._timers.keep_from()):
+        keep_from = self._timers.keep_from()
+        if self._store.clean(now_ms, keep_from, self._make_known):
             self._timers.log.delete_expired(self._store.log.min_offset)
+
+    def _make_known(self) -> None:
+        """Else whoever comes after a kill would look for what was dealt with before."""
+        timers = self._timers
+        own = timers.state_to_flush()
+        self._store.finish(timers.log.segments.sync)
+        flushed_position = timers.files.checkpoint.flush_position  # the wheel's file as well
+        unsynced = timers.files.begin_checkpoint_sync(flushed_position, own)
+        self._store.finish(unsynced.finish)
 
     def _find_next_due(self) -> int | None:
         return next_due_ms(self._timers, self._recall_marks())
@@ -141,7 +151,7 @@ class WheelStore(TimerStore):
         timers, store = self._timers, self._store
         with self._use():
             store.log.require_unbroken()
-            own = timers.state_to_flush()
+            own, known = timers.state_to_flush(), timers.files.own
         store.sync_log()
         store.sync_queues()
         with self._use():
@@ -154,6 +164,8 @@ class WheelStore(TimerStore):
             unsynced = timers.files.begin_wheel_sync()
         store.finish(unsynced.finish)
         with self._use():
+            if timers.files.own is not known:  # retention went by in between, and knew more
+                own = timers.files.own
             unsynced = timers.files.begin_checkpoint_sync(position, own)
         store.finish(unsynced.finish)
         with self._use():

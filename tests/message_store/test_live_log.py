@@ -332,35 +332,33 @@ def filled(store: LiveStore, times_ms: list[int]) -> None:
         append(store, stored(bytes(6_000), store_ms=store_ms))
 
 
-def test_files_go_when_their_last_record_is_old_enough_and_never_the_last_one(
+def test_files_are_over_when_their_last_record_is_old_enough_but_never_the_last_one(
     store: LiveStore,
 ) -> None:
     filled(store, [NOW_MS, NOW_MS + 1_000, NOW_MS + 2_000, NOW_MS + 3_000])
     everything = 10**12
     keep_ms = 10_000
-    assert store.log.delete_expired(NOW_MS + keep_ms - 1, keep_ms, everything) == []
-    [gone] = store.log.delete_expired(NOW_MS + keep_ms, keep_ms, everything)
-    assert gone.name == "0" * 20
-    assert store.log.min_offset == FILE_BYTES
-    assert len(store.log.delete_expired(NOW_MS * 2, keep_ms, everything)) == 2
-    assert store.log.min_offset == 3 * FILE_BYTES
+    assert store.log.end_of_expired(NOW_MS + keep_ms - 1, keep_ms, everything) == 0
+    assert store.log.end_of_expired(NOW_MS + keep_ms, keep_ms, everything) == FILE_BYTES
+    store.log.segments.delete_before(FILE_BYTES)
+    assert store.log.end_of_expired(NOW_MS + keep_ms, keep_ms, everything) == FILE_BYTES
+    assert store.log.end_of_expired(NOW_MS * 2, keep_ms, everything) == 3 * FILE_BYTES
 
 
 @pytest.mark.parametrize(
-    ("keep_from", "left"),
+    ("keep_from", "over"),
     [(0, 0), (FILE_BYTES - 1, 0), (FILE_BYTES, 1), (2 * FILE_BYTES + 1, 2), (10**12, 3)],
 )
-def test_nothing_goes_that_is_still_needed(store: LiveStore, keep_from: int, left: int) -> None:
+def test_nothing_is_over_that_is_still_needed(store: LiveStore, keep_from: int, over: int) -> None:
     filled(store, [NOW_MS] * 4)
-    store.log.delete_expired(NOW_MS * 2, 1, keep_from)
-    assert store.log.min_offset == left * FILE_BYTES
+    assert store.log.end_of_expired(NOW_MS * 2, 1, keep_from) == over * FILE_BYTES
 
 
 def test_a_file_whose_last_record_is_young_stays_though_its_first_is_old(store: LiveStore) -> None:
     filled(store, [NOW_MS + 50_000, NOW_MS + 1, NOW_MS + 2])
     append(store, stored(b"old", store_ms=NOW_MS))
-    assert store.log.delete_expired(NOW_MS + 50_000 + 999, 1_000, 10**12) == []
-    assert len(store.log.delete_expired(NOW_MS + 51_000, 1_000, 10**12)) == 2
+    assert store.log.end_of_expired(NOW_MS + 50_000 + 999, 1_000, 10**12) == 0
+    assert store.log.end_of_expired(NOW_MS + 51_000, 1_000, 10**12) == 2 * FILE_BYTES
 
 
 def test_store_times_of_many_are_those_of_each(store: LiveStore) -> None:

@@ -172,7 +172,7 @@ def test_a_store_that_was_let_go_of_takes_nothing_more(tmp_path: Path, end: str)
     with pytest.raises(StoreClosedError):
         store.topic("orders").read(0, 0)
     with pytest.raises(StoreClosedError):
-        store.clean(NOW_MS, 0)
+        store.clean(NOW_MS, 0, lambda: None)
     with pytest.raises(TargetError):
         append(store, stored(b"y"))
     assert (tmp_path / "store/abort").exists() is (end == "abandon")
@@ -373,8 +373,19 @@ def test_retention_takes_log_files_and_then_what_queues_say_of_them(tmp_path: Pa
     for number in range(60):
         append(store, stored(bytes(1_500), store_ms=NOW_MS + number, queue_id=number % 2))
     needed = store.log.segments.starts[2] + 5
-    assert store.clean(NOW_MS + 500, 10**12) == []
-    gone = store.clean(NOW_MS + 5_000, needed)
+    known: list[bool] = []
+
+    def make_known() -> None:
+        is_unsynced = store.log.segments.is_dirty or any(
+            queue.segments.is_dirty for queue in store.queues()
+        )
+        known.append(not is_unsynced and (tmp_path / "store/commitlog" / f"{0:020d}").exists())
+
+    assert store.clean(NOW_MS + 500, 10**12, make_known) == []
+    assert store.log.segments.is_dirty, "nothing goes, and nobody waits for the disk"
+    assert known == []
+    gone = store.clean(NOW_MS + 5_000, needed, make_known)
+    assert known == [True]
     assert store.log.min_offset == store.log.segments.starts[0] == 2 * 16_384
     assert [path.parent.parent.name for path in gone].count("orders") == 2
     for queue in store.queues():

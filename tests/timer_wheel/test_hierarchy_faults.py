@@ -30,6 +30,7 @@ from timer_wheel.hierarchy import hierarchy_opening, hierarchy_turn, timer_index
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.ownership import index_path
 from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
+from timer_wheel.wheel_reader import read_wheel_store
 
 START_MS = 1_793_000_000_000
 
@@ -527,6 +528,27 @@ def test_a_log_file_goes_when_what_was_in_it_is_on_the_disk_elsewhere(
     run_to_the_end(store, clock)
     assert [each for each in store.check() if each.severity is Severity.ERROR] == []
     store.close()
+
+
+def test_a_reader_finds_what_was_stored_again_before_a_kill_once(
+    folder: Path, clock: ManualClock
+) -> None:
+    settings = StoreSettings(commit_log_file_bytes=16 << 10, retention_ms=6 * 3_600_000)
+    store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
+    store.schedule(Message("orders", b"body 0"), AfterMs(7 * 3_600_000 + 60_000))
+    for number in range(1, 100):
+        store.schedule(Message("orders", b"body %d" % number), AfterMs(20 * 3_600_000 + number))
+    store.flush()
+    end = store.live.log.end
+    clock.tick(7 * 3_600_000)
+    store.advance(clock.now_ms())
+    assert store.live.log.end > end, "it was stored again"
+    assert store.live.log.min_offset == 0, "one that is due soon keeps its file, the index is old"
+    offsets = sorted(each.commit_log_offset for each in store.pending())
+    store.abandon()
+    state = read_wheel_store(StoreRoot(folder), now_ms=clock.now_ms(), after_crash=True)
+    assert sorted(state.pending.commit_log_offset.tolist()) == offsets
+    assert state.pending.position.tolist() == [0] * len(offsets)
 
 
 # --- an interrupt in the middle -------------------------------------------------------------------

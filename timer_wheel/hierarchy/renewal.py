@@ -38,18 +38,10 @@ class Renewal:
         end = self._end_of_old_files(now_ms)
         with self._store.all_or_broken():
             self._renew(end, now_ms)
-        keep_from = self._first_needed()
-        if keep_from >= self._store.log.segments.starts[1]:
-            self._make_known()
-        if not self._store.clean(now_ms, keep_from):
+        if not self._store.clean(now_ms, self._first_needed(), self._make_known):
             self._look_again_ms = now_ms + LOOK_EVERY_MS
 
     def _make_known(self) -> None:
-        """Before a file goes: what was delivered or stored again out of it is on the disk, and the
-        index does not lead into it.
-        """
-        self._store.sync_log()
-        self._store.sync_queues()
         self._index.write_now(durably=True)
 
     def _end_of_old_files(self, now_ms: int) -> int:
