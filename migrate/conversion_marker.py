@@ -6,9 +6,11 @@ about one source where several were merged.
 import json
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from message_store.errors import BadFieldError, SourceError
-from message_store.segment_files import list_segments
+from message_store.record_layout import HEAD_V4_V4
+from message_store.segment_files import Segment, SegmentReader, list_segments
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 
@@ -31,11 +33,22 @@ def read_marker(root: StoreRoot) -> dict[str, Any]:
 
 
 def log_fingerprint(source: StoreRoot) -> list[list[Any]]:
-    """Names, lengths and times of a store's log files: what tells that it is still the same."""
-    return [
-        [segment.path.name, segment.length_bytes, segment.modified_ns]
-        for segment in list_segments(source.commit_log)
-    ]
+    """Names, lengths, times and first heads of a store's log files: what tells that it is still
+    the same. The head of a file's first record, as a checksum (0: no record yet), says which store
+    it is, whatever became of the times.
+    """
+    segments = list_segments(source.commit_log)
+    with SegmentReader(source.commit_log) as log:
+        return [
+            [each.path.name, each.length_bytes, each.modified_ns, _first_head(log, each)]
+            for each in segments
+        ]
+
+
+def _first_head(log: SegmentReader, segment: Segment) -> int:
+    head = bytearray(HEAD_V4_V4.size)
+    log.read_into(segment.start_offset, memoryview(head))
+    return crc32(head) if any(head) else 0
 
 
 def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str, Any]:

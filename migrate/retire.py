@@ -36,9 +36,11 @@ from migrate.moved_offsets import moved_offsets
 from migrate.report import LevelReport
 from migrate.store_backup import (
     BEGUN,
+    IN_PLACE,
     RETIRE,
     Change,
     begin_change,
+    changes_of,
     put_offsets,
     unfinished_change,
 )
@@ -169,7 +171,7 @@ class _Conversion:
     path: Path
     settings: ConversionSettings
     levels: Mapping[int, LevelReport]
-    source_log: tuple[tuple[str, int, int], ...]
+    source_log: tuple[tuple[str, int, int, int], ...]
 
     @classmethod
     def read(cls, target: StoreRoot, source: StoreRoot) -> "_Conversion":
@@ -180,8 +182,8 @@ class _Conversion:
         try:
             levels = {level.level: level for level in map(_level_report, facts["levels"])}
             log = tuple(
-                (str(name), int(size), int(modified_ns))
-                for name, size, modified_ns in facts["request"]["source_log"]
+                (str(name), int(size), int(modified_ns), int(first_head))
+                for name, size, modified_ns, first_head in facts["request"]["source_log"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError("not the report of a conversion", path=path) from error
@@ -231,31 +233,37 @@ def _plan(
 
 
 def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) -> None:
-    """Raise PlanError for other log files than the target was made from: their names and lengths
-    are those of many stores, and only with their times do they tell this one.
+    """Raise PlanError for other log files than the target was made from. Names and lengths are
+    those of many stores, first records of one, and the times tell whether it is as it was.
     """
     found = tuple(map(tuple, log_fingerprint(root)))
     told = conversion.source_log
     if found == told:
         return
+    not_the_one = f"{root.path}: its log is not the one that {target} was converted from"
+    if any(change.kind == IN_PLACE for change in changes_of(root)):
+        raise PlanError(f"{not_the_one}: this store was converted in place")
     if [file[:2] for file in found] != [file[:2] for file in told]:
         raise PlanError(
-            f"{root.path}: its log is not the one that {target} was converted from (names or"
-            " lengths of its files differ): another store, or a broker was started on it since"
+            f"{not_the_one} (names or lengths of its files differ): another store, or a broker was"
+            " started on it since"
+        )
+    if others := sum(one[3] not in (0, other[3]) for one, other in zip(told, found, strict=True)):
+        raise PlanError(
+            f"{not_the_one}: another store ({others:,} of its files begin with other records)"
         )
     old = [one for one, other in zip(told, found, strict=True) if one != other]
     touches = [
         f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {shell_word(str(root.commit_log / name))}"
-        for name, _size, ns in old
+        for name, _size, ns, _first_head in old
     ]
     why = (
-        f"{root.path}: its log is not the one that {target} was converted from (the times of"
-        f" {len(old):,} of its files differ): another store, a copy without its times, or a broker"
-        " was started on it since"
+        f"{not_the_one}, as it was then (its files begin with the same records, and the times of"
+        f" {len(old):,} differ): a copy without its times, or a broker was started on it since"
     )
     how = (
-        "copy it anew with `cp -a`; or, if you know that it is that store, and that no broker ran"
-        " on it, give its files their times:"
+        "copy it anew with `cp -a`; or, if you know that no broker ran on it, give its files their"
+        " times:"
     )
     lines = [why, how, *touches[:_LISTED_TOUCHES]]
     if len(touches) > _LISTED_TOUCHES:

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from legacy_levels.level_backlog import read_backlog
@@ -165,6 +166,21 @@ def test_the_target_of_another_store_is_refused(source: Path, tmp_path: Path) ->
     assert tree(source) == before
 
 
+def test_another_store_of_the_same_counts_and_lengths_is_not_told_to_take_the_times(
+    source: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    items = [attrs.evolve(each, body=b"x" * len(each.body)) for each in ITEMS]
+    build_level_store(other, items, offsets={3: 1})
+    target = converted(source)
+    assert [path.stat().st_size for path in (other / "commitlog").iterdir()] == [
+        path.stat().st_size for path in (source / "commitlog").iterdir()
+    ]
+    with pytest.raises(PlanError, match=r"another store \(1 of its files begin with") as refused:
+        retire(other, target)
+    assert "touch" not in str(refused.value)
+
+
 def test_a_source_whose_log_has_changed_is_refused(source: Path) -> None:
     target = converted(source)
     [log] = (source / "commitlog").iterdir()
@@ -235,8 +251,9 @@ def test_a_report_that_was_damaged_is_refused(source: Path) -> None:
 def test_a_store_that_was_changed_in_place_is_not_the_source_any_more(source: Path) -> None:
     target = converted(source)
     do(source, NOW_MS)
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match="this store was converted in place") as refused:
         retire(source, target, execute=True)
+    assert "touch" not in str(refused.value)
 
 
 # --- stops ----------------------------------------------------------------------------------------
