@@ -97,6 +97,7 @@ class LiveTimers:
         write_ms = floor_ms(now_ms, self.precision_ms)
         out_ms = rows.slot_time_ms
         rolls = is_message & needs_roll(out_ms, write_ms, self.precision_ms, self.window_slots)
+        rolls &= ~is_overdue(out_ms)  # its copy would be promised for when that is stored
         if rolls.any():
             self.has_rolled = True
             rows.table[FLAGS] |= np.where(rolls, FLAG_ROLL, 0)
@@ -108,7 +109,8 @@ class LiveTimers:
 
     def settle(self, now_ms: int) -> None:
         """Place what the queue holds, up to the first message that the slots cannot take as it is:
-        one that is due at once, or whose slot the hand has passed, or would come round to.
+        one that is due at once or was dealt with, or whose slot the hand has passed, or would come
+        round to.
         """
         now_ms = max(now_ms, self.wheel.hand_ms)
         while self.placed_end < self.queue.max_offset:
@@ -125,6 +127,8 @@ class LiveTimers:
         slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
         fits = (slot_ms >= hand_ms) & ~is_overdue(slot_ms)
         fits &= slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms
+        if len(self.done):
+            fits &= ~np.isin(found.rows.commit_log_offset, self.done)
         misfits = np.flatnonzero(~fits)
         return int(misfits[0]) if len(misfits) else len(found)
 
@@ -155,6 +159,8 @@ class LiveTimers:
             self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
         self._park(rows, ~is_done, max(now_ms, hand_ms))
         self._place(found)
+        is_early = ~is_done & is_overdue(rows.slot_time_ms)
+        self.early = TimerRows.together([self.early, rows.rows(is_early)])
         is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
         self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
 
@@ -185,7 +191,6 @@ class LiveTimers:
         rows.table[SLOT_TIME, is_behind] = hand_ms + OVERDUE_MARK_MS
         rows.table[SLOT_TIME, is_beyond] = last_ms
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
-        self.early = TimerRows.together([self.early, rows.rows(is_behind)])
 
     def place_all(self, now_ms: int) -> None:
         """Place everything, also what is due: a broker that takes over finds it on the wheel."""
@@ -221,6 +226,10 @@ class LiveTimers:
                 in_slot = times == slot_ms
                 kept, taken = rows.rows(in_slot & ~is_done), rows.rows(in_slot & is_done)
                 self.log.rehang(kept, taken, self.wheel)
+        for rows in self.log.all_units() if len(self.done) else ():  # what no chain leads to
+            is_done = np.isin(rows.commit_log_offset, self.done)
+            is_done &= rows.slot_time_ms >= self.wheel.hand_ms
+            self.log.put_away(rows.rows(is_done), self.wheel.hand_ms - self.precision_ms)
         self.done = _NOTHING
 
     def _place(self, found: Unplaced) -> None:

@@ -60,7 +60,7 @@ class Turning:
         timers = self._timers
         stamp_ms = max(self._store.clock.now_ms(), now_ms)
         timers.settle(stamp_ms)
-        rest = self._rest(now_ms)
+        rest = timers.unplaced(_EVERYTHING, keys=True)
         due = self._due(rest, now_ms, marks)
         is_marker = due.rows.is_marker
         is_recalled = marks.take_away(due.facts) & ~is_marker
@@ -84,13 +84,6 @@ class Turning:
         return deliveries
 
     # --- what is looked at ------------------------------------------------------------------------
-
-    def _rest(self, now_ms: int) -> Unplaced:
-        """What the queue holds that could not be placed, but for what was stored later than now."""
-        rest = self._timers.unplaced(_EVERYTHING, keys=True)
-        facts = rest.facts
-        later = np.flatnonzero(facts.is_fine & is_overdue(facts.out_ms) & (facts.store_ms > now_ms))
-        return rest.first(int(later[0])) if len(later) else rest
 
     def _due(self, rest: Unplaced, now_ms: int, marks: RecallMarks) -> Due:
         """The slots that are over, what is due before its slot is, and what has no slot."""
@@ -156,7 +149,7 @@ class Turning:
     ) -> None:
         timers = self._timers
         until_ms = floor_ms(now_ms, timers.precision_ms)
-        is_early = due.promised_ms <= now_ms
+        is_early = (due.promised_ms <= now_ms) & ~due.rows.is_marker
         is_early &= (due.rows.slot_time_ms >= until_ms) & (due.rows.write_time_ms > 0)
         if is_early.any():
             timers.mark_done(due.rows.rows(is_early))

@@ -241,6 +241,17 @@ class DelayStoreContract:
         assert found == [3, 1]
         assert list(store.pending()) == []
 
+    def test_what_was_due_by_a_clock_that_was_ahead_holds_nothing_back(
+        self, store: DelayStore, clock: ManualClock
+    ) -> None:
+        store.schedule(message(0), AfterMs(0))
+        clock.tick(-3_600_000)
+        promised_ms = [store.schedule(message(n), AfterMs(5_000 * n)).promised_ms for n in (1, 2)]
+        assert delivered_bodies(store.advance(promised_ms[1])) == [b"body 1", b"body 2"]
+        assert len(store.advance(START_MS - 1)) == 0
+        assert store.next_due_ms() == START_MS
+        assert delivered_bodies(store.advance(START_MS)) == [b"body 0"]
+
     def test_a_second_advance_delivers_nothing(self, store: DelayStore) -> None:
         promised_ms = store.schedule(message(1), AfterMs(5_000)).promised_ms
         assert len(store.advance(promised_ms)) == 1

@@ -33,6 +33,7 @@ class EngineMachine(DelayStoreMachine):
     """An engine with its rule, and its ends."""
 
     durable = True
+    clock_leaps = True
     promise_rule: PromiseRule
 
     def promise(self, due_ms: int, now_ms: int) -> int:
@@ -47,7 +48,6 @@ class EngineMachine(DelayStoreMachine):
 
 class LevelMachine(EngineMachine):
     promise_rule = staticmethod(to_level(LEVELS))
-    clock_leaps = True
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return open_levels(folder, clock)
@@ -92,7 +92,6 @@ class HierarchyMachine(EngineMachine):
     """Promises to the millisecond, by the rule of two times of a hundred."""
 
     promise_rule = staticmethod(to_the_millisecond)
-    clock_leaps = True
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return open_hierarchy(folder, clock)

@@ -271,6 +271,61 @@ def test_what_came_by_a_clock_that_was_ahead_is_found_by_no_broker_after_a_close
     again.close()
 
 
+def test_what_has_rolled_comes_once_after_two_kills(tmp_path: Path) -> None:
+    """The first takes its unit away, and what was placed again before the second is no roll."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    store.schedule(Message("orders", b"", unique_key="ROLLS"), AfterMs(100_000))
+    for later_ms in (50_000, 60_000):
+        assert list(store.advance(START_MS + later_ms)) == []
+    store.abandon()
+    clock.tick(60_000)
+    for _ in range(2):
+        store = open_store(tmp_path, clock)
+        assert rest_of_pending(store) == ["ROLLS"]
+        clock.tick(10_000)
+        store.schedule(Message("orders", b"", unique_key=f"K{clock.now_ms()}"), AfterMs(0))
+        assert len(store.advance(clock.now_ms())) == 1
+        store.flush()
+        store.abandon()
+    store = open_store(tmp_path, clock)
+    assert rest_of(store) == ["ROLLS"]
+    store.close()
+
+
+def rest_of_pending(store: WheelStore) -> list[str]:
+    """The unique keys of what waits."""
+    return [str(each.unique_key) for each in store.pending()]
+
+
+def test_what_waits_for_the_time_of_a_clock_that_was_ahead_comes_once_or_is_recalled(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    store.advance(START_MS + 50_000)
+    overdue = [store.schedule(Message("orders", b"", unique_key=key), AfterMs(0)) for key in "AB"]
+    clock.tick(-100_000)
+    store.schedule(Message("orders", b"", unique_key="C"), AfterMs(30_000))
+    store.advance(clock.now_ms())
+    assert store.cancel(overdue[1]) is Cancellation.CANCELLED
+    store.close()
+    store = open_store(tmp_path, clock)
+    assert keys(store.advance(START_MS - 50_000)) == ["C"]
+    store.close()
+    store = open_store(tmp_path, clock)
+    assert rest_of_pending(store) == ["A"]
+    assert keys(store.advance(START_MS)) == ["A"]
+    store.flush()
+    store.abandon()
+    store = open_store(tmp_path, clock)
+    assert rest_of(store) == []
+    store.close()
+    store = open_store(tmp_path, clock)
+    assert rest_of(store) == []
+    store.close()
+
+
 def test_the_checkpoint_announces_units_before_they_are_there_and_counts_them_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
