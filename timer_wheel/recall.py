@@ -20,6 +20,7 @@ from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import KEY_ONE
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
 from timer_wheel.wheel_math import floor_ms, out_ms
 
@@ -184,7 +185,7 @@ class Search:
 
 def pending_markers(timers: LiveTimers) -> list[TimerFacts]:
     """The facts of every delete marker that is on the wheel or waits in the queue."""
-    rest = timers.unplaced(2**40, keys=True).facts
+    rest = timers.unplaced(EVERYTHING, keys=True).facts
     rows = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
     rows = rows.rows(rows.is_marker & (rows.slot_time_ms >= timers.wheel.hand_ms))
     return [timers.facts(rows, keys=True), rest.rows(rest.is_marker & rest.is_fine)]

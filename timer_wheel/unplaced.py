@@ -6,6 +6,9 @@ import numpy as np
 
 from timer_wheel.timer_rows import TimerFacts, TimerRows
 
+EVERYTHING = 2**40
+"""More entries than any queue has."""
+
 
 @attrs.frozen(eq=False)
 class Unplaced:

@@ -14,10 +14,10 @@ from message_store.message import StoredMessage
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
 
 _SLOTS_AT_ONCE = 256
-_EVERYTHING = 2**40
 
 
 @attrs.frozen
@@ -80,7 +80,7 @@ def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
 def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[_Live]:
     with timers.store.reading():
         slots = timers.wheel.used_slots()
-        rest = timers.unplaced(_EVERYTHING, keys=True)
+        rest = timers.unplaced(EVERYTHING, keys=True)
         first = timers.promised_ms(rest.rows, rest.facts)
         is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
         live = _Live(rest.rows, rest.facts, first)
@@ -109,7 +109,7 @@ def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
 def next_due_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
     """When the first message that waits is due, or its slot is over; None when nothing waits."""
     earliest: list[int] = []
-    rest = timers.unplaced(_EVERYTHING, keys=True)
+    rest = timers.unplaced(EVERYTHING, keys=True)
     if len(rest):
         is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
         first = timers.promised_ms(rest.rows, rest.facts)

@@ -8,6 +8,7 @@ import numpy as np
 from message_store.delay_store import Finding, Severity
 from message_store.store_losses import log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.unplaced import EVERYTHING
 
 _SLOTS_AT_ONCE = 4096
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -27,7 +28,7 @@ def _of_losses(timers: LiveTimers) -> list[Finding]:
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:
-    rest = timers.unplaced(2**40)
+    rest = timers.unplaced(EVERYTHING)
     return [
         Finding(
             Severity.ERROR,

@@ -23,6 +23,7 @@ from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.recall import RecallMarks, pending_markers
 from timer_wheel.resuming import goes_back, has_torn_end, resume, take_back, take_back_to_gap
 from timer_wheel.timer_due import is_overdue
+from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_file import SLOT
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
@@ -37,7 +38,6 @@ from timer_wheel.wheel_recovery import (
 from timer_wheel.wheel_settings import WheelSettings
 
 _NO_SLOT = -1
-_EVERYTHING = 2**40
 _SLOTS_ASKED = 64
 
 
@@ -163,7 +163,7 @@ def _hand_ms(
 
 def _believe(timers: LiveTimers, waiting: Int64s) -> None:
     """Take for dealt with whatever is in the queue and is not said to wait."""
-    rest = timers.unplaced(_EVERYTHING)
+    rest = timers.unplaced(EVERYTHING)
     waits = np.isin(rest.rows.commit_log_offset, waiting)
     timers.done = np.unique(rest.rows.commit_log_offset[~waits])
     timers.copies_from = timers.store.log.end

@@ -15,6 +15,7 @@ from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 from timer_wheel.timer_rows import TimerRows
+from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_file import snapshots
 from timer_wheel.wheel_math import PRECISIONS_MS
 from timer_wheel.wheel_opening import open_timers
@@ -38,7 +39,7 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
         return OnWheel(np.empty(0, np.int64), default_ms, 0)
     timers, _ = open_timers(store, None, {"max_delay_ms": None})
     try:
-        rest = timers.unplaced(2**40)
+        rest = timers.unplaced(EVERYTHING)
         rest_rows = rest.rows.rows(rest.facts.is_fine)
         rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
         placed = timers.in_slots(timers.wheel.used_slots())
