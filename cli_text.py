@@ -296,6 +296,9 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
         yield f"every message{of} is there, once, unchanged and at its time{but}"
     if chosen:
         yield "the other messages were left out on purpose and wait only in the source"
+    if report.is_part:
+        yield "whether the target's timermetrics counts too many was not looked at: give all of its"
+        yield "sources without --sample, or TARGET alone, to know that"
     if report.levels_only:
         yield "what waits in the source's own timer wheel was left behind (--levels-only)"
 

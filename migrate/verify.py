@@ -10,7 +10,7 @@ Each side's messages are digested where they lie, by tasks that return only sums
 equal messages, and where they differ the messages are looked up one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +25,7 @@ from message_store.store_root import StoreRoot
 from migrate.settings import WHEEL
 from migrate.spark_master import require_shared_directory
 from migrate.verify_compare import Comparison, compare_sides
-from migrate.verify_config import config_problems, overdue_problems
+from migrate.verify_config import config_problems, metrics_problems, overdue_problems
 from migrate.verify_digests import DigestResult, FoundRecords, Side, TopicUse
 from migrate.verify_entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
 from migrate.verify_groups import group_problems
@@ -42,7 +42,7 @@ from migrate.verify_pending import PendingMessages, quarantine_problems, split_q
 from migrate.verify_report import Problem, VerifyReport
 from migrate.verify_sample import is_alike, some_entries
 from migrate.verify_settings import ConversionSettings, read_settings
-from migrate.verify_shares import own_entries, share_problems
+from migrate.verify_shares import are_all_shares, own_entries, share_problems
 from migrate.verify_source import read_pending
 from migrate.verify_structure import ReachedMessages
 
@@ -121,7 +121,7 @@ def verify_all(
             first = read_pending(roots[0], asked[0])
             reached = reading.result()
         progress("read", 1, 1)
-        reports = []
+        reports, topics = [], dict[str, TopicUse]()
         for number, (root, settings) in enumerate(zip(roots, asked, strict=True)):
             pending = read_pending(root, settings) if number else first
             report = compare_stores(
@@ -133,8 +133,17 @@ def verify_all(
                 spark=spark,
                 options=options,
                 progress=progress,
+                topics_so_far=topics,
             )
             reports.append(report)
+        if asked[0].share is None:
+            return reports
+        shares = [settings.share for settings in asked]
+        if options.read_only is not None or not are_all_shares(shares, reached.entries):
+            return [attrs.evolve(report, is_part=True) for report in reports]
+        if asked[0].engine == WHEEL:
+            wrong = metrics_problems(target_root, topics, are_all=True)
+            reports[-1] = attrs.evolve(reports[-1], problems=(*reports[-1].problems, *wrong))
     return reports
 
 
@@ -148,22 +157,15 @@ def compare_stores(
     spark: SparkSession | None,
     options: VerifyOptions,
     progress: Progress,
+    topics_so_far: dict[str, TopicUse] | None = None,
 ) -> VerifyReport:
-    """As :func:`verify`, with what is pending and what the wheel leads to already read."""
+    """As :func:`verify`, with what is pending and what the wheel leads to already read.
+
+    The uses of topics are added to ``topics_so_far``, where all messages are read.
+    """
     jobs = digest_jobs(spark, settings, options, progress)
     wanted, aside, strangers = split_quarantined(pending, settings.quarantined)
-    ours = SideEntries(
-        "source",
-        source_root.commit_log,
-        wanted.entries(settings.precision_ms),
-        topics=settings.only_topics,
-    )
-    theirs = SideEntries(
-        "target",
-        target_root.commit_log,
-        own_entries(reached.entries, settings.share),
-        settings.commit_log_file_bytes,
-    )
+    ours, theirs = _sides(wanted, reached, source_root, target_root, settings)
     if (few := some_entries(ours, theirs, options)) is not None:
         totals = jobs.run("digest a sample", few)
         if is_alike(totals):
@@ -176,6 +178,8 @@ def compare_stores(
     compared = compare_sides(jobs, ours, theirs, totals, kept=options.listed)
     with RecordReader(ours) as source_records, RecordReader(theirs) as target_records:
         topics = topics_of(totals["target"], target_records)
+        if topics_so_far is not None:
+            _add_uses(topics_so_far, topics)
         problems = [
             *reached.problems,
             *(share_problems(target_root, reached.entries) if settings.share else ()),
@@ -198,6 +202,29 @@ def compare_stores(
             **_asked(settings),
             differences=tuple(differences),
         )
+
+
+def _sides(
+    wanted: PendingMessages,
+    reached: ReachedMessages,
+    source_root: StoreRoot,
+    target_root: StoreRoot,
+    settings: ConversionSettings,
+) -> tuple[SideEntries, SideEntries]:
+    """What should be there, and what the wheel leads to."""
+    ours = SideEntries(
+        "source",
+        source_root.commit_log,
+        wanted.entries(settings.precision_ms),
+        topics=settings.only_topics,
+    )
+    theirs = SideEntries(
+        "target",
+        target_root.commit_log,
+        own_entries(reached.entries, settings.share),
+        settings.commit_log_file_bytes,
+    )
+    return ours, theirs
 
 
 def digest_jobs(
@@ -236,9 +263,13 @@ def topics_of(result: DigestResult, target: RecordReader) -> dict[str, TopicUse]
     for use in result.topics.values():
         message = target.at(use.example_offset)
         if message is not None:
-            name = message.real_topic
-            topics[name] = topics[name].plus(use) if name in topics else use
+            _add_uses(topics, {message.real_topic: use})
     return topics
+
+
+def _add_uses(topics: dict[str, TopicUse], more: Mapping[str, TopicUse]) -> None:
+    for name, use in more.items():
+        topics[name] = topics[name].plus(use) if name in topics else use
 
 
 def _asked(settings: ConversionSettings) -> dict[str, Any]:

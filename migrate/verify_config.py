@@ -42,7 +42,7 @@ def config_problems(
             yield Problem("files", f"{path.relative_to(root.path)} must not be there")
     yield from _broker_problems(root)
     if settings.engine == WHEEL:
-        yield from _metrics_problems(root, topics, are_all=are_all)
+        yield from metrics_problems(root, topics, are_all=are_all)
     yield from _topic_problems(root, topics)
 
 
@@ -57,9 +57,10 @@ def _broker_problems(root: StoreRoot) -> Iterator[Problem]:
         )
 
 
-def _metrics_problems(
+def metrics_problems(
     root: StoreRoot, topics: Mapping[str, TopicUse], *, are_all: bool
 ) -> Iterator[Problem]:
+    """What a broker would count wrongly: too few always, too many where ``topics`` are of all."""
     content = read_small_file(root.config_file(TIMER_METRICS_NAME))
     if content is None:
         yield Problem(TIMER_METRICS_NAME, "not there: a broker would count below zero")

@@ -75,7 +75,8 @@ class VerifyReport:
     ``whole_log`` are what the conversion was asked for, and so what the account is about.
     ``only_counted`` are there as far as queue, timer log and wheel tell: a sample of the others was
     read. Without a source (``has_source``) it is the target's own maker whose count is accounted
-    for.
+    for. ``is_part``: of a target of several sources not all were read, so that nobody has looked
+    whether its timermetrics counts too many.
     """
 
     converted: int
@@ -90,6 +91,7 @@ class VerifyReport:
     whole_log: bool = False
     only_counted: int = 0
     has_source: bool = True
+    is_part: bool = False
     differences: tuple[Difference, ...] = ()
     problems: tuple[Problem, ...] = ()
 

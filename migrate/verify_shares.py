@@ -3,7 +3,7 @@
 those of one source, and whether every message is somebody's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,12 @@ def own_entries(entries: NDArray[np.void], share: tuple[int, int] | None) -> NDA
     first, end = share
     offsets = entries["queue_offset"]
     return entries[(offsets < 0) | ((offsets >= first) & (offsets < end))]
+
+
+def are_all_shares(shares: Iterable[tuple[int, int] | None], entries: NDArray[np.void]) -> bool:
+    """Whether these shares are all of a target's queue."""
+    lengths = [end - first for first, end in set(filter(None, shares))]
+    return sum(lengths) == int(entries["queue_offset"].max(initial=-1)) + 1
 
 
 def share_problems(root: StoreRoot, entries: NDArray[np.void]) -> Iterator[Problem]:

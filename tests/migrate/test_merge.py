@@ -31,7 +31,7 @@ from migrate.report import ConversionReport
 from migrate.retire import retire
 from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import verify
+from migrate.verify import verify, verify_all
 from migrate.verify_alone import verify_alone
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.variant_b_checker import read_target
@@ -356,6 +356,24 @@ def test_a_message_that_lies_with_another_source_is_missing_there(
     assert (first.converted, first.unexpected) == (25, 1)
     assert (second.converted, second.missing) == (6, 1)
     assert third.is_clean
+
+
+def test_too_many_in_the_metrics_are_found_with_all_sources_and_said_to_be_open_with_some(
+    members: list[ConvertOptions],
+) -> None:
+    convert_merged(members)
+    target, sources = members[0].target, [one.source for one in members]
+    reports = verify_all(sources, target, spark=None)
+    assert [(one.is_clean, one.is_part) for one in reports] == [(True, False)] * 3
+    path = target / "config/timermetrics"
+    facts = json.loads(path.read_bytes())
+    facts["timingCount"]["T-west"]["count"] += 5
+    path.write_text(json.dumps(facts))
+    first, second, third = verify_all(sources, target, spark=None)
+    assert (first.problems, second.problems) == ((), ())
+    assert [(each.where, each.count) for each in third.problems] == [("timermetrics", 5)]
+    for one in verify_all(sources[1:], target, spark=None):
+        assert (one.is_clean, one.is_part) == (True, True)
 
 
 # --- refusals -------------------------------------------------------------------------------------
