@@ -18,7 +18,7 @@ from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
-from timer_wheel.unplaced import Unplaced
+from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import (
     FLAGS,
@@ -195,7 +195,7 @@ class LiveTimers:
     def place_all(self, now_ms: int) -> None:
         """Place everything, also what is due: a broker that takes over finds it on the wheel."""
         self.settle(now_ms)
-        rest = self.unplaced(2**40)
+        rest = self.unplaced(EVERYTHING)
         is_done = np.isin(rest.rows.commit_log_offset, self.done)
         self.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
         self._take_done_off()

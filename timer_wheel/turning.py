@@ -29,13 +29,11 @@ from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
-from timer_wheel.unplaced import Unplaced
+from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_math import floor_ms
 
 if TYPE_CHECKING:
     from message_store.live_store import LiveStore
-
-_EVERYTHING = 2**40
 
 
 @attrs.frozen(eq=False)
@@ -60,7 +58,7 @@ class Turning:
         timers = self._timers
         stamp_ms = max(self._store.clock.now_ms(), now_ms)
         timers.settle(stamp_ms)
-        rest = timers.unplaced(_EVERYTHING, keys=True)
+        rest = timers.unplaced(EVERYTHING, keys=True)
         due = self._due(rest, now_ms, marks)
         is_marker = due.rows.is_marker
         is_recalled = marks.take_away(due.facts) & ~is_marker

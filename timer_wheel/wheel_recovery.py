@@ -23,9 +23,8 @@ from timer_wheel.copy_kernels import (
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_rows import Bools, TimerRows
+from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
-
-_EVERYTHING = 2**40
 
 
 def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
@@ -41,13 +40,13 @@ def begin_where_units_are_lost(timers: LiveTimers, copies_from: int) -> int:
     """The same where the timer log lacks units: copies of what lies in the queue without one cannot
     lie before it, but right behind it.
     """
-    offsets = timers.unplaced(_EVERYTHING).rows.commit_log_offset
+    offsets = timers.unplaced(EVERYTHING).rows.commit_log_offset
     return min(copies_from, int(offsets.min(initial=copies_from)))
 
 
 def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     """Find out what was dealt with already; ``timers.done`` gets it."""
-    rest = timers.unplaced(_EVERYTHING)
+    rest = timers.unplaced(EVERYTHING)
     timers.copies_from = max(copies_from, timers.store.log.min_offset)
     copies = copies_in_log(timers.store.log, timers.copies_from)
     if not len(copies[OFFSET]):
