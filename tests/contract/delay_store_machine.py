@@ -81,6 +81,7 @@ class DelayStoreMachine(RuleBasedStateMachine):
     durable = False
     forgets = False
     clock_leaps = False
+    was_set_back = False
 
     def promise(self, due_ms: int, now_ms: int) -> int:
         """The promise rule of the store under test."""
@@ -207,6 +208,7 @@ class DelayStoreMachine(RuleBasedStateMachine):
     @rule(step_ms=steps_ms)
     def the_clock_is_set_back(self, step_ms: int) -> None:
         self.clock.tick(-step_ms)
+        self.was_set_back = True
 
     @rule()
     def advance_to_the_next_due_time(self) -> None:
@@ -287,8 +289,10 @@ class DelayStoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_found_to_be_wrong(self) -> None:
-        found = self.store.check()
-        assert [each for each in found if each.severity is not Severity.INFO] == []
+        found = [each for each in self.store.check() if each.severity is not Severity.INFO]
+        if self.was_set_back:  # which is what the levels' own check then says, and it is so
+            found = [each for each in found if "the clock was set back" not in each.remedy]
+        assert found == []
 
     def nothing_is_missing_at_the_end(self) -> None:
         """Every topic holds what was delivered to it, in that order, up to the last message."""

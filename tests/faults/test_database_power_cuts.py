@@ -35,9 +35,16 @@ def test_the_recorded_disk_has_what_the_database_wrote_and_waited_for(tmp_path: 
     named = {event.path: event.file for event in events if isinstance(event, Name)}
     endings = {Path(path).suffix for path in named if path.startswith(INDEX)}
     assert {".log", ".sst"} <= endings
-    logs = {file for path, file in named.items() if path.startswith(INDEX) and ".log" in path}
-    assert any(isinstance(event, Write) and event.file in logs for event in events)
-    assert any(isinstance(event, Sync) and event.file in logs for event in events)
+    logs, tables, manifests = (
+        {file for path, file in named.items() if path.startswith(INDEX) and kind in path}
+        for kind in (".log", ".sst", "MANIFEST")
+    )
+    written = {event.file for event in events if isinstance(event, Write)}
+    synced = {event.file for event in events if isinstance(event, Sync)}
+    assert logs & written
+    # Whether a log is waited for as well hangs on when its rows have become a table: by themselves.
+    assert tables & written & synced
+    assert manifests & written & synced
 
 
 def test_a_sync_takes_along_what_had_come_back_before_it_was_called(tmp_path: Path) -> None:
