@@ -266,7 +266,8 @@ class LiveQueue:
         """Where the first file begins that has an entry whose record the log has, or the last."""
         for start in self.segments.starts[:-1]:
             last = (start + self.segments.file_bytes) // _UNIT_BYTES
-            if self._end_of(self.units(last - 1, last)) > log_min:
+            ends_here = last > self.max_offset  # what is damaged has files behind its end
+            if ends_here or self._end_of(self.units(last - 1, last)) > log_min:
                 return start
         return max(self.segments.starts, default=0)
 
