@@ -241,6 +241,20 @@ def test_only_the_last_files_are_read_to_find_the_end(tmp_path: Path, count: int
     after.close()
 
 
+@pytest.mark.parametrize("log_min", [0, 10_000, 100_000])
+def test_a_queue_that_ends_in_a_damaged_file_has_files_behind_its_end(
+    tmp_path: Path, queue: LiveQueue, log_min: int
+) -> None:
+    queue.append(entries(0, 700))
+    damaged = tmp_path / "queue" / f"{FILE_BYTES:020d}"
+    damaged.write_bytes(damaged.read_bytes()[:1000] + bytes(FILE_BYTES - 1000))
+    opened = queue_at(tmp_path / "queue", log_min)
+    assert opened.has_stale_rest
+    assert opened.max_offset == 300
+    assert opened.min_offset == min(log_min // 100, 300)
+    opened.close()
+
+
 def test_a_missing_file_in_the_row_is_no_queue_to_append_to(tmp_path: Path) -> None:
     queue = queue_at(tmp_path / "queue")
     queue.append(entries(0, 900))
