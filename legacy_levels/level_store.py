@@ -40,6 +40,7 @@ from message_store.java_numbers import LONG_MAX
 from message_store.live_store import LiveStore
 from message_store.log_deliveries import LogDeliveries
 from message_store.message import Message
+from message_store.properties import TIMER_TOPIC
 from message_store.recall_handle import RecallHandle
 from message_store.store_settings import StoreSettings
 
@@ -181,8 +182,10 @@ class LevelStore(ClosedOnExit):
         if last_ms is not None and last_ms <= now_ms < last_ms + interval_ms:
             return
         self._last_clean_ms = now_ms
-        spares = self.state.rules.spare_waiting
-        keep_from = self.state.first_waiting_log_offset() if spares else self.live.log.end
+        keep_from = self.live.log.end
+        if self.state.rules.spare_waiting:  # and whatever a wheel in this store may still want
+            on_wheel = self.live.first_record(TIMER_TOPIC)
+            keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
         if self.live.clean(now_ms, keep_from, lambda: None):
             for scanner in self.state.scanners.values():
                 scanner.queue_was_cut()

@@ -245,6 +245,11 @@ class LiveQueue:
             done += size_bytes
         return stored.astype(NATIVE_UNIT)
 
+    def first_record(self, otherwise: int) -> int:
+        """Where in the log the record of the first entry lies; ``otherwise`` without entries."""
+        first = self.units(self.min_offset, self.min_offset + 1)
+        return int(first["commit_log_offset"][0]) if len(first) else otherwise
+
     # --- syncing and keeping ----------------------------------------------------------------------
 
     def begin_sync(self) -> Unsynced:

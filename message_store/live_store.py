@@ -162,6 +162,11 @@ class LiveStore:
         found = [queue for (name, _), queue in self._queues.items() if name == topic]
         return sorted(found, key=lambda queue: queue.queue_id)
 
+    def first_record(self, topic: str) -> int:
+        """Where the first record lies that a queue of a topic leads to; the log's end if none."""
+        end = self.log.end
+        return min([end, *(queue.first_record(end) for queue in self.queues_of(topic))])
+
     def queues(self) -> list[LiveQueue]:
         """Every queue."""
         return list(self._queues.values())

@@ -17,6 +17,7 @@ from message_store.delay_store import Cancellation, Finding, Pending
 from message_store.dialect import Dialect
 from message_store.live_store import LiveStore
 from message_store.log_deliveries import LogDeliveries
+from message_store.properties import LEVEL_TOPIC
 from message_store.recall_handle import RecallHandle
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
@@ -96,7 +97,8 @@ class WheelStore(TimerStore):
         return self._turning.turn(now_ms, self._recall_marks())
 
     def _clean(self, now_ms: int) -> None:
-        keep_from = self._timers.keep_from()
+        in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
+        keep_from = min(self._timers.keep_from(), in_levels)
         if self._store.clean(now_ms, keep_from, self._make_known):
             self._timers.log.delete_expired(self._store.log.min_offset)
 

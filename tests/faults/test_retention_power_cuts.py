@@ -100,3 +100,28 @@ def test_no_flushed_message_goes_with_a_log_file(
         monkeypatch.setattr(os, name, lambda _: None)  # nobody cuts the power again
     for moment in moments:
         assert wrong_after(engine, events, moment, tmp_path / str(moment)) == []
+
+
+@pytest.mark.parametrize(
+    ("waiting", "working"),
+    [("levels", "wheel"), ("wheel", "levels"), ("levels", "hierarchy"), ("hierarchy", "levels")],
+)
+def test_retention_of_one_engine_spares_what_waits_in_the_other(
+    tmp_path: Path, waiting: str, working: str
+) -> None:
+    """No engine knows what of the other's came; so what the other's queue leads to stays."""
+    folder, clock = tmp_path / "store", ManualClock(START_MS)
+    wanted = Counter(f"waits {number}" for number in range(30))
+    with OPEN[waiting](folder, clock) as store:
+        for text in wanted:
+            store.schedule(Message("patient", text.encode()), AfterMs(7_200_000))
+    with OPEN[working](folder, clock) as store:
+        for number in range(200):
+            store.schedule(Message("orders", bytes(1_000)), AfterMs(1_000))
+            clock.tick(5_000)
+            assert len(store.advance(clock.now_ms())) <= number + 1
+    with OPEN[waiting](folder, clock) as store:
+        clock.tick(7_200_000 + 1_000)
+        store.advance(clock.now_ms())
+        found = store.topic("patient").read(0, 0, 100)
+    assert Counter(message.body.decode() for message in found) == wanted

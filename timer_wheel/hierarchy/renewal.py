@@ -8,6 +8,7 @@ over gets a younger record, with the same out time, as a broker's wheel does by 
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
+from message_store.properties import LEVEL_TOPIC
 from message_store.redelivery import ROLLED, redeliver
 from message_store.wheel_stamps import wheel_stamps
 from timer_wheel.hierarchy.index_layouts import Rows
@@ -38,7 +39,9 @@ class Renewal:
         end = self._end_of_old_files(now_ms)
         with self._store.all_or_broken():
             self._renew(end, now_ms)
-        if not self._store.clean(now_ms, self._first_needed(), self._make_known):
+        in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
+        keep_from = min(self._first_needed(), in_levels)
+        if not self._store.clean(now_ms, keep_from, self._make_known):
             self._look_again_ms = now_ms + LOOK_EVERY_MS
 
     def _make_known(self) -> None:
