@@ -143,7 +143,7 @@ class LiveTimers:
         # Before the hand that moves back too, or it would come upon what was dealt with again.
         first_ms = max(0, int(rows.slot_time_ms[~is_done].min(initial=hand_ms)))
         last_ms = floor_ms(min(hand_ms, first_ms), self.precision_ms) - self.precision_ms
-        past_ms = np.where(is_overdue(rows.slot_time_ms), last_ms + OVERDUE_MARK_MS, last_ms)
+        past_ms = last_ms + OVERDUE_MARK_MS  # the mark by which a search still comes upon them
         # A marker and its target stay in their slot: a target has no copy in the log by which
         # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
         # which may begin where the hand was before, markers count in their own slots only.
