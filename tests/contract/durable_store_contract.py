@@ -126,6 +126,35 @@ class DurableStoreContract(DelayStoreContract):
         answer = open_one(clock).cancel(receipts[2])
         assert answer is Cancellation.ALREADY_DELIVERED
 
+    def test_what_was_taken_back_behind_an_advance_ahead_of_the_clock_never_comes(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        store.advance(START_MS + 65_917)
+        receipts = [store.schedule(message(number), AfterMs(1_000)) for number in range(2)]
+        assert store.cancel(receipts[0]) is Cancellation.CANCELLED
+        for _ in range(2):
+            end(store)
+            store = open_one(clock)
+            assert [each.unique_key for each in store.pending()] == [receipts[1].unique_key]
+        assert delivered_bodies(store.advance(START_MS + 70_000)) == [b"body 1"]
+
+    def test_what_was_taken_back_after_the_clock_was_set_back_never_comes(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        receipt = store.schedule(message(0), AfterMs(0))
+        clock.tick(-3_600_000)
+        later = store.schedule(message(1), AfterMs(60_000))
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+        store.flush()
+        assert delivered_bodies(store.advance(later.promised_ms)) == [b"body 1"]
+        for _ in range(2):
+            end(store)
+            store = open_one(clock)
+            assert list(store.pending()) == []
+        assert len(store.advance(START_MS + 70_000)) == 0
+
     @pytest.mark.parametrize(
         ("due_ms", "is_advanced", "is_joined", "is_flushed"),
         [

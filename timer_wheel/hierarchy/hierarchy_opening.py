@@ -138,7 +138,7 @@ def _is_ahead(store: LiveStore, state: IndexState) -> bool:
 def _brought_up(store: LiveStore, db: IndexDb, state: IndexState, active: Active) -> TimerIndex:
     index = TimerIndex(store, db, state)
     index.precision_ms = active.precision_ms
-    index.marks.load(db, store.log, state.hand_ms)
+    index.marks.load(db, store.log, index.marked_from_ms)
     index.reload_ids()
     index.settle()
     _account(index, max(state.log_end, store.log.min_offset))

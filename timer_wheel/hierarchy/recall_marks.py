@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The delete markers of a hierarchical wheel: their keys in memory, their places in the database.
 
-A marker counts until the time of its target has passed. Its key stands for out time, topic and
+A marker counts until the time of its target has passed, and while anything waits that may be its
+target: behind the hand too, where a clock runs after it. Its key stands for out time, topic and
 unique key, so that it takes back what one handle names and nothing beside it.
 """
-
-import numpy as np
 
 from message_store.byte_column import int64s
 from message_store.live_log import LiveLog
@@ -13,7 +12,6 @@ from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
 from timer_wheel.recall import NO_KEY, RecallMarks
-from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
 EXACT_MS = 1
@@ -37,18 +35,14 @@ class HierarchyMarks(RecallMarks):
         self._unwritten += len(rows)
 
     def _remember(self, rows: Rows, facts: TimerFacts) -> None:
-        # One for a message that was due at once may be older than its target, by a set-back clock.
-        out_ms = facts.out_ms
-        last_ms = np.where(is_overdue(out_ms), out_ms + FINEST_MS, 0)
-        until_ms = np.maximum(last_ms, rows["due_ms"]).tolist()
-        for key, due_ms in zip(facts.recall_keys(), until_ms, strict=True):
+        for key, until_ms in zip(facts.recall_keys(), rows["due_ms"].tolist(), strict=True):
             if key != NO_KEY:
-                self.remember(key, due_ms)
+                self.remember(key, until_ms)
 
-    def load(self, db: IndexDb, log: LiveLog, hand_ms: int) -> None:
-        """Remember the markers of a database whose time is not over."""
+    def load(self, db: IndexDb, log: LiveLog, from_ms: int) -> None:
+        """Remember the markers of a database that count at a time, or later."""
         rows = together([block.rows for block in db.blocks(MARKS)])
-        rows = rows[rows["due_ms"] + FINEST_MS > hand_ms]
+        rows = rows[rows["due_ms"] >= from_ms]
         offsets, sizes = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
         facts = read_facts(log, offsets, sizes, EXACT_MS, keys=True)
         is_fine: Bools = facts.is_fine & facts.is_marker
@@ -65,9 +59,9 @@ class HierarchyMarks(RecallMarks):
         self._unwritten -= int(chosen[len(chosen) - self._unwritten :].sum())
         self.rows = self.rows[~chosen]
 
-    def drop_old(self, batch: IndexBatch, hand_ms: int) -> None:
-        """Let a batch take away the markers whose time was long over."""
-        over_ms = max(0, hand_ms - hand_ms % SECONDS.slot_ms - SECONDS.slot_ms)
+    def drop_old(self, batch: IndexBatch, from_ms: int) -> None:
+        """Let a batch take away the markers whose time was long over at a time."""
+        over_ms = max(0, from_ms - from_ms % SECONDS.slot_ms - SECONDS.slot_ms)
         if len(self.rows):
             batch.drop_slots(MARKS, 0, over_ms)
         self.rows = self.rows[self.rows["due_ms"] >= over_ms]

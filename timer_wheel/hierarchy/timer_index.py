@@ -125,6 +125,14 @@ class TimerIndex:
             )
         )
 
+    @property
+    def marked_from_ms(self) -> int:
+        """Markers of an earlier time have no target any more: all of that was delivered for, and
+        nothing waits behind the hand.
+        """
+        first_ms = self.waiting.first_ms()
+        return self.hand_ms if first_ms is None else min(self.hand_ms, first_ms)
+
     # --- into the database ------------------------------------------------------------------------
 
     def prepare(self, *, tidies: bool = False) -> Batch:
@@ -144,7 +152,7 @@ class TimerIndex:
             state = attrs.evolve(state, ids_end=ids_end)
             self.ids.put_all(changes)
             self.ids.drop_before(self.queue.min_offset, changes)
-            self.marks.drop_old(changes, self.hand_ms)
+            self.marks.drop_old(changes, self.marked_from_ms)
         return Batch(changes, state, writing, marks, ids_end)
 
     def state(self) -> IndexState:

@@ -16,7 +16,9 @@ from timer_wheel.hierarchy.index_layouts import (
     Wheel,
     slot_of,
 )
+from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts
+from timer_wheel.wheel_math import PRECISIONS_MS
 
 BLOCK_ROWS = 1 << 15
 """How many messages of one slot stand together at most."""
@@ -42,9 +44,16 @@ def rows_of(
     facts: TimerFacts,
     slot_precision_ms: int,
 ) -> Rows:
-    """What the records at these places ask for."""
+    """What the records at these places ask for.
+
+    A marker whose target was due at once may be older than that, by a clock that was set back: its
+    time lasts at least as long as that of the slot that its target was stored in.
+    """
     rows = np.empty(len(queue_offsets), NATIVE_ROW)
-    rows["due_ms"] = due_times(facts.out_ms, facts.store_ms, slot_precision_ms)
+    due_ms = due_times(facts.out_ms, facts.store_ms, slot_precision_ms)
+    of_at_once = facts.is_marker & is_overdue(facts.out_ms)
+    last_ms = np.where(of_at_once, facts.out_ms + max(PRECISIONS_MS), 0)
+    rows["due_ms"] = np.maximum(due_ms, last_ms)
     rows["queue_offset"] = queue_offsets
     rows["commit_log_offset"] = commit_log_offsets
     rows["size_bytes"] = sizes
