@@ -95,7 +95,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             f"its offset {one.stored_offset} lay outside its queue",
             f"delivery went on at {one.corrected_offset}, as a broker's does",
             "where it lay before the queue, messages that waited are gone: retention or somebody"
-            " removed the queue's first files; only a queue without any is made anew from the log",
+            " removed the first files of queue or log; only a queue without any is made anew",
         )
     if state.already_delivered:
         yield Finding(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+import numpy as np
 
 from legacy_levels.delay_offsets import (
     DelayOffsets,
@@ -30,6 +31,7 @@ from legacy_levels.level_repair import (
 )
 from legacy_levels.level_rules import AT_ONCE_LEVEL, LevelRules
 from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.neutral_units import is_message
 from legacy_levels.skipped_messages import SkippedMessages
 from message_store.consume_queue import QUEUE_UNIT, Int64Array
 from message_store.delay_levels import DelayLevels
@@ -174,11 +176,20 @@ def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
     stored = start.offsets.get(level, 0)
     head = min(max(stored, queue.min_offset), queue.max_offset)
     first = queue.segments.min_offset // QUEUE_UNIT.size
-    if (level in start.offsets and head != stored) or stored < first:
+    done = from_runs(start.done.get(level, ()), queue.max_offset)
+    is_told = level in start.offsets and head != stored
+    if is_told or stored < first or _waited(queue, stored, head, done):
         state.corrections.append(Correction(level, stored, head))
     scanner = LevelScanner(level, queue, head)
-    scanner.pass_over(from_runs(start.done.get(level, ()), queue.max_offset))
+    scanner.pass_over(done)
     return scanner
+
+
+def _waited(queue: LiveQueue, from_offset: int, to_offset: int, done: Int64Array) -> bool:
+    """Whether any of these entries led to a message that was to be delivered."""
+    units = queue.units(from_offset, to_offset)
+    places = to_offset - len(units) + np.flatnonzero(is_message(units))
+    return bool(len(np.setdiff1d(places, done)))
 
 
 def _settle_after_kill(state: LevelState, start: _Start) -> None:
