@@ -140,13 +140,16 @@ class LiveQueue:
     def overwrite(
         self, queue_offset: int, commit_log_offset: int, size_bytes: int, tags_code: int
     ) -> None:
-        """Replace an entry. Raises TargetError, and ValueError for one that is not there."""
+        """Replace an entry by that of a record which the log has; the queue begins with it where
+        nothing told of one before. Raises TargetError, and ValueError for one that is not there.
+        """
         if not self.segments.min_offset <= queue_offset * _UNIT_BYTES < self._end_place:
             raise ValueError(f"queue offset {queue_offset} of {self.topic}/{self.queue_id}")
         self._enter_file(queue_offset * _UNIT_BYTES)
         unit = _pack(commit_log_offset, size_bytes, tags_code)
         self._write_unit(unit, queue_offset * _UNIT_BYTES - self._file_start)
         self._file_end = _NO_ROOM
+        self.min_offset = min(self.min_offset, queue_offset)
         if queue_offset == self.max_offset - 1:
             self.end_position = commit_log_offset + size_bytes
 
@@ -268,22 +271,38 @@ class LiveQueue:
         return gone
 
     def _begin_of_needed(self, log_min: int) -> int:
-        """Where the first file begins that has an entry whose record the log has, or the last."""
+        """Where the first file begins that has an entry whose record the log has, or the last.
+
+        A file without entries, as a loss of power leaves it, may have had some: it is as needed as
+        the one behind it.
+        """
+        begin = None
         for start in self.segments.starts[:-1]:
+            begin = start if begin is None else begin
             last = (start + self.segments.file_bytes) // _UNIT_BYTES
-            ends_here = last > self.max_offset  # what is damaged has files behind its end
-            if ends_here or self._end_of(self.units(last - 1, last)) > log_min:
-                return start
-        return max(self.segments.starts, default=0)
+            if last > self.max_offset:  # what is damaged has files behind its end
+                return begin
+            units = self.units(last - 1, last)
+            if not is_filled(units).all():
+                units = self.units(start // _UNIT_BYTES, last)
+                units = units[is_filled(units)]
+            if len(units):
+                if self._end_of(units[-1:]) > log_min:
+                    return begin
+                begin = None
+        return max(self.segments.starts, default=0) if begin is None else begin
 
     def correct_min_offset(self, log_min: int) -> None:
         """Let the queue begin with the first entry whose record the log still has."""
         first = self._begin_of_needed(log_min) // _UNIT_BYTES  # a kill may have left files before
-        last_of_file = first + self.segments.file_bytes // _UNIT_BYTES
-        units = self.units(first, last_of_file)
-        is_there = (units["commit_log_offset"] >= log_min) & is_filled(units)
-        places = np.flatnonzero(is_there & (units["size_bytes"] != PRE_BLANK_SIZE))
-        self.min_offset = first + (int(places[0]) if len(places) else len(units))
+        while True:
+            units = self.units(first, first + self.segments.file_bytes // _UNIT_BYTES)
+            is_there = (units["commit_log_offset"] >= log_min) & is_filled(units)
+            places = np.flatnonzero(is_there & (units["size_bytes"] != PRE_BLANK_SIZE))
+            if len(places) or not len(units):
+                break
+            first += len(units)
+        self.min_offset = first + (int(places[0]) if len(places) else 0)
 
     def close(self) -> None:
         """Give the files back; closing twice is fine."""

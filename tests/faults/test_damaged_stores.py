@@ -14,9 +14,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from message_store import ManualClock
 from tests.faults.damage import Damage, copy_store
-from tests.faults.engines import ENGINES
-from tests.faults.fuzz_worker import Outcome, build, exercise
+from tests.faults.engines import ENGINES, abandon
+from tests.faults.fuzz_worker import HALF_MS, Outcome, build, exercise
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -60,3 +61,15 @@ def test_a_damaged_file_brings_nothing_down(
         lost = Counter(right.delivered) - Counter(outcome.delivered)
         if damage.kind in REMOVING:
             assert not lost or outcome.errors or outcome.findings, (seed, damage, lost)
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_log_without_its_first_file_is_noticed(tmp_path: Path, engine: str, end: str) -> None:
+    build(ENGINES[engine], tmp_path / "store", "closed")
+    if end == "killed":
+        abandon(ENGINES[engine].open(tmp_path / "store", ManualClock(HALF_MS), False))
+    min((tmp_path / "store" / "commitlog").iterdir()).unlink()
+    outcome = exercise(ENGINES[engine], tmp_path / "store")
+    assert outcome.crashes == []
+    assert outcome.errors or outcome.findings

@@ -255,6 +255,25 @@ def test_a_queue_that_ends_in_a_damaged_file_has_files_behind_its_end(
     opened.close()
 
 
+@pytest.mark.parametrize(
+    ("log_min", "min_offset", "first_file"),
+    [(0, 0, 0), (12_300, 123, 0), (30_000, 500, 1), (60_000, 600, 1), (80_000, 800, 3)],
+)
+def test_what_a_loss_of_power_left_of_a_file_is_needed_as_long_as_the_file_behind(
+    tmp_path: Path, queue: LiveQueue, log_min: int, min_offset: int, first_file: int
+) -> None:
+    queue.append(entries(0, 1_250))
+    for number, kept in ((0, 170), (1, 0)):
+        path = tmp_path / "queue" / f"{number * FILE_BYTES:020d}"
+        path.write_bytes(path.read_bytes()[: kept * 20].ljust(FILE_BYTES, b"\0"))
+    opened = queue_at(tmp_path / "queue", log_min)
+    assert opened.max_offset == 1_250
+    assert opened.min_offset == min_offset
+    opened.delete_before(log_min)
+    assert opened.segments.starts[0] == first_file * FILE_BYTES
+    opened.close()
+
+
 def test_a_missing_file_in_the_row_is_no_queue_to_append_to(tmp_path: Path) -> None:
     queue = queue_at(tmp_path / "queue")
     queue.append(entries(0, 900))
