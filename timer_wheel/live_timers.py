@@ -142,12 +142,13 @@ class LiveTimers:
         is_done = is_done | ~found.facts.is_fine
         # Before the hand that moves back too, or it would come upon what was dealt with again.
         first_ms = max(0, int(rows.slot_time_ms[~is_done].min(initial=hand_ms)))
-        last_ms = floor_ms(min(hand_ms, first_ms), self.precision_ms) - self.precision_ms
+        first_ms = floor_ms(first_ms, self.precision_ms)
+        last_ms = first_ms - self.precision_ms
         past_ms = last_ms + OVERDUE_MARK_MS  # the mark by which a search still comes upon them
         # A marker and its target stay in their slot: a target has no copy in the log by which
         # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
         # which may begin where the hand was before, markers count in their own slots only.
-        stays = (rows.slot_time_ms < hand_ms) | rows.is_marker | is_recalled
+        stays = (rows.slot_time_ms < first_ms) | rows.is_marker | is_recalled
         stays &= is_done & found.facts.is_fine
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
         rows.table[SLOT_TIME] = np.where(
@@ -177,7 +178,8 @@ class LiveTimers:
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
         """Give what waits for a slot that is not within a round of the hand another one, from which
-        it rolls: the last, or that of the hand with the mark of what is due before its slot is.
+        it rolls: the last, or that of the hand with the mark of what is due before its slot is,
+        which what was overdue keeps in any slot.
         """
         hand_ms = self.wheel.hand_ms
         last_ms = hand_ms + (WHEEL_SLOTS - 1) * self.precision_ms
@@ -189,7 +191,8 @@ class LiveTimers:
         self.has_rolled = True
         rows.table[FLAGS] |= np.where(is_parked, FLAG_ROLL, 0)
         rows.table[SLOT_TIME, is_behind] = hand_ms + OVERDUE_MARK_MS
-        rows.table[SLOT_TIME, is_beyond] = last_ms
+        is_marked = is_overdue(rows.slot_time_ms[is_beyond])
+        rows.table[SLOT_TIME, is_beyond] = last_ms + is_marked * OVERDUE_MARK_MS
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
     def place_all(self, now_ms: int) -> None:

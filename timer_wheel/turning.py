@@ -7,7 +7,7 @@ the checkpoint. A process that is killed in between has delivered all or nothing
 store then finds in the log what was done.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -114,7 +114,14 @@ class Turning:
 
     # --- what becomes of it -----------------------------------------------------------------------
 
-    def _redeliver(self, due: Due, chosen: Int64s, how: Rewrite, stamp_ms: int) -> Redelivered:
+    def _redeliver(
+        self,
+        due: Due,
+        chosen: Int64s,
+        how: Rewrite,
+        stamp_ms: int,
+        store_ms: int | None = None,
+    ) -> Redelivered:
         rows = (
             due.rows if len(chosen) == len(due.rows) and _is_all(chosen) else due.rows.rows(chosen)
         )
@@ -125,7 +132,7 @@ class Turning:
             rows.size_bytes,
             how,
             suffixes=wheel_stamps(_enqueued_ms(rows), stamp_ms, rolled) if len(rows) else None,
-            store_ms=stamp_ms,
+            store_ms=stamp_ms if store_ms is None else store_ms,
         )
         self._lose(rows, done.bad)
         for destination, count in done.counts.items():
@@ -137,10 +144,12 @@ class Turning:
 
     def _roll(self, due: Due, chosen: Int64s, stamp_ms: int) -> None:
         """Store again what has farther to go, in order of placing."""
-        if len(chosen):
-            order = np.argsort(due.rows.commit_log_offset[chosen], kind="stable")
-            self._redeliver(due, chosen[order], ROLLED, stamp_ms)
-            self._timers.metrics.placed(due.rows.rows(chosen), -1)
+        if not len(chosen):
+            return
+        order = np.argsort(due.rows.commit_log_offset[chosen], kind="stable")
+        for run, store_ms in _store_times(due.facts, chosen[order], stamp_ms):
+            self._redeliver(due, run, ROLLED, stamp_ms, store_ms)
+        self._timers.metrics.placed(due.rows.rows(chosen), -1)
 
     def _move_on(
         self, rest: Unplaced, is_recalled: Bools, due: Due, now_ms: int, stamp_ms: int
@@ -171,6 +180,17 @@ class Turning:
 def _is_all(chosen: Int64s) -> bool:
     """Whether a choice of as many rows as there are is all of them in order."""
     return bool((np.diff(chosen) == 1).all())
+
+
+def _store_times(facts: TimerFacts, chosen: Int64s, stamp_ms: int) -> Iterator[tuple[Int64s, int]]:
+    """These rows in runs, and the store time that the copies of each run get: now; but of what was
+    overdue its own, which is what it is promised for.
+    """
+    overdue = is_overdue(facts.out_ms[chosen])
+    times = np.where(overdue, facts.store_ms[chosen], stamp_ms)
+    cuts = np.flatnonzero(np.diff(times)) + 1
+    for run, its_times in zip(np.split(chosen, cuts), np.split(times, cuts), strict=True):
+        yield run, int(its_times[0])
 
 
 def _enqueued_ms(rows: TimerRows) -> Int64s:

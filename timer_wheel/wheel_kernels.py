@@ -67,10 +67,13 @@ def _hang(wheel: int, dirty: Any, slot: int, hand: int, position: int, flags: in
     """Make a unit the last of its slot; returns the position of the one before it, or -1.
 
     ``slot`` and ``hand`` are times in units of the precision. A slot before the hand is over, and
-    one that holds another time is free.
+    one that holds another time is free, but for a unit of a slot that is over: that is hung nowhere
+    when one that waits a round later is there.
     """
     index = slot % WHEEL_SLOTS
     place = wheel + index * _SLOT
+    if slot < hand and load_i64(place + _AT_TIME) >= hand:
+        return NO_POSITION
     dirty[index * _SLOT // PAGE_BYTES] = 1
     weight = -1 if flags & FLAG_DELETE else 1
     if slot >= hand and load_i64(place + _AT_TIME) == slot:

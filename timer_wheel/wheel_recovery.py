@@ -22,6 +22,7 @@ from timer_wheel.copy_kernels import (
 )
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks
+from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
@@ -58,8 +59,10 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     placed = TimerRows.together([passed, timers.early.rows(is_new)])
     waiting = rest.rows.rows(rest.facts.is_fine)
     rows = TimerRows.together([placed, waiting])
-    # What has no unit, or has lost it, may have rolled as well.
-    may_have_rolled = np.concatenate([placed.is_roll, np.ones(len(waiting), bool)])
+    # What has no unit, or has lost it, may have rolled as well; so may what got the mark when it
+    # was put behind a hand that has moved back since.
+    may_have_rolled = placed.is_roll | is_overdue(placed.slot_time_ms)
+    may_have_rolled = np.concatenate([may_have_rolled, np.ones(len(waiting), bool)])
     places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
     done = which_are_done(timers.store.log, *places, may_have_rolled, copies)
     timers.mark_done(rows.rows(done))

@@ -17,6 +17,9 @@ from tests.contract.delay_store_contract import (
     message,
 )
 
+FAR_MS = 40 * 86_400_000
+"""Farther than any wheel reaches."""
+
 PAST_AND_FLUSHED = [(-1_500, is_busy, is_busy, True) for is_busy in (False, True)]
 """The two of many ways to the same end that ordinary runs try."""
 
@@ -154,6 +157,77 @@ class DurableStoreContract(DelayStoreContract):
             store = open_one(clock)
             assert list(store.pending()) == []
         assert len(store.advance(START_MS + 70_000)) == 0
+
+    def test_what_was_due_at_once_comes_at_once_although_time_was_far_ahead(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        store.advance(START_MS + FAR_MS)
+        store.schedule(message(0), AfterMs(0))
+        later = store.schedule(message(1), AfterMs(1_000))
+        end(store)
+        store = open_one(clock)
+        next_ms = store.next_due_ms()
+        assert next_ms is not None
+        assert next_ms <= START_MS
+        assert len(store.advance(START_MS - 1)) == 0
+        assert delivered_bodies(store.advance(START_MS)) == [b"body 0"]
+        end(store)
+        assert delivered_bodies(open_one(clock).advance(later.promised_ms)) == [b"body 1"]
+
+    def test_what_was_due_at_once_waits_for_its_time_although_the_clock_was_set_far_back(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        store.schedule(message(0), AfterMs(0))
+        clock.tick(-2 * FAR_MS)
+        store.schedule(message(1), AfterMs(1_000))
+        found = []
+        for rest_ms in (FAR_MS, 1, 0):
+            end(store)
+            store = open_one(clock)
+            found.append(delivered_bodies(store.advance(START_MS - rest_ms)))
+            clock.tick(START_MS - rest_ms - clock.now_ms())
+        assert found == [[b"body 1"], [], [b"body 0"]]
+
+    def test_what_waits_comes_once_after_kills_before_and_behind_a_clock_that_was_set_back(
+        self, open_one: Open, clock: ManualClock
+    ) -> None:
+        """What has rolled before the first has two records in the log, and time passes again over
+        what was known of that.
+        """
+        store = open_one(clock)
+        rolls = store.schedule(message(0), AfterMs(100_000))
+        for later_ms in (50_000, 60_000):
+            assert len(store.advance(START_MS + later_ms)) == 0
+        self.abandon(store)
+        store = open_one(clock)
+        clock.tick(-3_600_000)
+        assert len(store.advance(clock.now_ms())) == 0
+        later = store.schedule(message(1), AfterMs(5_000))
+        assert len(store.advance(clock.now_ms() + 1_000)) == 0
+        store.flush()
+        self.abandon(store)
+        store = open_one(clock)
+        expected = {(each.unique_key, each.promised_ms) for each in (rolls, later)}
+        assert {(each.unique_key, each.due_ms) for each in store.pending()} == expected
+        assert delivered_bodies(store.advance(rolls.promised_ms - 1)) == [b"body 1"]
+        assert delivered_bodies(store.advance(rolls.promised_ms)) == [b"body 0"]
+        assert store.next_due_ms() is None
+
+    def test_what_was_due_at_once_by_a_clock_that_was_set_back_comes_once_after_an_end(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        store = open_one(clock)
+        clock.tick(-6_000)
+        later = store.schedule(message(1), AfterMs(1_321))
+        assert len(store.advance(clock.now_ms())) == 0
+        store.schedule(message(0), AfterMs(0))
+        end(store)
+        store = open_one(clock)
+        assert delivered_bodies(store.advance(clock.now_ms())) == [b"body 0"]
+        assert [each.unique_key for each in store.pending()] == [later.unique_key]
+        assert delivered_bodies(store.advance(START_MS)) == [b"body 1"]
 
     @pytest.mark.parametrize(
         ("due_ms", "is_advanced", "is_joined", "is_flushed"),

@@ -326,6 +326,20 @@ def test_what_waits_for_the_time_of_a_clock_that_was_ahead_comes_once_or_is_reca
     store.close()
 
 
+def test_what_was_done_takes_no_slot_from_what_waits_a_round_later(tmp_path: Path) -> None:
+    """Done is put behind the hand, and that slot of the ring is also the last before it."""
+    clock = ManualClock(START_MS)
+    day_ms = 86_400_000
+    store = WheelStore.open(tmp_path, clock=clock, precision_ms=100)
+    store.advance(START_MS + 6 * day_ms)
+    for key, delay_ms in (("FAR", 2 * day_ms), ("NOW", 0), ("NEAR", 1_000)):
+        store.schedule(Message("orders", b"", unique_key=key), AfterMs(delay_ms))
+    assert keys(store.advance(START_MS)) == ["NOW"]
+    assert rest_of_pending(store) == ["NEAR", "FAR"]
+    assert keys(store.advance(START_MS + 3 * day_ms)) == ["NEAR", "FAR"]
+    store.close()
+
+
 def test_the_checkpoint_announces_units_before_they_are_there_and_counts_them_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
