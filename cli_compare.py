@@ -73,9 +73,9 @@ def compare(
             command=shlex.join(["delaywheel", *sys.argv[1:]]),
         )
         results = run_race(race, progress, entrants)
+    output.compared(results)  # before anything else can fail: it may have taken an hour
     if report_file is not None:
         write_report(results, report_file)
-    output.compared(results)
     click.get_current_context().exit(DONE if results.is_right else FINDINGS)
 
 

@@ -208,9 +208,10 @@ compare_options = all_of(
         "--fault",
         multiple=True,
         metavar="KIND@WHEN[+LONG]",
-        help="What goes wrong on the virtual clock, so long after the beginning: kill@10m,"
-        " kill-inside@10m (in the middle of a delivery), clock-back@10m+1h, clock-forward@10m+1h,"
-        " disk-full@10m+30s; can be given repeatedly.",
+        help="What goes wrong on the virtual clock, so long after the beginning: restart@10m,"
+        " kill@10m, reboot@10m (nothing is in the page cache then), kill-inside@10m (in the middle"
+        " of a delivery), clock-back@10m+1h, clock-forward@10m+1h, disk-full@10m+30s; can be given"
+        " repeatedly.",
     ),
     click.option(
         "--faults",

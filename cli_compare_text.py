@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from cli_text import add_row, new_table, size
+from compare.openings import opening_rows
 from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
 from compare.verdict import duration, verdict, when_due
 from message_store.delay_levels import format_delay
@@ -37,6 +38,8 @@ def race_table(results: RaceResults) -> Table:
     table = new_table(["", *(engine.name for engine in ran)])
     for title, figure in _figures(ran) if ran else ():
         add_row(table, title, *(figure(engine) for engine in ran))
+    for title, _hint, cells in opening_rows(ran, duration, size):
+        add_row(table, title.replace("… ", "  "), *cells)
     return table
 
 

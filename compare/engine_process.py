@@ -17,7 +17,7 @@ import attrs
 from compare.delivered_topics import read_delivered_of
 from compare.engine_watch import EngineWatch, Progress
 from compare.engines import ENGINES, Engine
-from compare.faults import Fault
+from compare.faults import KILL, Fault
 from compare.observation import (
     Delivered,
     Observation,
@@ -43,6 +43,9 @@ _PATIENCE_S = 10
 _WARM_MESSAGES = 103
 _WARM_RATE = 20_000.0
 """Twenty each millisecond as batches, and three that are put one by one."""
+_WARM_DELAYS_MS = 300, 5_000
+_WARM_KILL = Fault(KILL, 1_500)
+"""By then some were delivered after the last flush, and some wait, on levels as on wheels."""
 
 
 class EngineFailedError(DelayStoreError):
@@ -101,10 +104,20 @@ def _closed(
 
 
 def warm_up(engine: Engine, settings: RaceSettings, store: Path) -> None:
-    """Let compiled kernels be loaded, or compiled, before time counts: a small race of its own."""
+    """Let compiled kernels be loaded, or compiled, before time counts: a small race of its own;
+    where engines are opened again, with a kill in its middle.
+    """
     scratch = store.with_name(f"{store.name}-warm")
-    small = make_workload("burst", Recipe(messages=_WARM_MESSAGES, rate_per_second=_WARM_RATE))
-    quiet = RaceSettings(precision_ms=settings.precision_ms)
+    least_ms, longest_ms = _WARM_DELAYS_MS
+    recipe = Recipe(
+        messages=_WARM_MESSAGES,
+        rate_per_second=_WARM_RATE,
+        delay_min_ms=least_ms,
+        delay_max_ms=longest_ms,
+    )
+    small = make_workload("uniform", recipe)
+    faults = (_WARM_KILL,) if settings.faults else ()
+    quiet = RaceSettings(precision_ms=settings.precision_ms, faults=faults)
     run_engine(engine, small, quiet, scratch, lambda _stage, _done, _total: None)
     remove(scratch)
 

@@ -102,9 +102,14 @@ class EngineWatch:
             held = process_memory().private_bytes, disk_bytes(self.where)
             self._samples.append((now_ms - self.workload.start_ms, *held))
             self._sampled_s = stopwatch_s()
+        self.say("racing", self.delivered, len(self.workload), always=always)
+
+    def say(self, stage: str, done: int, total: int, *, always: bool = False) -> None:
+        """Say how far a stage is, now and then."""
+        now_s = stopwatch_s()
         if always or now_s - self._said_s >= _SAY_EVERY_S:
             self._said_s = now_s
-            self.progress("racing", self.delivered, len(self.workload))
+            self.progress(stage, done, total)
 
     def observation(self, version: str = "", notes: tuple[str, ...] = ()) -> Observation:
         """All of it; ``bytes_on_disk`` as of now."""

@@ -9,11 +9,12 @@ import numpy as np
 
 from message_store.errors import BadFieldError
 
-KILL, KILL_INSIDE, DISK_FULL = "kill", "kill-inside", "disk-full"
+RESTART, KILL, REBOOT = "restart", "kill", "reboot"
+KILL_INSIDE, DISK_FULL = "kill-inside", "disk-full"
 CLOCK_BACK, CLOCK_FORWARD = "clock-back", "clock-forward"
-KINDS = (KILL, KILL_INSIDE, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
+KINDS = (RESTART, KILL, REBOOT, KILL_INSIDE, CLOCK_BACK, CLOCK_FORWARD, DISK_FULL)
 _CALLS_INSIDE = 3_000
-_LASTING_NOTHING = (KILL, KILL_INSIDE)
+_LASTING_NOTHING = (RESTART, KILL, REBOOT, KILL_INSIDE)
 _LATEST_DAYS, _LONGEST_DAYS = 3_650, 365
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -58,7 +59,9 @@ class Fault:
             return cls(found[1], at_ms)
         if found[1] in _LASTING_NOTHING:
             expected = f"{found[1]}@{found[2]}{found[3]}: it is over at once"
-            raise BadFieldError("a kill does not last", expected=expected, found=repr(text))
+            raise BadFieldError(
+                f"a {found[1].partition('-')[0]} does not last", expected=expected, found=repr(text)
+            )
         length_ms = int(found[4]) * _UNIT_MS[found[5]]
         if not 0 < length_ms <= _LONGEST_DAYS * _UNIT_MS["d"]:
             expected = f"a leap or a full disk of 1ms to {_LONGEST_DAYS}d"

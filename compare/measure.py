@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare.observation import NOT_TAKEN, Costs, Delivered, Observation
-from compare.results import EngineResult, Lateness, LatenessCurve, Round, Traffic
+from compare.results import EngineResult, FaultSeen, Lateness, LatenessCurve, Round, Traffic
 from compare.workload import Workload
 from message_store.byte_column import Int64s
 
@@ -170,7 +170,17 @@ def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
         missing=max(result.missing for result in results),
         duplicates=max(result.duplicates for result in results),
         rounds=rounds,
+        faults=tuple(
+            map(_middle_opening, zip(*(result.faults for result in results), strict=True))
+        ),
     )
+
+
+def _middle_opening(seen: Sequence[FaultSeen]) -> FaultSeen:
+    """One fault of several runs: that of the run which took the middle time to open again."""
+    opened = [(each.opening.open_s, each) for each in seen if each.opening is not None]
+    ranked = sorted(opened, key=lambda one: one[0])
+    return ranked[len(ranked) // 2][1] if ranked else seen[-1]
 
 
 def _middle(values: Sequence[float | None]) -> float | None:

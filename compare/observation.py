@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from compare.faults import Fault
-from compare.results import FaultSeen, Usage
+from compare.results import FaultSeen, Opening, Usage
 from compare.work_files import read_columns, write_columns
 from message_store.byte_column import Int64s, int64s
 
@@ -154,10 +154,15 @@ def read_observation(path: Path) -> Observation:
         costs=Costs(**facts["costs"]),
         delivered=delivered if facts["has_delivered"] else None,
         usage=_usage(facts["usage"]),
-        faults=tuple(FaultSeen(**fault) for fault in facts["faults"]),
+        faults=tuple(map(_fault, facts["faults"])),
         version=facts["version"],
         notes=tuple(facts["notes"]),
     )
+
+
+def _fault(given: dict[str, Any]) -> FaultSeen:
+    opening = given.pop("opening")
+    return FaultSeen(**given, opening=None if opening is None else Opening(**opening))
 
 
 def _usage(given: dict[str, Any]) -> Usage:

@@ -42,6 +42,8 @@ class Putter:
             if until - self.next <= FEW or not self._put_batch(store, self.next, until):
                 self._put_singly(store, self.next, until)
             self.next = until
+            if last - begun > PUT_AT_ONCE:
+                self.watch.say("putting", until - begun, last - begun)
         promised_ms = self.watch.promised_ms[begun:last]
         promised_ms = promised_ms[promised_ms != NOT_TAKEN]
         return int(promised_ms.min()) if len(promised_ms) else None

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 from markupsafe import Markup
 
+from compare.openings import NOTHING, opening_rows
 from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
 from compare.results import EngineResult, Lateness, RaceResults, Round
 from compare.verdict import duration, same_speed, same_time, verdict, when_due
@@ -19,7 +20,6 @@ from message_store.printable import iso_time
 from message_store.small_files import replace_file
 
 TEMPLATE = "race_report.html.jinja"
-NOTHING = "–"
 _SHARES = (("p50", "half"), ("p99", "99 %"), ("p999", "99.9 %"), ("max", "the latest"))
 
 
@@ -102,6 +102,8 @@ def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
     private = tuple(Cell(_size(engine.peak_private_bytes)) for engine in ran)
     yield Row("… of it private", "shared with no file", private)
     yield _costs(ran, "disk", "at the end", "bytes_on_disk", _size)
+    for title, hint, texts in opening_rows(ran, duration, _size):
+        yield Row(title, hint, tuple(map(Cell, texts)))
 
 
 def _speeds(ran: Sequence[EngineResult], title: str, hint: str, name: str) -> Row:

@@ -100,6 +100,24 @@ class Round:
     bytes_on_disk: int
 
 
+@attrs.frozen(kw_only=True)
+class Opening:
+    """What it cost to open a store again, while ``waiting`` messages were still to come, and to
+    come to the first delivery.
+
+    ``open_s`` is until the engine knew what is due next, ``first_s`` what it then spent in
+    ``advance`` until it had delivered its first messages: ``first_messages`` at once, 0 where none
+    came before the next opening. ``read_bytes`` came from the disk and not out of the page cache.
+    """
+
+    waiting: int
+    open_s: float
+    read_bytes: int
+    first_messages: int = 0
+    first_s: float = 0.0
+    first_read_bytes: int = 0
+
+
 @attrs.frozen
 class FaultSeen:
     """One fault and what the engine did about it; ``at_ms`` counts from the race's beginning.
@@ -110,6 +128,7 @@ class FaultSeen:
     kind: str
     at_ms: int
     answer: str
+    opening: Opening | None = None
 
 
 @attrs.frozen(kw_only=True)

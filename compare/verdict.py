@@ -3,10 +3,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from compare.openings import side_by_side
 from compare.results import EngineResult, RaceResults, WorkloadFacts
 
-_FAIR_FACTOR = 2
+_FAIR_FACTOR, _NO_TIME_MS = 2, 100
 _SAME_TIME, _SAME_SPEED = 0.05, 0.10
+_NO_TIME_MS = 100
 """Shares within which times, and speeds and costs, are as good as equal: one run is no proof."""
 
 
@@ -35,7 +37,26 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
         *_beside_java(ranked),
         *_nearest(ranked),
         *_fastest(ranked, results.clock),
+        *_soonest_open(ranked),
     )
+
+
+def _soonest_open(ran: Sequence[EngineResult]) -> Iterator[str]:
+    """Who was soonest open again, once for each kind of end; nobody where all took no time."""
+    longest: dict[str, dict[str, float]] = {}
+    for kind, _at_ms, openings in side_by_side(ran):
+        for engine, opening in zip(ran, openings, strict=True):
+            if opening is not None:
+                took_ms = longest.setdefault(kind, {})
+                took_ms[engine.name] = max(took_ms.get(engine.name, 0), opening.open_s * 1_000)
+    for kind, took_ms in longest.items():
+        (first, least_ms), *others = sorted(took_ms.items(), key=lambda one: one[1])
+        if not others or others[-1][1] < _NO_TIME_MS:
+            continue
+        told = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in others)
+        near = [name for name, each_ms in others if same_time(least_ms, each_ms)]
+        soon = f"as soon as {listed(near)}" if near else "soonest"
+        yield f"{first} is {soon} open again after a {kind}: {duration(least_ms)} ({told})"
 
 
 def _took_nothing(engine: EngineResult) -> bool:

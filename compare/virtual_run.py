@@ -4,7 +4,8 @@ workload gives the same deliveries on every machine.
 
 Time leaps from one event to the next: messages arrive, something is due, something goes wrong. An
 engine that runs looks around at least every second; so is this one looked at, when anything was
-put, so that what it does then is not paid for by the next delivery.
+put, so that what it does then is not paid for by the next delivery. It also flushes every second;
+here it does before it is ended without a last word, since only the last flush before that matters.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,21 @@ import attrs
 import numpy as np
 
 from compare.engine_watch import EngineWatch
-from compare.engines import kill
-from compare.faults import CLOCK_BACK, CLOCK_FORWARD, DISK_FULL, KILL_INSIDE, Fault
+from compare.faults import (
+    CLOCK_BACK,
+    CLOCK_FORWARD,
+    DISK_FULL,
+    KILL,
+    KILL_INSIDE,
+    REBOOT,
+    RESTART,
+    Fault,
+)
 from compare.full_disk import fill_disk, make_room
 from compare.killed_inside import run_until_killed
 from compare.observation import RaceSettings
 from compare.putting import Putter
+from compare.reopening import Reopening, clear_the_way, end_store
 from compare.results import FaultSeen
 from compare.workload import MessageMaker, Workload
 from message_store.clock import ManualClock, stopwatch_s
@@ -28,12 +38,16 @@ from message_store.errors import TargetError
 LOOK_EVERY_MS = 1_000
 NEVER_MS = 1 << 62
 _GRACE_MS = 60_000
+_ANSWERS = {
+    RESTART: "closed, and opened again",
+    REBOOT: "opened again, with nothing in the page cache",
+}
 
 
 @attrs.define(eq=False)
 class VirtualRun:
-    """One engine and its clock. ``open_store`` opens it, again after a kill; ``before_kill`` gets
-    the store that is about to be killed. What has no files is killed between calls only.
+    """One engine and its clock. ``open_store`` opens it, again after a kill; ``before_end`` gets
+    the store that is about to be ended. What has no files is killed between calls only.
 
     ``skew_ms`` is how far the engine's clock has leapt away from the race's own.
     """
@@ -42,7 +56,7 @@ class VirtualRun:
     settings: RaceSettings
     watch: EngineWatch
     open_store: Callable[[ManualClock], DelayStore]
-    before_kill: Callable[[DelayStore], object]
+    before_end: Callable[[DelayStore], object]
     clock: ManualClock = attrs.field(init=False)
     store: DelayStore = attrs.field(init=False)
     has_files: bool = True
@@ -55,13 +69,19 @@ class VirtualRun:
     _was_put: bool = False
     _faults: list[Fault] = attrs.field(init=False)
     _full: list[Fault] = attrs.field(factory=list)
+    _told: list[tuple[Fault, str, Reopening | None]] = attrs.field(factory=list)
+    _flushes_ms: list[int] = attrs.field(init=False)
     _is_stalled: bool = False
+    _reopening: Reopening | None = None
 
     def __attrs_post_init__(self) -> None:
         self.clock = ManualClock(self.workload.start_ms)
         self.store = self.open_store(self.clock)
         self._putter = Putter(MessageMaker(self.workload), self.watch)
         self._faults = sorted(self.settings.faults, key=lambda fault: fault.at_ms)
+        ends_ms = (each.at_ms for each in self._faults if each.kind in (KILL, REBOOT))
+        flushes_ms = (at_ms - self.settings.flush_every_ms for at_ms in ends_ms)
+        self._flushes_ms = [at_ms for at_ms in flushes_ms if at_ms >= 0]
         self._looked_ms = self.workload.start_ms
         self._due_ms = self.store.next_due_ms()
         if self._due_ms is not None:  # a store that is not new
@@ -74,12 +94,12 @@ class VirtualRun:
         self.watch.look(self.clock.now_ms(), always=True)
         self.watch.begin()
         while True:
-            arrival_ms, due_ms, fault_ms, room_ms = (
-                self._arrival(), self._due(), self._fault(), self._room(),
+            arrival_ms, due_ms, fault_ms, room_ms, flush_ms = (
+                self._arrival(), self._due(), self._fault(), self._room(), self._flush(),
             )  # fmt: skip
             if min(arrival_ms, due_ms, room_ms) == NEVER_MS:
                 break
-            event_ms = min(arrival_ms, due_ms, fault_ms, room_ms)
+            event_ms = min(arrival_ms, due_ms, fault_ms, room_ms, flush_ms)
             if event_ms > self._horizon_ms():
                 break
             if self._looks_around(event_ms):
@@ -88,6 +108,8 @@ class VirtualRun:
             self._go_to(event_ms)
             if event_ms == room_ms:
                 self._room_again()
+            elif event_ms == flush_ms:
+                self._flush_before_an_end()
             elif event_ms == fault_ms:
                 self._suffer(self._faults.pop(0))
             elif event_ms == arrival_ms:
@@ -119,6 +141,10 @@ class VirtualRun:
 
     def _fault(self) -> int:
         return self.workload.start_ms + self._faults[0].at_ms if self._faults else NEVER_MS
+
+    def _flush(self) -> int:
+        """When a running engine would have flushed for the last time before the next end."""
+        return self.workload.start_ms + self._flushes_ms[0] if self._flushes_ms else NEVER_MS
 
     def _room(self) -> int:
         """When the disk has room again, after the last of those that filled it."""
@@ -159,7 +185,10 @@ class VirtualRun:
         started = stopwatch_s()
         try:
             count = len(self.store.advance(now_ms))
-            self.watch.advanced(stopwatch_s() - started, count, now_ms)
+            took_s = stopwatch_s() - started
+            self.watch.advanced(took_s, count, now_ms)
+            if self._reopening is not None:
+                self._reopening.advanced(took_s, count)
             due_ms = self.store.next_due_ms()
         except TargetError:
             self._is_stalled = True
@@ -176,9 +205,19 @@ class VirtualRun:
         for fault in (*self._dies_inside, *self._faults):
             self._tell(fault, "came after everything was delivered")
         self._dies_inside = []
-        self.watch.faults.sort(key=lambda seen: seen.at_ms)
         self._go_to(self._horizon_ms())
         self._advance()
+        self.watch.faults = [
+            FaultSeen(
+                fault.kind, fault.at_ms, answer, None if reopening is None else reopening.opening
+            )
+            for fault, answer, reopening in sorted(self._told, key=lambda told: told[0].at_ms)
+        ]
+
+    def _flush_before_an_end(self) -> None:
+        self._flushes_ms.pop(0)
+        if not self._is_stalled and not self._full:
+            self.store.flush()
 
     # --- what goes wrong --------------------------------------------------------------------------
 
@@ -197,12 +236,14 @@ class VirtualRun:
             self.skew_ms += by_ms
             answer = f"its clock leapt by {by_ms / 1_000:+,.0f} s"
         else:
-            self._open_again()
-            answer = "opened again"
+            self._open_again(fault.kind)
+            answer = _ANSWERS.get(fault.kind, "opened again")
+            self._tell(fault, answer, self._reopening)
+            return
         self._tell(fault, answer)
 
-    def _tell(self, fault: Fault, answer: str) -> None:
-        self.watch.faults.append(FaultSeen(fault.kind, fault.at_ms, answer))
+    def _tell(self, fault: Fault, answer: str, reopening: Reopening | None = None) -> None:
+        self._told.append((fault, answer, reopening))
 
     def _killed_inside(self, fault: Fault) -> None:
         """The delivery that is due goes on in a fork until that is killed."""
@@ -210,28 +251,34 @@ class VirtualRun:
         run_until_killed(lambda: store.advance(now_ms), fault.call)
         self.watch.was_killed(now_ms)
         self._open_again()
-        self._tell(fault, "killed in the middle of a delivery, and opened again")
+        answer = "killed in the middle of a delivery, and opened again"
+        self._tell(fault, answer, self._reopening)
 
     def _room_again(self) -> None:
         over, self._full = self._full, []
         make_room()
-        answer = "nothing was refused"
+        answer, reopening = "nothing was refused", None
         if self._is_stalled:
             # Nobody can know what is on the disk: such a store is opened again.
             self._is_stalled = False
             self._open_again()
             answer = "refused, and opened again when there was room"
+            reopening = self._reopening
         for fault in over:
-            self._tell(fault, answer)
+            self._tell(fault, answer, reopening)
 
-    def _open_again(self) -> None:
-        """As after a kill; while the disk is full that may have to wait for room."""
+    def _open_again(self, kind: str = KILL) -> None:
+        """As after such an end; while the disk is full that may have to wait for room."""
         if self._full:
             make_room()
-        self.before_kill(self.store)
-        kill(self.store)
-        self.store = self.open_store(self.clock)
-        self._was_put, self._due_ms = False, self.store.next_due_ms()
-        self._is_stalled = False
+        self.watch.progress(f"opening it again after a {kind}", 0, 0)
+        self.before_end(self.store)
+        # What the disk refused may be anywhere: such a store has no last word.
+        end_store(self.store, KILL if self._is_stalled else kind)
+        del self.store
+        clear_the_way(self.watch.where, kind)
+        self._reopening = Reopening(self.watch.taken - self.watch.delivered)
+        self.store, self._due_ms = self._reopening.timed(lambda: self.open_store(self.clock))
+        self._was_put, self._is_stalled = False, False
         if self._full:
             fill_disk()

@@ -6,6 +6,7 @@ Nothing here is part of a store, and all of it is gone when the race is over.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -139,6 +140,34 @@ def process_memory(process: int | str = "self") -> ProcessMemory:
         int(found.get(name, "0 kB").split()[0]) * _KIB for name in ("RssAnon", "VmHWM")
     )
     return ProcessMemory(private, peak)
+
+
+def read_from_disk_bytes() -> int:
+    """What this process has had read from disks so far, also for mapped files; what was in the page
+    cache does not count. 0 where the system keeps no such account.
+    """
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes")), 0)
+
+
+def forget_pages(directory: Path) -> None:
+    """Bring these files to the disk and let the system drop what it holds of them in memory, as
+    when the machine was started again. What is mapped into some process stays. Raises TargetError.
+    """
+    for path in directory.rglob("*"):
+        if path.is_file():
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)  # what is not yet on the disk would stay
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise TargetError(f"{path}: cannot be synced: {error.strerror}") from error
 
 
 def free_bytes(directory: Path) -> int:

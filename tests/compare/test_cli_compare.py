@@ -115,6 +115,7 @@ def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
         (["--fault", "kill@99999d"], 2, "at most 3,650 days after the beginning"),
         (["--fault", "kill@1m+5s"], 2, "a kill does not last"),
         (["--fault", "kill-inside@1m+5s"], 2, "a kill does not last"),
+        (["--fault", "reboot@1m+5s"], 2, "a reboot does not last"),
         (["--trace", "nowhere.csv"], 2, "--trace is for --workload trace; uniform has no use"),
         (["--store", "nowhere"], 2, "--store is for --workload backlog; uniform has no use"),
         (["--workload", "levels", "--delays", "1s-5s"], 2, "--delays is for --workload uniform"),
@@ -199,6 +200,25 @@ def test_a_race_that_nobody_could_run_ends_with_exit_code_1(
     assert alone.stdout.startswith("No engine could run\n")
     # One that races is enough, whatever else could not.
     assert small("--engines", "wheel,java-wheel").exit_code == 0
+
+
+@pytest.mark.usefixtures("_here")
+def test_openings_stand_side_by_side_and_in_the_json(tmp_path: Path) -> None:
+    report = tmp_path / "race.html"
+    words = ("--engines", "levels,wheel", "--fault", "restart@1m", "--fault", "reboot@30m")
+    ended = small("--workload", "uniform", *words, "--report", str(report))
+    assert ended.exit_code == 0, ended.output
+    titles = [line.strip() for line in ended.stdout.splitlines()]
+    for title in ("opened again, restart after 1.0 min", "opened again, reboot after 30.0 min"):
+        assert [line for line in titles if line.startswith(title)]
+        assert title in report.read_text(encoding="utf-8")
+    assert len([line for line in titles if line.startswith("its first delivery")]) == 2
+    told = json.loads(small("--workload", "uniform", *words, "--json").stdout)
+    for engine in told["engines"].values():
+        for fault in engine["faults"]:
+            assert fault["opening"].keys() == {
+                "waiting", "open_s", "read_bytes", "first_messages", "first_s", "first_read_bytes"
+            }  # fmt: skip
 
 
 @pytest.mark.usefixtures("_here")

@@ -19,7 +19,7 @@ from compare.observation import (
     read_observation,
     write_observation,
 )
-from compare.results import FaultSeen, Lateness, LatenessCurve, Usage
+from compare.results import FaultSeen, Lateness, LatenessCurve, Opening, Usage
 from compare.verdict import duration, verdict
 from compare.workload import Workload
 from compare.workloads import START_MS
@@ -147,6 +147,29 @@ def test_the_middle_of_several_rounds_is_told_and_the_worst_of_what_is_wrong() -
     assert (result.put_per_second, result.missing, len(result.rounds)) == (2.0, 1, 3)
 
 
+def an_opening(open_s: float) -> Opening:
+    return Opening(
+        waiting=9,
+        open_s=open_s,
+        read_bytes=1 << 20,
+        first_messages=3,
+        first_s=0.25,
+        first_read_bytes=4_096,
+    )
+
+
+def test_of_several_rounds_the_opening_of_the_middle_one_is_told() -> None:
+    results = []
+    for open_s in (3.0, 1.0, 2.0):
+        faults = (FaultSeen("kill", 7, "opened again", an_opening(open_s)),
+                  FaultSeen("clock-back", 9, f"leapt {open_s}"))  # fmt: skip
+        observed = attrs.evolve(seen(IN_TIME), faults=faults)
+        results.append(measure("one", four(), observed, account(four(), observed)))
+    kill, leap = of_rounds(results).faults
+    assert kill.opening == an_opening(2.0)
+    assert leap.answer == "leapt 2.0"
+
+
 def test_a_curve_rises_to_the_latest_message() -> None:
     curve = LatenessCurve.of(np.arange(1_000))
     assert (curve.fractions[0], curve.late_ms[0]) == (0.0, 0.0)
@@ -185,7 +208,10 @@ def test_what_was_seen_survives_the_way_to_another_process(tmp_path: Path) -> No
     observed = attrs.evolve(
         seen(IN_TIME),
         usage=Usage((0, 5), (1, 2), (3, 4)),
-        faults=(FaultSeen("kill", 7, "opened again"),),
+        faults=(
+            FaultSeen("clock-back", 6, "its clock leapt"),
+            FaultSeen("kill", 7, "opened again", an_opening(0.5)),
+        ),
         notes=("a note",),
     )
     write_observation(tmp_path / "seen.npz", observed)

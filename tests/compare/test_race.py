@@ -2,12 +2,13 @@
 """Races on the virtual clock: every engine through every workload, faults, and planted errors."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import attrs
 import numpy as np
 import pytest
 
-from compare.engine_process import EngineFailedError, run_in_process
+from compare.engine_process import EngineFailedError, run_engine, run_in_process
 from compare.engines import ENGINES, Engine
 from compare.faults import Fault, random_faults
 from compare.observation import RaceSettings
@@ -192,6 +193,98 @@ def test_a_kill_loses_and_repeats_nothing(tmp_path: Path, name: str) -> None:
     assert [fault.answer for fault in result.faults] == ["opened again"] * 4
 
 
+ENDS = ("restart", "kill", "reboot")
+
+
+@pytest.mark.parametrize("name", ["levels", "wheel", "hierarchy"])
+def test_every_end_is_measured_by_the_opening_behind_it(tmp_path: Path, name: str) -> None:
+    workload = small("uniform", messages=400)
+    ends = (Fault(kind, minute * 60_000) for minute, kind in zip((1, 50, 90), ENDS, strict=True))
+    [result] = race(workload, engines(name), tmp_path, after(workload, *ends)).engines
+    assert result.is_right
+    assert [fault.kind for fault in result.faults] == list(ENDS)
+    openings = [fault.opening for fault in result.faults]
+    waiting = []
+    for opening in openings:
+        assert opening is not None
+        waiting.append(opening.waiting)
+        assert opening.open_s > 0
+        assert opening.first_messages > 0
+        assert opening.first_s > 0
+    assert 400 >= waiting[0] > waiting[1] > waiting[2] > 0
+    assert "nothing in the page cache" in result.faults[2].answer
+
+
+def test_what_has_no_files_loses_what_waits_at_any_end(tmp_path: Path) -> None:
+    workload = small("uniform")
+    settings = after(workload, Fault("restart", 3_600_000))
+    [result] = race(workload, engines("memory"), tmp_path, settings).engines
+    [fault] = result.faults
+    assert fault.opening is not None
+    assert fault.opening.waiting == result.missing > 0
+    assert (fault.opening.first_messages, fault.opening.first_s) == (0, 0.0)
+
+
+class Recorded:
+    """A store that notes how it is flushed and ended, and when."""
+
+    def __init__(self, store: DelayStore, clock: Clock, calls: list[tuple[str, int]]) -> None:
+        self._store, self._clock, self._calls = store, clock, calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in ("flush", "close", "abandon"):
+            return found
+
+        def noted() -> None:
+            self._calls.append((name, self._clock.now_ms()))
+            found()
+
+        return noted
+
+
+def test_an_end_without_a_last_word_comes_a_second_after_a_flush(tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def open_store(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
+        store = ENGINES["levels"].open_store(path, clock, settings)
+        return cast(DelayStore, Recorded(store, clock, calls))
+
+    workload = small("uniform")
+    ends = [Fault(kind, 10_000 * number) for number, kind in enumerate(ENDS, start=1)]
+    recorded = {"recorded": attrs.evolve(ENGINES["levels"], open_store=open_store)}
+    [result] = race(workload, recorded, tmp_path, after(workload, *ends)).engines
+    assert result.is_right
+    told = [(name, time_ms - workload.start_ms) for name, time_ms in calls]
+    assert told[:-1] == [
+        ("close", 10_000),
+        ("flush", 19_000),
+        ("abandon", 20_000),
+        ("flush", 29_000),
+        ("abandon", 30_000),
+    ]
+
+
+def test_a_restart_while_the_disk_refused_has_no_last_word(tmp_path: Path) -> None:
+    workload = small("uniform", rate_per_second=5.0, delay_max_ms=60_000)
+    settings = after(workload, Fault("disk-full", 5_000, 20_000), Fault("restart", 15_000))
+    [result] = race(workload, engines("levels"), tmp_path, settings).engines
+    assert result.is_right
+    assert [fault.kind for fault in result.faults] == ["disk-full", "restart"]
+
+
+def test_many_messages_at_once_say_how_many_are_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compare.putting.PUT_AT_ONCE", 50)
+    monkeypatch.setattr("compare.engine_watch._SAY_EVERY_S", 0)
+    said: list[tuple[str, int, int]] = []
+    workload = small("burst")
+    run_engine(ENGINES["memory"], workload, EXACT, tmp_path, lambda *words: said.append(words))
+    putting = [(done, total) for stage, done, total in said if stage == "putting"]
+    assert putting == [(50, 200), (100, 200), (150, 200), (200, 200)]
+
+
 def test_a_fault_that_comes_too_late_is_told_as_not_reached(tmp_path: Path) -> None:
     workload = small("burst")
     settings = after(workload, Fault("kill", 10**9), Fault("kill-inside", 10**9 + 1))
@@ -274,6 +367,8 @@ def test_an_engine_that_sleeps_delivers_what_is_overdue_when_it_wakes(tmp_path: 
         ("kill@10m", Fault("kill", 600_000)),
         ("clock-back@90s+2h", Fault("clock-back", 90_000, 7_200_000)),
         ("disk-full@250ms+1s", Fault("disk-full", 250, 1_000)),
+        ("restart@2h", Fault("restart", 7_200_000)),
+        ("reboot@1d", Fault("reboot", 86_400_000)),
     ],
 )
 def test_a_fault_is_read_as_it_is_written(text: str, fault: Fault) -> None:

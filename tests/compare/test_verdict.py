@@ -4,7 +4,15 @@
 import attrs
 import pytest
 
-from compare.results import EngineResult, Lateness, RaceResults, Round, WorkloadFacts
+from compare.results import (
+    EngineResult,
+    FaultSeen,
+    Lateness,
+    Opening,
+    RaceResults,
+    Round,
+    WorkloadFacts,
+)
 from compare.verdict import verdict, when_due
 
 FACTS = WorkloadFacts(
@@ -114,6 +122,33 @@ def test_a_speed_within_a_tenth_wins_only_where_all_its_rounds_do(
     engines = (ran_at("wheel", *wheel), ran_at("levels", *levels))
     told = verdict(RaceResults(workload=FACTS, clock="virtual", engines=engines))
     assert [one for one in told if one.startswith(f"wheel is {what}, 1")]
+
+
+def opened(name: str, *seconds: float) -> EngineResult:
+    """An engine that was killed again and again, and took so long to open each time."""
+    seen = tuple(
+        FaultSeen("kill", at_ms, "opened again", Opening(waiting=1, open_s=open_s, read_bytes=0))
+        for at_ms, open_s in enumerate(seconds)
+    )
+    return attrs.evolve(an_engine(name, 900.0, 30.0), faults=seen)
+
+
+@pytest.mark.parametrize(
+    ("wheel", "sentence"),
+    [
+        ((2.0, 1.0), "levels is soonest open again after a kill: 1.2 s (wheel 2.0 s)"),
+        ((1.21, 0.1), "levels is as soon as wheel open again after a kill: 1.2 s (wheel 1.2 s)"),
+    ],
+)
+def test_who_is_soonest_open_again_is_told_by_the_longest_opening(
+    wheel: tuple[float, ...], sentence: str
+) -> None:
+    assert said(opened("wheel", *wheel), opened("levels", 0.5, 1.2))[-1] == sentence
+
+
+def test_openings_that_take_no_time_have_no_winner() -> None:
+    told = said(opened("wheel", 0.05), opened("levels", 0.01))
+    assert not any("open again" in sentence for sentence in told)
 
 
 def test_who_did_not_take_all_comes_before_who_delivered_what_was_taken() -> None:
