@@ -8,7 +8,6 @@ cores, about twice the cost of ordinary messages.
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from benchmarks.engine_loads import OpenStore, bodies, open_hierarchy, open_whee
 from benchmarks.engine_opening import in_a_process, opening
 from benchmarks.engine_steady import PERCENTILES, Steady, steady
 from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
+from compare.work_files import forget_pages
 from message_store import Clock, DelayStore, MessageBatch
 
 _DUE_BYTES = 8
@@ -97,16 +97,6 @@ def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any
             found.append(one)
             for file in sorted(home.rglob("*"), reverse=True):
                 file.rmdir() if file.is_dir() else file.unlink()
-
-
-def forget_pages(directory: Path) -> None:
-    """Ask the kernel to drop what it holds of these files in memory."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def steady_text(runs: list[dict[str, Any]]) -> str:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import waiting
 from benchmarks.machine import RESULTS, spread, table
 from docs.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 
 PERFORMANCE_PAGE = Path(__file__).parent / "PERFORMANCE.md"
-_NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "convert", "race")
+_NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
+          "race")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3
@@ -139,6 +141,23 @@ def _besides(disk_bytes: Mapping[str, int]) -> int:
     return sum(size for part, size in disk_bytes.items() if part != "commitlog")
 
 
+def _waiting(results: Results, rows: Callable[..., Iterator[Sequence[str]]]) -> list[Sequence[str]]:
+    races = results.get("waiting", {}).get("races", ())
+    return [row for race in races for row in rows(race["engines"])]
+
+
+def waiting_table(results: Results) -> str:
+    """Three engines with much in them: filled and emptied."""
+    rows = _waiting(results, waiting.race_rows)
+    return table(waiting.RACE_HEAD, rows) if rows else f"Much that waits was {NOT_MEASURED}."
+
+
+def reopenings_table(results: Results) -> str:
+    """The same engines: opened again, warm and with nothing in the page cache."""
+    rows = _waiting(results, waiting.opening_rows)
+    return table(waiting.OPENING_HEAD, rows) if rows else f"An opening again was {NOT_MEASURED}."
+
+
 # --- the conversion -------------------------------------------------------------------------------
 
 
@@ -222,6 +241,8 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "steady": steady_table,
     "hierarchy": hierarchy_table,
     "openings": openings_table,
+    "reopenings": reopenings_table,
+    "waiting": waiting_table,
     "conversion": conversion_table,
     "pieces": conversion_pieces,
     "machines": machine_table,

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, convert, engines, machine, race, start
+from benchmarks import codec, convert, engines, machine, race, start, waiting
 from compare.observation import RaceSettings
-from docs.generate_performance import race_tables
+from docs.generate_performance import race_tables, reopenings_table, waiting_table
 
 
 @pytest.fixture(autouse=True)
 def _cold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (codec, convert, engines, race):
+    for module in (codec, convert, engines, race, waiting):
         monkeypatch.setattr(module, "prewarm", lambda *_wanted: None)
 
 
@@ -216,3 +216,21 @@ def test_facts_and_tables_are_readable(tmp_path: Path) -> None:
     assert int(known["cores"]) >= 1
     assert machine.facts_text({"cores": "2", "cpu": "x"}) == "cores 2, cpu x."
     assert machine.table(("a", "b"), [(1, 2)]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+def test_much_that_waits_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results"
+    few = ["--messages", "300", "--directory", str(tmp_path)]
+    run(waiting, monkeypatch, *few, "--results", str(results))
+    measured = json.loads((results / "waiting.json").read_text())
+    [found] = measured["races"]
+    for name in ("levels", "wheel", "hierarchy"):
+        told = found["engines"][name]
+        assert (told["delivered"], told["early"], told["missing"]) == (300, 0, 0)
+        assert [fault["kind"] for fault in told["faults"]] == list(waiting.ENDS)
+        assert all(fault["opening"]["first_messages"] for fault in told["faults"])
+    text = reopenings_table({"waiting": measured})
+    assert text in (results / "waiting.md").read_text()
+    assert len(text.splitlines()) == 2 + 3 * 3
+    assert waiting_table({"waiting": measured}).count("| 300 |") == 3
+    assert list(tmp_path.iterdir()) == [results]

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three engines with a million and with ten million messages waiting, in the races of
+``delaywheel compare``: what it costs to fill them, to open them again and to empty them.
+
+Each is closed once, killed once, and once killed on a machine that is then started again, so that
+nothing of its files is in the page cache.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
+from benchmarks.race import figures
+from compare.faults import KILL, REBOOT, RESTART, Fault
+from compare.observation import RaceSettings
+from compare.race import Race, run_race
+from compare.results import RaceResults
+from compare.workloads import Recipe, make_workload
+from message_store.clock import stopwatch_s
+
+ENDS = {
+    RESTART: "closed",
+    KILL: "killed",
+    REBOOT: "killed, not in the page cache",
+}
+"""How a store was ended before it was opened again, in the order in which that happens."""
+_ENGINES = ("levels", "wheel", "hierarchy")
+_LEAST_MS, _LONGEST_MS = 30_000, 1_200_000
+_FIRST_END_MS, _APART_MS = 70_000, 60_000
+_BODY_BYTES = 256
+_SAY_EVERY_S = 5.0
+
+
+def race(count: int, engine: str, directory: Path) -> RaceResults:
+    """One engine's race with so many messages."""
+    recipe = Recipe(
+        messages=count,
+        body_bytes=_BODY_BYTES,
+        delay_min_ms=_LEAST_MS,
+        delay_max_ms=_LONGEST_MS,
+    )
+    ends = (Fault(kind, _FIRST_END_MS + number * _APART_MS) for number, kind in enumerate(ENDS))
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        wanted = Race(
+            workload=make_workload("uniform", recipe),
+            engines=(engine,),
+            settings=RaceSettings(faults=tuple(ends)),
+            directory=Path(name),
+        )
+        return run_race(wanted, _Said())
+
+
+class _Said:
+    """How far it is, on stderr, a line now and then."""
+
+    def __init__(self) -> None:
+        self._stage, self._said_s = "", 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now_s = stopwatch_s()
+        if stage != self._stage or now_s - self._said_s >= _SAY_EVERY_S:
+            self._stage, self._said_s = stage, now_s
+            print(stage, f"{done:,} of {total:,}" if total else "", file=sys.stderr)
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+OPENING_HEAD = ("engine", "waiting", "it was", "opened in, s", "MB read", "first delivery, s",
+                "messages in it", "MB read for it")  # fmt: skip
+
+
+def opening_rows(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """A row an end and engine, of what ``compare`` says in JSON."""
+    for kind, title in ENDS.items():
+        for name, told in engines.items():
+            for fault in told.get("faults", ()):
+                if fault["kind"] == kind and fault["opening"] is not None:
+                    yield (name, *_opening_row(title, fault["opening"]))
+
+
+def _opening_row(title: str, opening: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{opening['waiting']:,}"
+    yield title
+    yield f"{opening['open_s']:.2f}"
+    yield f"{opening['read_bytes'] / 1e6:,.0f}"
+    yield f"{opening['first_s']:.3f}"
+    yield f"{opening['first_messages']:,}"
+    yield f"{opening['first_read_bytes'] / 1e6:,.0f}"
+
+
+RACE_HEAD = ("engine", "messages", "put, thousand/s", "drained, thousand/s", "woken",
+             "by the time asked: P50 / P99", "wrong", "CPU, %", "private memory, MB",
+             "bytes on disk a message")  # fmt: skip
+
+
+def race_rows(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """A row an engine; of one that did not run, why."""
+    for name, told in engines.items():
+        if why := told.get("unavailable"):
+            yield (name, why, *[""] * (len(RACE_HEAD) - 2))
+            continue
+        late = told["lateness_ms"]
+        yield (
+            name,
+            f"{told['taken']:,}",
+            f"{told['put_per_second'] / 1e3:,.0f}",
+            f"{told['drain_per_second'] / 1e3:,.0f}",
+            f"{told['woken']:,}",
+            " / ".join(f"{late[each] / 1e3:,.1f} s" for each in ("p50", "p99")),
+            f"{told['early'] + told['missing'] + told['duplicates']:,}",
+            f"{told['cpu_percent']:.0f}",
+            f"{told['peak_private_bytes'] / 1e6:,.0f}",
+            f"{told['bytes_on_disk'] / told['taken']:,.0f}",
+        )
+
+
+_HOW = f"""Bodies of {_BODY_BYTES} bytes, put all at once, due evenly between {_LEAST_MS // 1_000} s
+and {_LONGEST_MS // 60_000} min later; slots of a second. By the virtual clock, so that nothing is
+waited for; a flush a second before each kill. Each was closed {_FIRST_END_MS // 1_000} s after the
+beginning, killed a minute later, and killed on a machine that is started again another minute
+later: from there on nothing is in the page cache but what was read since. The first delivery brings
+what is due at once, of a wheel the messages of a second, of the levels those of a minute."""
+
+
+def report_text(measured: Mapping[str, Any]) -> str:
+    """Everything for people."""
+    parts = [f"# Much that waits\n\n{facts_text(measured['facts'])}\n\n{_HOW}"]
+    for race_told in measured["races"]:
+        engines = race_told["engines"]
+        parts.append(f"## {race_told['messages']:,} messages")
+        parts.append(table(OPENING_HEAD, opening_rows(engines)))
+        parts.append(table(RACE_HEAD, race_rows(engines)))
+    return "\n\n".join(parts)
+
+
+def arguments() -> argparse.Namespace:
+    """How much of everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--directory", type=Path, help="where to work; 10 million need 16 GB")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    options = arguments()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        measured: dict[str, Any] = {"facts": facts(Path(name)), "races": []}
+        with keeping("waiting", measured, report_text, options.results):
+            for count in options.messages:
+                told: dict[str, Any] = {"messages": count, "engines": {}}
+                measured["races"].append(told)
+                for engine in _ENGINES:  # one by one: what was measured is kept when it is ended
+                    prewarm()
+                    told["engines"] |= figures(race(count, engine, Path(name)))["engines"]
+
+
+if __name__ == "__main__":
+    main()
