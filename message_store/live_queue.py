@@ -127,10 +127,11 @@ class LiveQueue:
         first = self.max_offset
         if not len(units):
             return first
-        stored = units.astype(QUEUE_UNIT.dtype)
+        stored = np.ascontiguousarray(units, QUEUE_UNIT.dtype)  # copied only where it has to be
         position = first * _UNIT_BYTES
         self._enter_file(position)
-        self.segments.write_at(position + _UNIT_BYTES, memoryview(stored[1:].tobytes()))
+        if len(stored) > 1:
+            self.segments.write_at(position + _UNIT_BYTES, stored[1:].view(np.uint8).data)
         self._enter_file(position)
         self._write_unit(stored[:1].tobytes(), position - self._file_start)
         self.max_offset = first + len(units)

@@ -55,10 +55,7 @@ class TimerIntake(ABC):
         self._queue = queue
         self._levels = store.levels
         self._broker_name = store.settings.broker_name
-        self._form = RecordForm(
-            closes_properties=store.dialect.closes_properties,
-            store_host=store.settings.store_host,
-        )
+        self._form = RecordForm.of(store.dialect, store.settings)
         self._intake = LiveIntake(store, TIMER_TOPIC, self._form)
         self._promise = to_slot_end(
             settings.precision_ms,
