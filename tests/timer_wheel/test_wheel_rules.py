@@ -209,6 +209,19 @@ def test_a_delete_marker_for_a_time_that_is_past_is_refused(store: WheelStore) -
         store.put(asking(TIMER_DELIVER_MS=str(START_MS), TIMER_DEL_UNIQKEY="K"))
 
 
+@pytest.mark.parametrize(
+    ("dialect", "longest"), [(Dialect.ROCKETMQ_4_9, 127), (Dialect.ROCKETMQ_5_5, 255)]
+)
+def test_a_retry_topic_is_no_longer_than_its_brokers_read(
+    make: Make, dialect: Dialect, longest: int
+) -> None:
+    store = make(dialect=dialect)
+    name = "%RETRY%".ljust(longest, "g")
+    store.schedule(Message(name, b""), AtMs(START_MS + 1_000))
+    with pytest.raises(BadFieldError, match="too long"):
+        store.schedule(Message(f"{name}g", b""), AtMs(START_MS + 1_000))
+
+
 # --- flow control ---------------------------------------------------------------------------------
 
 
