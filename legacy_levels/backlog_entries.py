@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the level queues and the log's tail hold from the offsets on, as columns."""
 
+import os
+from bisect import bisect_left
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from legacy_levels.level_queues import LevelQueue
 from legacy_levels.level_table import (
@@ -27,7 +31,7 @@ from legacy_levels.merge_kernel import (
 )
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
-from message_store.consume_queue import BoolArray
+from message_store.consume_queue import QUEUE_UNIT, BoolArray
 from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
 from message_store.raw_memory import address_of
@@ -113,12 +117,51 @@ def merged_entries(
         is_expired=np.empty(count, np.bool_),
         in_queue=np.ones(count, np.bool_),
     )
-    is_in_order = merge_queues(
-        facts, PLAUSIBLE_DUE_MS, np.empty(len(queues), np.int64), np.empty(len(queues), np.int64),
-        entries.commit_log_offset, entries.size_bytes, entries.level, entries.queue_offset,
-        entries.due_ms, entries.is_known.view(np.uint8), entries.is_expired.view(np.uint8),
-    )  # fmt: skip
-    return entries if is_in_order else None
+
+    def merge(piece: tuple[NDArray[np.int64], slice]) -> bool:
+        own, rows = piece
+        return merge_queues(
+            own, PLAUSIBLE_DUE_MS, np.empty(len(own), np.int64), np.empty(len(own), np.int64),
+            entries.commit_log_offset[rows], entries.size_bytes[rows], entries.level[rows],
+            entries.queue_offset[rows], entries.due_ms[rows], entries.is_known[rows].view(np.uint8),
+            entries.is_expired[rows].view(np.uint8),
+        )  # fmt: skip
+
+    return entries if all(side_by_side(merge, _pieces(queues, facts))) else None
+
+
+def _pieces(
+    queues: list[LevelQueue], facts: NDArray[np.int64]
+) -> list[tuple[NDArray[np.int64], slice]]:
+    """The queues of ``facts`` cut at the same places of the log, for as many kernels at a time: the
+    facts of each piece, and which rows of the columns it fills.
+
+    Each cut of a queue lies between two entries of which the one is before the place and the other
+    is not; so a row that is in order piece by piece is in order.
+    """
+    offsets = [queue.entries.units["commit_log_offset"] for queue in queues]
+    first, last = min(int(each[0]) for each in offsets), max(int(each[-1]) for each in offsets)
+    piece_count = len(os.sched_getaffinity(0))
+    places = [first + (last - first) * part // piece_count for part in range(1, piece_count)]
+    cuts = [
+        np.zeros(len(queues), np.int64),
+        *(np.array([bisect_left(each, place) for each in offsets], np.int64) for place in places),
+        facts[:, COUNT],
+    ]
+    if any((end < begin).any() for begin, end in pairwise(cuts)):  # not in order anyhow
+        cuts = [cuts[0], cuts[-1]]
+    pieces, row = [], 0
+    for begin, end in pairwise(cuts):
+        own = facts.copy()
+        own[:, UNITS] += begin * QUEUE_UNIT.size
+        own[:, DUE] += begin * np.dtype(np.int64).itemsize
+        own[:, [UNKNOWN, EXPIRED]] += begin[:, np.newaxis]
+        own[:, FIRST_OFFSET] += begin
+        own[:, COUNT] = end - begin
+        count = int(own[:, COUNT].sum())
+        pieces.append((own, slice(row, row + count)))
+        row += count
+    return pieces
 
 
 def sorted_entries(

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merging level queues is sorting their entries; queues that are not in order are not merged."""
 
+import os
+
 import attrs
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from message_store.delay_levels import DelayLevels
 NEWEST_MS = 1_793_000_000_000
 LOG_MIN = 5_000
 TABLE = DelayLevels.parse()
+CORES = st.integers(1, 5)
 NOTHING = LogNotes(np.zeros((0, 9), np.int64), 0)
 
 UNIT = st.tuples(
@@ -44,6 +48,13 @@ def queue_of(level: int, rows: list[tuple[int, int, int, bool]]) -> LevelQueue:
     )
 
 
+def merged_by(cores: int, queues: list[LevelQueue]) -> Entries | None:
+    """The queues merged in as many pieces as there are cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)))
+        return merged_entries(queues, TABLE, NEWEST_MS, LOG_MIN)
+
+
 def same(one: Entries, other: Entries) -> bool:
     """Whether all columns are equal, and of one type."""
     return all(
@@ -53,19 +64,19 @@ def same(one: Entries, other: Entries) -> bool:
     )
 
 
-@given(st.lists(st.lists(UNIT, min_size=1, max_size=12), min_size=1, max_size=18))
-def test_merging_is_sorting(columns: list[list[tuple[int, int, int, bool]]]) -> None:
+@given(st.lists(st.lists(UNIT, min_size=1, max_size=12), min_size=1, max_size=18), CORES)
+def test_merging_is_sorting(columns: list[list[tuple[int, int, int, bool]]], cores: int) -> None:
     queues = [queue_of(level, sorted(rows)) for level, rows in enumerate(columns, 1)]
-    merged = merged_entries(queues, TABLE, NEWEST_MS, LOG_MIN)
+    merged = merged_by(cores, queues)
     assert merged is not None
     expected = sorted_entries(tuple(queues), NOTHING, TABLE, newest_ms=NEWEST_MS, log_min=LOG_MIN)
     assert same(merged, expected)
 
 
-@given(st.lists(UNIT, min_size=2, max_size=12))
+@given(st.lists(UNIT, min_size=2, max_size=12), CORES)
 def test_a_queue_that_is_not_in_order_is_not_merged(
-    rows: list[tuple[int, int, int, bool]],
+    rows: list[tuple[int, int, int, bool]], cores: int
 ) -> None:
     offsets = [row[0] for row in rows]
-    merged = merged_entries([queue_of(3, rows)], TABLE, NEWEST_MS, LOG_MIN)
+    merged = merged_by(cores, [queue_of(3, rows), queue_of(4, sorted(rows))])
     assert (merged is None) == (offsets != sorted(offsets))
