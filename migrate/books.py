@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_backlog import LevelBacklog
+from legacy_levels.level_backlog import LevelBacklog, counts_by_level
 from message_store.consume_queue import QUEUE_UNIT
 from migrate.due_times import DueTimes
 from migrate.plan import Amendments, Plan
@@ -57,8 +57,8 @@ def open_before_ms(plan: Plan) -> int | None:
 
 
 def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
-    counts = np.bincount(values, minlength=max(levels, default=0) + 1)
-    return {level: int(counts[level]) for level in levels}
+    counts = counts_by_level(values, max(levels, default=0))
+    return {level: counts[level] for level in levels}
 
 
 def _level_reports(

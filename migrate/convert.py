@@ -270,7 +270,8 @@ class _Conversion:
     ) -> ConversionReport:
         clashes = config_clashes(self.sources.roots, topic_demands(receipts))
         report = self.sources.report(plan, amendments, receipts, seconds)
-        report = attrs.evolve(report, due=DueTimes.of(plan.due_ms))
+        if len(self.sources.roots) > 1:  # of one alone they are in its own report
+            report = attrs.evolve(report, due=DueTimes.of(plan.due_ms))
         warnings = (*report.warnings, *clashes, *disk_warnings(self.target.path))
         return attrs.evolve(report, warnings=warnings)
 

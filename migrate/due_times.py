@@ -43,16 +43,18 @@ class DueTimes:
         """The counts of these times; None for none."""
         if not len(due_ms):
             return None
-        seconds = due_ms // 1000
-        first, last = int(seconds.min()), int(seconds.max())
+        first, last = int(due_ms.min()) // 1000, int(due_ms.max()) // 1000
         step = bucket_seconds(first, last)
         begin = first // step * step
-        counts = np.bincount((seconds - begin) // step)
+        seconds = due_ms // 1000
         if last - first < _SECONDS_MAX:
-            each = np.bincount(seconds - first)
+            seconds -= begin
+            each = np.bincount(seconds)
+            counts = np.add.reduceat(each, np.arange(0, len(each), step))
             peak = int(each.argmax())
-            most, when_s = int(each[peak]), first + peak
+            most, when_s = int(each[peak]), begin + peak
         else:
+            counts = np.bincount((seconds - begin) // step)
             known, numbers = np.unique(seconds, return_counts=True)
             peak = int(numbers.argmax())
             most, when_s = int(numbers[peak]), int(known[peak])

@@ -63,20 +63,21 @@ def plan_log(
     ([0, 400, 1000], [(0, 2, 0, 800, 200, 0), (2, 3, 1000, 1400, 0, 0)])
     """
     ends = np.cumsum(sizes)
-    starts = ends - sizes
-    offsets = np.empty_like(starts)
-    rows: list[_Row] = []
+    files: list[tuple[int, int, int]] = []
     first, file_start = 0, 0
     while first < len(sizes):
-        packed_start = int(starts[first])
+        packed_start = int(ends[first] - sizes[first])
         room = file_bytes - END_OF_FILE_MIN_BYTES
         behind = int(np.searchsorted(ends, packed_start + room, side="right"))
-        shift = file_start - packed_start
-        np.add(starts[first:behind], shift, out=offsets[first:behind])
-        log_end = int(ends[behind - 1]) + shift
-        blank = file_start + file_bytes - log_end if behind < len(sizes) else 0
-        rows += _cut(offsets, first, behind, log_end, blank, part_bytes, source_ends)
+        files.append((first, behind, file_start - packed_start))
         first, file_start = behind, file_start + file_bytes
+    offsets = np.subtract(ends, sizes, out=ends)  # in its place: fresh memory is dear
+    rows: list[_Row] = []
+    for number, (first, behind, shift) in enumerate(files):
+        offsets[first:behind] += shift
+        log_end = int(offsets[behind - 1] + sizes[behind - 1])
+        blank = (number + 1) * file_bytes - log_end if behind < len(sizes) else 0
+        rows += _cut(offsets, first, behind, log_end, blank, part_bytes, source_ends)
     parts = np.empty(len(rows), PART.dtype)
     for name, column in zip(PART.dtype.names or (), zip(*rows, strict=True), strict=False):
         parts[name] = column

@@ -11,6 +11,7 @@ the plan is made again with them.
 import hashlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import Any, Protocol
 
@@ -142,14 +143,18 @@ def make_plan(
     source_sizes = backlog.size_bytes[which].astype(np.int32, copy=False)
     known = {**request, "amendments": attrs.asdict(amendments)}
     identity = _Identity(known, source_offsets, source_sizes, levels, due_ms)
-    placing = place(
-        due_ms,
-        now_ms=now_ms,
-        precision_ms=settings.precision_ms,
-        window_slots=settings.roll_window_slots,
-    )
-    sizes = _target_sizes(source_sizes, levels, settings, picked, amendments)
-    distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
+    with ThreadPoolExecutor(1, "plan-log") as beside:
+        log_planned = beside.submit(
+            _plan_log, source_sizes, levels, settings, picked, amendments, part_bytes, source_starts
+        )
+        placing = place(
+            due_ms,
+            now_ms=now_ms,
+            precision_ms=settings.precision_ms,
+            window_slots=settings.roll_window_slots,
+        )
+        distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
+        sizes, log = log_planned.result()
     return Plan(
         identity=identity.text(),
         now_ms=now_ms,
@@ -166,14 +171,29 @@ def make_plan(
         flags=placing.flags,
         distances=distances,
         slots=slots,
-        log=plan_log(
-            sizes,
-            file_bytes=settings.commit_log_file_bytes,
-            part_bytes=part_bytes,
-            source_ends=np.searchsorted(picked, source_starts[1:]).tolist(),
-        ),
+        log=log,
         engine=request.get("to", WHEEL),
     )
+
+
+def _plan_log(
+    source_sizes: NDArray[np.int32],
+    levels: NDArray[np.int16],
+    settings: TargetSettings,
+    picked: Int64Array,
+    amendments: Amendments,
+    part_bytes: int,
+    source_starts: Sequence[int],
+) -> tuple[Int64Array, LogPlan]:
+    """How long each record will be, and where it goes."""
+    sizes = _target_sizes(source_sizes, levels, settings, picked, amendments)
+    log = plan_log(
+        sizes,
+        file_bytes=settings.commit_log_file_bytes,
+        part_bytes=part_bytes,
+        source_ends=np.searchsorted(picked, source_starts[1:]).tolist(),
+    )
+    return sizes, log
 
 
 def _target_sizes(

@@ -17,10 +17,15 @@ from timer_wheel.wheel_math import Int64Array, floor_ms, needs_roll, out_ms
 OVERDUE_SLOTS = 3600
 """How many slots before now take what is overdue."""
 
+_BLOCK_ROWS = 1 << 16
+
 
 @attrs.frozen(eq=False)
 class Placing:
-    """Three arrays, one element a message, in the order in which the due times were given."""
+    """Three arrays, one element a message, in the order in which the due times were given.
+
+    ``slot_time_ms`` and ``out_ms`` are one array where nothing is overdue and nothing rolls.
+    """
 
     slot_time_ms: Int64Array
     flags: NDArray[np.int32]
@@ -34,13 +39,15 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
     and ``now_ms`` give the same slots. ``window_slots`` is the effective roll window.
     """
     write_time_ms = floor_ms(now_ms, precision_ms)
-    out = out_ms(due_ms, precision_ms)
-    slot_time_ms = out.copy()
+    out = _outs(due_ms, precision_ms)
     flags = np.full(len(due_ms), FLAG_DEFAULT, np.int32)
     if not len(out):
-        return Placing(slot_time_ms, flags, out)
+        return Placing(out, flags, out)
 
-    if needs_roll(int(out.max()), write_time_ms, precision_ms, window_slots):
+    is_overdue = int(out.min()) < write_time_ms
+    is_rolling = needs_roll(int(out.max()), write_time_ms, precision_ms, window_slots)
+    slot_time_ms = out.copy() if is_overdue or is_rolling else out
+    if is_rolling:
         rolled = np.flatnonzero(needs_roll(out, write_time_ms, precision_ms, window_slots))
         half = window_slots // 2
         first_ms = write_time_ms + half * precision_ms
@@ -48,7 +55,7 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
         slot_time_ms[rolled] = first_ms + slots * precision_ms
         flags[rolled] |= FLAG_ROLL
 
-    if int(out.min()) < write_time_ms:
+    if is_overdue:
         overdue = np.flatnonzero(out < write_time_ms)
         first_ms = write_time_ms - OVERDUE_SLOTS * precision_ms
         slots = _spread(due_ms[overdue], OVERDUE_SLOTS)
@@ -56,21 +63,37 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
     return Placing(slot_time_ms, flags, out)
 
 
+def _outs(due_ms: Int64Array, precision_ms: int) -> Int64Array:
+    """``out_ms`` of each, a block at a time: what is made on the way stays in a core's cache, where
+    whole arrays would take fresh memory, which costs more than the arithmetic.
+    """
+    outs = np.empty(len(due_ms), np.int64)
+    for begin in range(0, len(outs), _BLOCK_ROWS):
+        rows = slice(begin, begin + _BLOCK_ROWS)
+        outs[rows] = out_ms(due_ms[rows], precision_ms)
+    return outs
+
+
 def _spread(keys: Int64Array, slot_count: int) -> Int64Array:
     """For each element a slot in ``range(slot_count)``: evenly, in order of key, then of place."""
+    order = _stable_order(keys)
     ranks = np.arange(len(keys), dtype=np.int64)
+    ranks *= slot_count
+    ranks //= len(keys)
     slots = np.empty_like(ranks)
-    slots[_stable_order(keys)] = ranks * slot_count // len(keys)
+    slots[order] = ranks
     return slots
 
 
 def _stable_order(keys: Int64Array) -> Int64Array:
     """``argsort(kind="stable")``, four times faster where key and place fit one word."""
-    places = np.arange(len(keys), dtype=np.int64)
     place_bits = len(keys).bit_length()
     lowest = int(keys.min())
     if int(keys.max()) - lowest >= 1 << (63 - place_bits):
         return np.argsort(keys, kind="stable")
-    words = (keys - lowest) << place_bits | places
+    words = keys - lowest
+    words <<= place_bits
+    words |= np.arange(len(keys), dtype=np.int64)
     words.sort()
-    return words & ((1 << place_bits) - 1)
+    words &= (1 << place_bits) - 1
+    return words
