@@ -195,18 +195,22 @@ def conversion_table(results: Results) -> str:
 
 
 def conversion_pieces(results: Results) -> str:
-    """Where a conversion's time goes, and what the disk alone needs."""
+    """Where a conversion's time goes, what the disk alone needs, and the floor that both set: the
+    disk's time after the quickest plan, as a ratio to ``cp`` and ``sync``.
+    """
     rows = []
     for run in _conversions(results):
-        floor_s = run["convert"][-1]["target_bytes"] / results["convert"]["direct_bytes_per_s"]
+        disk_s = run["convert"][-1]["target_bytes"] / results["convert"]["direct_bytes_per_s"]
         middles = (
             statistics.median(each[name] for each in run["convert"])
             for name in ("plan", "write", "seal", "driver_cpu", "workers_cpu", "jvm_cpu")
         )
-        cells = (f"{each:.2f}" for each in (*middles, floor_s))
+        quickest_s = min(each["plan"] for each in run["convert"])
+        floor = (quickest_s + disk_s) / statistics.median(each["total"] for each in run["copy"])
+        cells = (f"{each:.2f}" for each in (*middles, disk_s, quickest_s, floor))
         rows.append((f"{run['messages']:,}", *cells))
     head = ("messages", "plan, s", "write, s", "seal, s", "driver, CPU s", "workers, CPU s",
-            "JVM, CPU s", "disk alone, s")  # fmt: skip
+            "JVM, CPU s", "disk alone, s", "quickest plan, s", "floor, ratio")  # fmt: skip
     return table(head, rows) if rows else f"The pieces of a conversion were {NOT_MEASURED}."
 
 
