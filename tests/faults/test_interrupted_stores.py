@@ -17,8 +17,16 @@ from message_store import live_store as live_store_module
 from message_store.errors import TargetError
 from message_store.live_queue import LiveQueue
 from message_store.store_root import StoreRoot
-from tests.faults.engines import ENGINES, SMALL, abandon, open_levels, open_wheel
+from tests.faults.engines import (
+    ENGINES,
+    SMALL,
+    abandon,
+    open_hierarchy,
+    open_levels,
+    open_wheel,
+)
 from tests.faults.full_disk import full_disk
+from timer_wheel.hierarchy.hands import WaitingMessages
 from timer_wheel.turning import Turning
 from timer_wheel.wheel_store import WheelStore
 
@@ -67,6 +75,41 @@ def test_an_interrupt_in_a_delivery_repeats_nothing(
     with opened(tmp_path / "store", clock) as again:
         again.advance(promised_ms + 60_000)
         assert [each.body for each in again.topic("orders").read(0, 0)] == [b"once"]
+
+
+@pytest.mark.parametrize("name", ["add", "_load", "_keep_fresh", "take_due", "written"])
+def test_an_interrupt_while_messages_are_moved_in_memory_neither_loses_nor_repeats_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What has left one place may not have come to the other: nothing of that is written."""
+    clock = ManualClock(START_MS)
+    store = open_hierarchy(tmp_path, clock)
+    bodies = [f"message {number}".encode() for number in range(6)]
+    for number, body in enumerate(bodies):
+        store.schedule(Message("orders", body), AfterMs([2_000, 5_000, 2 * HOUR_MS][number % 3]))
+        if number == 2:
+            store.flush()  # the first three stand in the database
+            store.advance(START_MS)
+    store.next_due_ms()  # and three in memory
+    store.schedule(Message("orders", b"in the queue"), AfterMs(1_000))
+    clock.tick(3_000)
+    done = getattr(WaitingMessages, name)
+
+    def do_and_stop(*given: Any) -> None:
+        done(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WaitingMessages, name, do_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush() if name == "written" else store.advance(clock.now_ms())
+    with pytest.raises(TargetError, match="open it again"):
+        store.schedule(Message("orders", b"later"), AfterMs(1_000))
+    store.close()
+    with open_hierarchy(tmp_path, clock) as again:
+        again.advance(clock.now_ms() + 3 * HOUR_MS)
+        found = [each.body for each in again.topic("orders").read(0, 0)]
+        assert sorted(found) == sorted([*bodies, b"in the queue"])
 
 
 @pytest.mark.parametrize("delay_ms", [1_000, 0, -1_500])

@@ -32,6 +32,10 @@ class HierarchyTurn:
 
     def turn(self, now_ms: int) -> LogDeliveries:
         """Deliver what is due at ``now_ms``. Raises TargetError when the disk refuses."""
+        with self._index.whole_or_broken():
+            return self._turn(now_ms)
+
+    def _turn(self, now_ms: int) -> LogDeliveries:
         index, waiting = self._index, self._index.waiting
         index.settle()
         second_ms = waiting.hands.second_ms

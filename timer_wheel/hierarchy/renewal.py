@@ -34,11 +34,10 @@ class Renewal:
         looked_lately = self._look_again_ms - LOOK_EVERY_MS <= now_ms < self._look_again_ms
         if looked_lately or self._index.is_writing:
             return
-        self._index.settle()
-        self._index.waiting.reach(now_ms)
-        end = self._end_of_old_files(now_ms)
-        with self._store.all_or_broken():
-            self._renew(end, now_ms)
+        with self._store.all_or_broken(), self._index.whole_or_broken():
+            self._index.settle()
+            self._index.waiting.reach(now_ms)
+            self._renew(self._end_of_old_files(now_ms), now_ms)
         in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
         keep_from = min(self._first_needed(), in_levels)
         if not self._store.clean(now_ms, keep_from, self._make_known):

@@ -7,13 +7,15 @@ and the log tell the rest to whoever opens the store after a kill.
 """
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
 from message_store.delay_store import Finding, Severity
-from message_store.errors import FormatError
+from message_store.errors import DelayStoreError, FormatError
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
@@ -66,12 +68,33 @@ class TimerIndex:
         self.is_writing = False
         self._written_log_end = state.log_end
 
+    @contextmanager
+    def whole_or_broken(self) -> Iterator[None]:
+        """Around what moves messages in memory from one place to another.
+
+        Stopped half way by what nobody foresees, Ctrl-C or no memory, some may be in neither place,
+        or in both: nothing more is taken, or written to the database, until the store is opened
+        again and finds them in the queue. What is refused in our own words has moved nothing.
+        """
+        try:
+            yield
+        except DelayStoreError:
+            raise
+        except BaseException:
+            self.store.log.break_off()
+            raise
+
     # --- from the queue ---------------------------------------------------------------------------
 
     def settle(self, only: Int64s | None = None) -> None:
         """Take in all that the queue holds; to wait, where that is told, ``only`` those whose
         records lie at these places of the log.
         """
+        if self.placed_end < self.queue.max_offset:
+            with self.whole_or_broken():
+                self._settle(only)
+
+    def _settle(self, only: Int64s | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
             # Retention takes entries only with their records, which all came after the index.
@@ -175,12 +198,13 @@ class TimerIndex:
 
     def written(self, batch: Batch) -> None:
         """The batch was written."""
-        self._written_log_end = batch.state.log_end
-        self.waiting.written(batch.writing)
-        self.marks.written(batch.marks)
-        if batch.ids_end is not None:
-            self.ids.written(batch.ids_end)
-        self.is_writing = False
+        with self.whole_or_broken():
+            self._written_log_end = batch.state.log_end
+            self.waiting.written(batch.writing)
+            self.marks.written(batch.marks)
+            if batch.ids_end is not None:
+                self.ids.written(batch.ids_end)
+            self.is_writing = False
 
     def relieve(self) -> None:
         """Let the database take what is in memory when it is much, or when the log has grown so
