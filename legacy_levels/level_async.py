@@ -89,17 +89,18 @@ class AsyncDelivery(LevelDelivery):
             return False
         puts: list[AsyncPut] = []
         kept = rows.of_part(chosen)
-        for part, mask in zip(parts, kept, strict=True):
-            puts += self._under_way[part.level].start(part.queue_offset[mask].tolist())
-        is_stored = True
+        is_stored = False
         try:
+            for part, mask in zip(parts, kept, strict=True):
+                puts += self._under_way[part.level].start(part.queue_offset[mask].tolist())
             self._answer = self.put(rows, np.flatnonzero(chosen), self._now_ms, self._answer)
+            is_stored = True
         except TargetError:
             if self._state.live.log.is_broken:  # sending again would not help
                 raise
-            is_stored = False
-        for put in puts:
-            self._finish(put, is_stored=is_stored)
+        finally:  # after Ctrl-C too: what runs for ever holds back all that follows
+            for put in puts:
+                self._finish(put, is_stored=is_stored)
         if is_stored:
             for part, mask in zip(parts, kept, strict=True):
                 scanner = self._state.scanners[part.level]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from legacy_levels import LevelStore, level_delivery
+from legacy_levels.level_rules import LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
 from message_store import live_store as live_store_module
@@ -110,6 +112,24 @@ def test_an_interrupt_while_messages_are_moved_in_memory_neither_loses_nor_repea
         again.advance(clock.now_ms() + 3 * HOUR_MS)
         found = [each.body for each in again.topic("orders").read(0, 0)]
         assert sorted(found) == sorted([*bodies, b"in the queue"])
+
+
+def test_what_an_interrupt_left_under_way_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asynchronous delivery starts nothing behind what never comes to an end."""
+    clock, rules = ManualClock(START_MS), LevelRules(async_delivery=True)
+    with LevelStore.open(tmp_path, clock=clock, settings=SMALL, rules=rules) as store:
+        store.schedule(Message("orders", b"first"), AfterMs(1_000))
+        clock.tick(1_000)
+        with monkeypatch.context() as patch:
+            patch.setattr(level_delivery, "redeliver", raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                store.advance(clock.now_ms())
+        store.schedule(Message("orders", b"second"), AfterMs(1_000))
+        clock.tick(1_000)
+        found = [each.message.body for each in store.advance(clock.now_ms())]
+        assert found == [b"first", b"second"]
 
 
 @pytest.mark.parametrize("delay_ms", [1_000, 0, -1_500])
