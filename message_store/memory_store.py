@@ -150,9 +150,11 @@ class MemoryStore(ClosedOnExit):
                 return due_ms
 
     def _place(self, entries: list[_Entry]) -> None:
-        for entry in entries:
+        # First what refuses a time that no handle can tell: nothing is kept then.
+        handles = [RecallHandle.parse(entry.receipt.handle) for entry in entries]
+        for entry, handle in zip(entries, handles, strict=True):
             self._waiting.add(entry)
-            self._entries[RecallHandle.parse(entry.receipt.handle)].append(entry)
+            self._entries[handle].append(entry)
             self._log_end += entry.size_bytes
 
     def advance(self, now_ms: int) -> MemoryDeliveries:

@@ -137,6 +137,13 @@ def test_what_an_engine_refuses_the_model_refuses_too(bad: Message) -> None:
     assert list(store.pending()) == []
 
 
+def test_what_no_handle_can_tell_is_refused_and_does_not_wait() -> None:
+    store = MemoryStore(ManualClock(1))
+    with pytest.raises(BadFieldError, match="64 bits"):
+        store.schedule(Message("orders", b""), AfterMs(2**63 - 1))
+    assert store.next_due_ms() is None
+
+
 class MemoryMachine(DelayStoreMachine):
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return MemoryStore(clock, promise=self.promise, levels=LEVELS)
