@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from cli_output import Output
     from message_store.engine_choice import EngineName
 
-MAX_MESSAGE_KEY = "maxMessageSize"
 _BROKER_CONF = "--broker-conf"
 _TARGET_CONF = "--target-conf"
 

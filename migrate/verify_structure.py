@@ -66,7 +66,7 @@ def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessag
     checkpoint = read_timer_checkpoint(root)
     slots = _read_slots(root, settings, checkpoint, problems)
     walk = _walk(slots, units)
-    problems += _walk_problems(walk, slots, units, settings.precision_ms)
+    problems += _walk_problems(walk, slots, units)
     problems += _checkpoint_problems(checkpoint, slots, units, len(queue), settings)
     entries = reached_entries(walk, slots.times_ms, units, queue)
     return ReachedMessages(entries, tuple(problems))
@@ -195,9 +195,7 @@ def _walk(slots: _Slots, units: TimerUnits) -> Walk:
     return walk_chains(np.where(last < 0, NOWHERE, last), previous)
 
 
-def _walk_problems(
-    walk: Walk, slots: _Slots, units: TimerUnits, precision_ms: int
-) -> Iterator[Problem]:
+def _walk_problems(walk: Walk, slots: _Slots, units: TimerUnits) -> Iterator[Problem]:
     positions = np.append(units.positions, NO_POSITION)
     reached_first = positions[np.where(walk.steps > 0, walk.first, -1)]
     tests = {
