@@ -52,6 +52,8 @@ _FIRST_READ_BYTES = 3_000 * QUEUE_UNIT.size
 _LARGEST_READ_BYTES = 200_000 * QUEUE_UNIT.size
 _LARGEST_GAP_BYTES = 1 << 30
 _FILES_SCANNED_FOR_THE_END = 3
+_LOST_PAGES_BYTES = 8_192
+"""At least so far behind the end it is looked for more: a page that was lost looks like an end."""
 
 
 @attrs.frozen(eq=False)
@@ -163,7 +165,9 @@ def _read_row(
             is_damaged |= not is_whole
             used_bytes = start + reader.file_bytes
         elif used_bytes == start:
-            used_bytes = start + _read_used_part(reader, segment, buffer[start:])
+            part_bytes, has_hole = _read_used_part(reader, segment, buffer[start:])
+            used_bytes = start + part_bytes
+            is_damaged |= has_hole
         else:
             is_damaged |= _has_first_unit(reader, segment)
     return used_bytes, is_damaged
@@ -214,8 +218,10 @@ def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArr
         ) from error
 
 
-def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) -> int:
-    """Fill ``view`` as far as the file's units are filled; returns how many bytes that is."""
+def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) -> tuple[int, bool]:
+    """Fill ``view`` as far as the file's units are filled; returns how many bytes that is, and
+    whether anything is written not far behind: nothing is, where no write was lost.
+    """
     is_last = segment == reader.segments[-1]
     room_bytes = segment.length_bytes if is_last else min(segment.length_bytes, reader.file_bytes)
     limit = room_bytes - room_bytes % QUEUE_UNIT.size
@@ -226,12 +232,27 @@ def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) ->
         units = _whole_units(piece[:count])
         empty = np.flatnonzero(~is_filled(units))
         if len(empty):
-            return done + int(empty[0]) * QUEUE_UNIT.size
+            used_bytes = int(empty[0]) * QUEUE_UNIT.size
+            rest = piece[used_bytes : units.nbytes]
+            has_more = bool(rest.any())
+            if not has_more and len(rest) < _LOST_PAGES_BYTES:
+                has_more = _is_used_at(reader, segment.start_offset + done + units.nbytes)
+            return done + used_bytes, has_more
         done += units.nbytes
         if units.nbytes < len(piece):
             break
         step = min(2 * step, _LARGEST_READ_BYTES)
-    return done
+    return done, False
+
+
+def _is_used_at(reader: SegmentReader, position: int) -> bool:
+    """Whether anything is written from here on, as far as a lost page or a few of them reach."""
+    piece = np.zeros(_LOST_PAGES_BYTES, np.uint8)
+    segment = reader.segment_at(position)
+    if segment is not None:
+        room_bytes = segment.start_offset + segment.length_bytes - position
+        reader.read_into(position, piece[: max(0, room_bytes)].data)
+    return bool(piece.any())
 
 
 def _has_first_unit(reader: SegmentReader, segment: Segment) -> bool:

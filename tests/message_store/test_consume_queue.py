@@ -139,6 +139,17 @@ def test_an_empty_unit_in_the_last_three_files_ends_the_queue_and_is_noticed(
     assert (entries.queue_max, entries.is_damaged) == (25, True)
 
 
+@pytest.mark.parametrize("bad", [bytes(20), b"\xff" * 20, bytes(4096)], ids=["0", "-1", "page"])
+@pytest.mark.parametrize("before", [3, 2_950])
+def test_an_empty_unit_with_others_behind_it_in_its_file_is_noticed(
+    tmp_path: Path, bad: bytes, before: int
+) -> None:
+    data = b"".join(map(unit, range(before))) + bad + unit(before)
+    (tmp_path / segment_name(0)).write_bytes(data.ljust(6_000_000, b"\0"))
+    entries = read_queue(tmp_path)
+    assert (entries.queue_max, entries.is_damaged) == (before, True)
+
+
 def test_an_empty_unit_before_the_last_three_files_stays_in_the_range(tmp_path: Path) -> None:
     units = [unit(number) for number in range(45)]
     units[7] = bytes(20)
