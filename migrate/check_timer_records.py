@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records that wait on the wheel: those that no broker finds, delivers, or delivers in time."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,18 +13,29 @@ from message_store.batch_codec import decode_batch
 from message_store.byte_column import ByteColumn
 from message_store.delay_store import Finding
 from message_store.errors import BadFieldError, FormatError
-from message_store.finding_rules import FindingRule, error, warning
+from message_store.finding_rules import FindingRule, error, info, warning
 from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
 from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
+from message_store.printable import printable, span
 from message_store.property_column import find_property_column
 from message_store.record_layout import PROPERTIES_MAX_BYTES
+from message_store.small_files import read_small_file
 from migrate.check_picture import Picture
-from migrate.record_facts import Tally, queue_problem, told_sizes, undeliverable, wheel_limit
+from migrate.record_facts import (
+    NAMED,
+    Tally,
+    encoded,
+    queue_problem,
+    told_sizes,
+    undeliverable,
+    wheel_limit,
+)
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, is_deliverable_topic
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from timer_wheel.pending_timers import PendingTimers
+from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.wheel_math import floor_ms
 
 _AGAIN = "convert the source again, or take the store from a backup"
@@ -72,6 +84,17 @@ PROPERTIES_FULL = error(
     "delivery adds properties, and a broker drops what is longer than a record can hold",
     "see who sends messages with so many properties",
 )
+MISCOUNTED = info(
+    "timermetrics-miscounts",
+    "it shows these numbers, and goes on counting from them, below zero too; deliveries do not"
+    " depend on them",
+    "nothing; on a stopped broker config/timermetrics and its .bak may be removed, to count anew",
+)
+CLOCK_AHEAD = info(
+    "producer-clock-ahead",
+    "where a client reckons by its own clock when a message is due, it is due that much later",
+    "set the clocks of these producers right",
+)
 
 RULES = (
     ELSEWHERE,
@@ -82,7 +105,12 @@ RULES = (
     OUT_MISSING,
     TOO_LARGE,
     PROPERTIES_FULL,
+    MISCOUNTED,
+    CLOCK_AHEAD,
 )
+
+CLOCKS_DIFFER_MS = 60_000
+"""What clocks that are looked after never differ by."""
 
 
 def check_timer_records(picture: Picture) -> Iterator[Finding]:
@@ -103,6 +131,9 @@ class _TimerRecords:
         if picture.is_hierarchical:  # its index says when, and not the slot of an out time
             self.is_final[:] = False
         self.read_bytes = wheel_limit(picture.broker.max_message_bytes)
+        self.topics: Counter[bytes] = Counter()
+        self.counts_all = True
+        self.born_ahead_ms = np.zeros(0, np.int64)
 
     def findings(self) -> Iterator[Finding]:
         rows = self.rows
@@ -111,6 +142,46 @@ class _TimerRecords:
             self._look_at(chunk)
         for rule, tally in self.tallies.items():
             yield rule.at("the wheel", tally.told())
+        if self.counts_all and not self.picture.is_hierarchical:
+            yield from self._miscounted()
+        if len(self.born_ahead_ms):
+            yield CLOCK_AHEAD.at(
+                "the wheel",
+                f"{len(self.born_ahead_ms):,} messages say that they were born after they were"
+                f" stored, by up to {span(int(self.born_ahead_ms.max()))}",
+            )
+
+    def _miscounted(self) -> Iterator[Finding]:
+        """What config/timermetrics counts otherwise than the wheel holds it."""
+        content = read_small_file(self.picture.root.config_file(TIMER_METRICS_NAME))
+        try:
+            told = decode_timer_metrics(content) if content else None
+        except FormatError:
+            return  # which check_metrics says
+        if told is None:
+            return
+        counted = {topic: row.count for topic, row in told.topics.items()}
+        right = {topic.decode("utf-8", "replace"): n for topic, n in self.topics.items()}
+        wrong = [
+            f"{counted.get(topic, 0):,} of {printable(topic)!r}, there are {right.get(topic, 0):,}"
+            for topic in sorted(counted.keys() | right.keys())
+            if counted.get(topic, 0) != right.get(topic, 0)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - NAMED:,} other topics" if len(wrong) > NAMED else ""
+            yield MISCOUNTED.at("config/timermetrics", f"{'; '.join(wrong[:NAMED])}{more}")
+
+    def _count(self, batch: StoredBatch, rows: NDArray[np.int64]) -> None:
+        """Add up what is on the wheel by topic, and whose birth lies after its storing."""
+        values, codes = encoded(find_property_column(batch.properties_text, names.REAL_TOPIC))
+        numbers = np.bincount(codes[self.rows.position[rows] >= 0], minlength=len(values))
+        self.topics.update(
+            {topic: n for topic, n in zip(values, numbers.tolist(), strict=True) if n}
+        )
+        ahead_ms = batch.born_timestamp_ms - batch.store_timestamp_ms
+        self.born_ahead_ms = np.concatenate(
+            [self.born_ahead_ms, ahead_ms[ahead_ms > CLOCKS_DIFFER_MS]]
+        )
 
     def _note(self, rule: FindingRule, row: int, what: str) -> None:
         rows = self.rows
@@ -135,10 +206,12 @@ class _TimerRecords:
         try:
             batch = decode_batch(data, places[there], check_crc=False)
         except FormatError:
+            self.counts_all = False
             for row in there.tolist():
                 self._look_at_one(data, chunk, row)
             return
         rows = chunk.first + there
+        self._count(batch, rows)
         for index in np.flatnonzero(self._is_odd(batch, rows)).tolist():
             self._look_at_message(batch.message(index), int(rows[index]))
 

@@ -85,6 +85,15 @@ def recalled(builder: WheelStoreBuilder) -> None:
     builder.place(builder.put(SOON_MS + 1000, deletes="TopicA+K1"), SOON_MS + 1000, flags=5)
 
 
+def born_tomorrow(builder: WheelStoreBuilder) -> None:
+    """The clock of the second message's producer is a day ahead."""
+    offset = builder.queue[1].commit_log_offset
+    record = builder.records[offset]
+    (stored_ms,) = struct.unpack_from(">q", record, 56)
+    born = struct.pack(">q", stored_ms + DAY_MS)
+    builder.records[offset] = record[:40] + born + record[48:]
+
+
 def blocked(builder: WheelStoreBuilder) -> None:
     builder.put(None)
     builder.put(SOON_MS)
@@ -232,6 +241,12 @@ CASES = [
         code="timermetrics-unreadable",
         make=then(then(wheel(), torn("timermetrics")), torn("timermetrics.bak")),
     ),
+    Case(
+        code="timermetrics-miscounts",
+        make=then(wheel(), torn("timermetrics", b'{"timingCount":{"TopicA":{"count":-2}}}')),
+        says="-2 of 'TopicA', there are 3",
+    ),
+    Case(code="producer-clock-ahead", make=wheel(born_tomorrow), says="1 messages say that"),
 ]
 """Everything about a wheel, and what a broker's settings do to one."""
 
