@@ -24,6 +24,7 @@ from timer_wheel.timer_log import NO_POSITION, TIMER_BLANK, TIMER_UNIT, blank_by
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import (
     COUNTS,
+    FLAGS,
     POSITION,
     ROW_COLUMNS,
     count_units,
@@ -209,9 +210,17 @@ class LiveTimerLog:
     def put_away(self, rows: TimerRows, past_ms: int) -> None:
         """Put units into a slot that is over, so that no reader takes them for what waits; by the
         mark of what was overdue a search of the log still comes upon them.
+
+        Nothing leads on from them: what they were hung on is of another slot.
         """
-        for position in rows.position.tolist():
-            self._overwrite(position, write_time_ms=past_ms, delay_ms=OVERDUE_MARK_MS)
+        for position, flags in zip(rows.position.tolist(), rows.table[FLAGS].tolist(), strict=True):
+            self._overwrite(
+                position,
+                previous_position=NO_POSITION,
+                magic=flags,
+                write_time_ms=past_ms,
+                delay_ms=OVERDUE_MARK_MS,
+            )
 
     def _overwrite(self, position: int, **values: int) -> None:
         """Write fields of a unit, which stand side by side, at once."""

@@ -340,6 +340,27 @@ def test_what_was_done_takes_no_slot_from_what_waits_a_round_later(tmp_path: Pat
     store.close()
 
 
+def test_what_was_put_away_leads_nowhere_when_time_passes_over_it_again(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    for key, due_ms in (("LATER", START_MS + 1_000), ("NOW", START_MS)):
+        store.schedule(Message("orders", b"", unique_key=key), AtMs(due_ms))
+    store.close()
+    store = open_store(tmp_path, clock)
+    assert keys(store.advance(START_MS)) == ["NOW"]
+    store.close()
+    clock.tick(-10_000)
+    store = open_store(tmp_path, clock)
+    store.schedule(Message("orders", b"", unique_key="BEFORE"), AfterMs(1_000))
+    assert keys(store.advance(clock.now_ms())) == []
+    store.flush()
+    store.abandon()
+    store = open_store(tmp_path, clock)
+    assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+    assert rest_of(store) == ["BEFORE", "LATER"]
+    store.close()
+
+
 def test_the_checkpoint_announces_units_before_they_are_there_and_counts_them_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
