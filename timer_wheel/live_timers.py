@@ -263,6 +263,18 @@ class LiveTimers:
             rows = rows.rows(~np.isin(rows.commit_log_offset, self.done))
         return rows
 
+    def are_waiting(self, rows: TimerRows) -> Bools:
+        """Which of these units wait: of slots that the hand has moved back over, only those that
+        were placed since.
+        """
+        hand_ms, slot_ms = self.wheel.hand_ms, rows.slot_time_ms
+        waits = (slot_ms >= hand_ms) & (slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms)
+        is_doubted = waits & (slot_ms < self._repeating_until_ms)
+        if is_doubted.any():
+            held, _ = self.log.walk(self.wheel, self.wheel.used_slots(self._repeating_until_ms))
+            waits &= ~is_doubted | np.isin(rows.position, held.position)
+        return waits & ~np.isin(rows.commit_log_offset, self.done)
+
     def due_rows(self, now_ms: int) -> TimerRows:
         """What lies in the slots that are over at a time, and in no earlier one."""
         return self.in_slots(self.wheel.used_slots(floor_ms(now_ms, self.precision_ms)))

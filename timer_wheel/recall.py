@@ -131,9 +131,8 @@ class Search:
         if not timers.has_rolled:
             return None
         rows = timers.log.find(self._topic_hash, _NO_SLOT, 0, flags=FLAG_ROLL)
-        rows = rows.rows(rows.is_roll & (rows.slot_time_ms >= timers.wheel.hand_ms))
-        rows = rows.rows(~np.isin(rows.commit_log_offset, timers.done))
-        return self._among(rows)
+        rows = rows.rows(rows.is_roll)
+        return self._among(rows.rows(timers.are_waiting(rows)))
 
     def past(self) -> Cancellation:
         """What became of a message that does not wait."""

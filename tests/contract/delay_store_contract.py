@@ -252,6 +252,17 @@ class DelayStoreContract:
         assert store.next_due_ms() == START_MS
         assert delivered_bodies(store.advance(START_MS)) == [b"body 0"]
 
+    def test_what_was_delivered_ahead_of_the_clock_is_not_taken_back_behind_it(
+        self, store: DelayStore
+    ) -> None:
+        receipt = store.schedule(message(0), AfterMs(100_000))
+        assert len(store.advance(START_MS)) == 0
+        assert delivered_bodies(store.advance(START_MS + 200_000)) == [b"body 0"]
+        store.schedule(message(1), AfterMs(5_000))
+        assert len(store.advance(START_MS + 1_000)) == 0
+        assert store.cancel(receipt) is Cancellation.ALREADY_DELIVERED
+        assert delivered_bodies(store.advance(START_MS + 200_000)) == [b"body 1"]
+
     def test_a_second_advance_delivers_nothing(self, store: DelayStore) -> None:
         promised_ms = store.schedule(message(1), AfterMs(5_000)).promised_ms
         assert len(store.advance(promised_ms)) == 1
