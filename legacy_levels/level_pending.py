@@ -59,9 +59,9 @@ def _of_level(
         for part in read_waiting(state.live.log, offsets, sizes):
             passes = np.ones(len(part.rows), np.bool_)
             if wanted.topic is not None:
-                passes &= equals(part.real_topic, wanted.topic.encode())
+                passes &= equals(part.real_topic, wanted.topic.encode(errors="surrogatepass"))
             if wanted.unique_key is not None:
-                passes &= equals(part.unique_key, wanted.unique_key.encode())
+                passes &= equals(part.unique_key, wanted.unique_key.encode(errors="surrogatepass"))
             found = []
             for row in np.flatnonzero(passes).tolist():
                 place = int(part.rows[row])

@@ -326,7 +326,7 @@ class LiveSegments:
         self._being_synced.append(note)
         files = sorted(note[0].intersection(self.starts))
         try:
-            descriptors = handles_of_its_own([self.descriptor(start) for start in files])
+            descriptors = handles_of_its_own(self.descriptor(start) for start in files)
         except OSError as error:
             raise self.error("synced", files[0], error) from error
         directories = tuple(sorted(note[1], key=lambda path: -len(path.parts)))

@@ -42,11 +42,13 @@ class Unsynced:
 
 
 def handles_of_its_own(descriptors: Iterable[int]) -> tuple[int, ...]:
-    """A second handle for each of these files. Raises OSError, and keeps none then."""
+    """A second handle for each of these files, made before the next is asked for: opening that may
+    close the one before. Raises OSError and what the asking raises, and keeps none then.
+    """
     copies: list[int] = []
     try:
-        copies.extend(os.dup(descriptor) for descriptor in descriptors)
-    except OSError:
+        copies.extend(map(os.dup, descriptors))
+    except BaseException:
         while copies:
             os.close(copies.pop())
         raise

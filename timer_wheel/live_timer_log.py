@@ -14,6 +14,7 @@ import numpy as np
 
 from message_store.byte_column import Int64s, int64s
 from message_store.errors import BadFieldError
+from message_store.java_numbers import LONG_MAX, LONG_MIN
 from message_store.layout import Layout
 from message_store.live_segments import LiveSegments
 from message_store.raw_memory import address_of
@@ -256,12 +257,13 @@ class LiveTimerLog:
         parts = [TimerRows.empty()]
         for file in self.files():
             address = self.segments.address_of_file(file.start)
-            last_ms = slot_time_ms + precision_ms - 1
+            first_ms = max(slot_time_ms, LONG_MIN)
+            last_ms = min(slot_time_ms + precision_ms - 1, LONG_MAX)
             room = 16
             while True:
                 found = np.zeros((ROW_COLUMNS, room), np.int64)
                 count = scan_units(
-                    address, file.count, file.start, is_any, wanted, slot_time_ms, last_ms, flags,
+                    address, file.count, file.start, is_any, wanted, first_ms, last_ms, flags,
                     found,
                 )  # fmt: skip
                 if count <= room:

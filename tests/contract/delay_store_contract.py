@@ -537,6 +537,17 @@ class DelayStoreContract:
             assert store.cancel(stranger.text()) is Cancellation.NEVER_EXISTED
         assert delivered_bodies(store.advance(START_MS + 600_000)) == [b"body 1"]
 
+    @pytest.mark.parametrize("due_ms", [-(2**63), -1, 0, 2**62, 2**63 - 1])
+    def test_a_handle_of_any_time_has_an_answer(self, store: DelayStore, due_ms: int) -> None:
+        handle = RecallHandle.parse(store.schedule(message(0), AfterMs(5_000)).handle)
+        other = attrs.evolve(handle, due_ms=due_ms)
+        assert store.cancel(other.text()) is Cancellation.NEVER_EXISTED
+
+    def test_text_that_no_record_can_hold_waits_nowhere(self, store: DelayStore) -> None:
+        store.schedule(message(0), AfterMs(5_000))
+        assert list(store.pending(topic="\udc80")) == []
+        assert list(store.pending(unique_key="\udc80")) == []
+
     def test_one_cancelled_key_leaves_the_same_key_elsewhere(self, store: DelayStore) -> None:
         elsewhere = store.schedule(message(1, topic="other"), AfterMs(60_000))
         later = store.schedule(message(1), AfterMs(90_000))

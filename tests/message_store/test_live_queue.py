@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from message_store import live_store
 from message_store.consume_queue import PRE_BLANK, QUEUE_UNIT, read_queue
 from message_store.errors import SourceError, TargetError
 from message_store.live_queue import NATIVE_UNIT, LiveQueue
@@ -315,3 +316,24 @@ def test_a_store_may_have_more_queues_than_a_process_has_handles(tmp_path: Path)
     assert len(again.queues()) == 450
     assert [message.body for message in again.topic("orders").read(17, 0)] == [b"y"]
     again.abandon()
+
+
+def test_every_file_is_synced_where_opening_one_closes_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_store, "_MAX_QUEUE_HANDLES", 2)
+    store = LiveStore.open(tmp_path / "store", settings=SMALL)
+    for number in (0, 1, 2):
+        queue = store.queue("orders", number)
+        queue.append(entries(0, 3 * queue.segments.file_bytes // QUEUE_UNIT.size))
+    synced = []
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    store.sync_queues()
+    written = (tmp_path / "store" / "consumequeue" / "orders").glob("*/*")
+    assert sorted(synced) == sorted(written)
+    monkeypatch.undo()
+    store.abandon()

@@ -25,7 +25,7 @@ _NONE = np.empty(0, NATIVE_ID)
 
 def id_of(unique_key: str) -> int:
     """The hash of a unique key, as the kernels tell it."""
-    content = np.frombuffer(unique_key.encode(), np.uint8)
+    content = np.frombuffer(unique_key.encode(errors="surrogatepass"), np.uint8)
     return int(np.uint64(hash_bytes(address_of(content), len(content), ID_SEED)).astype(np.int64))
 
 
