@@ -81,7 +81,7 @@ class TimerIntake(ABC):
         if promised_ms == now_ms:
             out = self._overdue_out_ms(now_ms)
         else:
-            require_kept(due_ms)
+            require_kept(due_ms, now_ms)
             out = promised_ms - self.settings.precision_ms
         if self._is_limited:
             self._refuse_congestion(out, now_ms)
@@ -146,7 +146,7 @@ class TimerIntake(ABC):
         """Raise UnsupportedDelayError, which names the row, where its time cannot be kept."""
         try:
             self._promise(due_ms, now_ms)
-            require_kept(due_ms)
+            require_kept(due_ms, now_ms)
         except UnsupportedDelayError as error:
             raise error.of_row(row) from None
 

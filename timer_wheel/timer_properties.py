@@ -97,7 +97,9 @@ LATEST_ADVANCE_MS = LATEST_MS + 2**61
 """Later than every promise; what is asked for beyond it would only overflow."""
 
 
-def require_kept(due_ms: int) -> None:
-    """Raise UnsupportedDelayError for a time that no record can hold."""
+def require_kept(due_ms: int, now_ms: int) -> None:
+    """Raise UnsupportedDelayError for a time that no record or no slot can hold."""
     if due_ms >= LATEST_MS:
         raise UnsupportedDelayError(f"{due_ms} is a time beyond all calendars")
+    if now_ms < 0:  # a slot of a time that is not positive counts as empty
+        raise UnsupportedDelayError(f"the clock says {now_ms}, and no wheel turns before 1970")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 
 from message_store import (
@@ -14,6 +15,7 @@ from message_store import (
     Cancellation,
     ManualClock,
     Message,
+    MessageBatch,
     Severity,
     StoredMessage,
     note_file,
@@ -30,7 +32,7 @@ from tests.independent.raw_files import (
     timer_units,
     wheel_slots,
 )
-from timer_wheel import WheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.wheel_intake import WheelIntake
 
 START_MS = 1_793_000_000_000
@@ -717,3 +719,17 @@ def test_what_could_not_be_delivered_is_told_also_by_whoever_opens_the_store_lat
     assert whole.commit_log_offset != bad.commit_log_offset
     store.close()
     assert make().check() == [told]
+
+
+@pytest.mark.parametrize("engine", [WheelStore, HierarchicalWheelStore])
+def test_a_clock_before_1970_is_refused_where_something_is_to_wait(
+    tmp_path: Path, engine: type[WheelStore | HierarchicalWheelStore]
+) -> None:
+    """A slot of such a time counts as empty: what is put there would be lost."""
+    with engine.open(tmp_path, clock=ManualClock(-5_000)) as store:
+        with pytest.raises(UnsupportedDelayError, match="1970"):
+            store.schedule(Message("orders", b""), AfterMs(1_000))
+        batch = MessageBatch.of([Message("orders", b"")])
+        with pytest.raises(UnsupportedDelayError, match="1970"):
+            store.schedule_batch(batch, np.array([-4_000], np.int64))
+        assert list(store.pending()) == []
