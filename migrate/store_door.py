@@ -105,7 +105,7 @@ class Door:
             )
         if self.engine != "levels":
             try:
-                require_kept(one.due_ms)
+                require_kept(one.due_ms, made.store_timestamp_ms)
             except DelayStoreError as error:
                 raise BadRecordError(str(error)) from error
 
