@@ -558,16 +558,20 @@ def interrupt(*_arguments: object, **_options: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_turn_that_is_interrupted_before_it_stored_anything_can_be_done_again(
+def test_a_turn_that_is_interrupted_before_it_stored_anything_is_done_after_an_opening(
     folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = opened(folder, clock)
+    put(store, 0, 20)
+    clock.tick(9_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(hierarchy_turn, "store_times_ms", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.advance(clock.now_ms())
+    with pytest.raises(TargetError, match="open it again"):
+        store.advance(clock.now_ms())
+    store.close()
     with opened(folder, clock) as store:
-        put(store, 0, 20)
-        clock.tick(9_000)
-        with monkeypatch.context() as patch:
-            patch.setattr(hierarchy_turn, "store_times_ms", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                store.advance(clock.now_ms())
         run_to_the_end(store, clock)
         assert consumed(store) == bodies(0, 20)
 
