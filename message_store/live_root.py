@@ -16,6 +16,7 @@ from message_store.segment_files import list_directories, list_segments
 from message_store.small_files import sync_directory
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from message_store.unfinished_change import refuse_unfinished_change
 
 Queues = dict[tuple[str, int], LiveQueue]
 """By topic and queue id."""
@@ -42,6 +43,7 @@ def refuse_unwritable(root: StoreRoot) -> None:
     except OSError as error:
         raise TargetError(f"{root.path}: cannot be written to: {error.strerror}") from error
     root.require_readable()
+    refuse_unfinished_change(root)
     for name, what in (
         ("consumequeue_ext", "extension units of consume queues (enableConsumeQueueExt)"),
         ("batchconsumequeue", "batch consume queues"),

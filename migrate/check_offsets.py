@@ -13,8 +13,9 @@ from message_store.delay_store import Finding
 from message_store.errors import FormatError
 from message_store.fastjson import Damage
 from message_store.finding_rules import error, info, warning
+from message_store.unfinished_change import DONE
 from migrate.check_picture import Picture
-from migrate.store_backup import DONE, changes_of
+from migrate.store_backup import changes_of
 
 _CHOOSE = (
     "stop the broker, compare the numbers, put the file of the better choice in the place of both;"

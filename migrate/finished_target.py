@@ -5,6 +5,7 @@ from pathlib import Path
 
 from message_store.errors import OptionsError, SourceError, TargetError
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import refuse_unfinished_change
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.staged_output import Staging
 
@@ -26,9 +27,12 @@ def told_unfinished(store: StoreRoot) -> str | None:
 
 
 def refuse_unfinished(store: StoreRoot) -> None:
-    """Raise SourceError for a target that ``told_unfinished`` has something to say of."""
+    """Raise SourceError for a target that ``told_unfinished`` has something to say of, and for a
+    store of which a change in place was stopped.
+    """
     if told := told_unfinished(store):
         raise SourceError(f"{store.path}: {told}")
+    refuse_unfinished_change(store)
 
 
 def require_pair(source: Path, target: Path) -> None:

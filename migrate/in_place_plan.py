@@ -21,6 +21,7 @@ from message_store.errors import (
 )
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import DONE
 from migrate.books import bad_records, conversion_report
 from migrate.disk_room import disk_warnings, free_bytes
 from migrate.in_place_checks import OwnWheel, check_wheel, file_sizes, read_ends
@@ -31,7 +32,7 @@ from migrate.report import ConversionReport, Seconds
 from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
 from migrate.source_warnings import source_warnings
-from migrate.store_backup import DONE, IN_PLACE, Ends, changes_of
+from migrate.store_backup import IN_PLACE, Ends, changes_of
 from migrate.timer_records import Int64Array, TimerRecords
 from migrate.write import Receipt
 from migrate.write_job import Progress

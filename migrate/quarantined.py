@@ -20,9 +20,9 @@ from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.small_files import PRIVATE_MODE, read_small_file, replace_file
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import BACKUP_PREFIX
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.quarantine import QUARANTINE_NAME, REASONS_NAME
-from migrate.store_backup import BACKUP_PREFIX
 
 NOTES_NAME = "put-back.json"
 _COUNTS = ("pending", "converted", "skipped", "quarantined")

@@ -24,6 +24,7 @@ from message_store.errors import (
 )
 from message_store.printable import shell_word
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import DONE as CHANGE_DONE
 from migrate.conversion_marker import (
     CONVERSION_NAME,
     log_fingerprint,
@@ -44,7 +45,6 @@ from migrate.store_backup import (
     put_offsets,
     unfinished_change,
 )
-from migrate.store_backup import DONE as CHANGE_DONE
 from migrate.store_owner import require_owner
 from migrate.undo_change import refuse_moved
 from migrate.verify_settings import ConversionSettings, read_settings

@@ -27,15 +27,14 @@ from message_store.small_files import (
     sync_directory,
 )
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import BACKUP_PREFIX, DONE, NOTE_NAME, UNDONE
 from migrate.staged_output import target_errors
 from migrate.store_owner import file_mode, give_away
 
-BACKUP_PREFIX = "backup-"
-NOTE_NAME = "change.json"
 NOTE_VERSION = 1
 
 IN_PLACE, RETIRE = "in-place", "retire"
-BEGUN, DONE, UNDOING, UNDONE = "begun", "done", "rolling back", "rolled back"
+BEGUN, UNDOING = "begun", "rolling back"
 
 OFFSETS = f"config/{OFFSETS_NAME}"
 OFFSETS_BACKUP = f"{OFFSETS}.bak"

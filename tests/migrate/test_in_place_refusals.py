@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from legacy_levels import LevelStore
+from message_store import ManualClock
 from message_store.errors import (
     DelayStoreError,
     OptionsError,
@@ -22,11 +24,15 @@ from message_store.errors import (
     UncleanStoreError,
     UnsupportedStoreError,
 )
+from message_store.unfinished_change import DONE
 from migrate.in_place import convert_in_place
+from migrate.pending import pending_messages
 from migrate.settings import TargetSettings
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
+from tests.migrate.check_store_cases import begun_change
 from tests.migrate.in_place_stores import ask, do, plan, tree
+from timer_wheel import HierarchicalWheelStore, WheelStore
 
 NOW_MS = T0 + 500
 
@@ -209,3 +215,18 @@ def test_a_wheel_of_another_precision(used: tuple[Path, int]) -> None:
     store, now_ms = used
     with pytest.raises(OptionsError, match="a precision of 1000 ms, not 100"):
         do(store, now_ms, settings=TargetSettings(precision_ms=100))
+
+
+def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path) -> None:
+    """Its messages may stand in the levels and on the wheel."""
+    change = begun_change(store)
+    before = tree(store)
+    for engine in (LevelStore, WheelStore, HierarchicalWheelStore):
+        with pytest.raises(SourceError, match=r"stopped in its middle.*rollback"):
+            engine.open(store, clock=ManualClock(NOW_MS))
+    with pytest.raises(SourceError, match="stopped in its middle"):
+        list(pending_messages(store, now_ms=NOW_MS))
+    assert tree(store) == before
+    change.write(DONE)
+    with LevelStore.open(store, clock=ManualClock(NOW_MS)) as opened:
+        assert len(list(opened.pending())) == 2
