@@ -8,7 +8,6 @@ from compare.results import EngineResult, RaceResults, WorkloadFacts
 
 _FAIR_FACTOR, _NO_TIME_MS = 2, 100
 _SAME_TIME, _SAME_SPEED = 0.05, 0.10
-_NO_TIME_MS = 100
 """Shares within which times, and speeds and costs, are as good as equal: one run is no proof."""
 
 

@@ -234,13 +234,10 @@ class VirtualRun:
             by_ms = fault.length_ms if fault.kind == CLOCK_FORWARD else -fault.length_ms
             self.clock.tick(by_ms)
             self.skew_ms += by_ms
-            answer = f"its clock leapt by {by_ms / 1_000:+,.0f} s"
+            self._tell(fault, f"its clock leapt by {by_ms / 1_000:+,.0f} s")
         else:
             self._open_again(fault.kind)
-            answer = _ANSWERS.get(fault.kind, "opened again")
-            self._tell(fault, answer, self._reopening)
-            return
-        self._tell(fault, answer)
+            self._tell(fault, _ANSWERS.get(fault.kind, "opened again"), self._reopening)
 
     def _tell(self, fault: Fault, answer: str, reopening: Reopening | None = None) -> None:
         self._told.append((fault, answer, reopening))

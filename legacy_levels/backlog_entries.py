@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that the level queues and the log's tail hold from the offsets on, as columns."""
 
-import os
 from bisect import bisect_left
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -36,7 +35,7 @@ from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
 from message_store.raw_memory import address_of
 from message_store.segment_files import SegmentReader
-from message_store.side_by_side import side_by_side
+from message_store.side_by_side import core_count, side_by_side
 
 Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 
@@ -141,7 +140,7 @@ def _pieces(
     """
     offsets = [queue.entries.units["commit_log_offset"] for queue in queues]
     first, last = min(int(each[0]) for each in offsets), max(int(each[-1]) for each in offsets)
-    piece_count = len(os.sched_getaffinity(0))
+    piece_count = core_count()
     places = [first + (last - first) * part // piece_count for part in range(1, piece_count)]
     cuts = [
         np.zeros(len(queues), np.int64),

@@ -12,6 +12,11 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+def core_count() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
     """The answers for all items, in their order, one thread a core; the first error is raised.
 
@@ -21,7 +26,7 @@ def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[
     [1, 3]
     """
     items = list(items)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "side-by-side") as threads:
+    with ThreadPoolExecutor(core_count(), "side-by-side") as threads:
         try:
             answers = threads.map(work, items)
         except RuntimeError:

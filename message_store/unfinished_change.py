@@ -18,8 +18,8 @@ DONE, UNDONE = "done", "rolled back"
 """What the note says of a change that is over."""
 
 
-def refuse_unfinished_change(root: StoreRoot) -> None:
-    """Raise SourceError for a store whose last change was stopped in its middle."""
+def told_unfinished_change(root: StoreRoot) -> str | None:
+    """What to say of a store of which a change was stopped in its middle."""
     for directory in list_directories(root.own):
         if not directory.name.startswith(BACKUP_PREFIX):
             continue
@@ -29,9 +29,16 @@ def refuse_unfinished_change(root: StoreRoot) -> None:
         try:
             state = json.loads(content)["state"]
         except (ValueError, KeyError, TypeError):
-            state = None
+            return f"{directory / NOTE_NAME}: cannot be read, so nobody knows how far a change came"
         if state not in (DONE, UNDONE):
-            raise SourceError(
+            return (
                 f"{directory}: a change of this store was stopped in its middle; finish it with the"
                 " command that began it, or undo it with `delaywheel rollback`"
             )
+    return None
+
+
+def refuse_unfinished_change(root: StoreRoot) -> None:
+    """Raise SourceError for a store that ``told_unfinished_change`` has something to say of."""
+    if told := told_unfinished_change(root):
+        raise SourceError(told)

@@ -24,6 +24,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.errors import FormatError, PlanError, SourceError
 from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import told_unfinished_change
 from migrate.finished_target import UNFINISHED
 from migrate.inspect_timers import inspect_timers
 from migrate.level_delays import tell_delays
@@ -105,7 +106,10 @@ class _Inspection:
         )
 
     def _note_state(self) -> None:
-        if not self.store.was_stopped_cleanly:
+        told = told_unfinished_change(self.store)
+        if told is not None:
+            self.problems.append(told)
+        elif not self.store.was_stopped_cleanly:
             self.problems.append(
                 f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
                 " started on this store repeats what the log shows as already delivered"

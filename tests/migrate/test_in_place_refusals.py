@@ -26,6 +26,7 @@ from message_store.errors import (
 )
 from message_store.unfinished_change import DONE
 from migrate.in_place import convert_in_place
+from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
 from migrate.settings import TargetSettings
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
@@ -226,6 +227,7 @@ def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path) -> None:
             engine.open(store, clock=ManualClock(NOW_MS))
     with pytest.raises(SourceError, match="stopped in its middle"):
         list(pending_messages(store, now_ms=NOW_MS))
+    assert "stopped in its middle" in inspect_store(store, now_ms=NOW_MS).problems[0]
     assert tree(store) == before
     change.write(DONE)
     with LevelStore.open(store, clock=ManualClock(NOW_MS)) as opened:
