@@ -219,12 +219,20 @@ def conversion_pieces(results: Results) -> str:
 
 def machine_table(results: Results) -> str:
     """What was run where and when; of a run that ended early, that it did."""
-    names = ("date", "cpu", "cores", "memory", "file system", "load before")
+    names = (
+        "date",
+        "cpu",
+        "cores",
+        "memory",
+        "file system",
+        "load before",
+        "a step of plain Python",
+    )
     rows = [
         (
             f"[{name}](../benchmarks/results/{name}.md)",
             _what_was_run(told),
-            *(told["facts"][each] for each in names),
+            *(told["facts"].get(each, "–") for each in names),
         )
         for name, told in results.items()
     ]
