@@ -209,7 +209,9 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
 
 @verb("delaywheel generate /tmp/levels --messages 1000000 --now 2026-01-02T03:04:05Z")
 @click.argument("store", type=STORE)
-@click.option("--messages", type=click.IntRange(min=0), required=True, help="How many messages.")
+@click.option(
+    "--messages", type=click.IntRange(0, 10**10), required=True, help="How many messages."
+)
 @generate_options
 @now_option("When the broker was stopped, as it were:")
 def generate(output: "Output", store: Path, now_ms: int, **recipe: Any) -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cli_text import add_row, count, new_table, size
 from message_store.delay_store import Severity
-from message_store.printable import iso_time, span, when
+from message_store.printable import counted, iso_time, span, when
 
 if TYPE_CHECKING:
     from migrate.check_store import CheckReport
@@ -40,7 +40,8 @@ def _load_lines(report: "CheckReport") -> Iterator[str]:
     if load is None or load.peak_ms is None:
         return
     yield (
-        f"{load.waiting:,} messages wait, {load.overdue:,} overdue; the most in one second:"
+        f"{counted(load.waiting, 'message waits', 'messages wait')}, {load.overdue:,} overdue;"
+        " the most in one second:"
         f" {load.peak_messages:,}, {when(load.peak_ms, report.now_ms)}"
     )
     if load.lateness_ms >= 1000:
@@ -65,8 +66,8 @@ def quarantine_lines(quarantine: "Quarantine", in_the_way: Mapping[str, str]) ->
         return
     put_back = len(quarantine.records) - len(quarantine.waiting)
     yield (
-        f"{quarantine.directory}: {len(quarantine.records):,} records were set aside,"
-        f" {put_back:,} of them put back"
+        f"{quarantine.directory}: {counted(len(quarantine.records), 'record was', 'records were')}"
+        f" set aside, {put_back:,} of them put back"
     )
     for record in quarantine.records:
         place = f"level {record.level}, queue offset {record.queue_offset}"
@@ -83,10 +84,11 @@ def quarantine_lines(quarantine: "Quarantine", in_the_way: Mapping[str, str]) ->
 
 def put_back_lines(report: "PutBackReport") -> Iterator[str]:
     """What goes back, or went."""
-    many = f"{len(report.put_back):,} records"
+    many = counted(len(report.put_back), "record")
+    was = "was" if len(report.put_back) == 1 else "were"
     yield {
         "planned": f"{report.store}: {many} would be put back into the {report.engine}",
-        "done": f"{report.store}: {many} were put back into the {report.engine}",
+        "done": f"{report.store}: {many} {was} put back into the {report.engine}",
     }.get(report.state, f"{report.store}: nothing to put back")
     for row in report.put_back:
         comes = row.due_ms if row.promised_ms is None else row.promised_ms

@@ -10,7 +10,7 @@ from compare.openings import opening_rows
 from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
 from compare.verdict import duration, verdict, when_due
 from message_store.delay_levels import format_delay
-from message_store.printable import iso_time
+from message_store.printable import counted, iso_time
 
 _ABSENT = "–"
 
@@ -23,8 +23,8 @@ def head_lines(results: RaceResults) -> Iterator[str]:
     source = f" of {facts.source}" if facts.source else ""
     pace = "all at once" if not facts.arrival_span_ms else f"within {_span(facts.arrival_span_ms)}"
     yield (
-        f"{facts.name}{source}: {facts.messages:,} messages of {size(facts.body_bytes)}, put"
-        f" {pace}, {when_due(facts, _span)}; {results.clock} clock, seed {facts.seed}"
+        f"{facts.name}{source}: {counted(facts.messages, 'message')} of {size(facts.body_bytes)},"
+        f" put {pace}, {when_due(facts, _span)}; {results.clock} clock, seed {facts.seed}"
     )
 
 
@@ -94,7 +94,7 @@ def tail_lines(results: RaceResults) -> Iterator[str]:
 
 
 def _difference_lines(found: FirstDifference) -> Iterator[str]:
-    yield f"first difference ({found.kind}; {found.messages:,} messages):"
+    yield f"first difference ({found.kind}; {counted(found.messages, 'message')}):"
     yield (
         f"  message {found.number} for {found.topic}, put at {iso_time(found.arrival_ms)},"
         f" asked for {iso_time(found.asked_ms)}"

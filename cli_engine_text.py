@@ -7,7 +7,7 @@ from cli_text import due_span, some
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Receipt
 from message_store.message import StoredMessage
-from message_store.printable import iso_time, when
+from message_store.printable import counted, iso_time, when
 from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
@@ -31,7 +31,7 @@ def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
         yield f"... and {len(receipts) - LISTED_RECEIPTS:,} more; --json prints every handle"
     promised_ms = [receipt.promised_ms for receipt in receipts]
     first_ms, last_ms = min(promised_ms, default=None), max(promised_ms, default=None)
-    yield f"{_messages(len(receipts))} stored{due_span(first_ms, last_ms, now_ms)}"
+    yield f"{counted(len(receipts), 'message')} stored{due_span(first_ms, last_ms, now_ms)}"
 
 
 def _exactly(time_ms: int, now_ms: int) -> str:
@@ -59,11 +59,7 @@ def ran_line(delivered: int, next_due_ms: int | None, now_ms: int, signal: str |
     left = (
         "nothing waits" if next_due_ms is None else f"the next is due {when(next_due_ms, now_ms)}"
     )
-    return f"{_messages(delivered)} delivered{ended}; {left}"
-
-
-def _messages(number: int) -> str:
-    return f"{number:,} message{'' if number == 1 else 's'}"
+    return f"{counted(delivered, 'message')} delivered{ended}; {left}"
 
 
 def message_line(message: StoredMessage, now_ms: int) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cli_text import add_row, count, new_table, refused_lines, title
 from message_store.errors import BadRecordsError
-from message_store.printable import printable, when
+from message_store.printable import counted, printable, when
 
 if TYPE_CHECKING:
     from migrate.fleet import FleetEntry
@@ -92,6 +92,7 @@ def fleet_next(entries: "Sequence[FleetEntry]") -> Iterator[str]:
     yield "  open each before the time in the table: later, a broker no longer reads what was"
     yield "  due first, or deletes the log by its age"
     if skipped := sum(report.total("skipped") for report in reports):
-        yield f"  {skipped:,} pending messages were left out on purpose and wait only in their"
-        yield "  sources: do not throw these away"
+        were = counted(skipped, "pending message was", "pending messages were")
+        yield f"  {were} left out on purpose: what is left out waits only"
+        yield "  in its source, do not throw that away"
     yield "  restarting an old broker would deliver its converted messages again"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from cli_text import count, level_name, quarantine_lines, size
-from message_store.printable import iso_time, shell_word, when
+from message_store.printable import counted, iso_time, shell_word, when
 
 if TYPE_CHECKING:
     from migrate.in_place_report import InPlaceReport
@@ -19,7 +19,7 @@ def in_place_head(report: "InPlaceReport") -> Iterator[str]:
     """What was, or would be, converted."""
     conversion = report.conversion
     converted, pending = conversion.total("converted"), conversion.total("pending")
-    what = f"{converted:,} of {pending:,} pending messages"
+    what = f"{converted:,} of {counted(pending, 'pending message')}"
     as_of = f"as of {iso_time(conversion.now_ms)}"
     yield {
         "planned": f"{conversion.source}: {what} would be converted in place, {as_of}",
@@ -79,8 +79,8 @@ def retirement_lines(report: "RetireReport") -> Iterator[str]:
     else:
         verb = "would move" if report.state == "planned" else "moved"
         yield (
-            f"{report.source}: {len(report.levels)} levels {verb} past {report.converted:,}"
-            f" messages that {report.target} has"
+            f"{report.source}: {counted(len(report.levels), 'level')} {verb} past"
+            f" {counted(report.converted, 'message')} that {report.target} has"
         )
     for level in report.levels:
         places = f"from {count(level.from_offset)} to {count(level.to_offset)}"
@@ -91,7 +91,8 @@ def retirement_lines(report: "RetireReport") -> Iterator[str]:
         ]
         yield f"offset of {level_name(level.level, level.delay_ms)}: {places} ({', '.join(more)})"
     for number, pending in sorted(report.stays.items()):
-        yield f"level {number} stays: {pending:,} messages that a broker still delivers from here"
+        left = counted(pending, "message")
+        yield f"level {number} stays: {left} that a broker still delivers from here"
     if report.backup is not None:
         yield f"the offsets as they were: {report.backup}"
     if report.state == "planned":
@@ -111,7 +112,8 @@ def rollback_lines(report: "RollbackReport") -> Iterator[str]:
     if report.log_to != report.log_from:
         yield f"commit log: ends at {count(report.log_from)} again, not at {count(report.log_to)}"
     yield (
-        f"{report.messages:,} messages wait in {len(report.offsets)} levels again, as before; the"
+        f"{counted(report.messages, 'message waits', 'messages wait')} in"
+        f" {counted(len(report.offsets), 'level')} again, as before; the"
         f" small files are those of {report.backup}"
     )
     if is_plan:

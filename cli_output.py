@@ -26,7 +26,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
 from message_store.errors import BadRecordsError, DelayStoreError
 from message_store.message import StoredMessage
-from message_store.printable import iso_time, printable, shell_word, when
+from message_store.printable import counted, iso_time, printable, shell_word, when
 from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
@@ -92,10 +92,10 @@ class Output(Printer):
         if found.timeline is not None:
             self._say_lines(text.timeline_lines(found.timeline, found.now_ms))
         names = [topic.name for topic in found.topics]
-        self._say(f"{len(names)} topics: {text.some(names, LISTED_TOPICS)}")
+        self._say(f"{counted(len(names), 'topic')}: {text.some(names, LISTED_TOPICS)}")
         for each in found.files:
             sizes = f"{text.size(each.size_bytes)}, {text.size(each.disk_bytes)} on disk"
-            self._say(f"  {each.name}: {each.files:,} files, {sizes}")
+            self._say(f"  {each.name}: {counted(each.files, 'file')}, {sizes}")
         for problem in found.problems:
             self.warn(problem)
 
@@ -249,10 +249,10 @@ class Output(Printer):
             return
         log = text.size(made.commit_log_bytes)
         delivered = sum(made.delivered_by_level.values())
-        waiting = f"{made.messages - delivered:,} messages wait"
-        self._say(f"{path}: {waiting} in {len(made.messages_by_level)} levels")
+        waiting = counted(made.messages - delivered, "message waits", "messages wait")
+        self._say(f"{path}: {waiting} in {counted(len(made.messages_by_level), 'level')}")
         if delivered:
-            self._say(f"{delivered:,} more were delivered before")
+            self._say(counted(delivered, "more was delivered before", "more were delivered before"))
         self._say(f"{log} of commit log{text.due_span(made.due_min_ms, made.due_max_ms, now_ms)}")
 
     def exported(self, report: "ExportReport") -> None:
@@ -262,7 +262,7 @@ class Output(Printer):
         if self.as_json:
             self._print_json(report.as_json())
         else:
-            self._say(f"{report.out}: {text.count(report.exported)} messages")
+            self._say(f"{report.out}: {counted(report.exported, 'message')}")
 
     def compared(self, results: "RaceResults") -> None:
         """``compare``."""

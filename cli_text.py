@@ -15,7 +15,7 @@ from rich.text import Text
 
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Pending
-from message_store.printable import iso_time, printable, shell_word, when
+from message_store.printable import counted, iso_time, printable, shell_word, when
 from migrate.report import COUNT_NAMES
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def due_span(due_min_ms: int | None, due_max_ms: int | None, now_ms: int) -> str
     """From when to when messages are due, to follow a comma."""
     if due_min_ms is None:
         return ""
+    if due_min_ms == due_max_ms:
+        return f", due {when(due_min_ms, now_ms)}"
     until = "" if due_max_ms is None else f" to {when(due_max_ms, now_ms)}"
     return f", due from {when(due_min_ms, now_ms)}{until}"
 
@@ -121,11 +123,11 @@ def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
             waiting,
             f"  {count(wheel.units)} in its index, in {slots}; {count(wheel.cancelled)} cancelled",
         ]
-    slots = f"{count(wheel.slots_used)} slots of {wheel.precision_ms} ms"
+    slots = f"{counted(wheel.slots_used, 'slot')} of {wheel.precision_ms} ms"
     others = f"{count(wheel.rolled)} will be placed again, {count(wheel.cancelled)} cancelled"
     return [
         waiting,
-        f"  {count(wheel.units)} units in {slots}; {others}",
+        f"  {counted(wheel.units, 'unit')} in {slots}; {others}",
     ]
 
 
@@ -142,7 +144,7 @@ def timeline_lines(timeline: "TimelineSummary", now_ms: int) -> list[str]:
     read = f"queue read up to {count(timeline.scan_offset)}"
     return [
         f"timeline in RocksDB: {waiting}{due}",
-        f"  {count(timeline.entries)} entries left, {delivered}; {read}",
+        f"  {counted(timeline.entries, 'entry', 'entries')} left, {delivered}; {read}",
     ]
 
 
@@ -164,9 +166,10 @@ def pending_line(message: Pending, now_ms: int) -> str:
 def conversion_head(report: "ConversionReport") -> list[str]:
     """What was converted, from where to where."""
     converted, pending = report.total("converted"), report.total("pending")
+    what = f"{converted:,} of {counted(pending, 'pending message')}"
     return [
         f"{report.source} -> {report.target}",
-        f"{converted:,} of {pending:,} pending messages converted, as of {iso_time(report.now_ms)}",
+        f"{what} converted, as of {iso_time(report.now_ms)}",
     ]
 
 
@@ -231,7 +234,8 @@ def refused_lines(records: "Sequence[BadRecord]") -> list[str]:
         return _listed(records)
     alike = Counter(re.sub(r"-?\d+", "N", record.reason) for record in records)
     reasons = [
-        f"{number:,} times: {reason}" for reason, number in alike.most_common(LISTED_REASONS)
+        f"{counted(number, 'time')}: {reason}"
+        for reason, number in alike.most_common(LISTED_REASONS)
     ]
     if more := len(alike) - len(reasons):
         reasons.append(f"and {more:,} other reasons")
@@ -258,8 +262,9 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
         lines.append(f"  open before {when(report.open_before_ms, clock_ms)}: later,")
         lines.append("  a broker no longer reads what was due first, or deletes the log by its age")
     if report.total("skipped"):
-        lines.append(f"  {report.total('skipped'):,} pending messages were left out on purpose and")
-        lines.append("  wait only in the source: do not throw it away")
+        were = "pending message was", "pending messages were"
+        lines.append(f"  {counted(report.total('skipped'), *were)} left out on purpose:")
+        lines.append("  what is left out waits only in the source, do not throw it away")
     lines.append("  restarting the old broker would deliver the converted messages again")
     return lines
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from compare.openings import side_by_side
 from compare.results import EngineResult, RaceResults, WorkloadFacts
+from message_store.printable import counted
 
 _FAIR_FACTOR, _NO_TIME_MS = 2, 100
 _SAME_TIME, _SAME_SPEED = 0.05, 0.10
@@ -49,13 +50,22 @@ def _soonest_open(ran: Sequence[EngineResult]) -> Iterator[str]:
                 took_ms = longest.setdefault(kind, {})
                 took_ms[engine.name] = max(took_ms.get(engine.name, 0), opening.open_s * 1_000)
     for kind, took_ms in longest.items():
-        (first, least_ms), *others = sorted(took_ms.items(), key=lambda one: one[1])
+        (first, least_ms), *others = ranked = sorted(took_ms.items(), key=lambda one: one[1])
         if not others or others[-1][1] < _NO_TIME_MS:
             continue
         told = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in others)
-        near = [name for name, each_ms in others if same_time(least_ms, each_ms)]
+        near = [name for name, each_ms in others if _as_soon(least_ms, each_ms)]
+        if len(near) == len(others):
+            told = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in ranked)
+            yield f"all are about as soon open again after a {kind}: {told}"
+            continue
         soon = f"as soon as {listed(near)}" if near else "soonest"
         yield f"{first} is {soon} open again after a {kind}: {duration(least_ms)} ({told})"
+
+
+def _as_soon(least_ms: float, other_ms: float) -> bool:
+    """Whether an opening is as good as the shortest; each was measured once."""
+    return other_ms <= least_ms * (1 + _SAME_SPEED) or same_time(least_ms, other_ms)
 
 
 def _took_nothing(engine: EngineResult) -> bool:
@@ -165,7 +175,7 @@ def _woken(ran: Sequence[EngineResult]) -> Iterator[str]:
     """Where engines had to get up for few messages, speeds are the price of getting up."""
     times = [engine.woken for engine in ran]
     if times and max(times) > _FAIR_FACTOR * min(times):
-        told = ", ".join(f"{engine.name} {engine.woken:,} times" for engine in ran)
+        told = ", ".join(f"{engine.name} {counted(engine.woken, 'time')}" for engine in ran)
         yield f"speeds hold the price of looking, too, and they did not look equally often: {told}"
 
 
@@ -196,13 +206,13 @@ def _not_taken(ran: Sequence[EngineResult]) -> Iterator[str]:
         total = engine.taken + engine.not_taken
         if _took_nothing(engine):
             yield (
-                f"{engine.name} took none of {total:,} messages: all were due later than it can"
-                " keep"
+                f"{engine.name} took none of {counted(total, 'message')}: all were due"
+                " later than it can keep"
             )
         elif engine.not_taken:
             yield (
-                f"{engine.name} took {engine.taken:,} of {total:,} messages: the others were due"
-                " later than it can keep"
+                f"{engine.name} took {engine.taken:,} of {counted(total, 'message')}: the others"
+                " were due later than it can keep"
             )
 
 

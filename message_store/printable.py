@@ -44,6 +44,17 @@ def _in_dollar_quotes(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
 
 
+def counted(number: int | None, one: str, many: str = "") -> str:
+    """A number, ? for one that is not known, with what it counts; ``many`` unless that is ``one``
+    with an s.
+
+    >>> counted(1, "message"), counted(2_000, "message waits", "messages wait")
+    ('1 message', '2,000 messages wait')
+    """
+    told = "?" if number is None else f"{number:,}"
+    return f"{told} {one if number == 1 else many or f'{one}s'}"
+
+
 def iso_time(time_ms: int) -> str:
     """A time in UTC, with milliseconds only where it has some.
 

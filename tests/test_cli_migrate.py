@@ -110,7 +110,7 @@ def test_retire_shows_a_plan_and_then_does_it(store: Path) -> None:
     planned = run("retire", store, "--converted-to", target)
     assert planned.exit_code == cli.DONE
     assert f"1 levels would move past 2 messages that {target} has" in planned.stdout
-    assert "level 5 stays: 1 messages that a broker still delivers" in planned.stdout
+    assert "level 5 stays: 1 message that a broker still delivers" in planned.stdout
     assert tree(store) == before
     told = json.loads(run("retire", store, "--converted-to", target, "--execute", "--json").stdout)
     assert (told["state"], told["converted"], told["stays"]) == ("done", 2, {"5": 1, "18": 1})

@@ -237,7 +237,7 @@ def bad_records(count: int) -> list[BadRecord]:
 def test_reasons_are_counted_before_the_first_records_are_listed() -> None:
     odd = BadRecord(5, 0, 7, "its topic is missing")
     lines = cli_text.refused_lines([odd, *bad_records(30)])
-    assert lines[:2] == ["30 times: checksum at N is wrong", "1 times: its topic is missing"]
+    assert lines[:2] == ["30 times: checksum at N is wrong", "1 time: its topic is missing"]
     listed = [line for line in lines if line.startswith("  level")]
     assert len(listed) == cli_text.LISTED_RECORDS
     assert lines[-1] == "  and 11 more (--json lists them all)"

@@ -137,7 +137,8 @@ def opened(name: str, *seconds: float) -> EngineResult:
     ("wheel", "sentence"),
     [
         ((2.0, 1.0), "levels is soonest open again after a kill: 1.2 s (wheel 2.0 s)"),
-        ((1.21, 0.1), "levels is as soon as wheel open again after a kill: 1.2 s (wheel 1.2 s)"),
+        ((1.21, 0.1), "all are about as soon open again after a kill: levels 1.2 s, wheel 1.2 s"),
+        ((1.31, 0.1), "all are about as soon open again after a kill: levels 1.2 s, wheel 1.3 s"),
     ],
 )
 def test_who_is_soonest_open_again_is_told_by_the_longest_opening(
