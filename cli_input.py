@@ -183,7 +183,7 @@ def said(
 generate_options = all_of(
     said(
         "--body-bytes",
-        click.IntRange(min=0),
+        click.IntRange(0, 256 << 20),
         200,
         "How long bodies are on average.",
     ),

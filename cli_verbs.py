@@ -70,7 +70,7 @@ _WHEN_STOPPED = {
     "retire": _GOES_ON,
     "rollback": _GOES_ON,
     "put-back": _GOES_ON,
-    "generate": "what is there is not a whole store: remove it and begin anew",
+    "generate": "what was made is removed again",
 }
 """What became of the work of a verb that was stopped in the middle."""
 

@@ -10,6 +10,7 @@ the number of messages.
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -96,12 +97,13 @@ def generate_level_store(
     out). ``dialect`` is ``4.9`` or ``5.x``: the ending of properties texts and the style of the
     configuration files.
 
+    What was made is removed again where that ends in an error, or is interrupted.
+
     Raises TargetError when ``path`` is not empty or the disk refuses, BadFieldError for a level
     that the table does not have or a message that no log file can hold.
     """
-    _make_empty_store(StoreRoot(path))
-    rng = np.random.default_rng(seed)
     root, delays = StoreRoot(path), DelayLevels.parse(level_table)
+    rng = np.random.default_rng(seed)
     delays_ms = {level: delays.delay_ms(level) for level in sorted(set(levels))}
     recipe = Recipe(
         shortest_body=body_bytes * (100 - body_spread_percent) // 100,
@@ -119,11 +121,12 @@ def generate_level_store(
     spans_ms = {level: delay_ms * 100 // share for level, delay_ms in delays_ms.items()}
     chunks = _chunks(recipe, rng, messages, spans_ms)
     file_bytes = commit_log_file_bytes, queue_file_bytes
-    with _StoreWriter(root, delays_ms, now_ms, *file_bytes) as writer:
-        _write_beside(chunks, writer)
-        made = writer.account()
-    _write_small_files(root, recipe, made, writer.last_stored_ms)
-    root.mark_stopped()
+    with _whole_or_nothing(root):
+        with _StoreWriter(root, delays_ms, now_ms, *file_bytes) as writer:
+            _write_beside(chunks, writer)
+            made = writer.account()
+        _write_small_files(root, recipe, made, writer.last_stored_ms)
+        root.mark_stopped()
     return made
 
 
@@ -220,15 +223,37 @@ class _StoreWriter:
             writer.close()
 
 
+@contextmanager
+def _whole_or_nothing(root: StoreRoot) -> Iterator[None]:
+    """Around the making of a store, in a directory that is new or empty; it is so again after an
+    error or an interrupt. Raises TargetError.
+    """
+    was_there = root.path.exists()
+    _require_empty(root.path)
+    try:
+        _make_empty_store(root)
+        yield
+    except BaseException:  # an interrupt as well: a half store is of no use to anybody
+        root.discard(keeps_directory=was_there)
+        raise
+
+
+def _require_empty(path: Path) -> None:
+    """Raise TargetError unless there is nothing, or an empty directory."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise TargetError(f"{path}: is a file, not a directory")
+        if path.exists() and any(path.iterdir()):
+            raise TargetError(f"{path}: not empty; a store is made in a directory of its own")
+    except OSError as error:
+        raise TargetError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def _make_empty_store(root: StoreRoot) -> None:
     """A store that counts as not stopped cleanly, so that what is half made looks like it."""
     path = root.path
     try:
-        if path.is_file():
-            raise TargetError(f"{path}: is a file, not a directory")
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise TargetError(f"{path}: not empty; a store is made in a directory of its own")
         root.mark_open(b"")
         root.commit_log.mkdir()
     except OSError as error:

@@ -6,6 +6,7 @@
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -241,6 +242,17 @@ class StoreRoot:
             sync_directory(self.path)
         except OSError as error:
             raise TargetError(f"{self.abort}: cannot be removed: {error.strerror}") from error
+
+    def discard(self, *, keeps_directory: bool) -> None:
+        """Take away all that is in it, as far as the disk allows: a store that was not finished."""
+        with suppress(OSError):
+            for entry in os.scandir(self.path):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
+            if not keeps_directory:
+                os.rmdir(self.path)
 
     def _held(self) -> StoreLockedError:
         """What to say of a lock that is held; brokers and delaywheel take the same one."""

@@ -493,6 +493,8 @@ def test_a_source_that_leads_elsewhere(
         (["convert", "S", "T", "--on-bad-record", "skip"], "'skip' is not one of"),
         (["generate", "S", "--messages", "1", "--levels", "0-3"], "levels 1 to 18"),
         (["generate", "S", "--messages", "1", "--levels", "a"], "is not like 1-18"),
+        (["generate", "S", "--messages", "9" * 20], "is not in the range"),
+        (["generate", "S", "--messages", "1", "--body-bytes", "9" * 11], "is not in the range"),
         (["conver"], "No such command 'conver'"),
     ],
 )

@@ -243,12 +243,36 @@ def test_no_messages_make_an_empty_store(tmp_path: Path) -> None:
     StoreRoot(tmp_path / "s").require_readable()
 
 
-def test_what_is_half_made_counts_as_not_stopped_cleanly(tmp_path: Path) -> None:
+def test_what_is_half_made_counts_as_not_stopped_cleanly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_root: StoreRoot, *, keeps_directory: bool) -> None:
+        """Nobody tidies up after a kill."""
+
+    monkeypatch.setattr(StoreRoot, "discard", killed)
     with pytest.raises(BadFieldError, match="larger than a log file"):
         make(tmp_path / "half", body_bytes=LOG_FILE_BYTES * 2)
     assert (tmp_path / "half/abort").exists()
     make(tmp_path / "whole")
     assert not (tmp_path / "whole/abort").exists()
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize("stops", [TargetError("no room"), KeyboardInterrupt(), MemoryError()])
+def test_what_was_not_finished_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool, stops: BaseException
+) -> None:
+    def fail(*_given: object) -> None:
+        raise stops
+
+    if was_there:
+        (tmp_path / "s").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("legacy_levels.generate._write_small_files", fail)
+        with pytest.raises(type(stops)):
+            make(tmp_path / "s", messages=10)
+    assert [path.name for path in tmp_path.rglob("*")] == (["s"] if was_there else [])
+    assert make(tmp_path / "s", messages=10).messages == 10
 
 
 def test_a_directory_in_use_is_left_alone(tmp_path: Path) -> None:
