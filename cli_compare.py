@@ -46,7 +46,7 @@ def compare(
     with loading(output):
         from compare.entrants import ENTRANTS
         from compare.race import Race, run_race
-        from compare.work_files import race_directory
+        from compare.work_files import left_behind, race_directory
     _require_engines(engines)
     if given["converted"] is None:
         _require_a_clock_for(engines, given["clock"])
@@ -56,6 +56,8 @@ def compare(
         from migrate.html_report import require_report_place
 
         require_report_place(report_file)
+    for left in left_behind(directory):
+        output.warn(f"{left}: left by a race that was killed; it can be removed")
     with (
         output.progress() as progress,
         race_directory(directory, keep) as place,

@@ -18,10 +18,11 @@ from cli_input import STORE, now_option
 from cli_message_flags import message_options, requested
 from cli_messages import levels_beyond, naming_lines, time_due_ms
 from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
-from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Handle, Time
+from cli_values import TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.clock import ManualClock
 from message_store.delay_store import Cancellation
+from message_store.durations import DURATION_FORMS
 from message_store.engine_choice import choose_engine
 from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store

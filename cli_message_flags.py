@@ -7,7 +7,8 @@ from typing import IO, Any
 import click
 
 from cli_messages import LINES, Request, due_of, requests_of
-from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Setting, Time
+from cli_values import TIME_FORMS, Duration, Setting, Time
+from message_store.durations import DURATION_FORMS
 from message_store.message import Message
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import attrs
 import click
 
-from cli_values import DURATION_FORMS, TIME_FORMS, Duration, Time
+from cli_values import TIME_FORMS, Duration, Time
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
+from message_store.durations import DURATION_FORMS
 from message_store.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
 from message_store.message import Message, StoredMessage
 

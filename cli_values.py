@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from message_store.delay_levels import DelayLevels
+from message_store.durations import DURATION_FORMS, parse_duration
 from message_store.errors import BadFieldError
 from message_store.recall_handle import RecallHandle
 
@@ -21,8 +22,6 @@ EPOCH_MS_MIN = 10**11
 """A smaller number of milliseconds is a time before March 1973: somebody meant seconds."""
 EPOCH_MS_DIGITS = 13
 """As many as milliseconds have until November 2286."""
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-DURATION_FORMS = "such as 90s, 1h30m, 250ms or 2d"
 TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 
@@ -64,10 +63,10 @@ class Duration(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The duration in milliseconds."""
-        if not re.fullmatch(r"([0-9]{1,12}(ms|[smhd]))+", value):
+        try:
+            return parse_duration(value)
+        except BadFieldError:
             self.fail(f"{value!r} is not a duration {DURATION_FORMS}", param, ctx)
-        parts = re.findall(r"([0-9]+)(ms|[smhd])", value)
-        return sum(int(number) * _UNIT_MS[unit] for number, unit in parts)
 
 
 class Handle(click.ParamType[str]):

@@ -5,6 +5,7 @@
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from compare.observation import (
     read_observation,
     write_observation,
 )
+from compare.parent_process import end_with
 from compare.virtual_run import VirtualRun
 from compare.wall_run import LEAD_MS, WallRun
 from compare.work_files import read_workload, remove
@@ -138,6 +140,7 @@ def run_in_process(
         "settings": attrs.asdict(settings),
         "store": str(store),
         "result": str(result),
+        "parent": os.getpid(),
     }
     command = [sys.executable, "-c", _PROGRAM, json.dumps(request)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -177,6 +180,7 @@ def main(request: str) -> None:
     """What the fresh process does. On stdout: a line of JSON now and then, how far it is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it tells it when to end
     given = json.loads(request)
+    end_with(given["parent"])
     faults = tuple(Fault(**fault) for fault in given["settings"].pop("faults"))
     settings = RaceSettings(**given["settings"], faults=faults)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from message_store.durations import DAY_MS, DURATION_FORMS, DURATION_PATTERN, parse_duration
 from message_store.errors import BadFieldError
 
 RESTART, KILL, REBOOT = "restart", "kill", "reboot"
@@ -17,8 +18,7 @@ _CALLS_INSIDE = 3_000
 _LASTING_NOTHING = (RESTART, KILL, REBOOT, KILL_INSIDE)
 _LATEST_DAYS, _LONGEST_DAYS = 3_650, 365
 
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_FORM = re.compile(r"([a-z-]+)@(\d{1,9})(ms|[smhd])(?:\+(\d{1,9})(ms|[smhd]))?")
+_FORM = re.compile(rf"([a-z-]+)@({DURATION_PATTERN})(?:\+({DURATION_PATTERN}))?")
 
 
 @attrs.frozen
@@ -49,21 +49,22 @@ class Fault:
         """
         found = _FORM.fullmatch(text)
         if found is None or found[1] not in KINDS:
-            expected = f"one of {', '.join(KINDS)}, then @ and when, such as kill@10m"
+            kinds = ", ".join(KINDS)
+            expected = f"one of {kinds}, then @ and when, {DURATION_FORMS}; kill@10m, for example"
             raise BadFieldError("no fault", expected=expected, found=repr(text))
-        at_ms = int(found[2]) * _UNIT_MS[found[3]]
-        if at_ms > _LATEST_DAYS * _UNIT_MS["d"]:
+        at_ms = parse_duration(found[2])
+        if at_ms > _LATEST_DAYS * DAY_MS:
             expected = f"at most {_LATEST_DAYS:,} days after the beginning"
             raise BadFieldError("a fault too late", expected=expected, found=repr(text))
-        if found[4] is None:
+        if found[3] is None:
             return cls(found[1], at_ms)
         if found[1] in _LASTING_NOTHING:
-            expected = f"{found[1]}@{found[2]}{found[3]}: it is over at once"
+            expected = f"{found[1]}@{found[2]}: it is over at once"
             raise BadFieldError(
                 f"a {found[1].partition('-')[0]} does not last", expected=expected, found=repr(text)
             )
-        length_ms = int(found[4]) * _UNIT_MS[found[5]]
-        if not 0 < length_ms <= _LONGEST_DAYS * _UNIT_MS["d"]:
+        length_ms = parse_duration(found[3])
+        if not 0 < length_ms <= _LONGEST_DAYS * DAY_MS:
             expected = f"a leap or a full disk of 1ms to {_LONGEST_DAYS}d"
             raise BadFieldError(
                 "a fault without a sensible length", expected=expected, found=repr(text)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
+from compare.parent_process import end_with
 from message_store.clock import SystemClock, stopwatch_s
 
 _PATIENCE_S = 20
@@ -21,6 +22,7 @@ def run_until_killed(work: Callable[[], object], call: int) -> None:
 
     A fork has no threads but this one: should it wait for another, it is killed where it waits.
     """
+    parent = os.getpid()
     child = os.fork()
     if child:
         clock, started = SystemClock(), stopwatch_s()
@@ -29,6 +31,7 @@ def run_until_killed(work: Callable[[], object], call: int) -> None:
                 os.kill(child, signal.SIGKILL)
             clock.sleep_ms(1)
         return
+    end_with(parent)
     left = call
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:

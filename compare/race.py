@@ -21,7 +21,8 @@ from message_store.errors import DelayStoreError, SourceError, TargetError
 
 _RECORD_BESIDES_BODY_BYTES = 350
 _BESIDES_BYTES = 20 + 20 + 53
-_STORE_BYTES = 256 << 20
+_STORE_BYTES = 96 << 20
+"""The slots of a wheel that are all in use, an index and its log, RocketMQ's own logs."""
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
@@ -121,13 +122,13 @@ def _with_deliveries(seen: Observation, store: Path, workload: Workload) -> Obse
 
 
 def needed_bytes(race: Race) -> int:
-    """What the stores take on the disk at most: each message twice, and what belongs to it."""
+    """What the stores take on the disk at most: each message twice, and what belongs to it.
+
+    Files of a log are as long as the broker's from the beginning, but take only what is written.
+    """
     sizes = race.workload.body_bytes
     each = 2 * (int(sizes.sum()) + len(sizes) * _RECORD_BESIDES_BODY_BYTES)
-    # A log file is allocated as a whole, and the next one ahead.
-    one = (
-        each + len(sizes) * _BESIDES_BYTES + _STORE_BYTES + 2 * race.settings.commit_log_file_bytes
-    )
+    one = each + len(sizes) * _BESIDES_BYTES + _STORE_BYTES
     return one * (len(race.engines) * race.repeat if race.keeps_stores else 1)
 
 
@@ -136,9 +137,13 @@ def require_room(race: Race) -> None:
     needed, free = needed_bytes(race), free_bytes(race.directory)
     if needed > free:
         raise TargetError(
-            f"{race.directory}: {needed / 2**30:,.1f} GiB are needed and {free / 2**30:,.1f} GiB"
-            " are free; choose another place with --directory, or fewer messages"
+            f"{race.directory}: {_mib(needed)} are needed and {_mib(free)} are free; choose another"
+            " place with --directory, or fewer messages"
         )
+
+
+def _mib(length: int) -> str:
+    return f"{-(-length >> 20):,} MiB"
 
 
 def machine_facts() -> dict[str, str]:

@@ -5,6 +5,7 @@ what the system says about a process.
 Nothing here is part of a store, and all of it is gone when the race is over.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from compare.workload import Workload
 from message_store.errors import TargetError
 
 WORKLOAD_FILE = "workload.npz"
+_RACE_PREFIX = "delaywheel-race-"
 _BLOCK_UNIT_BYTES = 512
 _KIB = 1_024
 
@@ -41,13 +43,42 @@ def race_directory(above: Path | None, keep: Path | None) -> Iterator[Path]:
                 raise TargetError(f"{keep}: is not empty")
             yield keep
             return
-        made = Path(tempfile.mkdtemp(prefix="delaywheel-race-", dir=above))
+        made = Path(tempfile.mkdtemp(prefix=_RACE_PREFIX, dir=above))
+        held = _held(made)
     except OSError as error:
         raise TargetError(f"{keep or above}: cannot be written: {error.strerror}") from error
     try:
         yield made
     finally:
         remove(made)
+        if held is not None:
+            os.close(held)
+
+
+def left_behind(above: Path | None) -> list[Path]:
+    """Directories of races that were killed, below ``above`` (unless given where temporary files
+    go): nobody works there any more.
+    """
+    found = []
+    with suppress(OSError):
+        for path in sorted((above or Path(tempfile.gettempdir())).glob(f"{_RACE_PREFIX}*")):
+            with suppress(OSError):
+                held = _held(path)
+                if held is not None:
+                    found.append(path)
+                    os.close(held)
+    return found
+
+
+def _held(directory: Path) -> int | None:
+    """The directory, locked until it is closed; None where a race holds it. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def remove(directory: Path) -> None:

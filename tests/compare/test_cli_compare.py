@@ -260,3 +260,12 @@ def test_a_race_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: sign
     assert process.wait(30) == 130
     process.stderr.close()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_a_killed_race_left_is_named(tmp_path: Path) -> None:
+    left = tmp_path / "delaywheel-race-killed"
+    left.mkdir()
+    ended = small("--engines", "memory", "--directory", str(tmp_path))
+    assert ended.exit_code == 0, ended.output
+    assert f"{left}: left by a race that was killed; it can be removed" in ended.stderr

@@ -12,7 +12,7 @@ from compare.engine_process import EngineFailedError, run_engine, run_in_process
 from compare.engines import ENGINES, Engine
 from compare.faults import Fault, random_faults
 from compare.observation import RaceSettings
-from compare.race import Race, no_progress, require_room
+from compare.race import Race, needed_bytes, no_progress, require_room
 from compare.verdict import verdict
 from compare.workload import Workload
 from compare.workloads import MADE_UP
@@ -175,6 +175,13 @@ def test_a_race_that_does_not_fit_the_disk_does_not_begin(tmp_path: Path) -> Non
     wanted = Race(workload=vast, engines=["levels"], settings=EXACT, directory=tmp_path)
     with pytest.raises(TargetError, match="are needed and"):
         require_room(wanted)
+
+
+def test_a_small_race_asks_for_little_room(tmp_path: Path) -> None:
+    few = attrs.evolve(small("burst"), body_bytes=np.full(200, 1_024))
+    wanted = Race(workload=few, engines=["levels", "wheel"], settings=EXACT, directory=tmp_path)
+    assert needed_bytes(wanted) < 128 << 20
+    assert needed_bytes(attrs.evolve(wanted, keeps_stores=True)) > needed_bytes(wanted)
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -369,6 +376,8 @@ def test_an_engine_that_sleeps_delivers_what_is_overdue_when_it_wakes(tmp_path: 
         ("disk-full@250ms+1s", Fault("disk-full", 250, 1_000)),
         ("restart@2h", Fault("restart", 7_200_000)),
         ("reboot@1d", Fault("reboot", 86_400_000)),
+        ("kill@2h30m", Fault("kill", 9_000_000)),
+        ("clock-back@1h30m+1m30s", Fault("clock-back", 5_400_000, 90_000)),
     ],
 )
 def test_a_fault_is_read_as_it_is_written(text: str, fault: Fault) -> None:

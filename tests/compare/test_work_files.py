@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compare.work_files import forget_pages, read_from_disk_bytes
+from compare.work_files import (
+    forget_pages,
+    left_behind,
+    race_directory,
+    read_from_disk_bytes,
+)
 from message_store.errors import TargetError
 
 LENGTH = 4 << 20
@@ -57,3 +62,14 @@ def test_a_system_without_an_account_of_reads_has_read_nothing(
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert read_from_disk_bytes() == 0
+
+
+def test_only_what_nobody_works_in_was_left_behind(tmp_path: Path) -> None:
+    left = tmp_path / "delaywheel-race-killed"
+    left.mkdir()
+    (tmp_path / "of-somebody-else").mkdir()
+    with race_directory(tmp_path, None) as place:
+        assert place.is_dir()
+        assert left_behind(tmp_path) == [left]
+    assert not place.exists()
+    assert left_behind(tmp_path / "nowhere") == []
