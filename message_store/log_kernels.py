@@ -173,6 +173,15 @@ def store_time_at(record: int) -> int:
     return load_i64(record + AT_STORE_TIME + extra)  # type: ignore[no-any-return]
 
 
+@inline_kernel
+def prepared_offset_at(record: int) -> int:
+    """The prepared transaction offset in the head of a record."""
+    sys_flag = load_i32(record + AT_SYS_FLAG)
+    extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    extra += IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    return load_i64(record + AT_PREPARED + extra)  # type: ignore[no-any-return]
+
+
 @kernel("int64(int64, int64, int64)")
 def find_record_head(buffer: int, length: int, base: int) -> int:
     """The first place in a buffer where a head names its own offset in the log; -1 for none."""

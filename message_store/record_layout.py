@@ -70,7 +70,9 @@ def _head(name: str, born_ip: str, store_ip: str) -> Layout:
             Field("store_port", "i32", "port of the broker"),
             Field("reconsume_times", "i32", "how often a consumer gave it back"),
             Field(
-                "prepared_transaction_offset", "i64", "log offset of the half message; 0 for most"
+                "prepared_transaction_offset",
+                "i64",
+                "log offset of the half message; negative in our rolled copies; 0 for most",
             ),
         ),
     )

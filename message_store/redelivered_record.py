@@ -162,6 +162,7 @@ def redelivered(
     position: int,
     store_ms: int,
     suffix: bytes = b"",
+    prepared_offset: int = 0,
 ) -> bytes:
     """The record that takes ``message`` on, at ``position`` of the log.
 
@@ -181,7 +182,7 @@ def redelivered(
             queue_offset=queue_offset,
             commit_log_offset=position,
             store_timestamp_ms=store_ms,
-            prepared_transaction_offset=0,
+            prepared_transaction_offset=prepared_offset,
             properties_text=redelivered_properties(message.properties_text, how, suffix),
         )
     )

@@ -83,17 +83,20 @@ def redeliver(
     how: Rewrite,
     *,
     suffixes: ByteColumn | None = None,
+    prepared_offsets: Int64s | None = None,
     store_ms: int,
 ) -> Redelivered:
     """Append the successors of the records at these places of the log, in row order, and their
     queue units.
 
     All are appended or, if it fails or the process is killed, none. ``suffixes`` are ready
-    properties to add, each closed by 0x02. What is missing, damaged or can go nowhere comes back in
+    properties to add, each closed by 0x02, ``prepared_offsets`` the prepared transaction offset of
+    each, or none for 0. What is missing, damaged or can go nowhere comes back in
     ``bad``. A store of 4.9 takes no long topics, whatever ``how`` says. Raises TargetError when the
     disk refuses.
     """
-    given = store, int64s(offsets), int64s(sizes), how, suffixes, store_ms
+    prepared = int64s([]) if prepared_offsets is None else int64s(prepared_offsets)
+    given = store, int64s(offsets), int64s(sizes), how, suffixes, prepared, store_ms
     with store.reading():
         try:
             return _Work(*given).run()
@@ -123,6 +126,7 @@ class _Work:
         sizes: Int64s,
         how: Rewrite,
         suffixes: ByteColumn | None,
+        prepared_offsets: Int64s,
         store_ms: int,
         *,
         doubts_bodies: bool = False,
@@ -134,8 +138,9 @@ class _Work:
         self.how = attrs.evolve(how, takes_long_topics=takes_long)
         self.offsets, self.sizes = offsets, sizes
         self.suffixes = ByteColumn.repeat(None, count) if suffixes is None else suffixes
-        if not len(sizes) == len(self.suffixes) == count:
-            raise ValueError("offsets, sizes and suffixes differ in length")
+        self.prepared_offsets = prepared_offsets
+        if not len(sizes) == len(self.suffixes) == count or len(prepared_offsets) not in (0, count):
+            raise ValueError("offsets, sizes, suffixes and prepared offsets differ in length")
         self.addresses = record_addresses(self.log, offsets, sizes)
         self.found = np.zeros((FOUND_COLUMNS, count), np.int64)
         self.table = DestinationTable()
@@ -227,6 +232,7 @@ class _Work:
             position=position,
             store_ms=self.store_ms,
             suffix=self.suffixes[row],
+            prepared_offset=int(self.prepared_offsets[row]) if len(self.prepared_offsets) else 0,
         )
 
     def append(self) -> Redelivered:
@@ -269,6 +275,8 @@ class _Work:
             self.addresses[rows], self.offsets[rows], self.sizes[rows],
         )  # fmt: skip
         self.suffixes = self.suffixes.take(rows)
+        if len(self.prepared_offsets):
+            self.prepared_offsets = self.prepared_offsets[rows]
         return rows
 
     def _filler(self, queue_offsets: Int64s) -> Callable[[slice, Int64s, int], None]:
@@ -279,7 +287,7 @@ class _Work:
         def fill(rows: slice, positions: Int64s, target: int) -> None:
             damaged = fill_records(
                 self.addresses, self.sizes, self.found, self.dropped, self.table.rows,
-                queue_offsets, positions, suffix_block, self.suffixes.starts,
+                queue_offsets, positions, self.prepared_offsets, suffix_block, self.suffixes.starts,
                 self.suffixes.lengths, self.store_ms, rows.start, rows.stop, target,
             )  # fmt: skip
             if damaged >= 0:

@@ -226,7 +226,9 @@ def fill_units(
 
 
 @inline_kernel
-def _fill_head(out: int, queue_id: int, queue_offset: int, position: int, store_ms: int) -> None:
+def _fill_head(
+    out: int, queue_id: int, queue_offset: int, position: int, store_ms: int, prepared_offset: int
+) -> None:
     """What changes in a head that was copied, but for its length and version."""
     sys_flag = load_i32(out + AT_SYS_FLAG)
     born_extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
@@ -235,22 +237,23 @@ def _fill_head(out: int, queue_id: int, queue_offset: int, position: int, store_
     store_i64(out + AT_QUEUE_OFFSET, queue_offset)
     store_i64(out + AT_LOG_OFFSET, position)
     store_i64(out + AT_STORE_TIME + born_extra, store_ms)
-    store_i64(out + AT_PREPARED + born_extra + store_extra, 0)
+    store_i64(out + AT_PREPARED + born_extra + store_extra, prepared_offset)
 
 
 @kernel(
     "int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1],"
-    " int64[::1], int64, int64[::1], int64[::1], int64, int64, int64, int64)"
+    " int64[::1], int64[::1], int64, int64[::1], int64[::1], int64, int64, int64, int64)"
 )
 def fill_records(
     addresses: Any, sizes: Any, found: Any, dropped: Any, destinations: Any, queue_offsets: Any,
-    positions: Any, suffix_block: int, suffix_starts: Any, suffix_lengths: Any,
-    store_ms: int, start: int, stop: int, target: int,
+    positions: Any, prepared_offsets: Any, suffix_block: int, suffix_starts: Any,
+    suffix_lengths: Any, store_ms: int, start: int, stop: int, target: int,
 ) -> int:  # fmt: skip
     """Write the successors of the rows from ``start`` to ``stop``, the first of them at ``target``.
 
     The rows are those that ``measure_records`` found usual; one with a negative address is another
-    that stays as it is. Returns the first row whose body is damaged, where it stops; -1 for none.
+    that stays as it is. ``prepared_offsets`` may be empty: all 0. Returns the first row whose body
+    is damaged, where it stops; -1 for none.
     """
     parts = np.zeros(PARTS, np.int64)
     mask = lengths_mask(dropped)
@@ -268,7 +271,8 @@ def fill_records(
         if not body_is_whole(out, parts.ctypes.data):
             return row
         queue_id, queue_offset = fact_of(table, number, QUEUE_ID), queue_offsets[row]
-        _fill_head(out, queue_id, queue_offset, positions[row], store_ms)
+        prepared_offset = prepared_offsets[row] if len(prepared_offsets) else 0
+        _fill_head(out, queue_id, queue_offset, positions[row], store_ms, prepared_offset)
         store_i32(out + AT_SIZE, found[NEW_SIZE, row])
         topic_bytes = fact_of(table, number, LENGTH)
         if topic_bytes > TOPIC_MAX_CHARS_V1:

@@ -24,6 +24,7 @@ from message_store.log_kernels import (
     ROWS_AHEAD,
     come_near,
     find_parts,
+    prepared_offset_at,
     store_time_at,
 )
 from message_store.raw_memory import load_i32, load_i64, load_u8, store_native
@@ -37,10 +38,11 @@ from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_h
 
 Int64s = NDArray[np.int64]
 
-STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, KEY_ONE, KEY_TWO, ID = range(
-    10
-)
-FACT_COLUMNS = 10
+(
+    STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, PREPARED_OFFSET, KEY_ONE,
+    KEY_TWO, ID,
+) = range(11)  # fmt: skip
+FACT_COLUMNS = 11
 """What is told of each record."""
 
 FINE, MISSING, UNUSUAL = range(3)
@@ -141,6 +143,18 @@ def _is_record(record: int, size: int, offset: int, parts: int) -> bool:
     return load_i64(record + AT_LOG_OFFSET) == offset and find_parts(record, size, parts)
 
 
+@kernel("boolean(int64[::1], int64[::1])")
+def is_any_placed_again(addresses: Int64s, sizes: Int64s) -> bool:
+    """Whether one of these records is a copy of ours that says where its first record was."""
+    for row in range(len(addresses)):
+        ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
+        come_near(addresses[ahead], sizes[ahead])
+        is_there = addresses[row] >= 0 and sizes[row] >= SMALLEST_RECORD_BYTES
+        if is_there and prepared_offset_at(addresses[row]) < 0:
+            return True
+    return False
+
+
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, boolean, int64[:, ::1])")
 def read_timer_records(
     addresses: Int64s,
@@ -178,6 +192,7 @@ def read_timer_records(
         facts[IS_MARKER, row] = spots[_DELETE_SPOT + 1] > 0
         rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
+        facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
         if wants_keys:
             _tell_key(spots, out_ms // precision_ms, facts, row)
             key, key_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]

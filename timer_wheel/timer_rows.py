@@ -23,10 +23,12 @@ from timer_wheel.timer_record_kernel import (
     KEY_TWO,
     MISSING,
     OUT_MS,
+    PREPARED_OFFSET,
     ROLL_TIMES,
     STATUS,
     STORE_MS,
     TOPIC_HASH,
+    is_any_placed_again,
     read_timer_records,
 )
 from timer_wheel.wheel_kernels import (
@@ -173,6 +175,17 @@ class TimerFacts:
         """How often a message has been placed again."""
         return np.asarray(self.table[ROLL_TIMES])
 
+    def first_offsets(self, offsets: Int64s) -> Int64s:
+        """Where in the log the first record was of each of these messages, which lie at
+        ``offsets``: the order in which they were scheduled. -1 where a broker has rolled it.
+
+        A copy that goes round again has the complement for its prepared transaction offset, which
+        is negative and so no half message's; a broker writes 0, the complement of -1.
+        """
+        told = ~self.table[PREPARED_OFFSET]
+        told = np.where(told < offsets, np.maximum(told, -1), -1)
+        return np.where(self.roll_times > 0, told, offsets)
+
     @property
     def promised_ms(self) -> Int64s:
         """When each message was promised for."""
@@ -181,6 +194,13 @@ class TimerFacts:
     def recall_keys(self) -> list[tuple[int, int]]:
         """What a message and its delete marker have in common; (0, 0) where nothing can recall."""
         return list(zip(self.table[KEY_ONE].tolist(), self.table[KEY_TWO].tolist(), strict=True))
+
+
+def are_placed_again(log: "LiveLog", offsets: Int64s, sizes: Int64s) -> bool:
+    """Whether one of the records at these places was not the first of its message, and says so."""
+    addresses = log.addresses(offsets)
+    addresses[sizes > log.rooms(offsets)] = -1
+    return bool(is_any_placed_again(addresses, int64s(sizes)))
 
 
 def read_facts(

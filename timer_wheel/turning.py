@@ -28,7 +28,7 @@ from timer_wheel.live_timers import LiveTimers
 from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
-from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, are_placed_again
 from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_math import floor_ms
 
@@ -92,7 +92,9 @@ class Turning:
             early = early.rows(early.slot_time_ms >= floor_ms(now_ms, timers.precision_ms))
         rows = TimerRows.together([taken, early])
         is_plain = not (len(marks) or len(rest) or timers.has_rolled)
-        if is_plain and not is_overdue(rows.slot_time_ms).any():
+        is_plain = is_plain and not is_overdue(rows.slot_time_ms).any()
+        places = rows.commit_log_offset, rows.size_bytes
+        if is_plain and not are_placed_again(self._store.log, *places):
             facts = TimerFacts.assumed(rows, timers.precision_ms)
         else:
             facts = timers.facts(rows, keys=len(marks) > 0)
@@ -125,13 +127,18 @@ class Turning:
         rows = (
             due.rows if len(chosen) == len(due.rows) and _is_all(chosen) else due.rows.rows(chosen)
         )
-        rolled = due.facts.roll_times[chosen] + 1 if how is ROLLED else None
+        rolled = prepared_offsets = None
+        if how is ROLLED:
+            facts = due.facts.rows(chosen)
+            rolled = facts.roll_times + 1
+            prepared_offsets = ~facts.first_offsets(rows.commit_log_offset)
         done = redeliver(
             self._store,
             rows.commit_log_offset,
             rows.size_bytes,
             how,
             suffixes=wheel_stamps(_enqueued_ms(rows), stamp_ms, rolled) if len(rows) else None,
+            prepared_offsets=prepared_offsets,
             store_ms=stamp_ms if store_ms is None else store_ms,
         )
         self._lose(rows, done.bad)
@@ -200,23 +207,21 @@ def _enqueued_ms(rows: TimerRows) -> Int64s:
 
 
 def _in_order(due: Due, chosen: Int64s) -> Int64s:
-    """These rows in order of promise; equal ones in the order in which they were first stored.
-
-    A message that has rolled was stored before any of the same slot that has not; among those that
-    have, the time of birth tells, and within a millisecond how often each has rolled: which was
-    placed earlier did so more.
-    """
+    """These rows in order of promise, equal ones in the order in which they were scheduled."""
     offsets, promised_ms = due.rows.commit_log_offset[chosen], due.promised_ms[chosen]
-    has_rolled: Bools = (due.facts.roll_times[chosen] > 0) | due.rows.is_roll[chosen]
     is_sorted = (np.diff(promised_ms) == 0) & (np.diff(offsets) > 0) | (np.diff(promised_ms) > 0)
-    if is_sorted.all() and not has_rolled.any():
+    if is_sorted.all() and not due.facts.roll_times[chosen].any():
         return chosen
-    return chosen[delivery_order(promised_ms, offsets, due.facts.rows(chosen), has_rolled)]
+    return chosen[delivery_order(promised_ms, offsets, due.facts.rows(chosen))]
 
 
-def delivery_order(
-    promised_ms: Int64s, offsets: Int64s, facts: TimerFacts, has_rolled: Bools
-) -> Int64s:
-    """The order of messages that are due: see ``_in_order``."""
-    born_ms = np.where(has_rolled, facts.born_ms, 0)
-    return np.lexsort((offsets, -facts.roll_times, born_ms, ~has_rolled, promised_ms))
+def delivery_order(promised_ms: Int64s, offsets: Int64s, facts: TimerFacts) -> Int64s:
+    """The order of messages that are due: by promise, equal ones as they were scheduled.
+
+    Which is the order of their first records. What a broker has rolled does not tell its own: it
+    was stored before any of the same slot that has not rolled; among its like the time of birth
+    tells, and within a millisecond how often each has rolled: which was placed earlier did so more.
+    """
+    first_offsets = facts.first_offsets(offsets)
+    born_ms = np.where(first_offsets < 0, facts.born_ms, 0)
+    return np.lexsort((offsets, -facts.roll_times, born_ms, first_offsets, promised_ms))

@@ -13,6 +13,7 @@ from message_store import (
     AtLevel,
     AtMs,
     Cancellation,
+    Delivered,
     ManualClock,
     Message,
     MessageBatch,
@@ -311,7 +312,9 @@ def test_a_message_without_a_time_stops_nobody(store: WheelStore, text: str) -> 
     assert read_timer_check(store.live.root.config_file("timercheck")).last_queue_offset == 3
 
 
-def append_raw(store: WheelStore, text: str, topic: str = "rmq_sys_wheel_timer") -> None:
+def append_raw(
+    store: WheelStore, text: str, topic: str = "rmq_sys_wheel_timer", born_ms: int = START_MS
+) -> None:
     """A record as somebody else might store it."""
     from message_store.message import LOCAL_HOST
     from message_store.message_codec import body_crc, encode_message
@@ -325,7 +328,7 @@ def append_raw(store: WheelStore, text: str, topic: str = "rmq_sys_wheel_timer")
         queue_id=0,
         queue_offset=queue.max_offset,
         commit_log_offset=0,
-        born_timestamp_ms=START_MS,
+        born_timestamp_ms=born_ms,
         born_host=LOCAL_HOST,
         store_timestamp_ms=START_MS,
         store_host=LOCAL_HOST,
@@ -478,6 +481,48 @@ def test_what_was_placed_earlier_comes_earlier_also_when_born_in_the_same_millis
         clock.tick(step_ms)
         found = store.advance(clock.now_ms())
     assert [each.message.body for each in found] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("dues_s", [(100, 100), (40, 100)], ids=["both roll", "the second rolls"])
+def test_equal_promises_keep_their_order_when_the_clock_was_set_back(
+    make: Make, clock: ManualClock, dues_s: tuple[int, int]
+) -> None:
+    """The second is born before the first, and may be the only one with farther to go than the
+    window: neither says who was scheduled first.
+    """
+    store = make(roll_window_slots=50)
+    due = AtMs(START_MS + 100_000)
+    clock.tick(100_000 - dues_s[0] * 1_000)
+    store.schedule(Message("orders", b"0"), due)
+    assert len(list(store.pending())) == 1  # has its slot
+    clock.tick(-30_000)
+    store.schedule(Message("orders", b"1"), due)
+    found: list[Delivered] = []
+    while (next_ms := store.next_due_ms()) is not None:
+        clock.tick(max(0, next_ms - clock.now_ms()))
+        found += store.advance(clock.now_ms())
+        store.close()
+        store = make(roll_window_slots=50)
+    assert [each.message.body for each in found] == [b"0", b"1"]
+    assert any("TIMER_ROLL_TIMES" in record for record in timed_records(store))
+
+
+def test_what_a_broker_has_rolled_comes_in_order_of_birth(make: Make) -> None:
+    """It does not write down where the first record was: where a clock was set back, what was born
+    first comes first.
+    """
+    store = make(roll_window_slots=30)
+    store.schedule(asking(), AfterMs(100_000))  # there are messages that roll
+    store.advance(START_MS)
+    for number, born_ms in enumerate([START_MS, START_MS - 1_000]):
+        append_raw(
+            store,
+            f"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02UNIQ_KEY\x01{number}\x02"
+            f"TIMER_OUT_MS\x01{START_MS + 4_000}\x02TIMER_ROLL_TIMES\x011\x02",
+            born_ms=born_ms,
+        )
+    found = store.advance(START_MS + 5_000)
+    assert [each.message.unique_key for each in found] == ["1", "0"]
 
 
 # --- recall ---------------------------------------------------------------------------------------

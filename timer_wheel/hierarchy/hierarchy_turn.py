@@ -70,7 +70,7 @@ class HierarchyTurn:
     @staticmethod
     def _order(rows: Rows, facts: TimerFacts) -> Int64s:
         times, offsets = int64s(rows["due_ms"]), int64s(rows["commit_log_offset"])
-        return delivery_order(times, offsets, facts, is_stored_again(rows))
+        return delivery_order(times, offsets, facts)
 
     def _redeliver(self, rows: Rows, stamp_ms: int) -> Redelivered:
         places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])

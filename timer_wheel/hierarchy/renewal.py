@@ -88,6 +88,7 @@ class Renewal:
             *places,
             ROLLED,
             suffixes=wheel_stamps(placed_ms, stamp_ms, facts.roll_times + 1),
+            prepared_offsets=~facts.first_offsets(places[0]),
             store_ms=stamp_ms,
         )
         for row, error in done.bad:
