@@ -8,7 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from message_store import Clock, DelayLevels, DelayStore, MemoryStore
 from message_store.promise_rules import PromiseRule, to_level, to_slot_end
@@ -16,10 +17,12 @@ from tests.contract.delay_store_machine import DAY_MS, DelayStoreMachine
 from tests.contract.naive_store import Model
 from tests.contract.test_hierarchical_store import to_the_millisecond
 from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
+from timer_wheel import HierarchicalWheelStore
 
 LEVELS = DelayLevels.parse()
 HOUR_MS = 3_600_000
 
+brief = settings(max_examples=3, stateful_step_count=40, deadline=None)
 few = settings(max_examples=6, stateful_step_count=60, deadline=None)
 many = settings(
     max_examples=60,
@@ -106,6 +109,47 @@ class ForgetfulHierarchyMachine(HierarchyMachine):
         return open_hierarchy(folder, clock, attrs.evolve(SMALL, retention_ms=3 * HOUR_MS))
 
 
+class OwnersInTurnsMachine(EngineMachine):
+    """A wheel in files and one in a database have the store in turns, after kills too; a wheel so
+    small that most of what waits rolls.
+    """
+
+    precision_ms = 1_000
+    promise_rule = staticmethod(to_slot_end(1_000, max_delay_ms=3 * DAY_MS))
+    retention_ms = SMALL.retention_ms
+    is_hierarchical = False
+
+    @rule(is_hierarchical=st.booleans())
+    def the_next_owner_is(self, is_hierarchical: bool) -> None:
+        self.is_hierarchical = is_hierarchical
+
+    def open_store(self, folder: Path, clock: Clock) -> DelayStore:
+        settings = attrs.evolve(SMALL, retention_ms=self.retention_ms)
+        if self.is_hierarchical:
+            return HierarchicalWheelStore.open(
+                folder,
+                clock=clock,
+                settings=settings,
+                precision_ms=self.precision_ms,
+                max_delay_ms=3 * DAY_MS,
+            )
+        return open_wheel(
+            folder, clock, settings, precision_ms=self.precision_ms, roll_window_slots=10
+        )
+
+
+class FineOwnersInTurnsMachine(OwnersInTurnsMachine):
+    precision_ms = 100
+    promise_rule = staticmethod(to_slot_end(100, max_delay_ms=3 * DAY_MS))
+
+
+class ForgetfulOwnersInTurnsMachine(OwnersInTurnsMachine):
+    """What waits is stored again before its file goes, by whoever has the store."""
+
+    forgets = True
+    retention_ms = 3 * HOUR_MS
+
+
 MACHINES = [
     LevelMachine,
     ForgetfulLevelMachine,
@@ -115,6 +159,7 @@ MACHINES = [
     HierarchyMachine,
     ForgetfulHierarchyMachine,
 ]
+IN_TURNS = [OwnersInTurnsMachine, FineOwnersInTurnsMachine, ForgetfulOwnersInTurnsMachine]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -123,3 +168,13 @@ MACHINES = [
 )
 def test_an_engine_does_what_the_model_does(machine: type[EngineMachine], effort: settings) -> None:
     run_state_machine_as_test(machine, settings=effort)
+
+
+def test_engines_that_have_a_store_in_turns_do_what_the_model_does() -> None:
+    run_state_machine_as_test(ForgetfulOwnersInTurnsMachine, settings=brief)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", IN_TURNS)
+def test_engines_in_turns_do_so_for_long(machine: type[EngineMachine]) -> None:
+    run_state_machine_as_test(machine, settings=many)
