@@ -69,7 +69,8 @@ def in_place_next(report: "InPlaceReport", clock_ms: int) -> Iterator[str]:
         yield f"  start it before {when(report.conversion.open_before_ms, clock_ms)}"
     yield "  replicas of this broker have to be made anew from this store"
     if report.state != "planned":
-        yield f"  until then it can be taken back:  delaywheel rollback {store} --execute"
+        yield "  until a broker has written to it, it can be taken back:"
+        yield f"    delaywheel rollback {store} --execute"
 
 
 def retirement_lines(report: "RetireReport") -> Iterator[str]:

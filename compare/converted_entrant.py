@@ -92,5 +92,7 @@ def _slot_ends(workload: Workload, now_ms: int, precision_ms: int) -> Int64s:
 
 def require_converted(target: Path) -> None:
     """Raise SourceError for what is no store with a wheel."""
+    if not target.is_dir():
+        raise SourceError(f"{target}: no such directory; --converted names a converted store")
     if not (target / "timerwheel").is_file():
         raise SourceError(f"{target}: holds no timer wheel; --converted names a converted store")

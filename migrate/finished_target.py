@@ -4,16 +4,24 @@
 from pathlib import Path
 
 from message_store.errors import OptionsError, SourceError, TargetError
+from message_store.printable import shell_word
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import refuse_unfinished_change
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.staged_output import Staging
+from migrate.store_backup import IN_PLACE, changes_of
 
 WRITTEN_NAME = "written.json"
 """The marker of a store that was written from a table of messages."""
 
 UNFINISHED = "an unfinished conversion; run the same convert command again"
 UNFINISHED_WRITE = "an unfinished write of a table; write it again"
+
+
+IN_PLACE_TOLD = (
+    "converted in place, so that nothing is left to compare it with; whether all that is in it will"
+    " be delivered tells"
+)
 
 
 def told_unfinished(store: StoreRoot) -> str | None:
@@ -56,9 +64,16 @@ def require_pair(source: Path, target: Path) -> None:
             why = f"; {source} is one: the order is SOURCE TARGET"
         elif (theirs.own / WRITTEN_NAME).exists():
             why = f"; it was written from a table, give it alone: `delaywheel verify {target}`"
+        elif was_converted_in_place(theirs):
+            why = f"; it was {IN_PLACE_TOLD} `delaywheel check {shell_word(str(target))}`"
         raise SourceError(
             f"the target {theirs.path}: expected the target of a finished conversion{why}"
         )
+
+
+def was_converted_in_place(store: StoreRoot) -> bool:
+    """Whether what waits on its wheel came from its own levels."""
+    return any(change.kind == IN_PLACE for change in changes_of(store))
 
 
 def refuse_file(target: Path) -> None:

@@ -16,7 +16,12 @@ from message_store.printable import shell_word
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME, read_marker
-from migrate.finished_target import WRITTEN_NAME, refuse_unfinished
+from migrate.finished_target import (
+    IN_PLACE_TOLD,
+    WRITTEN_NAME,
+    refuse_unfinished,
+    was_converted_in_place,
+)
 from migrate.settings import TargetSettings
 from migrate.spark_master import require_shared_directory
 from migrate.verify import VerifyOptions, digest_jobs, no_progress, topics_of
@@ -94,6 +99,10 @@ def _told(root: StoreRoot) -> tuple[ConversionSettings, int]:
         return read_settings(root), _number(read_marker(root), "converted", root)
     path = root.own / WRITTEN_NAME
     content = read_small_file(path)
+    if content is None and was_converted_in_place(root):
+        raise SourceError(
+            f"{root.path}: was {IN_PLACE_TOLD} `delaywheel check {shell_word(str(root.path))}`"
+        )
     if content is None:
         raise SourceError(
             f"{root.path}: was not converted or written from a table, so nothing says how many"

@@ -2,6 +2,7 @@
 """The verbs that change a store in place: what they print, and what they refuse."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_execute_does_it_and_says_how_to_take_it_back(store: Path) -> None:
     assert "timerPrecisionMs=1000" in result.stdout
 
 
+def test_a_store_converted_in_place_is_for_check_and_not_for_verify(
+    store: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    assert in_place(store, "--execute").exit_code == cli.DONE
+    for stores in ((copy, store), (store,)):
+        result = run("verify", *stores)
+        refused(result, cli.SOURCE_UNREADABLE, f"tells `delaywheel check {store}`")
+        assert "converted in place, so that nothing is left" in result.stderr
+
+
 def test_json_is_that_of_convert_and_more(store: Path, tmp_path: Path) -> None:
     fresh = convert(options_for(tmp_path, now_ms=NOW_MS)).as_json()
     told = json.loads(in_place(store, "--execute", "--json").stdout)
@@ -109,7 +122,7 @@ def test_retire_shows_a_plan_and_then_does_it(store: Path) -> None:
     before = tree(store)
     planned = run("retire", store, "--converted-to", target)
     assert planned.exit_code == cli.DONE
-    assert f"1 levels would move past 2 messages that {target} has" in planned.stdout
+    assert f"1 level would move past 2 messages that {target} has" in planned.stdout
     assert "level 5 stays: 1 message that a broker still delivers" in planned.stdout
     assert tree(store) == before
     told = json.loads(run("retire", store, "--converted-to", target, "--execute", "--json").stdout)

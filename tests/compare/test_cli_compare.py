@@ -84,6 +84,11 @@ def test_what_is_missing_is_told_and_ends_with_exit_code_1() -> None:
         (["--workload", "backlog"], 2, "--workload backlog needs --store"),
         (["--converted", "wheel"], 2, "--converted is for --workload backlog"),
         (["--workload", "backlog", "--store", "s", "--converted", "w"], 2, "needs --now"),
+        (
+            ["--workload", "backlog", "--store", "s", "--converted", "w", "--now", str(NOW_MS)],
+            3,
+            "w: no such directory; --converted names a converted store",
+        ),
         (["--workload", "trace"], 2, "--workload trace needs --trace"),
         (["--workload", "backlog", "--store", "nowhere"], 3, "nowhere"),
         (["--workload", "trace", "--trace", "nowhere.csv"], 3, "nowhere.csv: no such file"),
