@@ -30,6 +30,7 @@ from compare.observation import RaceSettings
 from compare.putting import Putter
 from compare.reopening import Reopening, clear_the_way, end_store
 from compare.results import FaultSeen
+from compare.verdict import duration
 from compare.workload import MessageMaker, Workload
 from message_store.clock import ManualClock, stopwatch_s
 from message_store.delay_store import DelayStore
@@ -231,10 +232,12 @@ class VirtualRun:
             self._dies_inside.append(fault)
             return
         if fault.kind in (CLOCK_BACK, CLOCK_FORWARD):
-            by_ms = fault.length_ms if fault.kind == CLOCK_FORWARD else -fault.length_ms
+            is_forward = fault.kind == CLOCK_FORWARD
+            by_ms = fault.length_ms if is_forward else -fault.length_ms
+            where = "forward" if is_forward else "back"
             self.clock.tick(by_ms)
             self.skew_ms += by_ms
-            self._tell(fault, f"its clock leapt by {by_ms / 1_000:+,.0f} s")
+            self._tell(fault, f"its clock leapt {where} by {duration(fault.length_ms)}")
         else:
             self._open_again(fault.kind)
             self._tell(fault, _ANSWERS.get(fault.kind, "opened again"), self._reopening)
