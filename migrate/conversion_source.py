@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.errors import OptionsError, TargetError, UncleanStoreError
 from message_store.store_root import StoreRoot
+from migrate.finished_target import refuse_unfinished
 from migrate.report import ConversionReport
 from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
@@ -45,8 +46,9 @@ class ConversionSource:
 
     def check(self) -> None:
         """Refuse a store that was not stopped, or whose own wheel is not empty, unless told
-        otherwise.
+        otherwise; and one of which a change was stopped: what it began is still to be finished.
         """
+        refuse_unfinished(self.root)
         if not self.root.was_stopped_cleanly and not self.options.after_crash:
             raise UncleanStoreError(
                 f"{self.root.abort}: the broker is running or has crashed; stop it cleanly, or"

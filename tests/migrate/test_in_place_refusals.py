@@ -24,11 +24,14 @@ from message_store.errors import (
     UncleanStoreError,
     UnsupportedStoreError,
 )
+from message_store.topic_listing import list_topic
 from message_store.unfinished_change import DONE
+from migrate.convert import convert
 from migrate.in_place import convert_in_place
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
-from migrate.settings import TargetSettings
+from migrate.quarantined import Quarantine
+from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
 from tests.migrate.check_store_cases import begun_change
@@ -218,8 +221,8 @@ def test_a_wheel_of_another_precision(used: tuple[Path, int]) -> None:
         do(store, now_ms, settings=TargetSettings(precision_ms=100))
 
 
-def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path) -> None:
-    """Its messages may stand in the levels and on the wheel."""
+def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path, tmp_path: Path) -> None:
+    """Its messages may stand in the levels and on the wheel; what only looks, looks."""
     change = begun_change(store)
     before = tree(store)
     for engine in (LevelStore, WheelStore, HierarchicalWheelStore):
@@ -227,7 +230,20 @@ def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path) -> None:
             engine.open(store, clock=ManualClock(NOW_MS))
     with pytest.raises(SourceError, match="stopped in its middle"):
         list(pending_messages(store, now_ms=NOW_MS))
+    for more in (False, True):
+        options = ConvertOptions(
+            source=store,
+            target=tmp_path / "target",
+            now_ms=NOW_MS,
+            levels_only=more,
+            after_crash=more,
+        )
+        with pytest.raises(SourceError, match="stopped in its middle"):
+            convert(options)
+    assert not (tmp_path / "target").exists()
     assert "stopped in its middle" in inspect_store(store, now_ms=NOW_MS).problems[0]
+    assert list(list_topic(store, "TopicA")) == []
+    assert Quarantine(store).records == ()
     assert tree(store) == before
     change.write(DONE)
     with LevelStore.open(store, clock=ManualClock(NOW_MS)) as opened:
