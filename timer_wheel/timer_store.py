@@ -106,6 +106,7 @@ class TimerStore(ClosedOnExit, ABC):
         """Move everything that is due at ``now_ms`` into its topic."""
         now_ms = min(now_ms, LATEST_ADVANCE_MS)
         with self._use():
+            self._store.log.require_unbroken()
             self._knows_next_due = False
             if self._has_old_files(now_ms):  # first what may fail: it would hide deliveries
                 self._clean(now_ms)
@@ -182,8 +183,8 @@ class TimerStore(ClosedOnExit, ABC):
         with self._store.lock:
             if self._is_closed or self._store.is_closed:
                 return
-            self._is_closed = True
             try:
+                self._is_closed = True
                 if not self._store.log.is_broken:
                     self._store.sync_log()  # what says what was delivered must not outlive it
                     self._end()

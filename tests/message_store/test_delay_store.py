@@ -5,7 +5,9 @@ import base64
 import contextlib
 import subprocess
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,14 @@ def test_a_level_counts_from_one_and_times_are_not_negative() -> None:
         with pytest.raises(ValueError, match="must be >="):
             make()
     assert (AtLevel(1).level, AfterMs(0).delay_ms, AtMs(0).due_ms) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", [1.5, 2.0, "1", None])
+def test_what_is_no_whole_number_is_no_time(wrong: Any) -> None:
+    for make in (AtLevel, AfterMs, AtMs):
+        with pytest.raises(TypeError, match="as an integer"):
+            make(wrong)
+    assert AtMs(np.int64(7)).due_ms == 7  # type: ignore[arg-type]
 
 
 def test_a_receipt_cannot_be_changed() -> None:

@@ -29,7 +29,11 @@ from timer_wheel import HierarchicalWheelStore, wheel_recovery
 from timer_wheel.hierarchy import hierarchy_opening, hierarchy_turn, timer_index, waiting_rows
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.ownership import index_path
+from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
+from timer_wheel.hierarchy.waiting_rows import no_rows
+from timer_wheel.timer_record_kernel import FACT_COLUMNS
+from timer_wheel.timer_rows import TimerFacts
 from timer_wheel.wheel_reader import read_wheel_store
 
 START_MS = 1_793_000_000_000
@@ -664,3 +668,26 @@ def test_a_database_that_the_disk_refused_is_let_go_of(
     with opened(folder, clock) as again:
         run_to_the_end(again, clock)
         assert consumed(again) == bodies(0, 3)
+
+
+def test_behind_a_broken_log_nothing_is_said_to_be_done(folder: Path, clock: ManualClock) -> None:
+    """Also where nothing is due: empty would say that the store goes on."""
+    store = open_hierarchy(folder, clock)
+    store.live.log.break_off()  # type: ignore[attr-defined]
+    with pytest.raises(TargetError, match="open it again"):
+        store.advance(clock.now_ms())
+    store.close()
+
+
+def test_marks_that_are_dropped_before_they_are_written_leave_the_others_to_be_written(
+    tmp_path: Path,
+) -> None:
+    """A write that failed left them; the count of what is to be written fell behind the rows."""
+    marks, db = HierarchyMarks(), IndexDb(tmp_path / "index")
+    rows = no_rows(5)
+    rows["due_ms"] = [0, 0, 0, 10**6, 10**6]
+    marks.take_in(rows, TimerFacts(np.zeros((FACT_COLUMNS, 5), np.int64), {}, 1))
+    batch = db.batch()
+    marks.drop_old(batch, 500_000)
+    assert marks.put_new(batch) == len(marks.rows) == 2
+    db.close()

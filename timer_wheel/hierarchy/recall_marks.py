@@ -6,6 +6,8 @@ target: behind the hand too, where a clock runs after it. Its key stands for out
 unique key, so that it takes back what one handle names and nothing beside it.
 """
 
+import numpy as np
+
 from message_store.byte_column import int64s
 from message_store.live_log import LiveLog
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
@@ -56,6 +58,9 @@ class HierarchyMarks(RecallMarks):
 
     def take_out(self, chosen: Bools) -> None:
         """Let go of the places of some, whose records are replaced; their keys still count."""
+        self._drop(chosen)
+
+    def _drop(self, chosen: Bools) -> None:
         self._unwritten -= int(chosen[len(chosen) - self._unwritten :].sum())
         self.rows = self.rows[~chosen]
 
@@ -64,7 +69,7 @@ class HierarchyMarks(RecallMarks):
         over_ms = max(0, from_ms - from_ms % SECONDS.slot_ms - SECONDS.slot_ms)
         if len(self.rows):
             batch.drop_slots(MARKS, 0, over_ms)
-        self.rows = self.rows[self.rows["due_ms"] >= over_ms]
+        self._drop(np.asarray(self.rows["due_ms"] < over_ms))
 
     def put_new(self, batch: IndexBatch) -> int:
         """Let a batch take what is new to the database; returns how many that were."""

@@ -168,14 +168,16 @@ class TimerIndex:
         self.is_writing = True
         changes = self.db.batch()
         writing = self.waiting.put_all(changes, self.placed_end)
-        marks = self.marks.put_new(changes)
         state, ids_end = self.state(), None
-        if tidies or self.ids.in_memory > SPILL:
+        tidies = tidies or self.ids.in_memory > SPILL
+        if tidies:
+            self.marks.drop_old(changes, self.marked_from_ms)
+        marks = self.marks.put_new(changes)
+        if tidies:
             ids_end = self.placed_end
             state = attrs.evolve(state, ids_end=ids_end)
             self.ids.put_all(changes)
             self.ids.drop_before(self.queue.min_offset, changes)
-            self.marks.drop_old(changes, self.marked_from_ms)
         return Batch(changes, state, writing, marks, ids_end)
 
     def state(self) -> IndexState:
