@@ -31,6 +31,8 @@ class LevelScheduling:
     def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
         self._state = state
         self._live = state.live
+        self._clock = state.live.clock
+        self._table = state.table
         self._rule = to_level(state.table, rounding=rounding)
         self._is_exact = rounding == "exact"
         ranked = sorted((delay, level) for level, delay in enumerate(state.table.delays_ms, 1))
@@ -51,10 +53,9 @@ class LevelScheduling:
             case AfterMs():
                 due_ms = now_ms + due.delay_ms
             case AtLevel():
-                table = self._state.table
-                level = table.clamp(due.level)
-                due_ms = now_ms + table.delay_ms(level)
-                return level, due_ms, max(due_ms, now_ms)
+                level, delay_ms = self._table.asked(due.level)
+                due_ms = now_ms + delay_ms
+                return level, due_ms, due_ms if delay_ms > 0 else now_ms
         if due_ms <= now_ms:
             return AT_ONCE_LEVEL, due_ms, now_ms
         delay_ms = due_ms - now_ms
@@ -65,7 +66,7 @@ class LevelScheduling:
 
     def schedule(self, message: Message, due: Due) -> Receipt:
         """Store one message."""
-        now_ms = self._live.clock.now_ms()
+        now_ms = self._clock.now_ms()
         level, due_ms, promised_ms = self._place(due, now_ms)
         queue = self._queues[level]
         queue_offset = queue.max_offset

@@ -120,7 +120,8 @@ class LevelStore(ClosedOnExit):
         """Store a message for later."""
         live = self.live
         with live.lock:
-            live.require_open()
+            if live.is_closed:
+                live.require_open()
             count = live.log.append_count
             try:  # all_or_broken, but for what entering it costs
                 return self._scheduling.schedule(message, due)

@@ -74,6 +74,18 @@ class DelayLevels:
             )
         return self.delays_ms[level - 1]
 
+    def asked(self, level: int) -> tuple[int, int]:
+        """The level that a broker uses for what a client asked for, and its delay; raises
+        BadFieldError for "not delayed".
+
+        >>> DelayLevels.parse("1s 2h").asked(9)
+        (2, 7200000)
+        """
+        if 0 < level <= len(self.delays_ms):  # asked for every message: no further calls for most
+            return level, self.delays_ms[level - 1]
+        level = self.clamp(level)
+        return level, self.delay_ms(level)
+
     def smallest_not_shorter(self, delay_ms: int) -> int | None:
         """The level with the shortest delay that is at least ``delay_ms``, or None beyond the
         longest.

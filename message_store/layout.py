@@ -51,6 +51,21 @@ class Layout:
         """The precompiled struct, in field order."""
         return struct.Struct(">" + "".join(_STRUCT_CODES[field.kind] for field in self.fields))
 
+    def part(self, first: str, last: str) -> "Layout":
+        """The fields from one to another, both included."""
+        names = [field.name for field in self.fields]
+        fields = self.fields[names.index(first) : names.index(last) + 1]
+        return Layout(f"{self.name}, {first} to {last}", fields)
+
+    def packer_around(self, part: "Layout") -> struct.Struct:
+        """The struct that takes the bytes of a part in place of the part's fields: for a part that
+        stays the same for long.
+        """
+        codes = [_STRUCT_CODES[field.kind] for field in self.fields]
+        begin = self.fields.index(part.fields[0])
+        codes[begin : begin + len(part.fields)] = [f"{part.size}s"]
+        return struct.Struct(">" + "".join(codes))
+
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
         """The same table as a packed structured NumPy dtype."""

@@ -9,7 +9,7 @@ from message_store.delay_store import Receipt, receipt_of
 from message_store.live_queue import LiveQueue
 from message_store.live_store import LiveStore
 from message_store.message import Message
-from message_store.scheduled_records import RecordForm, waiting_record
+from message_store.scheduled_records import RecordForm, RecordMaker
 from message_store.waiting_topics import WaitingTopics
 
 Extra = tuple[tuple[str, str], ...]
@@ -23,9 +23,9 @@ class LiveIntake:
 
     def __init__(self, live: LiveStore, system_topic: str, form: RecordForm) -> None:
         self.topics = WaitingTopics(live)
+        self._highest_queue = self.topics.highest
         self._log = live.log
-        self._system_topic = system_topic
-        self._form = form
+        self._maker = RecordMaker(system_topic, form)
         self._broker_name = live.settings.broker_name
 
     def store(
@@ -45,14 +45,12 @@ class LiveIntake:
         are properties that the record gets as well. Raises BadFieldError for a message that cannot
         be stored or delivered, TargetError when the disk refuses.
         """
-        log, form = self._log, self._form
-        record, offset, tags_code, key = waiting_record(
+        log = self._log
+        record, offset, tags_code, key = self._maker.record(
             message,
-            self._system_topic,
             level,
             out_ms,
             extra,
-            form,
             queue.queue_id,
             queue.max_offset,
             log.place_for,
@@ -62,5 +60,6 @@ class LiveIntake:
         log.put(record, offset)
         queue.append_one(offset, len(record), tags_code if level is None else promised_ms)
         topic = message.topic
-        self.topics.remember(topic, message.queue_id)
+        if self._highest_queue.get(topic, -1) < message.queue_id:  # seldom: remember says so too
+            self.topics.remember(topic, message.queue_id)
         return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))

@@ -55,9 +55,7 @@ class _Shared:
 
     @classmethod
     def of(cls, system_topic: str, form: RecordForm, is_timed: bool, now_ms: int) -> "_Shared":
-        born_ip, born_port, store_ip, store_port = form.hosts
-        born, store = (now_ms, born_ip, born_port), (now_ms, store_ip, store_port)
-        packed = form.pack_head(0, MAGIC_V1, 0, 0, 0, 0, 0, form.sys_flag, *born, *store, 0, 0, 0)
+        packed = form.pack_head(0, MAGIC_V1, 0, 0, 0, 0, 0, form.stamp(now_ms, now_ms), 0)
         head, run = (np.frombuffer(part, np.uint8) for part in (packed, topic_run(system_topic)))
         facts = np.zeros(FACTS, np.int64)
         facts[IS_TIMED], facts[CLOSES] = is_timed, form.closes_properties

@@ -10,7 +10,7 @@ that is the same for the messages of one topic, tag and queue is encoded once an
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from message_store.dialect import Dialect
     from message_store.store_settings import StoreSettings
 
-_LENGTH_BYTES = PROPERTIES_RUN.length.size
 _pack_length = PROPERTIES_RUN.length.packer.pack
 
+MOST_FRAMES = 4096
+"""For so many topics, tags, queues and levels a maker keeps what their records share."""
 
-@attrs.frozen(slots=False)
+
+@attrs.frozen(slots=False, cache_hash=True)
 class RecordForm:
     """What all records of one store have in common.
 
@@ -103,20 +105,27 @@ class RecordForm:
         return self._head.size
 
     @cached_property
+    def _stamp(self) -> Layout:
+        return self._head.part("sys_flag", "prepared_transaction_offset")
+
+    def stamp(self, born_ms: int, now_ms: int) -> bytes:
+        """What the heads of all records of one moment have from their flag bits on."""
+        born, store = self.born_host, self.store_host
+        return self._stamp.packer.pack(
+            self.sys_flag, born_ms, born.ip, born.port, now_ms, store.ip, store.port, 0, 0
+        )
+
+    @cached_property
     def pack_head(self) -> Callable[..., bytes]:
-        """Takes the fields of a head in their order, and the length of the body."""
-        return self._head.packer.pack
+        """Takes the fields of a head in their order, the stamp in place of those that it has, and
+        the length of the body.
+        """
+        return self._head.packer_around(self._stamp).pack
 
     @cached_property
     def end(self) -> str:
         """What stands behind the last property."""
         return "\x02" if self.closes_properties else ""
-
-    @cached_property
-    def hosts(self) -> tuple[bytes, int, bytes, int]:
-        """Address and port of client and store, as a head takes them."""
-        born, store = self.born_host, self.store_host
-        return born.ip, born.port, store.ip, store.port
 
 
 PLAIN_FORM = RecordForm()
@@ -128,100 +137,117 @@ def topic_run(system_topic: str) -> bytes:
     return TOPIC_RUN_V1.length.encode(length=len(name)) + name
 
 
-class _Frame(NamedTuple):
-    """The parts of a record that all messages of one topic, tag and queue share."""
-
-    topic_run: bytes
-    before_key: str
-    after_key: str
-    tags: str
-    real_queue_id: str
-    tags_code: int
+_Frame = tuple[str, str, str, str, int]
+"""What stands before the key, after it, the tag, the real queue id as properties; the tag's hash. A
+plain tuple, because a named one takes four times as long to take apart.
+"""
 
 
-@lru_cache(maxsize=4096)
-def _frame(
-    system_topic: str,
-    topic: str,
-    tags: str | None,
-    queue_id: int,
-    delay_level: int | None,
-    retry_topic_max_bytes: int,
-) -> _Frame:
-    check_numbers(queue_id, 0)
-    check_topic(topic, retry_topic_max_bytes)
-    check_text("tags", tags or "")
-    delay = "" if delay_level is None else f"{names.DELAY}\x01{delay_level}\x02"
-    return _Frame(
-        topic_run=topic_run(system_topic),
-        before_key=f"{names.REAL_TOPIC}\x01{topic}\x02{names.UNIQUE_KEY}\x01",
-        after_key=f"\x02{delay}",
-        tags=f"{names.TAGS}\x01{tags}\x02" if tags else "",
-        real_queue_id=f"{names.REAL_QUEUE_ID}\x01{queue_id}",
-        tags_code=string_hash(tags or ""),
-    )
+class RecordMaker:
+    """Makes the records that wait in one system topic of one store.
 
-
-def waiting_record(
-    message: Message,
-    system_topic: str,
-    delay_level: int | None,
-    out_ms: int | None,
-    extra: Iterable[tuple[str, str]],
-    form: RecordForm,
-    queue_id: int,
-    queue_offset: int,
-    place_for: Callable[[int], int],
-    now_ms: int,
-    born_ms: int,
-) -> tuple[bytes, int, int, str]:
-    """The record in which ``message`` waits, where it will be, its tag's hash and its unique key;
-    ``place_for`` says where, by its length. Raises BadFieldError for what cannot be delivered.
+    What is the same for many of them is kept: parts of properties by topic, tag, queue and level,
+    at most so many, and the stamp of the last moment. Any number of threads may use it.
     """
-    goes_to, longest = message.queue_id, form.retry_topic_max_bytes
-    topic_run, before_key, after_key, tags, real_queue_id, tags_code = _frame(
-        system_topic, message.topic, message.tags, goes_to, delay_level, longest
-    )
-    key = message.unique_key
-    if key:
-        check_unique_key(key)
-    else:
-        key = new_unique_key()
-    keys, flag, body = " ".join(message.keys), message.flag, message.body
-    if keys:
-        check_text("keys", keys)
-        keys = f"KEYS\x01{keys}\x02"
-    own = property_text(message.properties) if message.properties else ""
-    own += names.encode_properties(extra).decode() if extra else ""
-    out = "" if out_ms is None else f"\x02TIMER_OUT_MS\x01{out_ms}"
-    text = f"{before_key}{key}{after_key}{keys}{tags}{own}{real_queue_id}{out}{form.end}".encode()
-    body_bytes, text_bytes = len(body), len(text)
-    size_bytes = form.head_bytes + body_bytes + len(topic_run) + _LENGTH_BYTES + text_bytes
-    if flag or size_bytes > form.small_record_bytes:
-        check_numbers(goes_to, flag)
-        form.limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
-    place = place_for(size_bytes)
-    born_ip, born_port, store_ip, store_port = form.hosts
-    head = form.pack_head(
-        size_bytes,
-        MAGIC_V1,
-        zlib.crc32(body) & CRC_MASK,
-        queue_id,
-        flag,
-        queue_offset,
-        place,
-        form.sys_flag,
-        born_ms,
-        born_ip,
-        born_port,
-        now_ms,
-        store_ip,
-        store_port,
-        0,
-        0,
-        body_bytes,
-    )
-    return b"".join((head, body, topic_run, _pack_length(text_bytes), text)), place, tags_code, key
+
+    def __init__(self, system_topic: str, form: RecordForm) -> None:
+        self._form = form
+        self._limits = form.limits
+        self._topic_run = topic_run(system_topic)
+        around_bytes = form.head_bytes + len(self._topic_run) + PROPERTIES_RUN.length.size
+        # One tuple: to take it apart costs what one attribute does.
+        self._fixed = (
+            around_bytes,
+            form.small_record_bytes,
+            form.end,
+            form.pack_head,
+            self._topic_run,
+        )
+        self._frames: dict[tuple[str, str | None, int, int | None], _Frame] = {}
+        self._stamp = 0, 0, form.stamp(0, 0)
+
+    @property
+    def frame_count(self) -> int:
+        """For how many of them it keeps something now."""
+        return len(self._frames)
+
+    def _new_frame(self, topic: str, tags: str | None, queue_id: int, level: int | None) -> _Frame:
+        check_numbers(queue_id, 0)
+        check_topic(topic, self._form.retry_topic_max_bytes)
+        check_text("tags", tags or "")
+        delay = "" if level is None else f"{names.DELAY}\x01{level}\x02"
+        if len(self._frames) >= MOST_FRAMES:
+            self._frames.clear()
+        frame = self._frames[topic, tags, queue_id, level] = (
+            f"{names.REAL_TOPIC}\x01{topic}\x02{names.UNIQUE_KEY}\x01",
+            f"\x02{delay}",
+            f"{names.TAGS}\x01{tags}\x02" if tags else "",
+            f"{names.REAL_QUEUE_ID}\x01{queue_id}",
+            string_hash(tags or ""),
+        )
+        return frame
+
+    def _new_stamp(self, born_ms: int, now_ms: int) -> bytes:
+        stamp = self._form.stamp(born_ms, now_ms)
+        self._stamp = born_ms, now_ms, stamp
+        return stamp
+
+    def record(
+        self,
+        message: Message,
+        delay_level: int | None,
+        out_ms: int | None,
+        extra: Iterable[tuple[str, str]],
+        queue_id: int,
+        queue_offset: int,
+        place_for: Callable[[int], int],
+        now_ms: int,
+        born_ms: int,
+    ) -> tuple[bytes, int, int, str]:
+        """The record in which ``message`` waits, where it will be, its tag's hash and its unique
+        key; ``place_for`` says where, by its length. Raises BadFieldError for what cannot be
+        delivered.
+        """
+        shared = message.topic, message.tags, message.queue_id, delay_level
+        frame = self._frames.get(shared) or self._new_frame(*shared)
+        before_key, after_key, tags, real_queue_id, tags_code = frame
+        around_bytes, small_bytes, out, pack_head, topic_run = self._fixed
+        key = message.unique_key
+        if not key:
+            key = new_unique_key()
+        elif not key.isalnum():  # most are
+            check_unique_key(key)
+        keys, flag, body, own = "", message.flag, message.body, ""
+        if message.keys:
+            keys = " ".join(message.keys)
+            if not keys.isprintable():
+                check_text("keys", keys)
+            keys = f"KEYS\x01{keys}\x02" if keys else ""
+        if message.properties:
+            own = property_text(message.properties)
+        if extra:
+            own += names.encode_properties(extra).decode()
+        if out_ms is not None:
+            out = f"\x02TIMER_OUT_MS\x01{out_ms}{out}"
+        text = f"{before_key}{key}{after_key}{keys}{tags}{own}{real_queue_id}{out}".encode()
+        body_bytes, text_bytes = len(body), len(text)
+        size_bytes = around_bytes + body_bytes + text_bytes
+        if flag or size_bytes > small_bytes:
+            check_numbers(message.queue_id, flag)
+            self._limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
+        place = place_for(size_bytes)
+        stamp_born_ms, stamp_ms, stamp = self._stamp
+        if stamp_ms != now_ms or stamp_born_ms != born_ms:
+            stamp = self._new_stamp(born_ms, now_ms)
+        crc = zlib.crc32(body) & CRC_MASK
+        head = pack_head(
+            size_bytes, MAGIC_V1, crc, queue_id, flag, queue_offset, place, stamp, body_bytes
+        )
+        record = b"".join((head, body, topic_run, _pack_length(text_bytes), text))
+        return record, place, tags_code, key
+
+
+_maker = lru_cache(maxsize=64)(RecordMaker)
 
 
 @attrs.frozen(eq=False)
@@ -234,7 +260,8 @@ class Draft:
     size_bytes: int
     tags_code: int
     unique_key: str
-    _wanted: tuple[Message, str, int | None, int | None, Iterable[tuple[str, str]], RecordForm]
+    _maker: RecordMaker
+    _wanted: tuple[Message, int | None, int | None, Iterable[tuple[str, str]]]
 
     def record(
         self,
@@ -248,7 +275,7 @@ class Draft:
 
         It is born now too, if not told otherwise.
         """
-        return waiting_record(
+        return self._maker.record(
             *self._wanted,
             queue_id,
             queue_offset,
@@ -275,6 +302,8 @@ def draft(
     stored, or that no broker could deliver.
     """
     message = attrs.evolve(message, unique_key=unique_key or message.unique_key)
-    wanted = system_topic, delay_level, out_ms, tuple(extra), form
-    record, _, tags_code, key = waiting_record(message, *wanted, 0, 0, lambda _: 0, 0, 0)
-    return Draft(len(record), tags_code, key, (attrs.evolve(message, unique_key=key), *wanted))
+    wanted = delay_level, out_ms, tuple(extra)
+    maker = _maker(system_topic, form)
+    record, _, tags_code, key = maker.record(message, *wanted, 0, 0, lambda _: 0, 0, 0)
+    stamped = attrs.evolve(message, unique_key=key)
+    return Draft(len(record), tags_code, key, maker, (stamped, *wanted))

@@ -119,10 +119,11 @@ def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -
     page may be cut off there, its end missing.) Most of what is written one by one lies within a
     page, so that one call in place of two does. Raises OSError.
     """
-    here = _PAGE_BYTES - place % _PAGE_BYTES
-    if here < len(data):
+    size_bytes = len(data)
+    if place % _PAGE_BYTES + size_bytes > _PAGE_BYTES:
+        here = _PAGE_BYTES - place % _PAGE_BYTES
         write_head_last(descriptor, data, place, max(here, head_bytes))
-    elif os.pwrite(descriptor, data, place) < len(data):
+    elif os.pwrite(descriptor, data, place) < size_bytes:
         raise OSError(errno.ENOSPC, "only a part could be written")
 
 

@@ -11,16 +11,19 @@ from message_store.message_batch import MessageBatch
 
 
 class WaitingTopics:
-    """The topics and queues that a store was told of, each time no more than once."""
+    """The topics and queues that a store was told of, each time no more than once.
+
+    ``highest`` is the highest queue of each: what is not above it need not be remembered.
+    """
 
     def __init__(self, store: LiveStore) -> None:
         self._store = store
-        self._known_queues: dict[str, int] = {}
+        self.highest: dict[str, int] = {}
 
     def remember(self, topic: str, queue_id: int) -> None:
         """A message waits that goes to this queue."""
-        if self._known_queues.get(topic, -1) < queue_id:
-            self._known_queues[topic] = queue_id
+        if self.highest.get(topic, -1) < queue_id:
+            self.highest[topic] = queue_id
             self._store.remember_topic(topic, queue_id)
 
     def remember_all(self, batch: MessageBatch) -> None:

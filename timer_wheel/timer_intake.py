@@ -22,7 +22,7 @@ from message_store.properties import TIMER_TOPIC
 from message_store.scheduled_batch import BatchDraft, draft_batch
 from message_store.scheduled_records import RecordForm
 from timer_wheel.recall import Target, marker_for
-from timer_wheel.timer_properties import require_kept
+from timer_wheel.timer_properties import LATEST_MS, require_kept
 from timer_wheel.wheel_math import out_ms
 
 
@@ -62,6 +62,7 @@ class TimerIntake(ABC):
             max_delay_ms=settings.max_delay_ms,
             beyond_max=settings.beyond_max,
         )
+        self._precision_ms = settings.precision_ms
         self._is_limited = False
 
     # --- one at a time ----------------------------------------------------------------------------
@@ -76,13 +77,14 @@ class TimerIntake(ABC):
             case AfterMs():
                 due_ms = now_ms + due.delay_ms
             case AtLevel():
-                due_ms = now_ms + self._levels.delay_ms(self._levels.clamp(due.level))
+                due_ms = now_ms + self._levels.asked(due.level)[1]
         promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
         if promised_ms == now_ms:
             out = self._overdue_out_ms(now_ms)
         else:
-            require_kept(due_ms, now_ms)
-            out = promised_ms - self.settings.precision_ms
+            if due_ms >= LATEST_MS or now_ms < 0:
+                require_kept(due_ms, now_ms)
+            out = promised_ms - self._precision_ms
         if self._is_limited:
             self._refuse_congestion(out, now_ms)
         return self._intake.store(

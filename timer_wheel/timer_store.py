@@ -65,7 +65,8 @@ class TimerStore(ClosedOnExit, ABC):
         """Store a message for later."""
         store = self._store
         with store.lock:
-            store.require_open()
+            if store.is_closed:
+                store.require_open()
             now_ms = self._clock.now_ms()
             self._knows_next_due = False
             count = store.log.append_count

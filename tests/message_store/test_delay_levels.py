@@ -40,6 +40,11 @@ def test_a_line_on_which_a_broker_would_not_start_is_refused(line: str) -> None:
 @pytest.mark.parametrize(("asked", "used"), [(-3, 0), (0, 0), (1, 1), (18, 18), (19, 18)])
 def test_a_level_above_the_last_is_the_last(asked: int, used: int) -> None:
     assert DEFAULT.clamp(asked) == used
+    if used:
+        assert DEFAULT.asked(asked) == (used, DEFAULT.delay_ms(used))
+    else:
+        with pytest.raises(BadFieldError, match="no such delay level"):
+            DEFAULT.asked(asked)
 
 
 @pytest.mark.parametrize("level", [0, 19, -1])

@@ -74,3 +74,10 @@ def test_the_documentation_lists_every_field() -> None:
     assert lines[0] == "**mixed**, 35 bytes, big-endian, signed"
     assert lines[-1] == "| 19 | ip16 | `wide` | a long address |"
     assert len(lines) == 4 + len(MIXED.fields)
+
+
+def test_a_part_packed_by_itself_fills_its_place() -> None:
+    part = MIXED.part("where", "long")
+    packed = part.encode(**{field.name: VALUES[field.name] for field in part.fields})
+    around = MIXED.packer_around(part).pack(-1, -2, packed, bytes(16))
+    assert around == MIXED.encode(**VALUES)

@@ -16,7 +16,7 @@ from message_store.message_codec import body_crc, decode_message_at, encode_mess
 from message_store.message_rules import RESERVED_PROPERTIES, SizeLimits
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC, encode_properties
 from message_store.record_layout import PROPERTIES_MAX_BYTES
-from message_store.scheduled_records import Draft, RecordForm, draft
+from message_store.scheduled_records import MOST_FRAMES, Draft, RecordForm, RecordMaker, draft
 from message_store.store_settings import StoreSettings
 from tests.message_store import vectors
 from tests.message_store.strategies import hosts, int32s, int64s, waiting_messages
@@ -106,6 +106,33 @@ def test_a_record_is_what_the_strict_codec_makes_of_the_same_fields(
     assert decode_message_at(record) == expected
     assert (made.size_bytes, made.unique_key) == (len(record), message.unique_key)
     assert made.tags_code == string_hash(message.tags or "")
+
+
+@given(
+    data=st.data(),
+    messages=st.lists(waiting_messages(), min_size=2, max_size=6),
+    born_host=hosts,
+    store_host=hosts,
+)
+def test_what_a_maker_keeps_from_one_record_never_shows_in_another(
+    data: st.DataObject, messages: list[Message], born_host: Host, store_host: Host
+) -> None:
+    form = RecordForm(born_host=born_host, store_host=store_host)
+    kept = RecordMaker(LEVEL_TOPIC, form)
+    for message in data.draw(st.lists(st.sampled_from(messages), max_size=12)):
+        wanted = data.draw(st.sampled_from([1, 18, None])), data.draw(st.sampled_from([None, 7]))
+        moments = data.draw(st.tuples(*[st.integers(0, 1)] * 2))
+        given = (message, *wanted, (), 3, 4, lambda size_bytes: size_bytes, *moments)
+        assert kept.record(*given) == RecordMaker(LEVEL_TOPIC, form).record(*given)
+
+
+def test_a_maker_keeps_only_so_many_topics() -> None:
+    maker = RecordMaker(LEVEL_TOPIC, FORM)
+    for number in range(2 * MOST_FRAMES + 10):
+        message = attrs.evolve(VECTOR, topic=f"t{number}")
+        record = maker.record(message, 5, None, (), 0, 0, lambda _: 0, NOW_MS, NOW_MS)[0]
+        assert b"REAL_TOPIC\x01t%d\x02" % number in record
+    assert maker.frame_count <= MOST_FRAMES
 
 
 def test_a_given_key_goes_before_the_messages_own_and_a_new_one_comes_last() -> None:
