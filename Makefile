@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# A file's tests stay together, with what they share; each of the processes may start a Spark of its own.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile
 INSTALLED := .venv/.installed
 
 help:  ## say what can be made (this list)
@@ -17,7 +19,7 @@ demo: $(INSTALLED) java  ## convert the small real store that ships with the pro
 	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
 test: $(INSTALLED) java broker watchers  ## run the tests, but for the slow ones and most of those against real brokers
-	$(PYTEST) -m "not matrix and not slow"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not matrix and not slow"
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
 	$(PYTEST) -m interop

@@ -4,6 +4,7 @@
 They are kept in the user's cache. Maven needs no network for what it has fetched before.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -50,21 +51,26 @@ def _cache() -> Path:
 
 
 def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Make a folder beside its place and rename it: never half there, also for two runs."""
+    """Make a folder beside its place and rename it: never half there. One run after the other:
+    Maven's own cache is not made for two at a time.
+    """
     place = _cache() / name
     if place.is_dir():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
+    turn = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        make(staging)
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if place.is_dir():
+            return place
+        staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
         try:
+            make(staging)
             staging.rename(place)
-        except OSError:
-            if not place.is_dir():  # else another run was first, with the same content
-                raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        os.close(turn)
     return place
 
 

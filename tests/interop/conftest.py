@@ -9,7 +9,7 @@ CI set it fails, since there a silent skip would pass for a proof.
 import os
 import subprocess
 from collections.abc import Callable, Generator, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ MakeBroker = Callable[..., Broker]
 Tell = Callable[[str], None]
 
 _brokers: list[Broker] = []
-_told: list[str] = []
+_MEASURED = "measured with real brokers"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -74,18 +74,25 @@ def make_broker(scratch: Path) -> Iterator[MakeBroker]:
     _brokers.clear()
 
 
-@pytest.fixture(scope="session")
-def tell() -> Tell:
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Tell:
     """Print a measured line at the end of the run; it is for reading, nothing depends on it."""
-    return _told.append
+    return partial(record_property, _MEASURED)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests measured."""
-    if _told:
-        terminalreporter.section("measured with real brokers")
-        for line in _told:
-            terminalreporter.line(line)
+    """Print what the tests measured, in whichever process they ran."""
+    told = {
+        str(line): None
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, line in getattr(report, "user_properties", ())
+        if name == _MEASURED
+    }
+    if told:
+        terminalreporter.section(_MEASURED)
+        for each in told:
+            terminalreporter.line(each)
 
 
 @pytest.hookimpl(wrapper=True)
