@@ -130,7 +130,8 @@ def private_bytes(process: int) -> int:
 
 def process_cpu_s(process: int | None = None) -> float:
     """Seconds of processor time that a process, this one if none is named, has used in all its
-    threads; 0 for one that is gone.
+    threads; 0 for one that is gone. A named one's with those of its children that have ended: Spark
+    ends workers that have nothing to do.
     """
     if process is None:
         used = os.times()
@@ -139,7 +140,7 @@ def process_cpu_s(process: int | None = None) -> float:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def direct_write_bytes_per_s(directory: Path, size_bytes: int = 1 << 30) -> float:
