@@ -188,7 +188,7 @@ def test_a_file_of_messages_for_people(place: Path) -> None:
         "orders: comes 2026-01-02T03:04:10Z (in 5s)",
         "orders: comes 2026-01-02T03:04:10Z (in 5s)",
         "bills: comes 2026-01-02T03:04:10Z (in 5s)",
-        "3 messages stored, due from 2026-01-02T03:04:10Z (in 5s) to 2026-01-02T03:04:10Z (in 5s)",
+        "3 messages stored, due 2026-01-02T03:04:10Z (in 5s)",
     ]
     assert done("cancel", place, *handles, "--now", NOW).count("cancelled: ") == 3
     assert done("schedule", place, *words, stdin="\n") == "0 messages stored\n"
