@@ -139,7 +139,7 @@ def topic_run(system_topic: str) -> bytes:
 
 _Frame = tuple[str, str, str, str, int]
 """What stands before the key, after it, the tag, the real queue id as properties; the tag's hash. A
-plain tuple, because a named one takes four times as long to take apart.
+plain tuple, because a named one takes several times as long to take apart.
 """
 
 

@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens damaged stores one after the other and does with each what people do: a process of its own,
-for a store that brings it down must not bring down the tests.
-"""
+"""What people do with a store, done with one that is damaged."""
 
 from __future__ import annotations
 
-import json
-import random
-import resource
-import shutil
-import signal
 import sys
 import traceback
 from collections import Counter
@@ -21,17 +14,13 @@ import numpy as np
 
 from message_store import AfterMs, AtMs, DelayStore, ManualClock, Message, MessageBatch, Severity
 from message_store.errors import DelayStoreError
-from tests.faults.damage import copy_store, damage_one
 from tests.faults.engines import ENGINES, Engine, abandon
-from tests.faults.lies import lie_once
+from tests.faults.harm_rounds import run_rounds
 
 START_MS = 1_793_000_000_000
 HALF_MS = START_MS + 40_000
 END_MS = START_MS + 86_400_000
-HARMS = {"damages": damage_one, "lies": lie_once}
 _TOPICS = ("orders", "orders2")
-_PATIENCE_S = 60
-_MEMORY_BYTES = 8 << 30
 
 
 @attrs.frozen
@@ -142,26 +131,5 @@ def _attempt(outcome: Outcome, call: Callable[[], object]) -> None:
         outcome.crashes.append(traceback.format_exc())
 
 
-def main() -> None:
-    """Do harm to a copy of the store in ``argv[3]`` for each seed, and say what came of it."""
-    harm, engine, pristine = HARMS[sys.argv[1]], ENGINES[sys.argv[2]], Path(sys.argv[3])
-    first, last = map(int, sys.argv[4:])
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    copy = pristine.with_name(f"{pristine.name}-{sys.argv[1]}-{first}")
-    for seed in range(first, last):
-        shutil.rmtree(copy, ignore_errors=True)
-        copy_store(pristine, copy)
-        damage = harm(copy, random.Random(seed))
-        _say(seed, attrs.asdict(damage))
-        signal.alarm(_PATIENCE_S)
-        _say(seed, attrs.asdict(exercise(engine, copy)))
-        signal.alarm(0)
-
-
-def _say(seed: int, what: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps([seed, what]) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    run_rounds(sys.argv[1:], lambda shape, copy: exercise(ENGINES[shape], copy))

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,8 +15,7 @@ from message_store import ManualClock
 from tests.faults.damage import Damage, copy_store
 from tests.faults.engines import ENGINES, abandon
 from tests.faults.fuzz_worker import HALF_MS, Outcome, build, exercise
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.faults.harm_rounds import harm_rounds
 
 REMOVING = ("cut", "empty", "gone")
 
@@ -34,14 +30,9 @@ SEEDS = [
 def damaged(
     harm: str, engine: str, pristine: Path, seeds: range
 ) -> list[tuple[int, Damage, Outcome]]:
-    """What came of a copy of the store for each seed; fails where the process went down."""
-    span = str(seeds.start), str(seeds.stop)
-    command = [sys.executable, "-m", "tests.faults.fuzz_worker", harm, engine, str(pristine)]
-    run = subprocess.run([*command, *span], cwd=ROOT, capture_output=True, text=True)
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert run.returncode == 0, (lines[-1:], run.stderr[-3_000:])
-    pairs = zip(lines[::2], lines[1::2], strict=True)
-    return [(seed, Damage(**what), Outcome(**came)) for (seed, what), (_, came) in pairs]
+    """What came of a copy of the store for each seed."""
+    rounds = harm_rounds(harm, engine, pristine, seeds, module="tests.faults.fuzz_worker")
+    return [(seed, damage, Outcome(**came)) for seed, damage, came in rounds]
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])

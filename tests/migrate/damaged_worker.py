@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Harms copies of stores one after the other and does with each what a migration does: a process of
-its own, for a store that brings it down must not bring down the tests.
-"""
+"""What a migration does with a store, done with one that is harmed."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import resource
-import shutil
-import signal
 import sys
 import traceback
 from collections import Counter
@@ -39,8 +34,8 @@ from migrate.rollback import roll_back
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.verify import VerifyOptions, verify
 from migrate.verify_alone import verify_alone
-from tests.faults.damage import Damage, copy_store, damage_one
-from tests.faults.lies import lie_once
+from tests.faults.damage import copy_store
+from tests.faults.harm_rounds import run_rounds
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -62,10 +57,9 @@ TARGET = TargetSettings(
 OWN = StoreSettings(
     commit_log_file_bytes=LOG_BYTES, queue_file_bytes=QUEUE_BYTES, timer_log_file_bytes=TIMER_BYTES
 )
-HARMS = {"damages": damage_one, "lies": lie_once}
+PRISTINE = "stores"
+"""The folder beside the copies, with the stores as they were."""
 TOPICS = ("TopicA", "TopicB", "%RETRY%group_a")
-_PATIENCE_S = 60
-_ADDRESS_BYTES = 8 << 30
 _RESIDENT_KIB = 2 << 20
 
 _DONE = [LevelMessage(level=level, body=b"done %d" % level) for level in (1, 3, 5)]
@@ -285,36 +279,14 @@ def _drained(shape: Shape, target: Path) -> dict[str, int]:
     return dict(bodies)
 
 
-def harm(kind: str, store: Path, seed: int) -> Damage:
-    """Do it, chosen by the seed alone."""
-    return HARMS[kind](store, random.Random(seed))
-
-
-def main() -> None:
-    """Do harm to a copy of the stores in ``argv[3]`` for each seed, and say what came of it."""
-    kind, shape, pristine = sys.argv[1], SHAPES[sys.argv[2]], Path(sys.argv[3])
-    first, last = map(int, sys.argv[4:])
-    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
-    copy = pristine.with_name(f"{pristine.name}-{kind}-{first}")
-    for seed in range(first, last):
-        shutil.rmtree(copy, ignore_errors=True)
-        copy_store(pristine, copy)
-        this = Round(shape, copy)
-        _say(seed, attrs.asdict(harm(kind, this.harmed, seed)))
-        give_times(pristine, copy)
-        signal.alarm(_PATIENCE_S)
-        outcome = this.run()
-        signal.alarm(0)
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _RESIDENT_KIB:
-            outcome.wrong.append("it took more memory than such a store is worth")
-        _say(seed, attrs.asdict(outcome))
-    shutil.rmtree(copy, ignore_errors=True)
-
-
-def _say(seed: int, what: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps([seed, what]) + "\n")
-    sys.stdout.flush()
+def exercise(shape: str, root: Path) -> Outcome:
+    """All that is done with a copy of the stores of that shape."""
+    give_times(root.with_name(PRISTINE), root)
+    outcome = Round(SHAPES[shape], root).run()
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _RESIDENT_KIB:
+        outcome.wrong.append("it took more memory than such a store is worth")
+    return outcome
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(sys.argv[1:], exercise, lambda shape, copy: Round(SHAPES[shape], copy).harmed)

@@ -6,17 +6,13 @@ a target of which the engine would deliver anything else.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.migrate.damaged_worker import SHAPES, Outcome, Round, build, copy_with_times
+from tests.faults.harm_rounds import harm_rounds
+from tests.migrate.damaged_worker import PRISTINE, SHAPES, Outcome, Round, build, copy_with_times
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SLOW = pytest.mark.slow
 
 QUICK = ("levels of 5.x, killed", "a wheel")
@@ -31,27 +27,18 @@ CASES = [
 ]
 
 
-def harmed(kind: str, shape: str, pristine: Path, seeds: range) -> list[tuple[Any, Outcome]]:
-    """What came of a copy of the stores for each seed; fails where the process went down."""
-    command = [sys.executable, "-m", "tests.migrate.damaged_worker", kind, shape, str(pristine)]
-    span = str(seeds.start), str(seeds.stop)
-    run = subprocess.run([*command, *span], cwd=ROOT, capture_output=True, text=True)
-    lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert run.returncode == 0, (lines[-1:], run.stderr[-3_000:])
-    pairs = zip(lines[::2], lines[1::2], strict=True)
-    return [((seed, harm), Outcome(**came)) for (seed, harm), (_, came) in pairs]
-
-
 @pytest.mark.parametrize(("shape", "kind", "seeds"), CASES)
 def test_a_damaged_file_is_told_or_does_no_harm(
     tmp_path: Path, shape: str, kind: str, seeds: range
 ) -> None:
-    pristine = tmp_path / "stores"
+    pristine = tmp_path / PRISTINE
     build(SHAPES[shape], pristine)
     copy_with_times(pristine, tmp_path / "right")
     right = Round(SHAPES[shape], tmp_path / "right").run()
     assert (right.wrong, right.crashes) == ([], [])
-    for harm, outcome in harmed(kind, shape, pristine, seeds):
+    rounds = harm_rounds(kind, shape, pristine, seeds, module="tests.migrate.damaged_worker")
+    for seed, damage, came in rounds:
+        harm, outcome = (seed, damage), Outcome(**came)
         assert (outcome.wrong, outcome.crashes) == ([], []), harm
         told = outcome.told
         for delivered in (told[name]["bodies"] for name in told if name.startswith("convert")):
