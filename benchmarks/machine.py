@@ -63,8 +63,8 @@ def _without_places(flags: Sequence[str]) -> list[str]:
 def python_step_ns() -> float:
     """How long this machine takes for a turn of a loop with a little arithmetic, the best of five.
 
-    Machines of one name gave the same ``schedule`` 110,000 calls a second on one day and 46,000 on
-    another: figures of single calls from two runs can be held against each other only with this.
+    It tells a slow hour: within one night the same machine took 0.1 and 0.3 µs. What single calls
+    cost follows it only in part (benchmarks/results/README.md).
     """
     turns, took = 200_000, []
     for _ in range(5):
