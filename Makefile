@@ -22,7 +22,7 @@ test: $(INSTALLED) java broker watchers  ## run the tests, but for the slow ones
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not matrix and not slow"
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
-	$(PYTEST) -m interop
+	$(PYTEST) $(SIDE_BY_SIDE) -m interop
 
 faults: $(INSTALLED) java watchers  ## run the slow tests: stores and runs that are killed, torn, filled up
 	$(PYTEST) -m "slow and not interop"
