@@ -63,6 +63,8 @@ _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 ROWS_AHEAD = 16
 """How many records ahead memory is asked for what will be read."""
 _TAIL_BYTES = 256
+_LINE_BYTES = 64
+_WHOLE_BYTES = 2048
 
 # Where the parts of a record lie, counted from its beginning. Kernels hand each other the address
 # of these numbers and not the array: counting references to that takes longer than the rest.
@@ -162,8 +164,18 @@ def come_near(record: int, size: int) -> None:
     """
     if record >= 0:
         prefetch(record)
-        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, 64):
+        prefetch(record + HEAD_BYTES)
+        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, _LINE_BYTES):
             prefetch(place)
+        prefetch(record + size - 1)
+
+
+@inline_kernel
+def come_whole(place: int, size: int) -> None:
+    """Begin to load all that is copied next, or as much of it as a processor then follows alone."""
+    if place >= 0:
+        for line in range(place, place + min(size, _WHOLE_BYTES), _LINE_BYTES):
+            prefetch(line)
 
 
 @inline_kernel

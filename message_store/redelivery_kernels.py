@@ -55,6 +55,7 @@ from message_store.log_kernels import (
     TOPIC_BYTES,
     body_is_whole,
     come_near,
+    come_whole,
     find_parts,
     head_at,
 )
@@ -97,6 +98,7 @@ _UNIT_OFFSET, _UNIT_SIZE, _UNIT_TAGS = (
     QUEUE_UNIT.offset_of(name) for name in ("commit_log_offset", "size_bytes", "tags_code")
 )
 _ASCII = np.uint64(0x8080808080808080)
+_COPIED_AHEAD = 3
 
 
 @inline_kernel
@@ -259,6 +261,10 @@ def fill_records(
     mask = lengths_mask(dropped)
     names, names_count, table = dropped.ctypes.data, dropped.shape[0], destinations.ctypes.data
     for row in range(start, stop):
+        # Copying waited for memory at the beginning of every record: a third of its time, and half
+        # where records that follow each other lie apart.
+        ahead = min(row + _COPIED_AHEAD, len(addresses) - 1)
+        come_whole(addresses[ahead], sizes[ahead])
         record = addresses[row]
         if record < 0 or not find_parts(record, sizes[row], parts.ctypes.data):
             continue
