@@ -15,6 +15,7 @@ from timer_wheel.live_metrics import LiveMetrics
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
+from timer_wheel.placed_again import PlacedAgain
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
@@ -42,8 +43,9 @@ class LiveTimers:
     are the log offsets of messages on the wheel that were dealt with although their slot is not
     over, in order; ``early`` are messages on the wheel that are due before their slot is over. From
     ``copies_from`` on the log may hold copies of messages that are still on the wheel.
-    ``has_rolled`` says whether anything ever had farther to go than a round. What the timer log
-    holds before ``log_begins`` is superseded.
+    ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
+    ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
+    ``log_begins`` is superseded.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class LiveTimers:
         self.early = TimerRows.empty()
         self.copies_from = 0
         self.has_rolled = False
+        self.placed_again = PlacedAgain()
         self.log_begins = 0
         self._repeating_until_ms = 0
         self._first_needed = 0
@@ -247,6 +250,7 @@ class LiveTimers:
             self.rebuild()
             raise
         self.placed_end = found.end
+        self.placed_again.note(found.facts)
         self.metrics.placed(rows)
 
     def rebuild(self) -> None:

@@ -28,7 +28,6 @@ from timer_wheel.timer_record_kernel import (
     STATUS,
     STORE_MS,
     TOPIC_HASH,
-    is_any_placed_again,
     read_timer_records,
 )
 from timer_wheel.wheel_kernels import (
@@ -194,13 +193,6 @@ class TimerFacts:
     def recall_keys(self) -> list[tuple[int, int]]:
         """What a message and its delete marker have in common; (0, 0) where nothing can recall."""
         return list(zip(self.table[KEY_ONE].tolist(), self.table[KEY_TWO].tolist(), strict=True))
-
-
-def are_placed_again(log: "LiveLog", offsets: Int64s, sizes: Int64s) -> bool:
-    """Whether one of the records at these places was not the first of its message, and says so."""
-    addresses = log.addresses(offsets)
-    addresses[sizes > log.rooms(offsets)] = -1
-    return bool(is_any_placed_again(addresses, int64s(sizes)))
 
 
 def read_facts(

@@ -28,7 +28,7 @@ from timer_wheel.live_timers import LiveTimers
 from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
-from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, are_placed_again
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
 from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_math import floor_ms
 
@@ -93,8 +93,7 @@ class Turning:
         rows = TimerRows.together([taken, early])
         is_plain = not (len(marks) or len(rest) or timers.has_rolled)
         is_plain = is_plain and not is_overdue(rows.slot_time_ms).any()
-        places = rows.commit_log_offset, rows.size_bytes
-        if is_plain and not are_placed_again(self._store.log, *places):
+        if is_plain and not timers.placed_again.among(rows, self._store.log):
             facts = TimerFacts.assumed(rows, timers.precision_ms)
         else:
             facts = timers.facts(rows, keys=len(marks) > 0)

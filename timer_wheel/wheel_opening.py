@@ -93,6 +93,7 @@ def _open(
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt)
+    timers.placed_again.known_from = timers.log.end
     return timers, settings
 
 
