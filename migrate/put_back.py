@@ -30,6 +30,7 @@ from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from migrate.staged_output import sole_writer
 from migrate.store_door import Door, opened_door
 from migrate.store_owner import require_owner
+from migrate.waits_twice import OwnLevels, told_not_aside
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 
@@ -85,8 +86,8 @@ def put_back(
     """Plan, and with ``execute`` do, the return of records to ``options.store``.
 
     Raises SourceError for a quarantine or a store that cannot be read or is in use, PlanError where
-    a stopped run has to be finished first or a record is not there, OptionsError where the engine
-    has to be said, TargetError.
+    a stopped run has to be finished first, the change that set the records aside was rolled back or
+    stopped, or a record is not there; OptionsError where the engine has to be said, TargetError.
     """
     refuse_unfinished(StoreRoot(options.store))
     found = find_quarantine(options.quarantine)
@@ -94,6 +95,8 @@ def put_back(
         raise SourceError(f"{options.quarantine}: nothing was set aside here")
     directory = StoreRoot(found)
     with sole_writer(directory):
+        if told := told_not_aside(found):
+            raise PlanError(told)
         quarantine = Quarantine(options.quarantine)
         return _PutBack(options, quarantine, clock or SystemClock()).run(execute=execute)
 
@@ -147,10 +150,13 @@ class _PutBack:
         known = {record.file for record in self.quarantine.records}
         if unknown := sorted(only - known):
             raise PlanError(f"{self.quarantine.directory}: has no {', '.join(unknown)}")
-        levels = self.options.levels or DelayLevels.parse()
+        levels, own_levels = self.options.levels or DelayLevels.parse(), OwnLevels(self.root)
         found = []
         for record in self.quarantine.waiting:
             if only and record.file not in only:
+                continue
+            if told := own_levels.told(record):
+                self.cannot[record.file] = told
                 continue
             try:
                 found.append(returned(record, self.options.repair, levels))

@@ -20,9 +20,10 @@ from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.small_files import PRIVATE_MODE, read_small_file, replace_file
 from message_store.store_root import StoreRoot
-from message_store.unfinished_change import BACKUP_PREFIX
+from message_store.unfinished_change import BACKUP_PREFIX, UNDONE
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.quarantine import QUARANTINE_NAME, REASONS_NAME
+from migrate.store_backup import read_change
 
 NOTES_NAME = "put-back.json"
 _COUNTS = ("pending", "converted", "skipped", "quarantined")
@@ -32,7 +33,7 @@ _COUNTS = ("pending", "converted", "skipped", "quarantined")
 class Quarantined:
     """One record that was set aside: where it waited, why it could not go, what is kept of it.
 
-    ``due_ms`` is None where nothing told it.
+    ``due_ms`` is None where nothing told it. ``source`` is the store that it waited in.
     """
 
     file: str
@@ -42,6 +43,7 @@ class Quarantined:
     reason: str
     due_ms: int | None
     raw: bytes
+    source: str | None = None
 
     @property
     def digest(self) -> str:
@@ -94,18 +96,30 @@ def find_quarantine(path: Path) -> Path | None:
     nothing was set aside.
 
     Raises SourceError for what is neither, and where a store has several (each conversion in place
-    has its own).
+    has its own; one that was rolled back has none where there is another).
     """
     store = StoreRoot(path)
     backups = map(StoreRoot, sorted(store.own.glob(f"{BACKUP_PREFIX}*")))
     places = (path, *(each.own / QUARANTINE_NAME for each in (store, *backups)))
     found = [directory for directory in places if (directory / REASONS_NAME).is_file()]
     if len(found) > 1:
+        found = [directory for directory in found if not _was_rolled_back(directory)] or found[-1:]
+    if len(found) > 1:
         named = ", ".join(map(str, found))
         raise SourceError(f"{path}: records were set aside several times, name one of {named}")
     if not found:
         _require_store(store)
     return found[0] if found else None
+
+
+def directory_of_change(quarantine: Path) -> Path:
+    """Where the note lies of the change in place that made a quarantine, if one did."""
+    return quarantine.resolve().parent.parent
+
+
+def _was_rolled_back(quarantine: Path) -> bool:
+    change = read_change(directory_of_change(quarantine))
+    return change is not None and change.state == UNDONE
 
 
 def _require_store(store: StoreRoot) -> None:
@@ -148,6 +162,7 @@ class Quarantine:
                 reason=str(facts["reason"]),
                 due_ms=None if due_ms is None else int(due_ms),
                 raw=read_small_file(self.directory / name) or b"",
+                source=None if facts.get("source") is None else str(facts["source"]),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BadFieldError(f"a line that is none of ours: {error}", path=where) from error

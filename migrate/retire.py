@@ -139,7 +139,7 @@ def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> Retire
         before=ends,
         after=ends,
         offsets_after=moved_offsets(backlog.offsets, report.offsets, now_ms),
-        asked={"target": str(target)},
+        asked={"target": str(target.absolute())},
         report=report.as_json(),
     )
     put_offsets(root, change)

@@ -17,6 +17,7 @@ from migrate.rewrite import (
     BadRecordError,
     is_deliverable_topic,
 )
+from migrate.waits_twice import told_not_aside
 
 
 @attrs.frozen(kw_only=True)
@@ -99,6 +100,8 @@ def _queue_id(message: StoredMessage, repair: Repair) -> int:
 
 def in_the_way(quarantine: Quarantine, levels: DelayLevels | None = None) -> dict[str, str]:
     """Why each record that waits cannot be put back as it is; the empty string where it can."""
+    if told := told_not_aside(quarantine.directory):
+        return {record.file: told for record in quarantine.waiting}
     found = {}
     for record in quarantine.waiting:
         try:

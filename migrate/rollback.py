@@ -17,6 +17,7 @@ from migrate.undo_change import (
     undo,
     undo_offsets,
 )
+from migrate.waits_twice import nothing_put_back, refuse_put_back
 
 PLANNED, DONE, NOTHING = "planned", "rolled back", "nothing to do"
 
@@ -48,7 +49,7 @@ def roll_back(root: StoreRoot, *, execute: bool = False) -> RollbackReport:
     """Plan, and with ``execute`` do, the way back from the newest change of a store.
 
     A way back that was stopped is gone on with by the next call. Raises SourceError, PlanError when
-    a broker has written to the store since, and TargetError.
+    a broker has written to the store since, or what was set aside was put back, and TargetError.
     """
     root.require_readable()
     if not execute:
@@ -60,7 +61,9 @@ def roll_back(root: StoreRoot, *, execute: bool = False) -> RollbackReport:
         forget_our_abort(root, all_changes_of(root))
         report = _look(root, DONE)
         if report.state == DONE:
-            _undo(root, changes_of(root)[-1], lock)
+            change = changes_of(root)[-1]
+            with nothing_put_back(root, change):
+                _undo(root, change, lock)
         return report
     finally:
         lock.release()
@@ -72,6 +75,7 @@ def _look(root: StoreRoot, state: str) -> RollbackReport:
         return RollbackReport(store=str(root.path), state=NOTHING)
     change = changes[-1]
     refuse_moved(root, change)
+    refuse_put_back(root, change)
     return RollbackReport(
         store=str(root.path),
         state=state,

@@ -192,7 +192,7 @@ def all_changes_of(root: StoreRoot) -> list[Change]:
     SourceError for a note that cannot be read.
     """
     names = [path for path in list_directories(root.own) if path.name.startswith(BACKUP_PREFIX)]
-    return [change for path in names if (change := _read_note(path)) is not None]
+    return [change for path in names if (change := read_change(path)) is not None]
 
 
 def changes_of(root: StoreRoot) -> list[Change]:
@@ -206,7 +206,11 @@ def unfinished_change(root: StoreRoot) -> Change | None:
     return found[-1] if found else None
 
 
-def _read_note(directory: Path) -> Change | None:
+def read_change(directory: Path) -> Change | None:
+    """The change whose directory this is, None for one that has no note of any.
+
+    Raises SourceError for a note that cannot be read.
+    """
     path = directory / NOTE_NAME
     content = read_small_file(path)
     if content is None:

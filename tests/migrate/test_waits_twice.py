@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was set aside waits in one place: not in the levels and where it was put back to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legacy_levels.level_backlog import read_backlog
+from legacy_levels.level_store import LevelStore
+from message_store.clock import ManualClock
+from message_store.errors import PlanError, TargetError
+from message_store.store_root import StoreRoot
+from migrate.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back
+from migrate.quarantined import Quarantine
+from migrate.retire import retire
+from migrate.returned_record import in_the_way
+from migrate.rollback import roll_back
+from migrate.staged_output import sole_writer
+from migrate.store_backup import UNDOING, all_changes_of
+from migrate.store_door import Door
+from tests.independent.level_store_builder import LevelMessage, build_level_store
+from tests.migrate.conversions import NOW_MS, build_and_convert
+from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+from timer_wheel.wheel_store import WheelStore
+
+STORED_MS = NOW_MS - 60_000
+ODD = "level-18-1.record"
+
+
+def properties(unique_key: str) -> bytes:
+    """Properties that say another level than the queue does: a broker delivers it all the same."""
+    pairs = [("REAL_TOPIC", "T"), ("UNIQ_KEY", unique_key), ("DELAY", "7"), ("REAL_QID", "1")]
+    return "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+
+
+def items() -> list[LevelMessage]:
+    """The first is fine, the second is set aside and can be put back."""
+    return [
+        LevelMessage(level=18, store_timestamp_ms=STORED_MS, unique_key="K1"),
+        LevelMessage(level=18, store_timestamp_ms=STORED_MS, raw_properties=properties("K2")),
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of levels, not converted yet."""
+    build_level_store(tmp_path / "store", items())
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Another store, in which one message waits."""
+    message = LevelMessage(level=18, store_timestamp_ms=STORED_MS, unique_key="K0")
+    build_level_store(tmp_path / "other", [message])
+    return tmp_path / "other"
+
+
+def convert_it(store: Path) -> Path:
+    """Convert it in place; where it keeps what it set aside."""
+    do(store, NOW_MS, on_bad_record="quarantine")
+    return Quarantine(store).directory
+
+
+def back(quarantine: Path, store: Path, *, execute: bool = True) -> PutBackReport:
+    request = PutBackOptions(quarantine=quarantine, store=store)
+    return put_back(request, execute=execute, clock=ManualClock(NOW_MS))
+
+
+def undo(store: Path, *, execute: bool = True) -> str:
+    return roll_back(StoreRoot(store), execute=execute).state
+
+
+def keys_in(store: Path) -> set[str | None]:
+    with LevelStore.open(store, clock=ManualClock(NOW_MS)) as opened:
+        return {each.unique_key for each in opened.pending()}
+
+
+# --- put back, and then rolled back ---------------------------------------------------------------
+
+
+def test_what_was_put_back_elsewhere_is_not_rolled_back_as_well(store: Path, other: Path) -> None:
+    aside = convert_it(store)
+    assert back(store, other).state == DONE
+    assert keys_in(other) == {"K0", "K2"}
+    before = tree(store)
+    for execute in (False, True):
+        with pytest.raises(PlanError, match=rf"{ODD} into .*other.*delivered twice") as refusal:
+            undo(store, execute=execute)
+        assert str(aside / "put-back.json") in str(refusal.value)
+    assert tree(store) == before
+    assert len(read_backlog(store)) == 0
+
+
+def test_what_is_about_to_be_put_back_is_not_rolled_back_either(
+    store: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert_it(store)
+
+    def stop(*_given: Any) -> int:
+        raise Stopped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Door, "append", stop)
+        patched.setattr(LevelStore, "__exit__", lambda opened, *_: opened.abandon())
+        with pytest.raises(Stopped):
+            back(store, other)
+    with pytest.raises(PlanError, match=r"about to be .*delivered twice"):
+        undo(store)
+    back(store, other)
+    with pytest.raises(PlanError, match="delivered twice"):
+        undo(store)
+
+
+def test_once_it_is_taken_out_of_there_the_change_can_be_rolled_back(
+    store: Path, other: Path
+) -> None:
+    before, aside = tree(store), convert_it(store)
+    back(store, other)
+    (aside / "put-back.json").write_text(json.dumps({"done": {}, "begun": None}))
+    assert undo(store) == "rolled back"
+    assert tree(store) == before
+
+
+def test_what_was_put_back_into_the_store_itself_is_seen_in_its_log(store: Path) -> None:
+    convert_it(store)
+    request = PutBackOptions(quarantine=store, store=store, engine="levels")
+    assert put_back(request, execute=True, clock=ManualClock(NOW_MS)).state == DONE
+    with pytest.raises(PlanError, match="has written to it since"):
+        undo(store)
+
+
+def test_nobody_puts_back_while_a_change_is_rolled_back(store: Path) -> None:
+    aside = convert_it(store)
+    with (
+        sole_writer(StoreRoot(aside)),
+        pytest.raises(TargetError, match="another conversion is writing here"),
+    ):
+        undo(store)
+    assert undo(store) == "rolled back"
+
+
+# --- rolled back, and then put back ---------------------------------------------------------------
+
+
+def test_what_was_rolled_back_is_not_put_back_as_well(store: Path, other: Path) -> None:
+    aside = convert_it(store)
+    undo(store)
+    assert len(read_backlog(store)) == 2  # both wait in the levels again
+    before = tree(other)
+    for quarantine, execute in itertools.product((store, aside), (False, True)):
+        with pytest.raises(PlanError, match=r"rolled back.*in its levels again"):
+            back(quarantine, other, execute=execute)
+    with pytest.raises(PlanError, match="rolled back"):
+        back(store, store)
+    assert tree(other) == before
+    [reason] = in_the_way(Quarantine(store)).values()
+    assert "rolled back" in reason
+
+
+def test_a_rollback_that_was_stopped_lets_nothing_be_put_back(store: Path, other: Path) -> None:
+    convert_it(store)
+    states = set[str]()
+    for number in itertools.count():
+        try:
+            with stopping_before(store, number):
+                undo(store)
+            break
+        except Stopped:
+            pass
+        state = all_changes_of(StoreRoot(store))[-1].state
+        states.add(state)
+        if state == UNDOING:
+            with pytest.raises(PlanError, match="in its levels"):
+                back(store, other)
+    assert UNDOING in states
+    with pytest.raises(PlanError, match="rolled back"):
+        back(store, other)
+
+
+def test_a_conversion_that_was_stopped_lets_nothing_be_put_back(store: Path, other: Path) -> None:
+    for number in itertools.count():
+        with pytest.raises(Stopped), stopping_before(store, number):
+            do(store, NOW_MS, on_bad_record="quarantine")
+        if Quarantine(store).records:
+            break
+        undo(store)
+    with pytest.raises(PlanError, match=r"stopped while it was begun.*rollback"):
+        back(store, other)
+    convert_it(store)
+    assert back(store, other).state == DONE
+
+
+def test_of_two_conversions_the_one_rolled_back_has_set_nothing_aside(
+    store: Path, other: Path
+) -> None:
+    convert_it(store)
+    undo(store)
+    convert_it(store)
+    assert back(store, other, execute=False).state == PLANNED
+    assert back(store, other).state == DONE
+
+
+# --- converted elsewhere --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Converted into ``target`` beside it, where the second message is set aside."""
+    build_and_convert(tmp_path, items(), on_bad_record="quarantine")
+    return tmp_path / "source"
+
+
+def test_a_level_that_still_has_a_record_does_not_get_it_once_more(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    report = back(target, source)
+    assert report.put_back == ()
+    assert "waits in level 18 of" in report.in_the_way[ODD]
+    assert "retire" in report.in_the_way[ODD]
+    retire(source, target, execute=True)
+    assert back(target, source).state == DONE
+    assert keys_in(source) == {"K2"}
+
+
+def test_a_level_of_the_source_under_another_name_is_known_by_its_log(
+    source: Path, tmp_path: Path
+) -> None:
+    moved = source.rename(tmp_path / "moved")
+    assert "waits in level 18 of" in back(tmp_path / "target", moved).in_the_way[ODD]
+
+
+def test_a_source_is_not_brought_back_whose_record_was_put_into_a_third_store(
+    source: Path, other: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    retire(source, target, execute=True)
+    back(target, other)
+    with pytest.raises(PlanError, match=rf"{ODD} into .*other.*delivered twice"):
+        undo(source)
+
+
+def test_a_source_is_brought_back_whose_record_lies_with_all_others_in_the_target(
+    source: Path, tmp_path: Path
+) -> None:
+    """The target is thrown away, then, with all that is in it."""
+    target = tmp_path / "target"
+    retire(source, target, execute=True)
+    back(target, target)
+    with WheelStore.open(target, clock=ManualClock(NOW_MS)) as opened:
+        assert {each.unique_key for each in opened.pending()} == {"K1", "K2"}
+    assert undo(source) == "rolled back"
+    assert keys_in(source) == {"K1", "K2"}
