@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from cli_input import PRECISIONS, STORE, all_of, said
 from cli_values import TIME_FORMS, Duration, Time
+from message_store.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"
 _MADE_UP = ("levels", "uniform", "burst", "tdmq")
@@ -40,9 +41,8 @@ def require_flags_that_apply(workload: str, clock: str) -> None:
         if clock != "virtual" and option.name in _FOR_THE_VIRTUAL_CLOCK:
             raise click.UsageError(f"{option.opts[0]} needs the virtual clock")
         if workload not in known:
-            told = " and ".join(filter(None, (", ".join(known[:-1]), known[-1])))
             raise click.UsageError(
-                f"{option.opts[0]} is for --workload {told}; {workload} has no use for it"
+                f"{option.opts[0]} is for --workload {listed(known)}; {workload} has no use for it"
             )
 
 

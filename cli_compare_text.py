@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
-from cli_text import add_row, new_table, size
+from cli_text import add_row, new_table
 from compare.openings import opening_rows
 from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.verdict import duration, verdict, when_due
+from compare.verdict import verdict, when_due
 from message_store.delay_levels import format_delay
-from message_store.printable import counted, iso_time
+from message_store.printable import counted, duration, iso_time, size
 
 _ABSENT = "–"
 
@@ -38,7 +38,7 @@ def race_table(results: RaceResults) -> Table:
     table = new_table(["", *(engine.name for engine in ran)])
     for title, figure in _figures(ran) if ran else ():
         add_row(table, title, *(figure(engine) for engine in ran))
-    for title, _hint, cells in opening_rows(ran, duration, size):
+    for title, _hint, cells in opening_rows(ran):
         add_row(table, title.replace("… ", "  "), *cells)
     return table
 

@@ -20,6 +20,7 @@ from message_store.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
 from message_store.durations import DURATION_FORMS
 from message_store.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
 from message_store.message import Message, StoredMessage
+from message_store.printable import listed
 
 LINES = "--lines"
 DUE_FIELDS = ("at", "after", "level")
@@ -62,7 +63,7 @@ def due_of(
     said = [names.format(name) for name, value in given.items() if value is not None]
     if len(said) != 1:
         choice = ", ".join(names.format(name) for name in given)
-        found = " and ".join(said) or "none of them"
+        found = listed(said) if said else "none of them"
         raise click.UsageError(f"one of {choice} says when; found {found}")
     if at_ms is not None:
         return AtMs(at_ms)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from cli_text import count, level_name, quarantine_lines, size
-from message_store.printable import counted, iso_time, shell_word, when
+from cli_text import count, level_name, quarantine_lines
+from message_store.printable import counted, iso_time, shell_word, size, when
 
 if TYPE_CHECKING:
     from migrate.in_place_report import InPlaceReport

@@ -26,7 +26,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
 from message_store.errors import BadRecordsError, DelayStoreError
 from message_store.message import StoredMessage
-from message_store.printable import counted, iso_time, printable, shell_word, when
+from message_store.printable import counted, iso_time, printable, shell_word, size, when
 from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
@@ -94,7 +94,7 @@ class Output(Printer):
         names = [topic.name for topic in found.topics]
         self._say(f"{counted(len(names), 'topic')}: {text.some(names, LISTED_TOPICS)}")
         for each in found.files:
-            sizes = f"{text.size(each.size_bytes)}, {text.size(each.disk_bytes)} on disk"
+            sizes = f"{size(each.size_bytes)}, {size(each.disk_bytes)} on disk"
             self._say(f"  {each.name}: {counted(each.files, 'file')}, {sizes}")
         for problem in found.problems:
             self.warn(problem)
@@ -247,7 +247,7 @@ class Output(Printer):
         if self.as_json:
             self._print_json({"path": path, **attrs.asdict(made)})
             return
-        log = text.size(made.commit_log_bytes)
+        log = size(made.commit_log_bytes)
         delivered = sum(made.delivered_by_level.values())
         waiting = counted(made.messages - delivered, "message waits", "messages wait")
         self._say(f"{path}: {waiting} in {counted(len(made.messages_by_level), 'level')}")

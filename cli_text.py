@@ -15,7 +15,7 @@ from rich.text import Text
 
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Pending
-from message_store.printable import counted, iso_time, printable, shell_word, when
+from message_store.printable import counted, iso_time, printable, shell_word, size, when
 from migrate.report import COUNT_NAMES
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ UNKNOWN = "?"
 def count(number: int | None) -> str:
     """A number with thousands separators; ? for one that is not known."""
     return UNKNOWN if number is None else f"{number:,}"
-
-
-def size(length: int) -> str:
-    """A length in the largest unit that fits."""
-    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if length >= unit_bytes:
-            return f"{length / unit_bytes:,.1f} {unit}"
-    return f"{length:,} bytes"
 
 
 def level_name(level: int, delay_ms: int | None) -> str:

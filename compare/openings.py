@@ -1,29 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What opening again cost the engines of a race, side by side, in words."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from compare.results import EngineResult, Opening
+from message_store.printable import duration, size
 
 NOTHING = "–"
 _MS = 1_000
 
 
-def opening_rows(
-    ran: Sequence[EngineResult], duration: Callable[[float], str], size: Callable[[int], str]
-) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Two rows for every time that engines were opened again: a title, what it means, and a cell an
     engine.
     """
     for kind, at_ms, openings in side_by_side(ran):
-        cells = (_opened(each, duration, size) for each in openings)
         yield (
             f"opened again, {kind} after {duration(at_ms)}",
             "until it knew what is due next; what came from the disk",
-            tuple(cells),
+            tuple(map(_opened, openings)),
         )
-        cells = (_delivered(each, duration, size) for each in openings)
-        yield "… its first delivery", "so long for so many messages", tuple(cells)
+        delivered = tuple(map(_delivered, openings))
+        yield "… its first delivery", "so long for so many messages", delivered
 
 
 def side_by_side(
@@ -39,23 +37,19 @@ def side_by_side(
             yield kind, at_ms, openings
 
 
-def _opened(
-    opening: Opening | None, duration: Callable[[float], str], size: Callable[[int], str]
-) -> str:
+def _opened(opening: Opening | None) -> str:
     if opening is None:
         return NOTHING
-    return duration(opening.open_s * _MS) + _read(opening.read_bytes, size)
+    return duration(opening.open_s * _MS) + _read(opening.read_bytes)
 
 
-def _delivered(
-    opening: Opening | None, duration: Callable[[float], str], size: Callable[[int], str]
-) -> str:
+def _delivered(opening: Opening | None) -> str:
     if opening is None or not opening.first_messages:
         return NOTHING
     took = f"{duration(opening.first_s * _MS)} for {opening.first_messages:,}"
-    return took + _read(opening.first_read_bytes, size)
+    return took + _read(opening.first_read_bytes)
 
 
-def _read(length: int, size: Callable[[int], str]) -> str:
+def _read(length: int) -> str:
     """What came from the disk, where anything did."""
     return f", {size(length)} read" if length else ""

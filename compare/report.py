@@ -14,9 +14,9 @@ from markupsafe import Markup
 from compare.openings import NOTHING, opening_rows
 from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
 from compare.results import EngineResult, Lateness, RaceResults, Round
-from compare.verdict import duration, same_speed, same_time, verdict, when_due
+from compare.verdict import same_speed, same_time, verdict, when_due
 from message_store.html_pages import html_environment
-from message_store.printable import iso_time
+from message_store.printable import duration, iso_time, size
 from message_store.small_files import replace_file
 
 TEMPLATE = "race_report.html.jinja"
@@ -98,11 +98,11 @@ def _rows(ran: Sequence[EngineResult]) -> Iterator[Row]:
         refused = [Cell(f"{engine.not_taken:,}") for engine in ran]
         yield Row("not taken", "due later than it can keep", tuple(refused))
     yield _costs(ran, "processor", "of one core", "cpu_percent", lambda value: f"{value:,.0f} %")
-    yield _costs(ran, "memory", "at most, mapped files too", "peak_memory_bytes", _size)
-    private = tuple(Cell(_size(engine.peak_private_bytes)) for engine in ran)
+    yield _costs(ran, "memory", "at most, mapped files too", "peak_memory_bytes", size)
+    private = tuple(Cell(size(engine.peak_private_bytes)) for engine in ran)
     yield Row("… of it private", "shared with no file", private)
-    yield _costs(ran, "disk", "at the end", "bytes_on_disk", _size)
-    for title, hint, texts in opening_rows(ran, duration, _size):
+    yield _costs(ran, "disk", "at the end", "bytes_on_disk", size)
+    for title, hint, texts in opening_rows(ran):
         yield Row(title, hint, tuple(map(Cell, texts)))
 
 
@@ -167,10 +167,3 @@ def _range(rounds: Sequence[Round], name: str, text: Callable[[float], str]) -> 
     if len(values) < 2 or text(min(values)) == text(max(values)):
         return ""
     return f"{text(min(values))} – {text(max(values))}"
-
-
-def _size(length: float) -> str:
-    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if length >= unit_bytes:
-            return f"{length / unit_bytes:,.1f} {unit}"
-    return f"{length / 1024:,.0f} KiB"

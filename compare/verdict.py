@@ -5,20 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from compare.openings import side_by_side
 from compare.results import EngineResult, RaceResults, WorkloadFacts
-from message_store.printable import counted
+from message_store.printable import DURATION_UNITS_MS, counted, duration, listed
 
 _FAIR_FACTOR, _NO_TIME_MS = 2, 100
 _SAME_TIME, _SAME_SPEED = 0.05, 0.10
 """Shares within which times, and speeds and costs, are as good as equal: one run is no proof."""
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names as people list them.
-
-    >>> listed(["levels", "wheel", "memory"])
-    'levels, wheel and memory'
-    """
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def verdict(results: RaceResults) -> tuple[str, ...]:
@@ -196,7 +187,7 @@ def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:
 
 def same_time(one_ms: float, other_ms: float) -> bool:
     """Whether two durations are as good as equal: by their share, or as people read them."""
-    unit_ms = next((unit / 10 for _name, unit in _UNITS if abs(other_ms) >= unit), 1)
+    unit_ms = next((unit / 10 for _name, unit in DURATION_UNITS_MS if abs(other_ms) >= unit), 1)
     return abs(one_ms - other_ms) <= max(_SAME_TIME * abs(other_ms), unit_ms)
 
 
@@ -229,18 +220,3 @@ def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> 
     if facts.overdue == facts.messages:
         return overdue
     return f"due up to {span(facts.delay_max_ms)} later; {overdue}"
-
-
-_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
-
-
-def duration(late_ms: float) -> str:
-    """A short duration for people.
-
-    >>> duration(999), duration(5_200), duration(890_000), duration(-3)
-    ('999 ms', '5.2 s', '14.8 min', '-3 ms')
-    """
-    for unit, unit_ms in _UNITS:
-        if abs(late_ms) >= unit_ms:
-            return f"{late_ms / unit_ms:,.1f} {unit}"
-    return f"{late_ms:,.0f} ms"

@@ -30,11 +30,11 @@ from compare.observation import RaceSettings
 from compare.putting import Putter
 from compare.reopening import Reopening, clear_the_way, end_store
 from compare.results import FaultSeen
-from compare.verdict import duration
 from compare.workload import MessageMaker, Workload
 from message_store.clock import ManualClock, stopwatch_s
 from message_store.delay_store import DelayStore
 from message_store.errors import TargetError
+from message_store.printable import duration
 
 LOOK_EVERY_MS = 1_000
 NEVER_MS = 1 << 62

@@ -7,10 +7,13 @@ colour a terminal, or turn the direction of what follows.
 
 import os
 import shlex
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+DURATION_UNITS_MS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+"""What ``duration`` tells, to a tenth; shorter ones to the millisecond."""
 
 
 def printable(text: str) -> str:
@@ -55,6 +58,16 @@ def counted(number: int | None, one: str, many: str = "") -> str:
     return f"{told} {one if number == 1 else many or f'{one}s'}"
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names as a sentence has them.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def iso_time(time_ms: int) -> str:
     """A time in UTC, with milliseconds only where it has some.
 
@@ -83,6 +96,30 @@ def span(duration_ms: int) -> str:
         parts.append((count, unit))
     first = next((place for place, (count, _unit) in enumerate(parts) if count), 3)
     return " ".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count) or "0s"
+
+
+def duration(length_ms: float) -> str:
+    """A duration in one unit, for figures that stand beside each other.
+
+    >>> duration(999), duration(5_200), duration(890_000), duration(-3)
+    ('999 ms', '5.2 s', '14.8 min', '-3 ms')
+    """
+    for unit, unit_ms in DURATION_UNITS_MS:
+        if abs(length_ms) >= unit_ms:
+            return f"{length_ms / unit_ms:,.1f} {unit}"
+    return f"{length_ms:,.0f} ms"
+
+
+def size(length: float) -> str:
+    """A length in bytes, in the largest unit that fits.
+
+    >>> size(1_023), size(1_536), size(5 << 30)
+    ('1,023 bytes', '1.5 KiB', '5.0 GiB')
+    """
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if length >= unit_bytes:
+            return f"{length / unit_bytes:,.1f} {unit}"
+    return f"{length:,.0f} bytes"
 
 
 def when(time_ms: int, now_ms: int) -> str:

@@ -20,7 +20,7 @@ from compare.observation import (
     write_observation,
 )
 from compare.results import FaultSeen, Lateness, LatenessCurve, Opening, Usage
-from compare.verdict import duration, verdict
+from compare.verdict import verdict
 from compare.workload import Workload
 from compare.workloads import START_MS
 from tests.compare.races import engines, race, small
@@ -244,11 +244,3 @@ def test_an_engine_that_loses_messages_wins_nothing(tmp_path: Path) -> None:
     assert sentences[0] == "memory is wrong: 0 early, 3 missing, 0 repeated"
     assert sentences[1].startswith("wheel and levels delivered all")
     assert not [sentence for sentence in sentences[2:] if "memory" in sentence]
-
-
-@pytest.mark.parametrize(
-    ("late_ms", "text"),
-    [(0, "0 ms"), (999, "999 ms"), (1_000, "1.0 s"), (90_000, "1.5 min"), (-2_000, "-2.0 s")],
-)
-def test_durations_are_short(late_ms: float, text: str) -> None:
-    assert duration(late_ms) == text

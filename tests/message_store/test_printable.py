@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a command to copy: printed safely, and pasted they are what they were."""
+"""Words of a command to copy: printed safely, and pasted they are what they were. Durations."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from message_store.printable import printable, shell_word
+from message_store.printable import duration, printable, shell_word
 
 BASH = shutil.which("bash")
 
@@ -35,3 +35,11 @@ def test_a_path_is_the_same_after_printing_and_pasting(path: str) -> None:
     script = f"printf %s {word}".encode()
     done = subprocess.run([BASH, "-c", script], capture_output=True, check=True)
     assert done.stdout == os.fsencode(path)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "text"),
+    [(0, "0 ms"), (999, "999 ms"), (1_000, "1.0 s"), (90_000, "1.5 min"), (-2_000, "-2.0 s")],
+)
+def test_durations_are_short(late_ms: float, text: str) -> None:
+    assert duration(late_ms) == text
