@@ -15,6 +15,7 @@ import attrs
 
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.errors import DelayStoreError, OptionsError
+from message_store.printable import listed
 from message_store.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
@@ -27,13 +28,13 @@ FirstRecord = tuple[int, bytes]
 
 
 class SameBrokerError(OptionsError):
-    """Stores of one broker in one run: what waits in both would be delivered once from each."""
+    """Stores of one broker in one run: what waits in them would be delivered once from each."""
 
 
 @attrs.frozen
 class Replicas:
     """Stores (by their place in what was asked for) of one broker, and by what that was seen: a
-    record at ``commit_log_offset`` which they share.
+    record at ``commit_log_offset`` which two of them share, or more.
     """
 
     places: tuple[int, ...]
@@ -97,23 +98,28 @@ def _record(data: bytearray) -> bytes:
 def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:
     """The refusal of a group, with what tells the master from its copies."""
     stores = [sources[place] for place in group.places]
-    names = " and ".join(map(str, stores))
+    where, them = ("", "both") if len(stores) == 2 else (" in two or more of them", "all")
     return SameBrokerError(
-        f"{names} hold the data of one broker: the record at log offset"
-        f" {group.commit_log_offset:,} is the same; converted both, its messages would be delivered"
-        f" from each. Convert the master's store only{_hint(stores)}"
+        f"{listed(map(str, stores))} hold the data of one broker: the record at log offset"
+        f" {group.commit_log_offset:,} is the same{where}; if {them} were converted, its messages"
+        f" would be delivered from each. Convert the master's store only{_hint(stores)}"
     )
 
 
 def _hint(stores: Sequence[Path]) -> str:
-    """Which of them has delivered furthest, where their offsets tell."""
+    """Which of them have delivered furthest, where their offsets tell."""
     progress = {}
     for store in stores:
         try:
             progress[store] = sum(read_delay_offsets(store).offsets.values())
         except DelayStoreError:
             return ""
-    furthest = max(stores, key=lambda store: progress[store])
-    if sum(value == progress[furthest] for value in progress.values()) > 1:
+    furthest = max(progress.values())
+    ahead = [store for store in stores if progress[store] == furthest]
+    if len(ahead) == len(stores):
         return " (their delayOffset.json are at the same place)"
-    return f" (a slave's delayOffset.json lags behind: that of {furthest} is ahead)"
+    those, are = ("that", "is") if len(ahead) == 1 else ("those", "are")
+    return (
+        f" (a slave's delayOffset.json lags behind: {those} of {listed(map(str, ahead))} {are}"
+        " ahead)"
+    )

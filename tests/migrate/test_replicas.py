@@ -87,3 +87,28 @@ def test_the_refusal_names_both_the_evidence_and_who_is_ahead(tmp_path: Path) ->
     (master / "config/delayOffset.json").write_bytes(b"{")
     (master / "config/delayOffset.json.bak").write_bytes(b"{")
     assert "ahead" not in str(same_broker([slave, master], group))
+
+
+@pytest.mark.parametrize(
+    ("slave_offset", "copy_offset", "who_is_ahead"),
+    [
+        (12, 11, "that of {master} is ahead)"),
+        (12, 20, "those of {master} and {copy} are ahead)"),
+        (20, 20, "(their delayOffset.json are at the same place)"),
+    ],
+)
+def test_the_refusal_of_three_names_all_of_them(
+    slave_offset: int, copy_offset: int, who_is_ahead: str, tmp_path: Path
+) -> None:
+    offsets = {"slave": slave_offset, "master": 20, "copy": copy_offset}
+    stores = [
+        a_store(tmp_path, name, body=b"same", offsets={3: offset})
+        for name, offset in offsets.items()
+    ]
+    [group] = find_replicas(stores)
+    sentence = str(same_broker(stores, group))
+    slave, master, copy = stores
+    assert f"{slave}, {master} and {copy} hold the data of one broker: " in sentence
+    assert "if all were converted, its messages would be delivered from each" in sentence
+    assert "both" not in sentence
+    assert sentence.endswith(who_is_ahead.format(master=master, copy=copy))
