@@ -198,10 +198,7 @@ class Output(Printer):
         if self.as_json:
             self._print_json(report.as_json())
             return
-        counts = ["converted", "missing", "unexpected", "different", "quarantined", "sampled"]
-        counts += ["only_counted"] if report.only_counted else []
-        said = [f"{getattr(report, name):,} {text.title(name)}" for name in counts]
-        self._say(", ".join(said))
+        self._say(", ".join(text.account(report)))
         for difference in report.differences[:LISTED_DIFFERENCES]:
             self._say_lines(text.difference_lines(difference))
         if (more := len(report.differences) - LISTED_DIFFERENCES) > 0:

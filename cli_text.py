@@ -261,6 +261,17 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     return lines
 
 
+def account(report: "VerifyReport") -> Iterable[str]:
+    """How many messages a verification found in which state, and of how many it read some again."""
+    for name in ("converted", "missing", "unexpected", "different", "quarantined"):
+        yield f"{getattr(report, name):,} {name}"
+    if report.sampled:
+        expected = report.converted + report.missing + report.different
+        yield f"{report.sampled:,} of {expected:,} sampled"
+    if report.only_counted:
+        yield f"{report.only_counted:,} only counted"
+
+
 def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
     """What a verification comes to, said of no more than what it looked at."""
     if report.was_opened:

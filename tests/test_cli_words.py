@@ -100,6 +100,20 @@ def test_the_verdict_is_about_what_was_looked_at(
     assert list(cli_text.verdict(report, "TARGET")) == lines
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"sampled": 200}, ["200 of 4,003 sampled"]),
+        ({"sampled": 0, "only_counted": 1_000}, ["1,000 only counted"]),
+        ({"sampled": 0, "has_source": False}, []),
+    ],
+)
+def test_a_sample_is_said_with_what_it_is_of(facts: dict[str, Any], told: Sequence[str]) -> None:
+    report = VerifyReport(4_000, missing=1, unexpected=7, different=2, quarantined=5, **facts)
+    states = ["4,000 converted", "1 missing", "7 unexpected", "2 different", "5 quarantined"]
+    assert list(cli_text.account(report)) == [*states, *told]
+
+
 def test_what_is_wrong_beside_the_messages_is_counted_where_it_is_more_than_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
