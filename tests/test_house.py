@@ -280,6 +280,13 @@ def test_every_module_opens_with_its_purpose() -> None:
     assert silent == []
 
 
+def test_every_example_in_a_docstring_is_run() -> None:
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    places = facts["tool"]["pytest"]["ini_options"]["testpaths"]
+    shown = [source.path for source in EVERYTHING if re.search(r"^ +>>> ", source.text, re.M)]
+    assert [path for path in shown if path.split("/")[0] not in places] == []
+
+
 def test_modules_stay_readable_in_one_sitting() -> None:
     lengths = {source.path: source.text.count("\n") for source in PRODUCT}
     assert {path: lines for path, lines in lengths.items() if lines > 350} == {}
