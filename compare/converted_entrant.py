@@ -16,6 +16,7 @@ from compare.delivered_topics import read_delivered_keys
 from compare.engine_process import run_in_process
 from compare.engine_watch import Progress
 from compare.observation import Delivered, Observation, RaceSettings
+from compare.room import copied_store_bytes
 from compare.work_files import copy_store, read_workload, remove, write_workload
 from compare.workload import Workload
 from message_store.byte_column import Int64s, int64s
@@ -43,6 +44,10 @@ class ConvertedEntrant:
                 "some of its messages share a unique key, or have none: they cannot be told apart"
             )
         return None
+
+    def store_bytes(self, workload: Workload) -> int:
+        """Room for the copy, whatever part of it the workload is."""
+        return copied_store_bytes(self.target)
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress

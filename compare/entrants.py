@@ -11,6 +11,8 @@ from compare.engine_watch import Progress
 from compare.engines import ENGINES
 from compare.java_engines import JAVA_ENTRANTS
 from compare.observation import Observation, RaceSettings
+from compare.room import store_bytes
+from compare.workload import Workload
 
 
 class Entrant(Protocol):
@@ -20,6 +22,9 @@ class Entrant(Protocol):
         """In one sentence why it cannot run like this, here; None where it can. What has to be
         fetched is fetched now.
         """
+
+    def store_bytes(self, workload: Workload) -> int:
+        """What its store takes on the disk at most."""
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress
@@ -40,6 +45,10 @@ class PythonEntrant:
     def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
         """What the engine needs and is not there."""
         return ENGINES[self.name].lacks()
+
+    def store_bytes(self, workload: Workload) -> int:
+        """Room for the messages as they wait and as they are delivered."""
+        return store_bytes(workload)
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress

@@ -22,6 +22,7 @@ from compare.engine_watch import SAMPLE_EVERY_S, Progress
 from compare.observation import Costs, Delivered, Observation, RaceSettings, SeenRounds
 from compare.results import Usage
 from compare.rocketmq_jars import classes, jars, missing_tools
+from compare.room import store_bytes
 from compare.work_files import (
     disk_bytes,
     make_directory,
@@ -29,6 +30,7 @@ from compare.work_files import (
     read_workload,
     remove,
 )
+from compare.workload import Workload
 from message_store.byte_column import Int64s
 from message_store.clock import SystemClock
 from message_store.errors import DelayStoreError
@@ -83,6 +85,10 @@ class JavaEntrant:
             why = str(failure).splitlines()[0]
             return f"not available: RocketMQ {self.version} cannot be had: {why}"
         return None
+
+    def store_bytes(self, workload: Workload) -> int:
+        """Room for the messages as they wait and as they are delivered."""
+        return store_bytes(workload)
 
     def _classes(self) -> Path:
         sources = [_JAVA / "Entrant.java", _JAVA / f"{self.program}.java"]

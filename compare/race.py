@@ -19,11 +19,6 @@ from compare.work_files import WORKLOAD_FILE, free_bytes, remove, write_workload
 from compare.workload import Workload
 from message_store.errors import DelayStoreError, SourceError, TargetError
 
-_RECORD_BESIDES_BODY_BYTES = 350
-_BESIDES_BYTES = 20 + 20 + 53
-_STORE_BYTES = 96 << 20
-"""The slots of a wheel that are all in use, an index and its log, RocketMQ's own logs."""
-
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
     """For whoever does not want to hear how far it is."""
@@ -53,7 +48,7 @@ def run_race(
 
     Raises TargetError where the disk has no room or refuses, SourceError where it cannot be read.
     """
-    require_room(race)
+    require_room(race, entrants)
     workload_file = race.directory / WORKLOAD_FILE
     write_workload(workload_file, race.workload)
     field = _Field(race, entrants, progress)
@@ -121,20 +116,15 @@ def _with_deliveries(seen: Observation, store: Path, workload: Workload) -> Obse
     return attrs.evolve(seen, delivered=read_delivered(store, workload.topics))
 
 
-def needed_bytes(race: Race) -> int:
-    """What the stores take on the disk at most: each message twice, and what belongs to it.
-
-    Files of a log are as long as the broker's from the beginning, but take only what is written.
-    """
-    sizes = race.workload.body_bytes
-    each = 2 * (int(sizes.sum()) + len(sizes) * _RECORD_BESIDES_BODY_BYTES)
-    one = each + len(sizes) * _BESIDES_BYTES + _STORE_BYTES
-    return one * (len(race.engines) * race.repeat if race.keeps_stores else 1)
+def needed_bytes(race: Race, entrants: Mapping[str, Entrant] = ENTRANTS) -> int:
+    """What the stores take on the disk at most: the largest of them, or all where they stay."""
+    stores = [entrants[name].store_bytes(race.workload) for name in race.engines]
+    return sum(stores) * race.repeat if race.keeps_stores else max(stores, default=0)
 
 
-def require_room(race: Race) -> None:
+def require_room(race: Race, entrants: Mapping[str, Entrant] = ENTRANTS) -> None:
     """Raise TargetError where the stores of a race would not fit."""
-    needed, free = needed_bytes(race), free_bytes(race.directory)
+    needed, free = needed_bytes(race, entrants), free_bytes(race.directory)
     if needed > free:
         raise TargetError(
             f"{race.directory}: {_mib(needed)} are needed and {_mib(free)} are free; choose another"

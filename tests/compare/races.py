@@ -12,6 +12,7 @@ from compare.engines import ENGINES, Engine
 from compare.observation import Observation, RaceSettings
 from compare.race import Race, no_progress, run_race
 from compare.results import RaceResults
+from compare.room import store_bytes
 from compare.work_files import read_workload
 from compare.workload import Workload
 from compare.workloads import Recipe, make_workload
@@ -30,6 +31,9 @@ class Here:
 
     def lacks(self, settings: RaceSettings, progress: Progress) -> str | None:
         return self.engine.lacks()
+
+    def store_bytes(self, workload: Workload) -> int:
+        return store_bytes(workload)
 
     def run(
         self, workload_file: Path, settings: RaceSettings, store: Path, progress: Progress

@@ -14,16 +14,16 @@ from compare.engine_watch import Progress
 from compare.engines import ENGINES
 from compare.entrants import Entrant
 from compare.observation import Observation, RaceSettings
-from compare.race import Race, no_progress, run_race
+from compare.race import Race, needed_bytes, no_progress, run_race
 from compare.results import RaceResults
 from compare.work_files import read_workload
 from legacy_levels import LevelStore
 from message_store.clock import ManualClock
 from message_store.delay_store import AtLevel, AtMs
-from message_store.errors import SourceError
+from message_store.errors import SourceError, TargetError
 from message_store.message import Message
 from message_store.store_settings import StoreSettings
-from tests.compare.races import EXACT, Here
+from tests.compare.races import EXACT, Here, small
 from timer_wheel import WheelStore
 
 STORED_MS = 1_767_323_045_000
@@ -96,6 +96,28 @@ def test_the_converted_store_itself_is_left_alone(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
     raced(tmp_path, source, target)
     assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+
+
+def test_the_copy_needs_room_also_where_the_backlog_is_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "wheel"
+    target.mkdir()
+    few = small("burst", messages=1)
+    entrants: dict[str, Entrant] = {
+        "levels": Here(ENGINES["levels"]),
+        CONVERTED: ConvertedEntrant(target, ("key",), NOW_MS),
+    }
+    wanted = Race(workload=few, engines=list(entrants), settings=EXACT, directory=tmp_path)
+    kept = attrs.evolve(wanted, keeps_stores=True, repeat=2)
+    alone, all_of_them = needed_bytes(wanted, entrants), needed_bytes(kept, entrants)
+    (target / "log").write_bytes(b"x" * (8 << 20))
+    assert needed_bytes(wanted, entrants) - alone >= 15 << 20
+    assert needed_bytes(kept, entrants) - all_of_them >= 2 * (15 << 20)
+    monkeypatch.setattr("compare.race.free_bytes", lambda _directory: alone)
+    with pytest.raises(TargetError, match="are needed and"):
+        run_race(wanted, no_progress, entrants)
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def test_messages_that_cannot_be_told_apart_are_the_reason_why_it_does_not_run() -> None:
