@@ -230,7 +230,7 @@ def refused_lines(records: "Sequence[BadRecord]") -> list[str]:
         for reason, number in alike.most_common(LISTED_REASONS)
     ]
     if more := len(alike) - len(reasons):
-        reasons.append(f"and {more:,} other reasons")
+        reasons.append(f"and {counted(more, 'other reason')}")
     lines = _listed(records)
     if len(records) > LISTED_RECORDS:
         lines[-1] += " (--json lists them all)"
@@ -298,8 +298,10 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
         yield f"every message{of} is there, once, as its record says; give SOURCE to compare them"
         return
     if report.only_counted:
-        yield f"{report.converted:,} were read: each is there, once, unchanged and at its time{but}"
-        yield f"{report.only_counted:,} were counted, and their places in the wheel looked at"
+        read = counted(report.converted, "was", "were")
+        yield f"{read} read: each is there, once, unchanged and at its time{but}"
+        rest = counted(report.only_counted, "was", "were")
+        yield f"{rest} counted, and the places in the wheel looked at"
     else:
         yield f"every message{of} is there, once, unchanged and at its time{but}"
     if chosen:

@@ -212,11 +212,8 @@ def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> 
     span = span or duration
     if not facts.overdue:
         return f"due {span(facts.delay_min_ms)} to {span(facts.delay_max_ms)} later"
-    were = "was" if facts.overdue == 1 else "were"
-    overdue = (
-        f"{facts.overdue:,} of them {were} overdue already when put, by"
-        f" {span(-facts.delay_min_ms)} at most"
-    )
+    told = counted(facts.overdue, "of them was", "of them were")
+    overdue = f"{told} overdue already when put, by {span(-facts.delay_min_ms)} at most"
     if facts.overdue == facts.messages:
         return overdue
     return f"due up to {span(facts.delay_max_ms)} later; {overdue}"

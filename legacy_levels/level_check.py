@@ -21,6 +21,7 @@ from message_store.consume_queue import Int64Array
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Finding, Severity
 from message_store.errors import DelayStoreError, FormatError
+from message_store.printable import counted
 from message_store.store_losses import log_finding, queue_findings
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from legacy_levels.waiting_records import WaitingRecords
 
 _MOST_NAMED = 20
+_ARE = "message is", "messages are"
+_DELIVERIES = "delivery before the last kill is", "deliveries before the last kill are"
+_ENTRIES = "entry", "entries"
 _WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
 
 
@@ -69,9 +73,10 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR,
             state.table.describe(level),
-            f"its queue had lost {count:,} entries when the store was opened",
+            f"its queue had lost {counted(count, *_ENTRIES)} when the store was opened",
             "a broker does not deliver such messages; this store has made"
-            f" {losses.brought_back:,} entries anew, among them those of messages taken back",
+            f" {counted(losses.brought_back, *_ENTRIES)} anew, among them those of messages taken"
+            " back",
             "find out what was removed",
         )
     yield from queue_findings(state.live)
@@ -101,7 +106,7 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
         yield Finding(
             Severity.INFO,
             "config/delayOffset.json",
-            f"{state.already_delivered:,} deliveries before the last kill are not in its offsets",
+            f"{counted(state.already_delivered, *_DELIVERIES)} not in its offsets",
             "a broker would have delivered them again; this store does not",
             "nothing",
         )
@@ -121,7 +126,7 @@ def _of_skipped(state: LevelState) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR,
             "delaywheel/levels-skipped.json",
-            f"{len(skipped) - _MOST_NAMED:,} more messages could not be delivered",
+            f"{counted(len(skipped) - _MOST_NAMED, 'more message')} could not be delivered",
             "they were passed over when they were due",
             "look at the list in that file",
         )
@@ -132,7 +137,11 @@ def _of_delivery(state: LevelState, delivery: LevelDelivery) -> Iterator[Finding
         yield Finding(
             Severity.INFO,
             names.HALF_TOPIC,
-            f"{delivery.discarded:,} half messages of transactions were due",
+            counted(
+                delivery.discarded,
+                "half message of a transaction was due",
+                "half messages of transactions were due",
+            ),
             "they were dropped, as a broker does",
             "nothing",
         )
@@ -192,7 +201,7 @@ def _of_level(state: LevelState, scanner: LevelScanner) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             where,
-            f"{beyond:,} messages are due later than the level's delay from now",
+            f"{counted(beyond, *_ARE)} due later than the level's delay from now",
             "a broker delivers them at once, too early",
             "see whether the clock was set back or the level table changed",
         )
@@ -200,7 +209,7 @@ def _of_level(state: LevelState, scanner: LevelScanner) -> Iterator[Finding]:
         yield Finding(
             Severity.INFO,
             where,
-            f"{early:,} messages are due before one in front of them",
+            f"{counted(early, *_ARE)} due before one in front",
             "a broker delivers them late, when that one is due; this store does not",
             "nothing",
         )

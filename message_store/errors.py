@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from message_store.printable import counted
+
 
 class DelayStoreError(Exception):
     """The root: anything that delaywheel refuses or cannot do.
@@ -123,10 +125,8 @@ class BadRecordsError(MigrationError):
 
     def __init__(self, records: Sequence[object]) -> None:
         self.records = tuple(records)
-        many = "record" if len(self.records) == 1 else "records"
-        super().__init__(
-            f"{len(self.records):,} pending {many} cannot be converted; nothing was written"
-        )
+        told = counted(len(self.records), "pending record")
+        super().__init__(f"{told} cannot be converted; nothing was written")
 
 
 class VerificationError(MigrationError):

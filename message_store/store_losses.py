@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from message_store.delay_store import Finding, Severity
+from message_store.printable import counted
 from message_store.properties import LEVEL_TOPIC
 from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot
@@ -85,7 +86,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR,
             f"consumequeue {topic}/{queue_id}",
-            f"its last {count:,} entries are gone since the store was closed",
+            f"its last {counted(count, 'entry is', 'entries are')} gone since the store was closed",
             "nobody finds the messages that they led to",
             "find out what was removed; the log may still have the messages",
         )
@@ -93,7 +94,8 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             "consumequeue",
-            f"{cut:,} entries told of records that the log did not have when the store was opened",
+            f"{counted(cut, 'entry', 'entries')} told of records that the log did not have when"
+            " the store was opened",
             "they were taken away, as a broker does",
             "nothing after a loss of power; else find out what was removed from the log",
         )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog, counts_by_level
 from message_store.consume_queue import QUEUE_UNIT
+from message_store.printable import counted
 from migrate.due_times import DueTimes
 from migrate.plan import Amendments, Plan
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds
@@ -101,10 +102,12 @@ def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
     said = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
     repaired = sum(counts.repaired for counts in backlog.counts)
     if repaired:
-        said.append(f"{repaired:,} due times were no times and were made anew: store time + delay")
+        one, many = "due time was no time", "due times were no times"
+        said.append(f"{counted(repaired, one, many)}; made anew: store time + delay")
     unindexed = sum(counts.not_in_queue for counts in backlog.counts)
     if unindexed:
-        said.append(f"{unindexed:,} messages were in the log but not yet in their level's queue")
+        told = counted(unindexed, "message was", "messages were")
+        said.append(f"{told} in the log but not yet in a level's queue")
     said += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
     said += [f"the log is damaged at {place}" for place in backlog.damaged_places]
     return tuple(said)
@@ -122,7 +125,7 @@ def _offset_warnings(backlog: LevelBacklog) -> Iterator[str]:
             - min(max(table.get(counts.level, 0), counts.queue_min), counts.queue_max)
             for counts in backlog.counts
         )
-        yield f"--offsets {choice} would find {left:,} messages queued"
+        yield f"--offsets {choice} would find {counted(left, 'message')} queued"
     yield offsets.taken
 
 

@@ -9,6 +9,7 @@ from message_store.delay_store import Finding
 from message_store.errors import BadFieldError, FormatError
 from message_store.finding_rules import FindingRule, error, info, warning
 from message_store.java_numbers import parse_long
+from message_store.printable import counted
 from message_store.small_files import read_small_file
 from migrate.check_picture import Picture
 from migrate.disk_room import used_ratio
@@ -141,7 +142,7 @@ def check_switches(picture: Picture) -> Iterator[Finding]:
     wheel, conf = picture.wheel, picture.options.conf
     if wheel is None or not len(wheel.pending):
         return
-    waiting = f"{len(wheel.pending):,} messages wait on the wheel"
+    waiting = f"{counted(len(wheel.pending), 'message waits', 'messages wait')} on the wheel"
     off = conf.get("timerWheelEnable", "").strip().lower() == "false"
     on = [key for key in ("timerStopEnqueue", "timerStopDequeue") if picture.is_set(key)]
     settings = [*(["timerWheelEnable=false"] if off else []), *(f"{key}=true" for key in on)]
@@ -151,7 +152,8 @@ def check_switches(picture: Picture) -> Iterator[Finding]:
         yield DISCARDS.at("the broker's configuration", waiting)
     recalled = len(picture.read_wheel(any_marker=True).cancelled) - len(wheel.cancelled)
     if recalled > 0:
-        yield RECALL_IGNORED.at("the wheel", f"{recalled:,} recalled messages would be delivered")
+        told = counted(recalled, "recalled message")
+        yield RECALL_IGNORED.at("the wheel", f"{told} would be delivered")
 
 
 def check_metrics(picture: Picture) -> Iterator[Finding]:

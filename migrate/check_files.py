@@ -10,6 +10,7 @@ from message_store.delay_store import Finding
 from message_store.errors import BadFieldError
 from message_store.finding_rules import error, info, warning
 from message_store.java_numbers import parse_long
+from message_store.printable import counted
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.segment_files import SegmentReader, list_directories, list_segments
 from message_store.small_files import read_small_file
@@ -209,8 +210,8 @@ def check_recovery(picture: Picture) -> Iterator[Finding]:
     backlog = picture.backlog
     segments = picture.log.segments
     if backlog is not None and (count := backlog.total("not_in_queue")) and not picture.is_running:
-        told = f"{count:,} delayed messages are in the log and not in their queue"
-        yield NOT_INDEXED.at("consumequeue", told)
+        told = counted(count, "delayed message is", "delayed messages are")
+        yield NOT_INDEXED.at("consumequeue", f"{told} in the log and in no queue")
     if len(segments) > RECOVERED_FILES:
         first_seen = segments[-RECOVERED_FILES].start_offset
         indexed_end = find_indexed_end(picture.root.path, picture.log).log_offset
@@ -226,5 +227,5 @@ def check_recovery(picture: Picture) -> Iterator[Finding]:
     files = picture.offset_files
     guess = guess_format(picture.root, (files.main, files.backup))
     if guess.format == ROCKETMQ_4 and len(picture.level_rows):
-        told = f"a 4.x store in whose levels {len(picture.level_rows):,} messages wait"
-        yield UPGRADE.at(picture.root.path, told)
+        waiting = counted(len(picture.level_rows), "message waits", "messages wait")
+        yield UPGRADE.at(picture.root.path, f"a 4.x store in whose levels {waiting}")

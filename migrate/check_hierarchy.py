@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from message_store.delay_store import Finding
 from message_store.finding_rules import error, info
+from message_store.printable import counted
 from migrate.check_picture import Picture
 from timer_wheel.hierarchy.ownership import is_guarded
 
@@ -32,4 +33,5 @@ def check_hierarchy(picture: Picture) -> Iterator[Finding]:
     if not is_guarded(picture.root):
         told = "nothing keeps a broker from starting on this store"
         yield UNGUARDED.at(where, told)
-    yield HIERARCHICAL.at(where, f"{len(state.pending):,} messages wait there")
+    waiting = counted(len(state.pending), "message waits", "messages wait")
+    yield HIERARCHICAL.at(where, f"{waiting} there")

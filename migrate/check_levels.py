@@ -15,7 +15,7 @@ from message_store.delay_levels import DelayLevels, format_delay
 from message_store.delay_store import Finding
 from message_store.errors import FormatError
 from message_store.finding_rules import error, warning
-from message_store.printable import span
+from message_store.printable import counted, span
 from migrate.check_picture import Picture
 
 QUEUE_UNREADABLE = error(
@@ -99,11 +99,11 @@ def check_level_queues(picture: Picture) -> Iterator[Finding]:
             yield QUEUE_HOLE.at(where, "entries in the middle of the queue hold nothing")
         beyond, expired = _outside(picture, queue)
         if beyond and not picture.is_running:
-            yield BEYOND_LOG.at(name, f"{beyond:,} entries lead behind the end of the commit log")
+            told = counted(beyond, "entry leads", "entries lead")
+            yield BEYOND_LOG.at(name, f"{told} behind the end of the commit log")
         if expired:
-            yield EXPIRED.at(
-                name, f"{expired:,} entries lead to records before the log's beginning"
-            )
+            told = counted(expired, "entry leads to a record", "entries lead to records")
+            yield EXPIRED.at(name, f"{told} before the log's beginning")
     backlog = picture.backlog
     if backlog is None and picture.levels_problem is not None:
         reason = picture.levels_problem.splitlines()[0]
@@ -129,7 +129,8 @@ def check_due_times(picture: Picture) -> Iterator[Finding]:
         bogus = int((waits & ~is_time & ~queue.due_is_unknown).sum())
         name = picture.level_name(queue.level)
         if bogus:
-            yield NO_DUE_TIME.at(name, f"{bogus:,} entries hold no due time")
+            told = counted(bogus, "entry holds", "entries hold")
+            yield NO_DUE_TIME.at(name, f"{told} no due time")
         yield from _by_table(picture, queue, queue.due_ms[waits & is_time])
     yield from _table_differs(picture)
 
@@ -143,20 +144,22 @@ def _by_table(
     delay_ms = picture.delay_ms(queue.level)
     table = picture.options.level_table
     if table is not None and queue.level > table.max_level:
-        told = f"{len(due_ms):,} messages wait, and {table.text()!r} has no level {queue.level}"
+        waiting = counted(len(due_ms), "message waits", "messages wait")
+        told = f"{waiting}, and {table.text()!r} has no level {queue.level}"
         yield TABLE_NEVER.at(name, told)
         return
     if delay_ms is not None:
         early = due_ms[due_ms > now_ms + delay_ms + _SLACK_MS]
         if len(early):
             most_ms = int(early.max()) - now_ms
-            told = f"{len(early):,} messages are due later than {format_delay(delay_ms)} from now"
+            told = counted(len(early), "message is", "messages are")
+            told += f" due later than {format_delay(delay_ms)} from now"
             yield TABLE_EARLY.at(name, told, more=f"up to {span(most_ms)} early")
     before_ms = np.maximum.accumulate(due_ms)
     late_ms = before_ms - due_ms
     late = int((late_ms > _SLACK_MS).sum())
     if late:
-        told = f"{late:,} messages are due before one in front of them"
+        told = f"{counted(late, 'message is', 'messages are')} due before one in front"
         yield TABLE_LATE.at(name, told, more=f"up to {span(int(late_ms.max()))} late")
 
 

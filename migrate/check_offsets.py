@@ -13,6 +13,7 @@ from message_store.delay_store import Finding
 from message_store.errors import FormatError
 from message_store.fastjson import Damage
 from message_store.finding_rules import error, info, warning
+from message_store.printable import counted
 from message_store.unfinished_change import DONE
 from migrate.check_picture import Picture
 from migrate.store_backup import changes_of
@@ -158,7 +159,11 @@ def check_offsets(picture: Picture) -> Iterator[Finding]:
         if not counts.already_delivered:
             continue
         name = picture.level_name(counts.level)
-        again = f"{counts.already_delivered:,} of its messages were delivered already"
+        again = counted(
+            counts.already_delivered,
+            "of its messages was delivered already",
+            "of its messages were delivered already",
+        )
         if picture.is_running:
             continue  # the file is written every ten seconds
         if counts.level not in picture.offsets and not picture.is_dirty:
@@ -186,7 +191,7 @@ def _of_queue(picture: Picture, queue: LevelQueue) -> Iterator[Finding]:
         passed = passed[~have_copies(picture.log, offsets, sizes)]
     if len(passed):
         least = "at least " if len(passed) == len(seen) else ""
-        told = f"{least}{len(passed):,} messages before offset {stored:,} are not due yet"
+        told = f"not due yet: {least}{counted(len(passed), 'message')} before offset {stored:,}"
         rule = OFFSETS_MOVED if _was_changed_by_us(picture) else OFFSETS_AHEAD
         yield rule.at(name, told)
 

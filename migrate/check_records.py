@@ -21,6 +21,7 @@ from message_store.java_numbers import INT_MAX, parse_long
 from message_store.message import StoredMessage
 from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
+from message_store.printable import counted
 from message_store.property_column import find_property_column
 from migrate.check_picture import LevelRows, Picture
 from migrate.record_facts import (
@@ -177,10 +178,11 @@ class _LevelRecords:
     def _retry_finding(self) -> Finding:
         share = self.retries.count / len(self.rows)
         is_storm = share >= 0.5 and self.retries.count >= STORM_MESSAGES
-        told = f"{self.retries.count:,} of {len(self.rows):,} waiting messages ({share:.0%})"
+        waiting = counted(len(self.rows), "waiting message")
+        told = f"retries of consumers are {self.retries.count:,} of {waiting} ({share:.0%})"
         groups = ", ".join(self.retries.examples)
         rule = RETRY_STORM if is_storm else RETRIES
-        return rule.at("levels", f"{told} are retries of consumers: {groups}")
+        return rule.at("levels", f"{told}: {groups}")
 
     def _look_at(self, chunk: Chunk) -> None:
         places = chunk.places

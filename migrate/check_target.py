@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from message_store.delay_store import Finding
 from message_store.errors import SourceError
 from message_store.finding_rules import error, info, warning
-from message_store.printable import when
+from message_store.printable import counted, when
 from message_store.store_root import StoreRoot
 from migrate.check_picture import Picture
 from migrate.conversion_marker import CONVERSION_NAME
@@ -95,7 +95,8 @@ def check_change(picture: Picture) -> Iterator[Finding]:
         return
     quarantine = Quarantine(picture.root.path)
     if quarantine.waiting:
-        told = f"{len(quarantine.waiting):,} of {len(quarantine.records):,} records are there"
+        told = f"still there: {len(quarantine.waiting):,} of"
+        told += f" {counted(len(quarantine.records), 'record')}"
         yield QUARANTINE_LEFT.at(picture.place(quarantine.directory), told)
 
 
@@ -115,7 +116,8 @@ def check_target(picture: Picture) -> Iterator[Finding]:
         if segment.modified_ns // 1_000_000 < made.now_ms - _COPY_SLACK_MS
     ]
     if old:
-        told = f"{len(old):,} log files are older than the conversion that wrote them"
+        told = counted(len(old), "log file is", "log files are")
+        told += " older than the conversion that wrote the log"
         yield TARGET_COPIED.at(picture.place(old[0].path), told)
     yield from _expired(picture)
 

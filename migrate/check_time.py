@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS
 from message_store.delay_store import Finding
 from message_store.finding_rules import error, info, warning
-from message_store.printable import iso_time, span, when
+from message_store.printable import counted, iso_time, span, when
 from migrate.check_picture import Picture
 from timer_wheel.wheel_math import floor_ms
 
@@ -112,9 +112,10 @@ def check_retention(picture: Picture) -> Iterator[Finding]:
             first = int(place[chosen].min())
             files = len(np.unique(place[chosen]))
             at = when(int(deleted_ms[first]), now_ms)
+            waiting = counted(int(chosen.sum()), "message waits", "messages wait")
             told = (
-                f"{int(chosen.sum()):,} messages wait in {files:,} log files that go before they"
-                f" are due; fileReservedTime {hours} h is over for the first of them at {at}"
+                f"{waiting} in {counted(files, 'log file')} for longer than those are kept;"
+                f" fileReservedTime {hours} h is over for the first of them at {at}"
             )
             yield rule.at(picture.place(segments[first].path), told)
     yield from _roll_window(picture, retention_ms)
@@ -184,15 +185,14 @@ def check_load(picture: Picture) -> Iterator[Finding]:
     load = load_of(picture)
     if load.overdue and not picture.is_running:
         took = span(max(1000, load.overdue * 1000 // load.capacity))
-        yield OVERDUE.at(
-            picture.root.path, f"{load.overdue:,} messages are overdue; that takes about {took}"
-        )
+        told = counted(load.overdue, "message is", "messages are")
+        yield OVERDUE.at(picture.root.path, f"{told} overdue; that takes about {took}")
     # A capacity is of whole seconds: what fits one is not late.
     late_ms = load.lateness_ms - LATE_ENOUGH_MS
     if late_ms > 0 and load.peak_ms is not None and load.latest_ms is not None:
         peak = iso_time(floor_ms(load.peak_ms, 1000))
         told = (
-            f"{load.peak_messages:,} messages are due in the second of {peak}, and a broker"
-            f" delivers about {load.capacity:,}"
+            f"{counted(load.peak_messages, 'message is', 'messages are')} due in the second of"
+            f" {peak}, and a broker delivers about {load.capacity:,}"
         )
         yield PEAK.at(peak, told, more=f"about {span(late_ms + LATE_ENOUGH_MS)} late")

@@ -13,7 +13,7 @@ from message_store.delay_store import Finding
 from message_store.errors import BadFieldError, DelayStoreError
 from message_store.finding_rules import error, info, warning
 from message_store.java_numbers import parse_long
-from message_store.printable import when
+from message_store.printable import counted, when
 from message_store.properties import (
     TIMER_DELETE_UNIQUE_KEY,
     TIMER_OUT_MS,
@@ -88,6 +88,7 @@ RULES = (TIMELINE, UNREADABLE, OFF, EARLY, REPEATS, FORGETS, NO_KEY, ONE_OF_MANY
 
 LOOKED_AT = 100_000
 """Records that are read before and behind the timeline's place in its queue."""
+_WAIT = "message waits", "messages wait"
 _START_MS = 10_000
 _EARLY_MS = 1_000
 
@@ -128,19 +129,20 @@ def _held(picture: Picture, place: str, timeline: Timeline, state: WheelState) -
     """What the database holds, and what it should hold."""
     waits = state.pending.rows(state.pending.is_in_timeline)
     if len(waits):
-        yield TIMELINE.at(place, f"{len(waits):,} messages wait in it")
-        yield EARLY.at(place, f"{len(waits):,} messages")
+        yield TIMELINE.at(place, f"{counted(len(waits), *_WAIT)} in it")
+        yield EARLY.at(place, counted(len(waits), "message"))
     conf = picture.options.conf
     if conf and not picture.is_set("timerRocksDBEnable"):
-        told = f"timerRocksDBEnable is not true; {len(waits):,} messages wait in the timeline"
+        told = f"timerRocksDBEnable is not true; {counted(len(waits), *_WAIT)} in the timeline"
         yield OFF.at("the broker's configuration", f"{told}, it read {timeline.scan_offset:,}")
     if state.done_already_count:
-        yield REPEATS.at(place, f"{state.done_already_count:,} messages were delivered")
+        told = counted(state.done_already_count, "message was", "messages were")
+        yield REPEATS.at(place, f"{told} delivered")
     start_ms = picture.now_ms - _START_MS
     forgotten = int((waits.slot_time_ms < start_ms).sum())
     if timeline.delivered_until_ms is None and forgotten:
-        told = f"{forgotten:,} messages are due before {when(start_ms, picture.now_ms)}"
-        yield FORGETS.at(place, told)
+        told = counted(forgotten, "message is", "messages are")
+        yield FORGETS.at(place, f"{told} due before {when(start_ms, picture.now_ms)}")
     if not picture.is_running:
         yield from _lost(picture, timeline, state)
 
@@ -168,7 +170,7 @@ def _lost(picture: Picture, timeline: Timeline, state: WheelState) -> Iterator[F
         and (record.out_ms, record.key) not in rolled
     ]
     if lost:
-        told = f"{len(lost):,} messages before queue offset {end:,} are in no database"
+        told = f"in no database: {counted(len(lost), 'message')} before queue offset {end:,}"
         yield LOST.at("timer queue", f"{told}, first {lost[0]:,}")
 
 
@@ -196,11 +198,13 @@ def _behind(picture: Picture, state: WheelState) -> Iterator[Finding]:
     ]
     without = [record.queue_offset for record in records if record.key is None]
     if without:
-        told = f"{len(without):,} messages have no UNIQ_KEY, first queue offset {without[0]:,}"
-        yield NO_KEY.at("timer queue", told)
+        told = counted(len(without), "message has", "messages have")
+        first = f"first queue offset {without[0]:,}"
+        yield NO_KEY.at("timer queue", f"{told} no UNIQ_KEY, {first}")
     keys = [(r.out_ms, r.key) for r in records if r.key is not None and not r.is_labelled]
     if more := len(keys) - len(set(keys)):
-        yield ONE_OF_MANY.at("timer queue", f"{more:,} messages have time and key of another")
+        told = counted(more, "message has", "messages have")
+        yield ONE_OF_MANY.at("timer queue", f"{told} time and key of another")
 
 
 def _records(picture: Picture, queue: QueueEntries) -> list[_Record]:

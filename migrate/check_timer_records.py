@@ -18,7 +18,7 @@ from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
 from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
-from message_store.printable import printable, span
+from message_store.printable import counted, printable, span
 from message_store.property_column import find_property_column
 from message_store.record_layout import PROPERTIES_MAX_BYTES
 from message_store.small_files import read_small_file
@@ -145,11 +145,13 @@ class _TimerRecords:
         if self.counts_all and not self.picture.is_hierarchical:
             yield from self._miscounted()
         if len(self.born_ahead_ms):
-            yield CLOCK_AHEAD.at(
-                "the wheel",
-                f"{len(self.born_ahead_ms):,} messages say that they were born after they were"
-                f" stored, by up to {span(int(self.born_ahead_ms.max()))}",
+            told = counted(
+                len(self.born_ahead_ms),
+                "message says that it was born after it was stored",
+                "messages say that they were born after they were stored",
             )
+            most = span(int(self.born_ahead_ms.max()))
+            yield CLOCK_AHEAD.at("the wheel", f"{told}, by up to {most}")
 
     def _miscounted(self) -> Iterator[Finding]:
         """What config/timermetrics counts otherwise than the wheel holds it."""
@@ -160,15 +162,16 @@ class _TimerRecords:
             return  # which check_metrics says
         if told is None:
             return
-        counted = {topic: row.count for topic, row in told.topics.items()}
+        shown = {topic: row.count for topic, row in told.topics.items()}
         right = {topic.decode("utf-8", "replace"): n for topic, n in self.topics.items()}
         wrong = [
-            f"{counted.get(topic, 0):,} of {printable(topic)!r}, there are {right.get(topic, 0):,}"
-            for topic in sorted(counted.keys() | right.keys())
-            if counted.get(topic, 0) != right.get(topic, 0)
+            f"{shown.get(topic, 0):,} of {printable(topic)!r}, there are {right.get(topic, 0):,}"
+            for topic in sorted(shown.keys() | right.keys())
+            if shown.get(topic, 0) != right.get(topic, 0)
         ]
         if wrong:
-            more = f" and {len(wrong) - NAMED:,} other topics" if len(wrong) > NAMED else ""
+            left = len(wrong) - NAMED
+            more = f" and {counted(left, 'other topic')}" if left > 0 else ""
             yield MISCOUNTED.at("config/timermetrics", f"{'; '.join(wrong[:NAMED])}{more}")
 
     def _count(self, batch: StoredBatch, rows: NDArray[np.int64]) -> None:

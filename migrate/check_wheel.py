@@ -12,7 +12,7 @@ from message_store.delay_store import Finding
 from message_store.errors import BadFieldError
 from message_store.finding_rules import error, info, warning
 from message_store.java_numbers import parse_long
-from message_store.printable import when
+from message_store.printable import counted, when
 from message_store.properties import TIMER_OUT_MS
 from message_store.segment_files import SegmentReader
 from migrate.check_picture import Picture
@@ -191,8 +191,8 @@ def _chains(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     state, units = files.state, files.units
     if len(state.shared_positions):
         first = int(state.shared_positions[0])
-        told = f"{len(state.shared_positions):,} units are met by two chains, the first at {first}"
-        yield CHAINS_SHARED.at("timerlog", told)
+        told = counted(len(state.shared_positions), "unit is", "units are")
+        yield CHAINS_SHARED.at("timerlog", f"{told} met by two chains, the first at {first}")
     on_wheel = np.concatenate(
         [part.position for part in (state.pending, state.markers, state.cancelled)]
     )
@@ -209,17 +209,19 @@ def _chains(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     is_broken |= (at >= 0) & ((slot_ms[at] != slot_ms[here]) | (at >= here))
     if is_broken.any():
         first = int(units.positions[here[is_broken]].min())
-        told = f"{int(is_broken.sum()):,} units have a link to no unit of their slot, first {first}"
+        told = counted(int(is_broken.sum()), "unit has", "units have")
+        told += f" a link to no unit of the same slot, first {first}"
         yield CHAIN_BROKEN.at("timerlog", told)
     placed = np.concatenate([part.commit_log_offset for part in (state.pending, state.cancelled)])
     is_placed = np.concatenate([part.position for part in (state.pending, state.cancelled)]) >= 0
     offsets, counts = np.unique(placed[is_placed], return_counts=True)
     if (counts > 1).any():
-        told = f"{int((counts > 1).sum()):,} records are on it twice, first log offset"
-        yield UNIT_TWICE.at("the wheel", f"{told} {int(offsets[counts > 1][0])}")
+        told = counted(int((counts > 1).sum()), "record is", "records are")
+        first = int(offsets[counts > 1][0])
+        yield UNIT_TWICE.at("the wheel", f"{told} on it twice, first log offset {first}")
     if state.expired_count:
-        told = f"{state.expired_count:,} units lead to records before the log's beginning"
-        yield UNIT_EXPIRED.at("timerlog", told)
+        told = counted(state.expired_count, "unit leads to a record", "units lead to records")
+        yield UNIT_EXPIRED.at("timerlog", f"{told} before the log's beginning")
 
 
 def _slots(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
@@ -237,16 +239,16 @@ def _slots(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     dead &= ~np.isin(times[is_ahead], placed)  # a unit of that slot brings it right
     if dead.any():
         where = picture.place(wheel.path) if wheel.path is not None else "timerwheel"
-        told = f"{int(dead.sum()):,} slots lead to no unit of the timer log"
-        yield SLOT_NOWHERE.at(where, told)
+        told = counted(int(dead.sum()), "slot leads", "slots lead")
+        yield SLOT_NOWHERE.at(where, f"{told} to no unit of the timer log")
     if files.rescanned_from <= (int(units.file_starts[0]) if len(units.file_starts) else 0):
         return
     whole = picture.read_wheel(whole_log=True)
     known = _places(state)
     lost = np.setdiff1d(_places(whole), known)
     if len(lost):
-        told = f"{len(lost):,} messages are in the timer log, and no slot leads to them"
-        yield WHEEL_STALE.at("timerwheel", told)
+        told = counted(len(lost), "message is", "messages are")
+        yield WHEEL_STALE.at("timerwheel", f"{told} in the timer log, and no slot leads there")
 
 
 def _places(state: WheelState) -> NDArray[np.int64]:
@@ -263,7 +265,8 @@ def _time(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     if hand_ms > now_ms + state.precision_ms and not picture.is_running:
         passed = int(((slot_ms < hand_ms) & (slot_ms >= now_ms)).sum())
         if passed:
-            told = f"it stands at {when(hand_ms, now_ms)}; {passed:,} units lie before that"
+            told = counted(passed, "unit lies", "units lie")
+            told = f"it stands at {when(hand_ms, now_ms)}; {told} before that"
             yield READ_AHEAD.at("config/timercheck", told)
     if state.read_time_ms > hand_ms:
         before = picture.read_wheel(now_ms=min(now_ms, max(hand_ms, 1)))
@@ -272,8 +275,8 @@ def _time(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
         )
         if is_missed.any():
             gone_ms = now_ms - ring_ms
-            told = f"{int(is_missed.sum()):,} messages were due before {when(gone_ms, now_ms)}"
-            yield BEYOND_REACH.at("the wheel", told)
+            told = counted(int(is_missed.sum()), "message was", "messages were")
+            yield BEYOND_REACH.at("the wheel", f"{told} due before {when(gone_ms, now_ms)}")
     on_wheel = state.pending.slot_time_ms[state.pending.position >= 0]
     if len(on_wheel) and not picture.is_running:
         before_ms = int(on_wheel.min()) + ring_ms
@@ -288,8 +291,8 @@ def _queue(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
         return  # they are a second apart
     if state.blocking_queue_offsets:
         first = state.blocking_queue_offsets[0]
-        behind = queue.queue_max - first - 1
-        told = f"the record of queue offset {first} has no due time; {behind:,} entries are behind"
+        behind = counted(queue.queue_max - first - 1, "entry is", "entries are")
+        told = f"the record of queue offset {first} has no due time; {behind} behind"
         yield QUEUE_BLOCKED.at("timer queue", told)
     noted = max(state.checkpoint.last_queue_offset, state.checkpoint.master_queue_offset)
     if noted > queue.queue_max:
@@ -299,7 +302,8 @@ def _queue(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     rest = queue.slice(state.resume_queue_offset, queue.queue_max)
     again = np.isin(rest.commit_log_offset, placed)
     if again.any() and not picture.is_dirty:
-        told = f"{int(again.sum()):,} entries from {state.resume_queue_offset:,} on are on it"
+        told = counted(int(again.sum()), "entry", "entries")
+        told = f"on the wheel already: {told} from {state.resume_queue_offset:,} on"
         yield PLACED_AGAIN.at("config/timercheck", told)
     if state.timeline is None:  # which else has taken them
         yield from _lost_entries(picture, files, placed)
@@ -324,8 +328,8 @@ def _lost_entries(
         if (_out_ms(picture, offset, size) or 0) > since_ms
     ]
     if lost:
-        told = f"{len(lost):,} messages before queue offset {state.resume_queue_offset:,} have no"
-        yield QUEUE_LOST.at("timer queue", f"{told} unit in the timer log, first {lost[0]:,}")
+        told = f"{counted(len(lost), 'message')} before queue offset {state.resume_queue_offset:,}"
+        yield QUEUE_LOST.at("timer queue", f"no unit leads to {told}, first {lost[0]:,}")
 
 
 def _out_ms(picture: Picture, offset: int, size: int) -> int | None:
@@ -341,5 +345,6 @@ def _snapshots(picture: Picture) -> Iterator[Finding]:
     if known and not picture.is_set("timerWheelSnapshotFlush"):
         sizes = {path.stat().st_size for _position, path in known}
         odd = "" if sizes == {WHEEL_FILE_BYTES} else ", not all of a wheel's length"
-        told = f"{len(known)} snapshots, the newest as of timer log position {known[-1][0]}{odd}"
-        yield SNAPSHOTS.at(picture.place(known[-1][1]), told)
+        newest, path = known[-1]
+        told = f"{counted(len(known), 'snapshot')}, the newest as of timer log position {newest}"
+        yield SNAPSHOTS.at(picture.place(path), f"{told}{odd}")

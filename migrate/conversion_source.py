@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.errors import OptionsError, TargetError, UncleanStoreError
+from message_store.printable import counted
 from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.report import ConversionReport
@@ -58,9 +59,8 @@ class ConversionSource:
         if not self.options.levels_only:
             require_empty_wheel(self.root)
         elif waiting := waiting_in_wheel(self.root):
-            self.warnings.append(
-                f"{waiting:,} messages wait in the source's own timer wheel and are left behind"
-            )
+            told = counted(waiting, "message waits", "messages wait")
+            self.warnings.append(f"left behind: {told} in the source's own timer wheel")
 
     def read(self) -> None:
         """Find what is pending, and what of it this run is about; the rest is `skipped`."""

@@ -15,6 +15,7 @@ from message_store.consume_queue import read_queue
 from message_store.errors import OptionsError, UnsupportedStoreError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_root import queue_file_bytes
+from message_store.printable import counted
 from message_store.segment_files import (
     SegmentReader,
     list_directories,
@@ -153,8 +154,9 @@ def check_wheel(
         resume = noted_queue_offset(root, log, units, checkpoint)
     queue_end = ends.timer_queue_end
     if queue_end and not len(units) and not is_ours_and_unopened:
+        told = counted(queue_end, "entry", "entries")
         raise UnsupportedStoreError(
-            f"{root.timer_log}: has no units, where {root.timer_queue()} has {queue_end:,} entries:"
+            f"{root.timer_log}: has no units, where {root.timer_queue()} has {told}:"
             " a broker would place again what it delivered, or nothing"
         )
     if len(units) and checkpoint.master_queue_offset == 0:

@@ -22,6 +22,7 @@ from legacy_levels.level_queues import (
 from message_store.commit_log import NO_TIME
 from message_store.delay_levels import DelayLevels
 from message_store.errors import FormatError, PlanError, SourceError
+from message_store.printable import counted
 from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import told_unfinished_change
@@ -40,12 +41,28 @@ from migrate.store_inspection import (
 
 _LISTED_PLACES = 10
 _COUNT_SENTENCES = {
-    "already_delivered": "{:,} messages behind the offsets were already delivered: left out here,"
-    " repeated by a broker",
-    "expired": "{:,} messages behind the offsets are gone from the log: a broker skips them",
-    "not_in_queue": "{:,} pending messages are in the log and not yet in their queue",
-    "repaired": "{:,} pending messages have no due time in their queue: level and store time say",
+    "already_delivered": (
+        "message behind the offsets was",
+        "messages behind the offsets were",
+        "already delivered: left out here, repeated by a broker",
+    ),
+    "expired": (
+        "message behind the offsets is",
+        "messages behind the offsets are",
+        "gone from the log: passed over by a broker",
+    ),
+    "not_in_queue": (
+        "pending message is",
+        "pending messages are",
+        "in the log and not yet in a queue",
+    ),
+    "repaired": (
+        "pending message has",
+        "pending messages have",
+        "no due time in the queue: level and store time say",
+    ),
 }
+"""One, several, and what is said of them."""
 
 
 def inspect_store(
@@ -272,10 +289,11 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
     for place in backlog.damaged_places[:_LISTED_PLACES]:
         yield f"commitlog: no record begins at {place}, where one should"
     if (more := len(backlog.damaged_places) - _LISTED_PLACES) > 0:
-        yield f"commitlog: and {more:,} more such places"
+        yield f"commitlog: and {counted(more, 'more such place')}"
     ends = backlog.commit_log_offset + backlog.size_bytes
     if beyond := int(np.count_nonzero(ends > backlog.log_end)):
-        yield f"{beyond:,} pending messages lie beyond the end of the log: they cannot be read"
-    for name, sentence in _COUNT_SENTENCES.items():
+        told = counted(beyond, "pending message lies", "pending messages lie")
+        yield f"{told} beyond the end of the log, where nothing can be read"
+    for name, (one, many, what) in _COUNT_SENTENCES.items():
         if count := backlog.total(name):
-            yield sentence.format(count)
+            yield f"{counted(count, one, many)} {what}"

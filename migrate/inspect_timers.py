@@ -8,7 +8,7 @@ import numpy as np
 
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import FormatError, SourceError, UnsupportedStoreError
-from message_store.printable import shell_word
+from message_store.printable import counted, shell_word
 from message_store.store_root import StoreRoot
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.staged_output import UNFINISHED_WHEEL
@@ -102,23 +102,24 @@ def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> Tim
 
 def _wheel_problems(state: WheelState) -> Iterator[str]:
     if state.expired_count:
-        yield (
-            f"{state.expired_count:,} units of the wheel lead to records that retention has"
-            " deleted: those messages are lost"
-        )
+        told = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
+        yield f"{told} to what retention has deleted: those messages are lost"
     if state.done_already_count:
+        told = counted(state.done_already_count, "entry", "entries")
         yield (
-            f"{state.done_already_count:,} entries of the wheel, its queue and its timeline were"
-            " dealt with and not written down: left out here, repeated by a broker"
+            f"{told} of the wheel, its queue and its timeline, dealt with and not written down:"
+            " left out here, repeated by a broker"
         )
     if state.recalled_by_topic_count:
+        were = "message of the wheel was", "messages of the wheel were"
         yield (
-            f"{state.recalled_by_topic_count:,} messages of the wheel were recalled in the form of"
-            " 5.3.2 and 5.3.3: a broker of 5.4 or newer delivers them all the same unless"
+            f"{counted(state.recalled_by_topic_count, *were)} recalled in the form of 5.3.2 and"
+            " 5.3.3, which a broker of 5.4 or newer heeds only with"
             " appendTopicForTimerDeleteKey=true"
         )
     if state.blocking_queue_offsets:
         first = state.blocking_queue_offsets[0]
         yield f"the wheel stops at offset {first} of its queue: that record has no due time"
     if len(state.shared_positions):
-        yield f"{len(state.shared_positions):,} units of the wheel would be delivered twice"
+        told = counted(len(state.shared_positions), "unit")
+        yield f"{told} of the wheel would be delivered twice"

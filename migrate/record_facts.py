@@ -9,6 +9,7 @@ from message_store import properties as names
 from message_store.byte_column import ByteColumn
 from message_store.errors import BadFieldError
 from message_store.java_numbers import INT_MAX, parse_long
+from message_store.printable import counted
 from migrate.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 
@@ -31,9 +32,8 @@ class Tally:
 
     def told(self) -> str:
         """The count and the first of them."""
-        what = "record" if self.count == 1 else "records"
         more = ", …" if self.count > len(self.examples) else ""
-        return f"{self.count:,} {what}: {'; '.join(self.examples)}{more}"
+        return f"{counted(self.count, 'record')}: {'; '.join(self.examples)}{more}"
 
 
 def undeliverable(topics: ByteColumn) -> NDArray[np.bool_]:

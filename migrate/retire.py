@@ -22,7 +22,7 @@ from message_store.errors import (
     SourceError,
     UncleanStoreError,
 )
-from message_store.printable import shell_word
+from message_store.printable import counted, shell_word
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import DONE as CHANGE_DONE
 from migrate.conversion_marker import (
@@ -250,7 +250,8 @@ def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) ->
         )
     if others := sum(one[3] not in (0, other[3]) for one, other in zip(told, found, strict=True)):
         raise PlanError(
-            f"{not_the_one}: another store ({others:,} of its files begin with other records)"
+            f"{not_the_one}: another store"
+            f" ({counted(others, 'of its files begins', 'of its files begin')} with other records)"
         )
     old = [one for one, other in zip(told, found, strict=True) if one != other]
     touches = [
@@ -280,10 +281,11 @@ def _moves(conversion: _Conversion, told: LevelReport) -> bool:
     """Whether a level was converted as a whole. Raises LeftBehindError where it was in part."""
     taken = told.converted + told.quarantined
     if told.skipped and taken:
+        out = counted(told.skipped, "of its messages was", "of its messages were")
         raise LeftBehindError(
-            f"level {told.level}: {told.skipped:,} of its messages were left out"
-            f" (--only-topic) and lie between the {taken:,} that were converted: moving its offset"
-            " would lose them; nothing was changed"
+            f"level {told.level}: {out} left out (--only-topic), among"
+            f" {counted(taken, 'converted message')}: moving its offset would lose what was left"
+            " out; nothing was changed"
         )
     return conversion.has_chosen(told.level) and not told.skipped and told.queued > 0
 
@@ -300,10 +302,10 @@ def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, told: Leve
         if (was := getattr(told, name)) != value:
             raise _other(root, target, counts.level, f"{name} is {value}, and was {was}")
     if counts.not_in_queue:
+        from_log = counted(counts.not_in_queue, "message was", "messages were")
         raise SourceError(
-            f"{root.path}: {counts.not_in_queue:,} messages of level {counts.level} were converted"
-            " from the log, and no queue has them: no offset can move past them; never start a"
-            " broker on this store"
+            f"{root.path}: of level {counts.level}, {from_log} converted from the log, and no queue"
+            " leads there: no offset can move past that; never start a broker on this store"
         )
 
 

@@ -4,6 +4,7 @@ be left behind.
 """
 
 from message_store.errors import MigrationError
+from message_store.printable import counted
 from message_store.store_root import StoreRoot
 from timer_wheel.timer_checkpoint import read_timer_checkpoint
 from timer_wheel.wheel_reader import read_wheel_store
@@ -16,9 +17,10 @@ class WheelNotEmptyError(MigrationError):
 def require_empty_wheel(source: StoreRoot) -> None:
     """Raise WheelNotEmptyError when messages wait in the source's wheel."""
     if waiting := waiting_in_wheel(source):
+        told = counted(waiting, "message waits", "messages wait")
         raise WheelNotEmptyError(
-            f"{source.path}: {waiting:,} messages wait in its timer wheel or timeline and would be"
-            " left behind; --levels-only converts the levels alone"
+            f"{source.path}: {told} in its timer wheel or timeline and would be left behind;"
+            " --levels-only converts the levels alone"
         )
 
 

@@ -173,7 +173,7 @@ def test_refusals_have_the_exit_codes_of_their_kind(store: Path, tmp_path: Path)
 def test_messages_left_behind_are_a_matter_of_policy(store: Path) -> None:
     target = converted(store, only_topics=["TopicB"])
     result = run("retire", store, "--converted-to", target)
-    refused(result, cli.STOPPED_BY_POLICY, "level 3: 1 of its messages were left out")
+    refused(result, cli.STOPPED_BY_POLICY, "level 3: 1 of its messages was left out")
     assert cli.exit_code(LeftBehindError("x")) == cli.STOPPED_BY_POLICY
 
 

@@ -7,6 +7,7 @@ is empty and a wheel has taken the queue over.
 """
 
 from message_store.errors import UnsupportedStoreError
+from message_store.printable import counted
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from timer_wheel.timeline import read_timeline
@@ -26,9 +27,10 @@ def refuse_waiting_timeline(root: StoreRoot) -> None:
         "let a broker with timerRocksDBEnable=true and timerRocksDBStopScan=true deliver them first"
     )
     if len(timeline):
+        waiting = counted(len(timeline), "message waits", "messages wait")
         raise UnsupportedStoreError(
-            f"{root.path}: {len(timeline):,} messages wait in its RocksDB timeline, which no engine"
-            f" here goes on with: {advice}"
+            f"{root.path}: {waiting} in its RocksDB timeline, which no engine here goes on with:"
+            f" {advice}"
         )
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
         units, checkpoint = read_units(log), read_timer_checkpoint(root)

@@ -7,6 +7,7 @@ import random
 
 from message_store.errors import UnsupportedDelayError
 from message_store.live_store import LiveStore
+from message_store.printable import counted
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_due import overdue_out_ms
 from timer_wheel.timer_intake import TimerIntake
@@ -39,4 +40,5 @@ class WheelIntake(TimerIntake):
             return
         odds = 1000 * (held - limit) / (limit + 0.1)
         if held >= 2 * limit or self._dice.randrange(1000) > odds:
-            raise UnsupportedDelayError(f"its slot holds {held:,} messages, the limit is {limit:,}")
+            told = counted(held, "message")
+            raise UnsupportedDelayError(f"its slot holds {told}, the limit is {limit:,}")

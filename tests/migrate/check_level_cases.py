@@ -153,11 +153,9 @@ OFFSETS = [
         make=store(offsets={5: -3}),
         says="offset -3, where the queue begins at 0",
     ),
-    Case(code="offsets-behind", make=delivered(offsets={3: 0}), says="1 of its messages"),
+    Case(code="offsets-behind", make=delivered(offsets={3: 0}), says="1 of its messages was"),
     Case(code="offset-missing", make=delivered(offsets={18: 0}), says="does not name it"),
-    Case(
-        code="offsets-ahead", make=store(offsets={18: 1, 5: 0}), says="1 messages before offset 1"
-    ),
+    Case(code="offsets-ahead", make=store(offsets={18: 1, 5: 0}), says="1 message before offset 1"),
 ]
 
 QUEUES = [
@@ -170,14 +168,18 @@ QUEUES = [
     Case(
         code="entries-beyond-log",
         make=one_of_five(unit_fields={"commit_log_offset": 60_000}),
-        says="1 entries",
+        says="1 entry leads behind the end",
     ),
     Case(
         code="entries-expired",
         make=many(30, commit_log_file_bytes=4096, drop_log_files=1),
         says="before the log",
     ),
-    Case(code="level-due-bogus", make=one_of_five(unit_fields={"tags_code": 65}), says="1 entries"),
+    Case(
+        code="level-due-bogus",
+        make=one_of_five(unit_fields={"tags_code": 65}),
+        says="1 entry holds",
+    ),
     Case(
         code="pending-untold",
         says="changed while messages waited",
@@ -192,7 +194,7 @@ QUEUES = [
     Case(
         code="level-table-early",
         make=store(),
-        says="1 messages are due later than 1s from now",
+        says="1 message is due later than 1s from now",
         options={"level_table": DelayLevels.parse(DEFAULT_LEVEL_TABLE.replace("2h", "1s"))},
     ),
     Case(
@@ -201,7 +203,9 @@ QUEUES = [
         says="has no level 18",
         options={"level_table": DelayLevels.parse("1s 5s 10s 30s 1m")},
     ),
-    Case(code="level-table-late", make=store(*due_at(T0 + 90_000, T0 + 30_001)), says="1 messages"),
+    Case(
+        code="level-table-late", make=store(*due_at(T0 + 90_000, T0 + 30_001)), says="1 message is"
+    ),
 ]
 
 RECORDS = [
@@ -300,7 +304,7 @@ RECORDS = [
 ]
 
 TIME = [
-    Case(code="retention-deletes-now", make=aged(hours=100), says="wait in 1 log files"),
+    Case(code="retention-deletes-now", make=aged(hours=100), says="wait in 1 log file for"),
     Case(code="retention-deletes-waiting", make=aged(hours=71.9), says="fileReservedTime 72 h"),
     Case(
         code="retention-deletes-waiting",
@@ -317,7 +321,7 @@ TIME = [
     Case(
         code="overdue",
         make=store(LevelMessage(level=3), offsets={3: 0}),
-        says="1 messages are overdue",
+        says="1 message is overdue",
     ),
 ]
 

@@ -129,7 +129,7 @@ CASES = [
     Case(code="log-missing", make=then(store(), without_log)),
     Case(code="config-damaged", make=tear("topics.json"), says="truncated"),
     Case(code="config-unreadable", make=tear("topics.json", "topics.json.bak"), says="truncated"),
-    Case(code="log-not-indexed", make=store(indexed_items=2), says="1 delayed messages"),
+    Case(code="log-not-indexed", make=store(indexed_items=2), says="1 delayed message is"),
     Case(
         code="recovery-ten-files",
         make=then(many(60, **SMALL_FILES), without_queues),
@@ -149,7 +149,7 @@ CASES = [
     ),
     Case(
         code="offsets-moved",
-        says="1 messages before offset 1",
+        says="1 message before offset 1",
         make=then(store(offsets={18: 1, 5: 0}), lambda root: begun_change(root).write(DONE)),
     ),
     Case(code="change-unfinished", make=then(store(), begun_change), says="retire"),
@@ -163,7 +163,9 @@ CASES = [
         make=then(store(), lambda root: (root / "timerwheel").write_bytes(UNFINISHED_WHEEL)),
     ),
     Case(code="target-opened", make=target(lambda root: (root / "lock").write_bytes(b"lock"))),
-    Case(code="target-copied", make=target(aged(CONVERTED_MS - HOUR_MS)), says="1 log files"),
+    Case(
+        code="target-copied", make=target(aged(CONVERTED_MS - HOUR_MS)), says="1 log file is older"
+    ),
     Case(
         code="target-expired",
         make=target(aged(CONVERTED_MS)),
@@ -175,5 +177,5 @@ CASES = [
         says="timerPrecisionMs is 100, the target was written for 1000",
         options={"target": TargetSettings(precision_ms=100)},
     ),
-    Case(code="quarantine-left", make=target(on_bad_record="quarantine"), says="1 of 1 records"),
+    Case(code="quarantine-left", make=target(on_bad_record="quarantine"), says="1 of 1 record"),
 ]

@@ -87,7 +87,7 @@ CASES = [
         options={"conf": {"brokerName": "a"}},
         says="3 messages wait in the timeline",
     ),
-    Case(code="timeline-repeats", make=timeline(overdue), says="1 messages were delivered"),
+    Case(code="timeline-repeats", make=timeline(overdue), says="1 message was delivered"),
     Case(
         code="timeline-forgets",
         make=timeline(until_ms=None),
@@ -111,7 +111,11 @@ CASES = [
         options=conf(maxMessageSize="10"),
         says="queue offset 3",
     ),
-    Case(code="timeline-lost", make=timeline(held=(0, 2)), says="1 messages before queue offset 3"),
+    Case(
+        code="timeline-lost",
+        make=timeline(held=(0, 2)),
+        says="in no database: 1 message before queue offset 3",
+    ),
     Case(
         code="timeline-lost",
         make=timeline(before=lambda builder: builder.put(LATER_MS, key="")),

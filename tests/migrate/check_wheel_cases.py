@@ -130,7 +130,7 @@ CASES = [
         says="not the length of a timer wheel",
         make=then(wheel(), lambda root: (root / "timerwheel").write_bytes(bytes(320))),
     ),
-    Case(code="hierarchical-wheel", make=hierarchical, says="1 messages"),
+    Case(code="hierarchical-wheel", make=hierarchical, says="1 message waits"),
     Case(
         code="hierarchy-unguarded",
         make=then(hierarchical, lambda root: (root / "timerwheel").unlink()),
@@ -138,11 +138,11 @@ CASES = [
     Case(
         code="wheel-stale", make=wheel(count=20, slots={}), says="12 messages are in the timer log"
     ),
-    Case(code="slot-points-nowhere", make=wheel(dead_slot), says="1 slots"),
+    Case(code="slot-points-nowhere", make=wheel(dead_slot), says="1 slot leads"),
     Case(code="chain-broken", make=wheel(link(1, 13)), says="first 52"),
     Case(code="chain-broken", make=wheel(link(1, 0)), says="first 52"),
     Case(code="chains-shared", make=wheel(link(2, 52)), says="the first at 52"),
-    Case(code="unit-twice", make=wheel(place_again), says="1 records are on it twice"),
+    Case(code="unit-twice", make=wheel(place_again), says="1 record is on it twice"),
     Case(
         code="timer-expired",
         says="before the log's beginning",
@@ -153,7 +153,7 @@ CASES = [
         make=wheel(blocked, last_queue_offset=3),
         says="queue offset 3 has no due time; 1",
     ),
-    Case(code="timer-queue-lost", make=wheel(skipped), says="1 messages before queue offset 5"),
+    Case(code="timer-queue-lost", make=wheel(skipped), says="to 1 message before queue offset 5"),
     Case(code="timer-placed-again", make=wheel(master_queue_offset=0), says="3 entries from 0 on"),
     Case(
         code="timercheck-beyond-queue",
@@ -235,7 +235,7 @@ CASES = [
     ),
     Case(code="wheel-switched-off", make=wheel(), options=conf(timerStopDequeue="true")),
     Case(code="discard-after-three", make=wheel(), options=conf(brokerName="a")),
-    Case(code="recall-ignored", make=wheel(recalled), says="1 recalled messages"),
+    Case(code="recall-ignored", make=wheel(recalled), says="1 recalled message would"),
     Case(code="timermetrics-damaged", make=then(wheel(), torn("timermetrics"))),
     Case(
         code="timermetrics-unreadable",
@@ -246,7 +246,7 @@ CASES = [
         make=then(wheel(), torn("timermetrics", b'{"timingCount":{"TopicA":{"count":-2}}}')),
         says="-2 of 'TopicA', there are 3",
     ),
-    Case(code="producer-clock-ahead", make=wheel(born_tomorrow), says="1 messages say that"),
+    Case(code="producer-clock-ahead", make=wheel(born_tomorrow), says="1 message says that it was"),
 ]
 """Everything about a wheel, and what a broker's settings do to one."""
 

@@ -162,7 +162,7 @@ def test_what_was_recalled_is_not_pending_and_who_delivers_it_all_the_same_is_sa
     assert found.wheel is not None
     assert (found.wheel.pending, found.wheel.cancelled) == (1, 2)
     [said] = [problem for problem in found.problems if "recalled" in problem]
-    assert said.startswith("1 messages of the wheel were recalled in the form of 5.3.2 and 5.3.3")
+    assert said.startswith("1 message of the wheel was recalled in the form of 5.3.2 and 5.3.3")
     assert "appendTopicForTimerDeleteKey=true" in said
     waiting = pending_messages(root, now_ms=WHEEL_NOW_MS)
     assert [each.unique_key for each in waiting if isinstance(each, Pending)] == ["C"]
@@ -180,7 +180,7 @@ def test_what_a_crashed_broker_delivered_from_its_wheel_is_left_out_and_said(
     found = inspect_store(root, now_ms=WHEEL_NOW_MS + 5_000)
     assert found.wheel is not None
     assert found.wheel.pending == 1
-    assert any("1 entries of the wheel" in problem for problem in found.problems)
+    assert any("1 entry of the wheel" in problem for problem in found.problems)
     waiting = pending_messages(root, now_ms=WHEEL_NOW_MS + 5_000)
     assert [each.unique_key for each in waiting if isinstance(each, Pending)] == ["B"]
 

@@ -176,7 +176,7 @@ def test_another_store_of_the_same_counts_and_lengths_is_not_told_to_take_the_ti
     assert [path.stat().st_size for path in (other / "commitlog").iterdir()] == [
         path.stat().st_size for path in (source / "commitlog").iterdir()
     ]
-    with pytest.raises(PlanError, match=r"another store \(1 of its files begin with") as refused:
+    with pytest.raises(PlanError, match=r"another store \(1 of its files begins with") as refused:
         retire(other, target)
     assert "touch" not in str(refused.value)
 

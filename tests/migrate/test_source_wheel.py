@@ -28,5 +28,5 @@ def test_a_wheel_whose_hand_has_passed_everything_is_empty(tmp_path: Path) -> No
 def test_a_message_that_was_never_placed_waits_too(tmp_path: Path) -> None:
     builder = WheelStoreBuilder(tmp_path)
     builder.put(NOW_MS + 10_000)
-    with pytest.raises(WheelNotEmptyError, match="1 messages wait"):
+    with pytest.raises(WheelNotEmptyError, match="1 message waits"):
         require_empty_wheel(builder.stop(last_queue_offset=0))

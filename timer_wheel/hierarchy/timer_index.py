@@ -17,6 +17,7 @@ from message_store.byte_column import Int64s, int64s
 from message_store.delay_store import Finding, Severity
 from message_store.errors import DelayStoreError, FormatError
 from message_store.live_store import LiveStore
+from message_store.printable import counted
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
@@ -229,7 +230,8 @@ def _gone(first: int, end: int) -> Finding:
     return Finding(
         Severity.ERROR,
         f"timer queue {first}",
-        f"{end - first:,} entries are gone that were never looked at",
+        f"{counted(end - first, 'entry is gone that was', 'entries are gone that were')}"
+        " never looked at",
         "nobody finds the messages that they led to",
         "find out what was removed; the log may still have the messages",
     )
