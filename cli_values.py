@@ -4,6 +4,7 @@
 Anything that cannot be understood is a usage error, which names the flag and what it takes.
 """
 
+import errno
 import grp
 import os
 import pwd
@@ -106,7 +107,9 @@ class LevelRange(click.ParamType[tuple[int, ...]]):
 
 
 class Place(click.Path):
-    """A path, which an empty word is not: it would become the folder that one is in."""
+    """A path, which an empty word is not: it would become the folder that one is in. Nor is what
+    no file can ever be at: a name that is too long, links that lead in a circle.
+    """
 
     def convert(
         self,
@@ -117,6 +120,11 @@ class Place(click.Path):
         """The path."""
         if value == "":
             self.fail("an empty path", param, ctx)
+        try:
+            os.stat(value)
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                self.fail(f"{os.fsdecode(value)!r}: {error.strerror}", param, ctx)
         return super().convert(value, param, ctx)
 
 

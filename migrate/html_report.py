@@ -51,6 +51,8 @@ def require_report_place(path: Path, *sources: Path) -> None:
         raise TargetError(f"{path}: lies in the store, which is only read")
     if path.is_dir():
         raise TargetError(f"{path}: cannot be written: is a directory")
+    if path.exists() and not path.is_file():  # it would be replaced by one
+        raise TargetError(f"{path}: cannot be written: no ordinary file")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     try:
         with tempfile.TemporaryFile(dir=above):

@@ -152,6 +152,13 @@ def test_an_empty_word_is_no_path(words: tuple[object, ...]) -> None:
     usage_error(run(*words), "an empty path")
 
 
+@pytest.mark.parametrize("words", [("inspect",), ("verify", "S"), ("convert", "S")])
+def test_what_no_file_can_be_at_is_no_path(words: tuple[str, ...], tmp_path: Path) -> None:
+    usage_error(run(*words, "x" * 300), "File name too long")
+    (tmp_path / "loop").symlink_to("loop")
+    usage_error(run(*words, tmp_path / "loop"), "Too many levels of symbolic links")
+
+
 @pytest.mark.parametrize(
     ("number", "sentence"),
     [

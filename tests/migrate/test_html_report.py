@@ -2,6 +2,7 @@
 """The HTML report: true numbers, everything escaped, nothing fetched from anywhere."""
 
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def test_no_page_is_put_into_a_source(tmp_path: Path) -> None:
     for place in (source / "config" / "delayOffset.json", tmp_path / "link" / "page.html"):
         with pytest.raises(TargetError, match="lies in the store, which is only read"):
             require_report_place(place, tmp_path / "other", source)
+
+
+def test_a_page_takes_the_place_of_no_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TargetError, match="pipe: cannot be written: no ordinary file"):
+        require_report_place(tmp_path / "pipe")
 
 
 def test_the_page_tells_the_numbers() -> None:
