@@ -34,23 +34,22 @@ def race_directory(above: Path | None, keep: Path | None) -> Iterator[Path]:
     """Where a race works: ``keep`` itself, which must be new or empty and stays; or else a
     directory below ``above`` (unless given where temporary files go) that is removed at the end.
 
-    Raises TargetError when the disk refuses.
+    Raises TargetError when the disk refuses it, or it is not empty.
     """
     try:
-        if keep is not None:
-            keep.mkdir(parents=True, exist_ok=True)
-            if any(keep.iterdir()):
-                raise TargetError(f"{keep}: is not empty")
-            yield keep
-            return
-        made = Path(tempfile.mkdtemp(prefix=_RACE_PREFIX, dir=above))
-        held = _held(made)
+        made = keep or Path(tempfile.mkdtemp(prefix=_RACE_PREFIX, dir=above))
+        made.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(made.iterdir())
+        held = _held(made) if keep is None else None
     except OSError as error:
         raise TargetError(f"{keep or above}: cannot be written: {error.strerror}") from error
+    if not is_empty:
+        raise TargetError(f"{keep}: is not empty")
     try:
         yield made
     finally:
-        remove(made)
+        if keep is None:
+            remove(made)
         if held is not None:
             os.close(held)
 

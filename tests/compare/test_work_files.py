@@ -73,3 +73,13 @@ def test_only_what_nobody_works_in_was_left_behind(tmp_path: Path) -> None:
         assert left_behind(tmp_path) == [left]
     assert not place.exists()
     assert left_behind(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_goes_wrong_in_a_race_is_not_blamed_on_its_directory(
+    tmp_path: Path, keeps: bool
+) -> None:
+    keep = tmp_path / "kept" if keeps else None
+    with pytest.raises(BrokenPipeError), race_directory(tmp_path, keep) as place:
+        raise BrokenPipeError(32, "Broken pipe")
+    assert place.exists() == keeps
