@@ -122,7 +122,8 @@ class Opening:
 class FaultSeen:
     """One fault and what the engine did about it; ``at_ms`` counts from the race's beginning.
 
-    ``answer`` is a word for people: "reopened", "refused 12 puts until there was room", ...
+    ``answer`` is for people: "opened again", "refused, and opened again when there was room", ...
+    ``opening`` is what that cost; None where the fault did not end the store.
     """
 
     kind: str

@@ -47,7 +47,7 @@ _ANSWERS = {
 
 @attrs.define(eq=False)
 class VirtualRun:
-    """One engine and its clock. ``open_store`` opens it, again after a kill; ``before_end`` gets
+    """One engine and its clock. ``open_store`` opens it, again after each end; ``before_end`` gets
     the store that is about to be ended. What has no files is killed between calls only.
 
     ``skew_ms`` is how far the engine's clock has leapt away from the race's own.

@@ -13,7 +13,7 @@ from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import UNFINISHED, told_unfinished
 from migrate.quarantined import Quarantine, find_quarantine
 from migrate.settings import TargetSettings
-from migrate.staged_output import UNFINISHED_WHEEL
+from migrate.staged_output import is_stub
 from migrate.store_backup import unfinished_change
 from migrate.verify_settings import ConversionSettings, read_settings
 
@@ -77,8 +77,7 @@ _DEPENDS_ON = {
 def unfinished_target(root: StoreRoot) -> Finding | None:
     """The one thing to say of the target of a conversion, or of a write, that was stopped."""
     told = told_unfinished(root)
-    wheel = root.timer_wheel
-    if told is None and wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL):
+    if told is None and is_stub(root.timer_wheel):
         told = UNFINISHED
     return None if told is None else TARGET_UNFINISHED.at(root.path, told)
 

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from message_store.errors import BadFieldError, SourceError
 from message_store.record_layout import HEAD_V4_V4
-from message_store.segment_files import Segment, SegmentReader, list_segments
+from message_store.segment_files import Segment, SegmentReader
 from message_store.small_files import read_small_file
 from message_store.store_root import StoreRoot
 
@@ -37,11 +37,10 @@ def log_fingerprint(source: StoreRoot) -> list[list[Any]]:
     the same. The head of a file's first record, as a checksum (0: no record yet), says which store
     it is, whatever became of the times.
     """
-    segments = list_segments(source.commit_log)
     with SegmentReader(source.commit_log) as log:
         return [
             [each.path.name, each.length_bytes, each.modified_ns, _first_head(log, each)]
-            for each in segments
+            for each in log.segments
         ]
 
 

@@ -63,7 +63,8 @@ def require_pair(source: Path, target: Path) -> None:
         if _marker(ours).exists():
             why = f"; {source} is one: the order is SOURCE TARGET"
         elif (theirs.own / WRITTEN_NAME).exists():
-            why = f"; it was written from a table, give it alone: `delaywheel verify {target}`"
+            how = f"delaywheel verify {shell_word(str(target))}"
+            why = f"; it was written from a table, give it alone: `{how}`"
         elif was_converted_in_place(theirs):
             why = f"; it was {IN_PLACE_TOLD} `delaywheel check {shell_word(str(target))}`"
         raise SourceError(

@@ -11,7 +11,7 @@ from message_store.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.printable import counted, shell_word
 from message_store.store_root import StoreRoot
 from migrate.settings import HIERARCHY, WHEEL
-from migrate.staged_output import UNFINISHED_WHEEL
+from migrate.staged_output import is_stub
 from migrate.store_inspection import TimelineSummary, WheelSummary
 from timer_wheel.rocksdb_view import has_database
 from timer_wheel.timeline import Timeline, timeline_directory
@@ -30,7 +30,7 @@ def inspect_timers(
     places = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
     if not any(place.exists() for place in places):
         return None, None
-    if _is_unfinished(store):
+    if is_stub(store.timer_wheel):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
         return WheelSummary(), None
     engine = HIERARCHY if mark.exists() else WHEEL
@@ -59,11 +59,6 @@ def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:
         return ""
     how = f"delaywheel run {shell_word(str(store.path))} --engine wheel"
     return f"; a broker does not start on it, `{how}` makes it anew from the timer log"
-
-
-def _is_unfinished(store: StoreRoot) -> bool:
-    wheel = store.timer_wheel
-    return wheel.is_file() and wheel.stat().st_size == len(UNFINISHED_WHEEL)
 
 
 def _summary(state: WheelState, now_ms: int) -> WheelSummary:

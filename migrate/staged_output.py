@@ -245,7 +245,7 @@ def is_published(staging: Staging) -> bool:
     brokers from starting.
     """
     path = staging.target.timer_wheel
-    is_there = path.is_file() and not _is_stub(path)
+    is_there = path.is_file() and not is_stub(path)
     return is_there and is_publishing(staging) and not staging.store.timer_wheel.exists()
 
 
@@ -259,12 +259,13 @@ def names_in_the_way(staging: Staging) -> list[str]:
     with target_errors(target.path):
         names = {entry.name for entry in target.path.iterdir()}
     ours = {target.own.name, "lost+found"}
-    if _is_stub(target.timer_wheel):
+    if is_stub(target.timer_wheel):
         ours.add(target.timer_wheel.name)
     return [] if staging.path.exists() else sorted(names - ours)
 
 
-def _is_stub(path: Path) -> bool:
+def is_stub(path: Path) -> bool:
+    """Whether this is what ``forbid_start`` puts in the place of a wheel."""
     is_short = path.is_file() and path.stat().st_size == len(UNFINISHED_WHEEL)
     return is_short and read_small_file(path) == UNFINISHED_WHEEL
 
@@ -314,7 +315,7 @@ def remove_unfinished(staging: Staging) -> None:
     target = staging.target
     with target_errors(target.path):
         staging.plan_file.unlink(missing_ok=True)
-        if _is_stub(target.timer_wheel):
+        if is_stub(target.timer_wheel):
             target.timer_wheel.unlink()
         clear(staging.path)
         if target.own.is_dir() and not any(target.own.iterdir()):
