@@ -27,7 +27,14 @@ from message_store.record_layout import (
     runs,
 )
 from message_store.store_checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5
-from timer_wheel.hierarchy.index_layouts import BLOCK_KEY, ID_KEY, ID_ROW, STATE, WAITING_ROW
+from timer_wheel.hierarchy.index_layouts import (
+    BLOCK_KEY,
+    ID_KEY,
+    ID_ROW,
+    NEWEST,
+    STATE,
+    WAITING_ROW,
+)
 from timer_wheel.own_checkpoint import OWN_CHECKPOINT
 from timer_wheel.timeline import TIMELINE_CHECKPOINT, TIMELINE_KEY, TIMELINE_PLACE
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT
@@ -142,7 +149,7 @@ PARTS: dict[str, Callable[[], str]] = {
     ),
     "timer checkpoint": _tables(TIMER_CHECKPOINT),
     "own checkpoint": _tables(OWN_CHECKPOINT),
-    "hierarchical wheel": _tables(BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE),
+    "hierarchical wheel": _tables(BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE, NEWEST),
     "timeline": _tables(TIMELINE_KEY, TIMELINE_PLACE, TIMELINE_CHECKPOINT),
     "timeline example": lambda: "\n\nand the value is\n\n".join(
         (

@@ -4,7 +4,8 @@
 delayOffset.json says how far each level came, and not when: after a kill the copies in the log that
 it knows of cannot be told from those that it does not. So beside it, among delaywheel's own files,
 stands what it cannot say. Two such marks are kept. The flushed one was synced after the log; the
-latest one survives a kill but maybe no loss of power, after which it may be ahead of the log.
+latest one survives a kill but maybe no loss of power, after which it may be ahead of the log, also
+of one that has grown again since: so it says which record was the last.
 """
 
 import json
@@ -17,6 +18,7 @@ import attrs
 import numpy as np
 
 from message_store.consume_queue import Int64Array
+from message_store.live_log import LiveLog
 from message_store.small_files import read_small_file, replace_file, write_over
 from message_store.store_root import StoreRoot
 
@@ -36,7 +38,8 @@ class DeliveryMark:
     ``offsets`` are by level; of what was delivered out of turn behind them, ``done`` has the queue
     offsets of those whose units may not say so, the first and how many, run by run.
     ``tables`` are checksums of the delayOffset.json that it goes with: before that was written, and
-    after. ``ends`` are the queue offsets where the level queues ended.
+    after. ``ends`` are the queue offsets where the level queues ended. ``last_start`` is where the
+    last record before ``log_end`` began, ``last_head`` what tells it from any other.
     """
 
     log_end: int
@@ -44,6 +47,8 @@ class DeliveryMark:
     tables: tuple[int, ...] = ()
     ends: Mapping[int, int] = attrs.field(factory=dict)
     done: Mapping[int, Sequence[Run]] = attrs.field(factory=dict)
+    last_start: int = -1
+    last_head: int = 0
 
     def encode(self) -> bytes:
         """The file's text."""
@@ -68,9 +73,16 @@ class DeliveryMark:
                     int(level): [(int(first), int(count)) for first, count in runs]
                     for level, runs in facts.get("done", {}).items()
                 },
+                last_start=int(facts.get("last_start", -1)),
+                last_head=int(facts.get("last_head", 0)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
+
+    def is_of(self, log: LiveLog) -> bool:
+        """Whether the log still has all that it had then."""
+        is_there = log.head_checksum(self.last_start) == self.last_head
+        return self.log_end <= log.end and self.last_start >= 0 and is_there
 
 
 def to_runs(queue_offsets: Int64Array) -> list[Run]:
@@ -119,25 +131,28 @@ def write_mark(root: Path, name: str, mark: DeliveryMark, *, is_durable: bool) -
         replace_file(path, text, is_durable=is_durable)
 
 
-def mark_to_trust(root: Path, table: bytes | None, log_end: int) -> DeliveryMark | None:
+def mark_to_trust(root: Path, table: bytes | None, log: LiveLog) -> DeliveryMark | None:
     """What to go on from after a kill; None where delayOffset.json alone is to be believed.
 
-    The latest mark counts where it belongs to this delayOffset.json and the log is as long as it
-    says; the flushed one whenever the log is that long, because what was delivered since is found
-    behind it, whoever did it.
+    The latest mark counts where it belongs to this delayOffset.json and to this log; the flushed
+    one whenever the log is as long as it says, because what was delivered since is found behind it,
+    whoever did it.
     """
     latest, flushed = read_mark(root, LATEST_NAME), read_mark(root, FLUSHED_NAME)
-    if latest and latest.log_end <= log_end and checksum(table) in latest.tables:
+    if latest and latest.is_of(log) and checksum(table) in latest.tables:
         return latest
-    if flushed and flushed.log_end <= log_end:
+    if flushed and flushed.log_end <= log.end:
         return flushed
     return None
 
 
-def has_grown_since(root: Path, table: bytes | None, log_end: int) -> bool:
-    """Whether the log has grown since the latest mark, while this delayOffset.json stayed.
+def is_another_log(root: Path, table: bytes | None, log: LiveLog) -> bool:
+    """Whether the log is not as it was at the latest mark, while this delayOffset.json stayed.
 
-    So it is when the levels were killed and the other engine then closed the store in order.
+    So it is when the levels were killed, or lost power, and the other engine then closed the store
+    in order.
     """
     latest = read_mark(root, LATEST_NAME)
-    return latest is not None and latest.log_end < log_end and checksum(table) in latest.tables
+    if latest is None or checksum(table) not in latest.tables:
+        return False
+    return latest.log_end != log.end or not latest.is_of(log)

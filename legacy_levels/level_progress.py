@@ -46,6 +46,8 @@ class _Snapshot:
     offsets: dict[int, int]
     ends: dict[int, int]
     done: dict[int, Int64Array]
+    last_start: int
+    last_head: int
 
     def says_the_same(self, other: _Snapshot) -> bool:
         """Whether nothing was delivered between the two, and the log is not much longer."""
@@ -139,12 +141,14 @@ class LevelProgress:
     def _snapshot(self) -> _Snapshot:
         # The log of a store in doubt may hold deliveries that nobody has counted.
         self._state.live.log.require_unbroken()
-        scanners = self._state.scanners
+        scanners, log = self._state.scanners, self._state.live.log
         return _Snapshot(
-            self._state.live.log.end,
+            log.end,
             {level: self._hold(level, scanner.head) for level, scanner in scanners.items()},
             {level: scanner.queue.max_offset for level, scanner in scanners.items()},
             {level: scanner.done for level, scanner in scanners.items() if len(scanner.done)},
+            log.last_start,
+            log.head_checksum(log.last_start),
         )
 
     def _neutralise(self, snapshot: _Snapshot) -> None:
@@ -162,6 +166,8 @@ class LevelProgress:
             (checksum(self._writer.text), checksum(text)),
             snapshot.ends,
             {level: to_runs(done) for level, done in snapshot.done.items()},
+            snapshot.last_start,
+            snapshot.last_head,
         )
         root = self._state.live.root.path
         if is_durable:

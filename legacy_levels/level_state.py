@@ -20,7 +20,7 @@ from legacy_levels.delay_offsets import (
     OffsetsFile,
     read_delay_offsets,
 )
-from legacy_levels.delivery_marks import Run, from_runs, has_grown_since, mark_to_trust
+from legacy_levels.delivery_marks import Run, from_runs, is_another_log, mark_to_trust
 from legacy_levels.due_search import DueRuns
 from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
@@ -150,9 +150,9 @@ def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
     path = live.root.config_file("delayOffset.json")
     table = read_small_file(path)
     is_in_doubt = not live.was_clean or found is None or found.main.problem is not None
-    is_in_doubt = is_in_doubt or has_grown_since(root, table, live.log.end)
+    is_in_doubt = is_in_doubt or is_another_log(root, table, live.log)
     if is_in_doubt and not live.settings.repeat_after_kill:
-        mark = mark_to_trust(root, table, live.log.end)
+        mark = mark_to_trust(root, table, live.log)
         if mark is not None:
             nothing = OffsetsFile(path, None, "not used")
             known = found or DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)

@@ -7,6 +7,7 @@ locks; the store does.
 """
 
 from collections.abc import Callable
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,6 +284,14 @@ class LiveLog:
         places = self.addresses(offsets)
         read_store_times(places, self.rooms(offsets), offsets, wanted, times)
         return times
+
+    def head_checksum(self, offset: int) -> int:
+        """What tells the record at ``offset`` from any other that may come to lie there, after a
+        loss of power took it and the log grew again; 0 where the log does not go on so far.
+        """
+        if not self.holds(offset, SMALLEST_RECORD_BYTES):
+            return 0
+        return crc32(self.segments.read_at(offset, SMALLEST_RECORD_BYTES))
 
     def begin_sync(self) -> Unsynced:
         """Take note of what was written and not synced; the next write will note itself again."""

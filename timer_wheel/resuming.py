@@ -30,9 +30,21 @@ def has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
 
 
 def goes_back(own: OwnCheckpoint | None, store: LiveStore) -> TypeGuard[OwnCheckpoint]:
-    """Whether to begin where the last flush was, and find out from there what was done since."""
-    is_asked_for = not store.was_clean and not store.settings.repeat_after_kill
+    """Whether to begin where the last flush was, and find out from there what was done since. After
+    an orderly end, which is one, that is where the wheel stands.
+    """
+    is_asked_for = not store.settings.repeat_after_kill
     return is_asked_for and own is not None and own.is_known
+
+
+def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) -> bool:
+    """Whether the last of us here did not end with a flush: it was killed, or lost power, and
+    another engine then closed the store in order.
+    """
+    if own is None or not own.is_known:
+        return False
+    is_at_flush = own.flushed_hand_ms == files.found.last_read_time_ms
+    return not is_at_flush or own.flushed_position != log.end
 
 
 def take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:

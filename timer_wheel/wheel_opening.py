@@ -21,7 +21,14 @@ from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.recall import RecallMarks, pending_markers
-from timer_wheel.resuming import goes_back, has_torn_end, resume, take_back, take_back_to_gap
+from timer_wheel.resuming import (
+    goes_back,
+    has_torn_end,
+    resume,
+    take_back,
+    take_back_to_gap,
+    was_left,
+)
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_file import SLOT
@@ -77,7 +84,7 @@ def _open(
     if own is not None:
         log.segments.delete_before(own.log_begins)
     log.find_end()
-    is_in_doubt = not store.was_clean or has_torn_end(log, store)
+    is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
     if is_in_doubt:
         take_back(log, store, files)
     if own is None or not own.is_known:
@@ -86,6 +93,7 @@ def _open(
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
+    timers.metrics.is_known &= not is_in_doubt
     if waiting is not None:
         _believe(timers, waiting)
     elif not store.settings.repeat_after_kill:

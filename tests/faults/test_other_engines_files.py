@@ -5,6 +5,7 @@ whatever end the other came to.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from message_store import AfterMs, DelayStore, ManualClock, Message, Severity
 from tests.faults.engines import ENGINES, abandon
 from tests.faults.store_reading import delivered, disagreements
+from timer_wheel.hierarchy import timer_index
 
 START_MS = 1_793_000_000_000
 LATER_MS = 600_000
@@ -58,4 +60,42 @@ def test_each_engine_leaves_the_others_messages_alone(tmp_path: Path, first: str
     came = Counter(found.name for found in delivered(folder))
     expected = [f"KEY{100 * turn + number:08X}" for turn in range(4) for number in range(40)]
     assert came == Counter(expected)
+    assert disagreements(folder) == []
+
+
+@pytest.mark.parametrize("first", ENGINES)
+@pytest.mark.parametrize("how", ["closed", "killed"])
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_loss_of_power_that_another_engine_cleared_up_after_costs_nothing_that_was_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, how: str, count: int
+) -> None:
+    """What was delivered since the flush is gone, and what tells of it is not; then the log grows
+    towards the place where that was, or over it.
+    """
+    monkeypatch.setattr(timer_index, "_MUCH_LOG_BYTES", 0)
+    folder, clock = tmp_path / "store", ManualClock(START_MS)
+    store = open_one(first, folder, clock)
+    put(store, 0, 40)
+    store.flush()
+    for name in ("commitlog", "consumequeue"):
+        shutil.copytree(folder / name, tmp_path / name)
+    came = []
+    for _ in range(4):
+        clock.tick(5_000)
+        came.append(len(store.advance(clock.now_ms())))
+    assert sum(came[1:]) > 0
+    abandon(store)
+    for name in ("commitlog", "consumequeue"):
+        shutil.rmtree(folder / name)
+        shutil.copytree(tmp_path / name, folder / name)
+    other = open_one(OTHER[first], folder, clock)
+    put(other, 100, count)
+    end(other, how)
+    clock.tick(LATER_MS)
+    for engine in (first, OTHER[first]):
+        with open_one(engine, folder, clock) as again:
+            again.advance(clock.now_ms())
+            assert list(again.pending()) == []
+    found = Counter(found.name for found in delivered(folder))
+    assert found == Counter(f"KEY{number:08X}" for number in (*range(40), *range(100, 100 + count)))
     assert disagreements(folder) == []

@@ -276,7 +276,7 @@ def another_id(db: IndexDb, content: IndexContent) -> None:
 def another_state(db: IndexDb, content: IndexContent) -> None:
     assert content.state is not None
     state = attrs.evolve(content.state, placed_end=content.state.placed_end - 1)
-    db.write(db.batch(), state, durably=True)
+    db.write(db.batch(), state)
 
 
 DAMAGES: dict[Damage, str] = {

@@ -408,7 +408,7 @@ def test_check_notices_an_index_that_says_otherwise_than_the_queue(
     wrong["commit_log_offset"][0] += 8
     batch = db.batch()
     batch.put_block("hours", block.slot_ms, wrong)
-    db.write(batch, state, durably=True)
+    db.write(batch, state)
     db.close()
     with opened(folder, clock) as store:
         problems = [each.problem for each in store.check() if each.severity is Severity.ERROR]

@@ -20,11 +20,12 @@ from timer_wheel.hierarchy.due_times import due_times, fine_promise_ms
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages
 from timer_wheel.hierarchy.id_index import IdIndex, id_of
 from timer_wheel.hierarchy.index_db import IndexDb
-from timer_wheel.hierarchy.index_layouts import NATIVE_ROW, IndexState, Rows
+from timer_wheel.hierarchy.index_layouts import NATIVE_ROW, IndexState, Newest, Rows
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
 NO_STATE = IndexState(1, 1_000, 0, 0, 0, 0, 0, 0)
+NO_NEWEST = Newest(0, 0)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def known(waiting: WaitingMessages) -> list[int]:
 def write(db: IndexDb, waiting: WaitingMessages, queue_end: int) -> None:
     batch = db.batch()
     writing = waiting.put_all(batch, queue_end)
-    db.write(batch, NO_STATE, durably=False)
+    db.write(batch, NO_STATE, NO_NEWEST)
     waiting.written(writing)
 
 
@@ -83,7 +84,7 @@ def test_whatever_the_hands_do_every_message_is_somewhere_once(db: IndexDb, seed
             writing, then = waiting.put_all(batch, count), sorted(truth)
             hands, is_early = waiting.hands, dice.random() < 0.5
             if is_early:
-                db.write(batch, NO_STATE, durably=False)
+                db.write(batch, NO_STATE, NO_NEWEST)
             if dice.random() < 0.5:
                 now_ms += dice.choice([1, 700, 45_000, HOUR_MS])
                 waiting.reach(now_ms)
@@ -93,7 +94,7 @@ def test_whatever_the_hands_do_every_message_is_somewhere_once(db: IndexDb, seed
                 truth |= {count: now_ms + 5, count + 1: now_ms + HOUR_MS}
                 count += 2
             if not is_early:
-                db.write(batch, NO_STATE, durably=False)
+                db.write(batch, NO_STATE, NO_NEWEST)
             assert known(waiting) == sorted(truth)
             assert known(WaitingMessages(db, attrs.evolve(hands, second_ms=0))) == then
             waiting.written(writing)
@@ -142,7 +143,7 @@ def test_ids_are_found_in_memory_and_in_the_database(db: IndexDb) -> None:
             batch = db.batch()
             ids.put_all(batch)
             assert ids.find("KEY42").tolist() == [42]
-            db.write(batch, NO_STATE, durably=False)
+            db.write(batch, NO_STATE, NO_NEWEST)
             ids.written(begin + 1_000)
     ids.add(np.array([0, id_of("KEY7")]), np.array([1 << 25, (1 << 25) + 1]))
     assert [ids.find(f"KEY{n}").tolist() for n in (0, 1_500, 3_999, 4_999)] == [

@@ -19,7 +19,7 @@ from timer_wheel.copy_kernels import IS_ROLL, OFFSET, STORE_MS
 from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND
 from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
-from timer_wheel.hierarchy.index_layouts import IndexState, Rows
+from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
 from timer_wheel.hierarchy.ownership import Active, claim, guard, index_path, read_active
 from timer_wheel.hierarchy.takeover import clear_wheel, take_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
@@ -112,7 +112,7 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
         db = IndexDb(index_path(store.root))
         try:
             state = db.state()
-            if state is not None and not _is_ahead(store, state):
+            if state is not None and not _is_ahead(store, state, db.newest()):
                 return _brought_up(store, db, state, active)
             db.close()
         except BaseException:
@@ -129,10 +129,14 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
         raise
 
 
-def _is_ahead(store: LiveStore, state: IndexState) -> bool:
-    """Whether the index knows of what the log or the queue has lost, as after a loss of power."""
-    queue = store.queue(TIMER_TOPIC, 0)
-    return state.log_end > store.log.end or state.placed_end > queue.max_offset
+def _is_ahead(store: LiveStore, state: IndexState, newest: Newest | None) -> bool:
+    """Whether the index knows of what the log or the queue has lost, as after a loss of power; also
+    where another engine has let the log grow again since.
+    """
+    log, queue = store.log, store.queue(TIMER_TOPIC, 0)
+    if newest is not None and log.head_checksum(newest.last_start) != newest.last_head:
+        return True
+    return state.log_end > log.end or state.placed_end > queue.max_offset
 
 
 def _brought_up(store: LiveStore, db: IndexDb, state: IndexState, active: Active) -> TimerIndex:

@@ -25,11 +25,14 @@ from timer_wheel.hierarchy.index_layouts import (
     IDS,
     NATIVE_ID,
     NATIVE_ROW,
+    NEWEST,
+    NEWEST_KEY,
     STATE,
     STATE_KEY,
     STATE_VERSION,
     WAITING_ROW,
     IndexState,
+    Newest,
     Rows,
 )
 
@@ -100,6 +103,16 @@ class IndexDb:
             raise SourceError(f"{self.path}: an index of version {fields['version']}, not 1")
         return IndexState(**fields)
 
+    def newest(self) -> Newest | None:
+        """The record that the log must have for the state to hold; None where it was on disk."""
+        with self._told():
+            content = self._db.get(NEWEST_KEY)
+        if content is None:
+            return None
+        if len(content) != NEWEST.size:
+            raise DamagedIndexError("a record of another length", path=self.path)
+        return Newest(**NEWEST.decode_at(content, 0))
+
     def blocks(self, family: str, from_ms: int = 0, until_ms: int | None = None) -> Iterator[Block]:
         """The blocks of the slots that begin in a range of time, in order."""
         end_ms = _END if until_ms is None else until_ms
@@ -150,12 +163,18 @@ class IndexDb:
         """Changes that are made together."""
         return IndexBatch(self._handles)
 
-    def write(self, batch: "IndexBatch", state: IndexState, *, durably: bool) -> None:
-        """Make changes, and say what holds then; ``durably`` comes back when they are on disk."""
+    def write(self, batch: "IndexBatch", state: IndexState, newest: Newest | None = None) -> None:
+        """Make changes, and say what holds then; come back when they are on disk, as the log is. Or
+        do not wait, and say which record the log then must have.
+        """
         options = rocksdict.WriteOptions()
-        options.sync = durably
+        options.sync = newest is None
         with self._told():
             batch.changes.put(STATE_KEY, STATE.encode(**attrs.asdict(state)))
+            if newest is None:
+                batch.changes.delete(NEWEST_KEY)
+            else:
+                batch.changes.put(NEWEST_KEY, NEWEST.encode(**attrs.asdict(newest)))
             self._db.write(batch.changes, options)
 
     def move(self, batch: "IndexBatch") -> None:

@@ -99,6 +99,17 @@ STATE = Layout(
 )
 STATE_VERSION = 1
 
+NEWEST_KEY = b"newest"
+"""Beside the state, while nobody has waited for the log to be on disk as far as that says."""
+
+NEWEST = Layout(
+    "newest record",
+    (
+        Field("last_start", "i64", "where the last record begins before the state's `log_end`"),
+        Field("last_head", "i64", "CRC-32 of its first 91 bytes"),
+    ),
+)
+
 NATIVE_ROW = WAITING_ROW.dtype.newbyteorder("=")
 NATIVE_ID = ID_ROW.dtype.newbyteorder("=")
 
@@ -119,6 +130,14 @@ class IndexState:
     hour_hand_ms: int
     ids_end: int
     version: int = STATE_VERSION
+
+
+@attrs.frozen
+class Newest:
+    """The last record of the log that an index knew, by the names of its layout."""
+
+    last_start: int
+    last_head: int
 
 
 def slot_of(due_ms: Int64s, wheel: Wheel) -> Int64s:

@@ -22,7 +22,7 @@ from message_store.properties import TIMER_TOPIC
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
-from timer_wheel.hierarchy.index_layouts import IndexState, Rows
+from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
 from timer_wheel.hierarchy.recall_marks import EXACT_MS, HierarchyMarks
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.timer_record_kernel import ID
@@ -40,6 +40,7 @@ class Batch:
 
     changes: IndexBatch
     state: IndexState
+    newest: Newest
     writing: Writing
     marks: int
     ids_end: int | None
@@ -179,7 +180,9 @@ class TimerIndex:
             state = attrs.evolve(state, ids_end=ids_end)
             self.ids.put_all(changes)
             self.ids.drop_before(self.queue.min_offset, changes)
-        return Batch(changes, state, writing, marks, ids_end)
+        log = self.store.log
+        newest = Newest(log.last_start, log.head_checksum(log.last_start))
+        return Batch(changes, state, newest, writing, marks, ids_end)
 
     def state(self) -> IndexState:
         """What holds at this moment."""
@@ -197,7 +200,7 @@ class TimerIndex:
 
     def write(self, batch: Batch, *, durably: bool) -> None:
         """Give the batch to the database; needs no lock. Raises TargetError."""
-        self.db.write(batch.changes, batch.state, durably=durably)
+        self.db.write(batch.changes, batch.state, None if durably else batch.newest)
 
     def written(self, batch: Batch) -> None:
         """The batch was written."""
