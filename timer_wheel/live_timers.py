@@ -19,7 +19,7 @@ from timer_wheel.placed_again import PlacedAgain
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
-from timer_wheel.unplaced import EVERYTHING, Unplaced
+from timer_wheel.unplaced import Unplaced
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import (
     FLAGS,
@@ -32,7 +32,6 @@ from timer_wheel.wheel_kernels import (
 from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
 
 _PIECE = 1 << 17
-_SLOTS_AT_ONCE = 4096
 _NOTHING: Int64s = np.empty(0, np.int64)
 
 
@@ -45,7 +44,8 @@ class LiveTimers:
     ``copies_from`` on the log may hold copies of messages that are still on the wheel.
     ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
-    ``log_begins`` is superseded.
+    ``log_begins`` is superseded. Where the hand is before ``repeating_until_ms`` it has moved back
+    from there.
     """
 
     def __init__(
@@ -70,13 +70,18 @@ class LiveTimers:
         self.has_rolled = False
         self.placed_again = PlacedAgain()
         self.log_begins = 0
-        self._repeating_until_ms = 0
+        self.repeating_until_ms = 0
         self._first_needed = 0
 
     @property
     def precision_ms(self) -> int:
         """The width of a slot."""
         return self.wheel.precision_ms
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether slots hold what was dealt with, so that the log may have copies of that."""
+        return len(self.done) > 0 or self.wheel.hand_ms < self.repeating_until_ms
 
     # --- what the queue holds ---------------------------------------------------------------------
 
@@ -175,7 +180,7 @@ class LiveTimers:
         last_ms = self.wheel.last_slot_ms()
         if last_ms is not None:
             to_ms = max(to_ms, last_ms - (WHEEL_SLOTS - 1) * self.precision_ms)
-        self._repeating_until_ms = max(self._repeating_until_ms, self.wheel.hand_ms)
+        self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
         self.copies_from = self._first_needed = 0
         self.wheel.move_hand(min(to_ms, self.wheel.hand_ms))
 
@@ -197,46 +202,6 @@ class LiveTimers:
         is_marked = is_overdue(rows.slot_time_ms[is_beyond])
         rows.table[SLOT_TIME, is_beyond] = last_ms + is_marked * OVERDUE_MARK_MS
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
-
-    def place_all(self, now_ms: int) -> None:
-        """Place everything, also what is due: a broker that takes over finds it on the wheel."""
-        self.settle(now_ms)
-        rest = self.unplaced(EVERYTHING)
-        is_done = np.isin(rest.rows.commit_log_offset, self.done)
-        self.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
-        self._take_done_off()
-        self._put_passed_away()
-        self.save()
-
-    def _put_passed_away(self) -> None:
-        """Take what the hand had passed before it moved back out of its slots in the log, where a
-        broker would find it again.
-        """
-        hand_ms, until_ms = self.wheel.hand_ms, self._repeating_until_ms
-        if hand_ms >= until_ms:
-            return
-        waiting, _ = self.log.walk(self.wheel, self.wheel.used_slots(until_ms))
-        for rows in self.log.all_units():
-            is_passed = (rows.slot_time_ms >= hand_ms) & (rows.slot_time_ms < until_ms)
-            is_passed &= ~np.isin(rows.position, waiting.position)
-            self.log.put_away(rows.rows(is_passed), hand_ms - self.precision_ms)
-
-    def _take_done_off(self) -> None:
-        """Take what was dealt with out of its slots: a broker would do it again."""
-        slots = self.wheel.used_slots() if len(self.done) else _NOTHING
-        for begin in range(0, len(slots), _SLOTS_AT_ONCE):
-            rows, _ = self.log.walk(self.wheel, slots[begin : begin + _SLOTS_AT_ONCE])
-            is_done = np.isin(rows.commit_log_offset, self.done)
-            times = floor_ms(rows.slot_time_ms, self.precision_ms)
-            for slot_ms in np.unique(times[is_done]).tolist():
-                in_slot = times == slot_ms
-                kept, taken = rows.rows(in_slot & ~is_done), rows.rows(in_slot & is_done)
-                self.log.rehang(kept, taken, self.wheel)
-        for rows in self.log.all_units() if len(self.done) else ():  # what no chain leads to
-            is_done = np.isin(rows.commit_log_offset, self.done)
-            is_done &= rows.slot_time_ms >= self.wheel.hand_ms
-            self.log.put_away(rows.rows(is_done), self.wheel.hand_ms - self.precision_ms)
-        self.done = _NOTHING
 
     def _place(self, found: Unplaced) -> None:
         """Append the units of these entries, which are the next."""
@@ -273,9 +238,9 @@ class LiveTimers:
         """
         hand_ms, slot_ms = self.wheel.hand_ms, rows.slot_time_ms
         waits = (slot_ms >= hand_ms) & (slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms)
-        is_doubted = waits & (slot_ms < self._repeating_until_ms)
+        is_doubted = waits & (slot_ms < self.repeating_until_ms)
         if is_doubted.any():
-            held, _ = self.log.walk(self.wheel, self.wheel.used_slots(self._repeating_until_ms))
+            held, _ = self.log.walk(self.wheel, self.wheel.used_slots(self.repeating_until_ms))
             waits &= ~is_doubted | np.isin(rows.position, held.position)
         return waits & ~np.isin(rows.commit_log_offset, self.done)
 
@@ -324,8 +289,7 @@ class LiveTimers:
 
     def state_to_flush(self) -> OwnCheckpoint:
         """What holds now and, once all that was written so far is on disk, holds there."""
-        is_repeating = len(self.done) or self.wheel.hand_ms < self._repeating_until_ms
-        if not is_repeating:
+        if not self.is_repeating:
             self.copies_from = self.store.log.end
         return OwnCheckpoint(
             self.wheel.hand_ms,

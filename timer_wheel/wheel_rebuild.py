@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from message_store.errors import UnsupportedStoreError
+from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
@@ -42,7 +43,7 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     again by their records, which know the old precision, and come too early.
     """
     now_ms = timers.store.clock.now_ms()
-    timers.place_all(now_ms)
+    place_all(timers, now_ms)
     rows = timers.in_slots(timers.wheel.used_slots())
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
     wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))

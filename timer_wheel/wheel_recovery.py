@@ -21,6 +21,8 @@ from timer_wheel.copy_kernels import (
     identify_rows,
 )
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.own_checkpoint import UNKNOWN
+from timer_wheel.put_away import put_away_since
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerRows
@@ -59,13 +61,17 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     placed = TimerRows.together([passed, timers.early.rows(is_new)])
     waiting = rest.rows.rows(rest.facts.is_fine)
     rows = TimerRows.together([placed, waiting])
+    own = timers.files.found_own
+    gone = put_away_since(timers.store.root, own.copies_from if own is not None else UNKNOWN)
+    gone = gone.rows(~np.isin(gone.commit_log_offset, rows.commit_log_offset))
+    looked_at = TimerRows.together([rows, gone])
     # What has no unit, or has lost it, may have rolled as well; so may what got the mark when it
     # was put behind a hand that has moved back since.
     may_have_rolled = placed.is_roll | is_overdue(placed.slot_time_ms)
-    may_have_rolled = np.concatenate([may_have_rolled, np.ones(len(waiting), bool)])
-    places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
-    done = which_are_done(timers.store.log, *places, may_have_rolled, copies)
-    timers.mark_done(rows.rows(done))
+    may_have_rolled = [may_have_rolled, np.ones(len(waiting), bool), gone.is_roll]
+    places = looked_at.commit_log_offset.copy(), looked_at.size_bytes.copy()
+    done = which_are_done(timers.store.log, *places, np.concatenate(may_have_rolled), copies)
+    timers.mark_done(rows.rows(done[: len(rows)]))
 
 
 def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:

@@ -22,6 +22,7 @@ from message_store.recall_handle import RecallHandle
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from timer_wheel.hierarchy.ownership import read_active
+from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks, Search, pending_markers
 from timer_wheel.timeline_refusal import refuse_waiting_timeline
@@ -177,7 +178,7 @@ class WheelStore(TimerStore):
         store.write_checkpoint(durably=True)
 
     def _end(self) -> None:
-        self._timers.place_all(self._clock.now_ms())
+        place_all(self._timers, self._clock.now_ms())
 
     def _let_go(self) -> None:
         self._timers.log.segments.close()

@@ -269,3 +269,39 @@ def test_wherever_a_flush_is_stopped_equal_messages_are_each_delivered_once(
         if not disk.refused:
             break
     assert full_at > 5
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_wherever_a_close_is_stopped_equal_messages_on_a_wheel_are_each_delivered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_torn: bool
+) -> None:
+    """One has rolled right before a kill, the other is to roll in the next slot; and whoever opened
+    the store after it is killed too, while it closes.
+    """
+    for full_at in itertools.count():
+        folder, clock = tmp_path / str(full_at), ManualClock(START_MS)
+        store = open_wheel(folder, clock, roll_window_slots=50)
+        twin, due = Message("orders", b"twin", unique_key="TWIN"), AtMs(START_MS + 100_000)
+        store.schedule(twin, due)
+        assert len(store.advance(START_MS)) == 0
+        store.schedule(twin, due)
+        clock.tick(1_000)
+        assert len(store.advance(clock.now_ms())) == 0
+        store.flush()
+        clock.tick(50_000)
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(Turning, "_move_on", raising(KeyboardInterrupt()))
+            store.advance(clock.now_ms())
+        abandon(store)
+        store = open_wheel(folder, clock, roll_window_slots=50)
+        with full_disk(folder, full_at, is_torn=is_torn) as disk, suppress(TargetError):
+            store.close()
+        with open_wheel(folder, clock, roll_window_slots=50) as again:
+            assert len(list(again.pending())) == 2, full_at
+            clock.tick(60_000)
+            again.advance(clock.now_ms())
+            assert len(again.topic("orders").read(0, 0)) == 2, full_at
+            assert list(again.pending()) == []
+        if not disk.refused:
+            break
+    assert full_at > 5

@@ -16,6 +16,7 @@ from message_store.live_store import LiveStore
 from timer_wheel.hierarchy.hierarchy_opening import open_index
 from timer_wheel.hierarchy.index_db import remove_index
 from timer_wheel.hierarchy.ownership import index_path, release
+from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.wheel_opening import open_timers
 from timer_wheel.wheel_settings import WheelSettings
@@ -43,7 +44,7 @@ def hand_over(
         )
     timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
     try:
-        timers.place_all(store.clock.now_ms())
+        place_all(timers, store.clock.now_ms())
         _make_durable(store, timers)
         release(store.root)
         remove_index(index_path(store.root))
