@@ -48,7 +48,7 @@ docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md, CHECK.md and
 	$(BIN)/python -m docs.generate_performance
 
 # What `make bench` runs, one after the other; each of them within twenty minutes.
-BENCHES := "start" "codec" "engines --parts schedule batch burst levels --rounds 3" \
+BENCHES := "start" "codec" "engines --parts schedule batch burst levels --rounds 5" \
   "engines --parts opening --name opening --rounds 3" \
   "engines --parts steady --name steady --steady-s 120 --rates 14000 50000 100000" \
   "hierarchy --seconds 40 --precisions 1000 1 --longest-delay-ms 600000 --pending 1000000 10000000" \
