@@ -22,7 +22,7 @@ from message_store.delay_levels import format_delay
 from message_store.delay_store import Finding, Severity
 from message_store.errors import DelayStoreError, FormatError
 from message_store.printable import counted
-from message_store.store_losses import log_finding, queue_findings
+from message_store.store_losses import kept_findings, log_finding, queue_findings
 
 if TYPE_CHECKING:
     from legacy_levels.level_delivery import LevelDelivery
@@ -80,6 +80,7 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
             "find out what was removed",
         )
     yield from queue_findings(state.live)
+    yield from kept_findings(state.live)
 
 
 def _of_offsets(state: LevelState) -> Iterator[Finding]:

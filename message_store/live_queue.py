@@ -267,9 +267,10 @@ class LiveQueue:
 
     def delete_before(self, log_min: int) -> list[Path]:
         """Take away the files whose records the log does not have any more, never the last one."""
-        gone = self.segments.delete_before(self._begin_of_needed(log_min))
-        self.correct_min_offset(log_min)
-        return gone
+        try:
+            return self.segments.delete_before(self._begin_of_needed(log_min))
+        finally:  # what it leads to is gone, also where a file stays
+            self.correct_min_offset(log_min)
 
     def _begin_of_needed(self, log_min: int) -> int:
         """Where the first file begins that has an entry whose record the log has, or the last.

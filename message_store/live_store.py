@@ -20,6 +20,7 @@ from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
 from message_store.live_recovery import Recovery, recover, survey
+from message_store.live_retention import LiveRetention
 from message_store.live_root import (
     Queues,
     open_log,
@@ -45,7 +46,8 @@ class LiveStore:
 
     Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``levels`` the level table,
     ``recovery`` what opening had to do, ``losses`` what was gone then, ``was_clean`` whether the
-    last user stopped orderly, ``is_closed`` whether this one has.
+    last user stopped orderly, ``is_closed`` whether this one has; ``retention`` takes away what is
+    old.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class LiveStore:
         self.was_clean = root.was_stopped_cleanly
         self._writer_lock = writer_lock
         self.is_closed = False
+        self.retention = LiveRetention(self)
         self._is_parents = False
         self._topics: dict[str, int] = {}
         self._queues: Queues = {}
@@ -285,28 +288,7 @@ class LiveStore:
         """A ``flush`` that many threads may call at once: they share the work."""
         return GroupSync(work)
 
-    # --- retention and the end --------------------------------------------------------------------
-
-    def clean(self, now_ms: int, keep_from: int, make_known: Callable[[], None]) -> list[Path]:
-        """Take away log files that are older than the settings keep them, and queue files that say
-        nothing any more; returns them.
-
-        Never what ``keep_from`` lies in or before, never the last file of a row. What was delivered
-        or stored again out of a file is on the disk before the file goes; ``make_known``, which is
-        called then, lets the same be true of what else leads into it. Raises TargetError.
-        """
-        with self.lock:
-            self.require_open()
-            end = self.log.end_of_expired(now_ms, self.settings.retention_ms, keep_from)
-            if end == self.log.min_offset:
-                return []
-            self.sync_log()
-            self.sync_queues()
-            make_known()
-            gone = self.log.segments.delete_before(end)
-            for queue in self._queues.values():
-                gone += queue.delete_before(self.log.min_offset)
-            return gone
+    # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Flush, say that the store was stopped cleanly, and let go of it; twice is fine.

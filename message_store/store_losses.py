@@ -101,6 +101,18 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         )
 
 
+def kept_findings(store: LiveStore) -> Iterator[Finding]:
+    """What retention could not take away."""
+    if store.retention.kept is not None:
+        yield Finding(
+            Severity.WARNING,
+            "retention",
+            f"an old file stays: {store.retention.kept}",
+            "the disk fills up; messages come all the same",
+            "find out what keeps it; it is tried again every minute",
+        )
+
+
 def log_finding(log_bytes: int) -> Finding:
     """That the end of the log is gone."""
     return Finding(

@@ -116,6 +116,8 @@ class TimerStore(ClosedOnExit, ABC):
 
     def _has_old_files(self, now_ms: int) -> bool:
         log = self._store.log
+        if self._store.retention.kept is not None:
+            return True
         if len(log.segments.starts) < 2:
             return False
         return log.store_time_ms(log.min_offset) + self._store.settings.retention_ms <= now_ms

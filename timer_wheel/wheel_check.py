@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from message_store.delay_store import Finding, Severity
-from message_store.store_losses import log_finding, queue_findings
+from message_store.store_losses import kept_findings, log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.unplaced import EVERYTHING
 
@@ -24,7 +24,7 @@ def _of_losses(timers: LiveTimers) -> list[Finding]:
     """What was gone when the store was opened."""
     store = timers.store
     of_log = [log_finding(store.losses.log_bytes)] if store.losses.log_bytes else []
-    return [*of_log, *queue_findings(store)]
+    return [*of_log, *queue_findings(store), *kept_findings(store)]
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:

@@ -100,8 +100,9 @@ class WheelStore(TimerStore):
     def _clean(self, now_ms: int) -> None:
         in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
         keep_from = min(self._timers.keep_from(), in_levels)
-        if self._store.clean(now_ms, keep_from, self._make_known):
-            self._timers.log.delete_expired(self._store.log.min_offset)
+        retention, log = self._store.retention, self._timers.log
+        if retention.clean(now_ms, keep_from, self._make_known):
+            retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
 
     def _make_known(self) -> None:
         """Else whoever comes after a kill would look for what was dealt with before."""

@@ -5,22 +5,33 @@ a record tells an absurd time. Nothing is lost without a word, and nobody writes
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
-from message_store import AfterMs, DelayStore, ManualClock, Message
+from message_store import AfterMs, DelayStore, ManualClock, Message, Severity
 from message_store.errors import BadFieldError, StoreClosedError, StoreLockedError, TargetError
-from tests.faults.engines import ENGINES, SMALL, abandon, open_levels, open_wheel
+from tests.faults.engines import (
+    ENGINES,
+    SMALL,
+    abandon,
+    open_hierarchy,
+    open_levels,
+    open_wheel,
+)
 
 START_MS = 1_793_000_000_000
+HOUR_MS = 3_600_000
 _PATIENCE_S = 60
+OPENED = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
 
 
 def message(number: int) -> Message:
@@ -151,3 +162,44 @@ def test_timer_log_files_too_small_for_a_unit_are_refused(tmp_path: Path) -> Non
     with pytest.raises(BadFieldError, match="no unit"):
         open_wheel(tmp_path / "store", ManualClock(START_MS), settings)
     open_wheel(tmp_path / "store", ManualClock(START_MS)).close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kept", ["commitlog", "consumequeue", "timerlog"])
+def test_an_old_file_that_cannot_be_removed_keeps_no_message_from_coming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, kept: str
+) -> None:
+    """Somebody holds it, or has made it immutable. It is said, and goes once it can."""
+    real, held = os.unlink, [True]
+
+    def unlink(path: Any, **named: Any) -> None:
+        if held[0] and f"/store/{kept}/" in str(path):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        real(path, **named)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    clock = ManualClock(START_MS)
+    settings = attrs.evolve(SMALL, retention_ms=HOUR_MS)
+    store = OPENED[engine](tmp_path / "store", clock, settings)
+    came = 0
+    for number in range(90):
+        store.schedule(Message("orders", b"x" * 2_000, unique_key=f"KEY{number}"), AfterMs(1_000))
+        clock.tick(200_000)
+        came += len(store.advance(clock.now_ms()))
+    found = [each for each in store.check() if each.where == "retention"]
+    is_met = (tmp_path / "store" / kept).exists()
+    assert len(found) == is_met
+    assert all("Device or resource busy" in each.problem for each in found)
+    assert [each.problem for each in store.check() if each.severity is Severity.ERROR] == []
+    log = store.live.log  # type: ignore[attr-defined]
+    assert (log.min_offset == 0) == (kept == "commitlog")
+    held[0] = False
+    clock.tick(60_000)
+    came += len(store.advance(clock.now_ms()))
+    assert came == 90
+    assert [each for each in store.check() if each.where == "retention"] == []
+    for directory in (tmp_path / "store" / kept).rglob("0*"):
+        if directory.is_dir() and "orders" in str(directory):
+            [_] = directory.iterdir()
+    assert log.min_offset > 0
+    store.close()

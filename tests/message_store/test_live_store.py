@@ -172,7 +172,7 @@ def test_a_store_that_was_let_go_of_takes_nothing_more(tmp_path: Path, end: str)
     with pytest.raises(StoreClosedError):
         store.topic("orders").read(0, 0)
     with pytest.raises(StoreClosedError):
-        store.clean(NOW_MS, 0, lambda: None)
+        store.retention.clean(NOW_MS, 0, lambda: None)
     with pytest.raises(TargetError):
         append(store, stored(b"y"))
     assert (tmp_path / "store/abort").exists() is (end == "abandon")
@@ -381,10 +381,10 @@ def test_retention_takes_log_files_and_then_what_queues_say_of_them(tmp_path: Pa
         )
         known.append(not is_unsynced and (tmp_path / "store/commitlog" / f"{0:020d}").exists())
 
-    assert store.clean(NOW_MS + 500, 10**12, make_known) == []
+    assert store.retention.clean(NOW_MS + 500, 10**12, make_known) == []
     assert store.log.segments.is_dirty, "nothing goes, and nobody waits for the disk"
     assert known == []
-    gone = store.clean(NOW_MS + 5_000, needed, make_known)
+    gone = store.retention.clean(NOW_MS + 5_000, needed, make_known)
     assert known == [True]
     assert store.log.min_offset == store.log.segments.starts[0] == 2 * 16_384
     assert [path.parent.parent.name for path in gone].count("orders") == 2

@@ -7,7 +7,7 @@ import numpy as np
 
 from message_store.byte_column import int64s
 from message_store.delay_store import Finding, Severity
-from message_store.store_losses import log_finding, queue_findings
+from message_store.store_losses import kept_findings, log_finding, queue_findings
 from timer_wheel.hierarchy.index_db import DamagedIndexError
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
@@ -18,7 +18,7 @@ _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 def check_hierarchy(index: TimerIndex) -> list[Finding]:
     """What is wrong, worst first."""
     store = index.store
-    found = [*index.losses, *queue_findings(store)]
+    found = [*index.losses, *queue_findings(store), *kept_findings(store)]
     if store.losses.log_bytes:
         found.append(log_finding(store.losses.log_bytes))
     try:
