@@ -53,6 +53,7 @@ AT_STORE_IP = HEAD_V4_V4.offset_of("store_ip")
 AT_PREPARED = HEAD_V4_V4.offset_of("prepared_transaction_offset")
 HEAD_BYTES = HEAD_V4_V4.size
 IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
+LONGEST_HEAD_BYTES = HEAD_BYTES + 2 * IPV6_EXTRA
 
 _BLANK_BYTES = BLANK_RECORD.size
 _BODY_LENGTH = BODY_RUN.length.size

@@ -39,8 +39,6 @@ FAMILY = "timer"
 SCAN_OFFSET_KEY = b"sys_topic_scan_offset_checkpoint"
 DELIVERED_UNTIL_KEY = b"timeline_checkpoint"
 
-_FIRST_KEY = TIMELINE_KEY.encode(out_ms=0)
-
 
 @attrs.frozen(eq=False)
 class Timeline:

@@ -18,6 +18,7 @@ from message_store.log_kernels import (
     AT_LOG_OFFSET,
     AT_MAGIC,
     AT_SIZE,
+    LONGEST_HEAD_BYTES,
     PARTS,
     PROPERTIES_AT,
     PROPERTIES_BYTES,
@@ -149,7 +150,7 @@ def is_any_placed_again(addresses: Int64s, sizes: Int64s) -> bool:
     for row in range(len(addresses)):
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
         come_near(addresses[ahead], sizes[ahead])
-        is_there = addresses[row] >= 0 and sizes[row] >= SMALLEST_RECORD_BYTES
+        is_there = addresses[row] >= 0 and sizes[row] >= LONGEST_HEAD_BYTES
         if is_there and prepared_offset_at(addresses[row]) < 0:
             return True
     return False

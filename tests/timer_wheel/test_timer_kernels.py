@@ -17,9 +17,12 @@ from message_store.java_numbers import parse_long, string_hash
 from message_store.live_store import LiveStore
 from message_store.message import LOCAL_HOST
 from message_store.message_codec import body_crc, encode_message
+from message_store.raw_memory import address_of
+from message_store.record_layout import SMALLEST_RECORD_BYTES
 from timer_wheel.copies import CHANGING, is_copy, is_put_again, is_roll
 from timer_wheel.copies import identity as identity_of
 from timer_wheel.copy_kernels import COPY_COLUMNS, IS_ROLL, OFFSET, ONE, TWO, identify_rows
+from timer_wheel.timer_record_kernel import is_any_placed_again
 from timer_wheel.timer_rows import read_facts
 from timer_wheel.wheel_recovery import copies_in_log
 
@@ -221,3 +224,11 @@ def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(
     assert list(told) == [(offsets[row], is_roll(found[row])) for row in expected]
     assert copies[ONE].tolist() == [by_kernel[row][0] for row in expected]
     store.close()
+
+
+def test_a_record_that_is_too_short_for_its_head_is_not_read_beyond_its_end() -> None:
+    """A unit may lead to the last bytes of a file: what is behind them need not be memory."""
+    buffer = np.full(256, 0xFF, np.uint8)  # flags of two long addresses, and a negative number
+    addresses = np.array([address_of(buffer)], np.int64)
+    for size_bytes, is_told in ((SMALLEST_RECORD_BYTES, False), (107, False), (108, True)):
+        assert is_any_placed_again(addresses, np.array([size_bytes], np.int64)) is is_told
