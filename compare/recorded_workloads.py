@@ -118,7 +118,7 @@ def trace(path: Path, *, body_bytes: int, most: int | None = None) -> Workload:
 
 def _rows(path: Path, text: str, body_bytes: int) -> Iterator[_Row]:
     columns: dict[str, int] = dict(zip(_COLUMNS, range(len(_COLUMNS)), strict=True))
-    for line, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+    for line, cells in _lines(path, text):
         if not cells or cells[0].startswith("#"):
             continue
         if line == 1 and (named := _header(cells)):
@@ -126,14 +126,23 @@ def _rows(path: Path, text: str, body_bytes: int) -> Iterator[_Row]:
             continue
         arrival, due, topic, length = (_cell(cells, columns.get(name)) for name in _COLUMNS)
         try:
-            size = int(length or body_bytes)
             arrival_ms, due_ms = _times_ms(arrival, due)
         except ValueError as error:
             raise SourceError(f"{path}: line {line}: {error}") from error
+        told = length or str(body_bytes)
+        size = int(told) if re.fullmatch(r"[0-9]{1,9}", told) else 0
         if not NUMBER_BYTES <= size <= 4 << 20:
             expected = f"a body has {NUMBER_BYTES} bytes to 4 MiB"
-            raise SourceError(f"{path}: line {line}: {expected}, not {size}")
+            raise SourceError(f"{path}: line {line}: {expected}, not {told[:40]}")
         yield _Row(arrival_ms, due_ms, topic or "race-0", size)
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line, whatever sign ends it, and its number from 1."""
+    try:
+        yield from enumerate(csv.reader(io.StringIO(text, newline=None)), start=1)
+    except csv.Error as error:
+        raise SourceError(f"{path}: cannot be read as CSV: {error}") from error
 
 
 def _cell(cells: list[str], place: int | None) -> str:

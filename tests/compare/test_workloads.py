@@ -129,6 +129,13 @@ def test_a_trace_takes_every_form_of_time_and_its_columns_in_any_order(tmp_path:
     assert found.topics == ("orders", "race-1")
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_the_lines_of_a_trace_end_as_on_any_system(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(end.join([b"arrival,due", b"0,5000", b"10,20", b""]))
+    assert (trace(path, body_bytes=8).due_ms - START_MS).tolist() == [5_000, 20]
+
+
 def test_a_trace_needs_no_header_and_can_be_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("0,5000\n10,20\n20,30\n")
@@ -142,7 +149,8 @@ def test_a_trace_needs_no_header_and_can_be_cut_short(tmp_path: Path) -> None:
         (b"0,5000\n7,soon\n", "line 2: 'soon' is neither ISO 8601 nor milliseconds"),
         (b"0\n", "line 1: '' is neither"),
         (b"0,1,t,7\n", "line 1: a body has 8 bytes to 4 MiB, not 7"),
-        (b"0,1,t,many\n", "line 1: invalid literal"),
+        (b"0,1,t,many\n", "line 1: a body has 8 bytes to 4 MiB, not many"),
+        (b'0,1,"' + bytes(200_000), "cannot be read as CSV: field larger than field limit"),
         (b"0,5000\n2026-01-01T00:00:00Z,5000\n", "line 2: '5000' counts from the beginning"),
         (b"7,2026-01-01T00:00:00Z\n", "line 1: '7' counts from the beginning"),
         (b"1793000000000,5000\n", "line 1: '5000' counts from the beginning, and '1793000000000'"),
