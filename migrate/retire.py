@@ -31,17 +31,15 @@ from migrate.conversion_marker import (
     read_marker,
     share_of,
 )
-from migrate.finished_target import require_pair
+from migrate.finished_target import require_pair, was_converted_in_place
 from migrate.in_place_checks import read_ends
 from migrate.moved_offsets import moved_offsets
 from migrate.report import LevelReport
 from migrate.store_backup import (
     BEGUN,
-    IN_PLACE,
     RETIRE,
     Change,
     begin_change,
-    changes_of,
     put_offsets,
     unfinished_change,
 )
@@ -241,7 +239,7 @@ def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) ->
     if found == told:
         return
     not_the_one = f"{root.path}: its log is not the one that {target} was converted from"
-    if any(change.kind == IN_PLACE for change in changes_of(root)):
+    if was_converted_in_place(root):
         raise PlanError(f"{not_the_one}: this store was converted in place")
     if [file[:2] for file in found] != [file[:2] for file in told]:
         raise PlanError(

@@ -7,6 +7,7 @@ read: in this store nothing was delivered before. One without an offset may begi
 one with a larger offset passes over what comes first.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ def _offsets(root: StoreRoot) -> dict[tuple[str, str], dict[int, int]]:
             found[topic, group] = {
                 int(number): place
                 for number, place in queues.items()
-                if str(number).isdigit() and isinstance(place, int)
+                if re.fullmatch(r"[0-9]{1,10}", str(number)) and isinstance(place, int)
             }
     return found
 

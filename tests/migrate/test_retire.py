@@ -256,6 +256,15 @@ def test_a_store_that_was_changed_in_place_is_not_the_source_any_more(source: Pa
     assert "touch" not in str(refused.value)
 
 
+def test_a_store_whose_change_was_taken_back_only_has_other_times(source: Path) -> None:
+    target = converted(source)
+    do(source, NOW_MS)
+    roll_back(StoreRoot(source), execute=True)
+    with pytest.raises(PlanError, match="  touch -d @") as refused:
+        retire(source, target, execute=True)
+    assert "in place" not in str(refused.value)
+
+
 # --- stops ----------------------------------------------------------------------------------------
 
 

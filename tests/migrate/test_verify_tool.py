@@ -207,6 +207,10 @@ def later(config: dict[str, Any]) -> None:
     config["consumerOffset.json"]["offsetTable"]["T0@readers"][0] = 3
 
 
+def no_number(config: dict[str, Any]) -> None:
+    config["consumerOffset.json"]["offsetTable"]["T0@readers"] = {"²": 0, "9" * 5_000: 0}
+
+
 @pytest.mark.parametrize(
     ("damage", "where", "what"),
     [
@@ -215,6 +219,7 @@ def later(config: dict[str, Any]) -> None:
         (without_offsets, "consumerOffset.json", "'readers' has no offset for queue 0 of 'T1'"),
         (without_retry_offsets, "consumerOffset.json", "'slow' has no offset for queue 0 of '%R"),
         (later, "consumerOffset.json", "'readers' begins at 3 of queue 0 of 'T0'"),
+        (no_number, "consumerOffset.json", "'readers' has no offset for queue 0 of 'T0'"),
     ],
 )
 def test_a_group_that_would_miss_messages_is_found(
