@@ -76,17 +76,21 @@ def gather_entries(
     *,
     newest_ms: int,
     log_min: int,
+    before: LogNotes | None = None,
 ) -> Entries:
-    """The queues' entries and the records that no queue knows, in log order.
+    """The queues' entries and the records that no queue knows, in log order; those ``before`` a
+    queue have their places in it.
 
     Raises OptionsError for records of a level that the table does not have.
     """
     filled = [queue for queue in queues if len(queue)]
-    if filled and not len(missing.rows):
+    if filled and not len(missing.rows) and (before is None or not len(before.rows)):
         merged = merged_entries(filled, table, newest_ms, log_min)
         if merged is not None:
             return merged
-    return sorted_entries(queues, missing, table, newest_ms=newest_ms, log_min=log_min)
+    return sorted_entries(
+        queues, missing, table, newest_ms=newest_ms, log_min=log_min, before=before
+    )
 
 
 def merged_entries(
@@ -170,6 +174,7 @@ def sorted_entries(
     *,
     newest_ms: int,
     log_min: int,
+    before: LogNotes | None = None,
 ) -> Entries:
     """The same, whatever order the queues are in, and with records that no queue knows."""
 
@@ -179,6 +184,8 @@ def sorted_entries(
     parts = side_by_side(of_queue, [queue for queue in queues if len(queue)])
     queue_ends = {queue.level: queue.queue_max for queue in queues}
     parts += _of_tail(missing, table, queue_ends)
+    if before is not None:
+        parts += _of_lost(before, table)
     if not parts:
         parts = [_of_notes(missing, 1, 0, 0)]
     order = np.argsort(np.concatenate([part.commit_log_offset for part in parts]), kind="stable")
@@ -225,6 +232,16 @@ def _of_tail(missing: LogNotes, table: DelayLevels, queue_ends: dict[int, int]) 
             )
         own = attrs.evolve(missing, rows=missing.rows[missing.queue_id == queue_id])
         parts.append(_of_notes(own, level, table.delay_ms(level), queue_ends.get(level, 0)))
+    return parts
+
+
+def _of_lost(before: LogNotes, table: DelayLevels) -> list[Entries]:
+    """Records that lie before their queue, where its lost entries had them."""
+    parts = []
+    for queue_id in np.unique(before.queue_id).tolist():
+        own = attrs.evolve(before, rows=before.rows[before.queue_id == queue_id])
+        entries = _of_notes(own, queue_id + 1, table.delay_ms(queue_id + 1), 0)
+        parts.append(attrs.evolve(entries, queue_offset=own.queue_offset))
     return parts
 
 

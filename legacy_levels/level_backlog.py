@@ -26,6 +26,7 @@ from legacy_levels.level_table import (
     refuse_mixed_delays,
     see_delays,
 )
+from legacy_levels.lost_entries import FoundAgain, find_again, nothing_lost
 from legacy_levels.reconcile import LogTail, Waiting, find_delivered, read_tail
 from message_store.commit_log import NO_TIME, Int32Array, Int64Array
 from message_store.consume_queue import BoolArray
@@ -43,7 +44,9 @@ class LevelCounts:
     """One level in numbers; ``queued = pending + already_delivered + expired``.
 
     ``queued`` runs from ``from_queue_offset`` to ``to_queue_offset``, of which the last
-    ``not_in_queue`` are only in the log. ``repaired`` are the due times that were made anew.
+    ``not_in_queue`` are only in the log; in front of them stand the ``before_queue`` that lie
+    between the stored offset and a queue that has lost its first files. ``repaired`` are the due
+    times that were made anew, ``mended`` the entries that led nowhere and whose record was found.
     """
 
     level: int
@@ -57,12 +60,14 @@ class LevelCounts:
     expired: int = 0
     pending: int = 0
     not_in_queue: int = 0
+    before_queue: int = 0
     repaired: int = 0
+    mended: int = 0
 
     @property
     def to_queue_offset(self) -> int:
         """Where the level's offset stands when all this has been dealt with."""
-        return self.from_queue_offset + self.queued
+        return self.from_queue_offset + self.queued - self.before_queue
 
 
 @attrs.frozen(eq=False)
@@ -110,8 +115,8 @@ def read_backlog(
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
     The queues are believed as a broker believes them, and the log is read from their end on.
-    ``whole_log`` reads all of it, and so also finds messages whose queue was lost or cut short,
-    which a broker would not deliver any more.
+    ``whole_log`` reads all of it, and so also finds messages whose queue was lost or cut short, at
+    either end, or leads nowhere, which a broker would not deliver any more.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
@@ -127,11 +132,15 @@ def read_backlog(
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
         in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
-        seen = _see_delays(store, in_use, commit_log_file_bytes)
-        refuse_mixed_delays(seen)
-        table = reconcile_level_table(level_table, {one.level: one.newest_ms for one in seen})
+        table = _told_table(level_table, _see_delays(store, in_use, commit_log_file_bytes))
+        again = find_again(log, queues, tail, table) if whole_log else nothing_lost(queues, tail)
         entries = gather_entries(
-            queues, tail.missing, table, newest_ms=tail.newest_ms, log_min=log.min_offset
+            again.queues,
+            again.missing,
+            table,
+            newest_ms=tail.newest_ms,
+            log_min=log.min_offset,
+            before=again.before,
         )
         entries = doubt_neutral_entries(log, entries)
         entries, earliest_ms = repair_due_times(log, entries, table)
@@ -143,7 +152,7 @@ def read_backlog(
             level=pending.level,
             queue_offset=pending.queue_offset,
             due_ms=pending.due_ms,
-            counts=_count(queues, entries, delivered, table),
+            counts=_count(again, entries, delivered, table),
             level_table=table,
             offsets=offsets,
             log_min=log.min_offset,
@@ -163,6 +172,11 @@ def _see_delays(
             return see_delays(store.path, log, queue)
 
     return side_by_side(see_one, queues)
+
+
+def _told_table(given: DelayLevels | None, seen: list[SeenDelays]) -> DelayLevels:
+    refuse_mixed_delays(seen)
+    return reconcile_level_table(given, {one.level: one.newest_ms for one in seen})
 
 
 def _already_delivered(
@@ -199,10 +213,13 @@ def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
 
 
 def _count(
-    queues: tuple[LevelQueue, ...], entries: Entries, delivered: BoolArray, table: DelayLevels
+    again: FoundAgain, entries: Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
-    by_level = {queue.level: queue for queue in queues}
+    by_level = {queue.level: queue for queue in again.queues}
     highest = int(entries.level.max(initial=0))
+    is_before = ~entries.in_queue
+    if is_before.any():
+        is_before &= np.isin(entries.commit_log_offset, again.before.commit_log_offset)
     is_pending = ~entries.is_expired & ~delivered
     is_repaired = is_pending & ~entries.is_known & (entries.due_ms > 0)
     number_of = {
@@ -212,7 +229,8 @@ def _count(
             ("already_delivered", _picked(entries.level, delivered)),
             ("expired", _picked(entries.level, entries.is_expired)),
             ("pending", _picked(entries.level, is_pending)),
-            ("not_in_queue", _picked(entries.level, ~entries.in_queue)),
+            ("not_in_queue", _picked(entries.level, ~entries.in_queue & ~is_before)),
+            ("before_queue", _picked(entries.level, is_before)),
             ("repaired", _picked(entries.level, is_repaired)),
         )
     }
@@ -228,6 +246,7 @@ def _count(
                 queue_min=0 if queue is None else queue.queue_min,
                 queue_max=0 if queue is None else queue.queue_max,
                 from_queue_offset=0 if queue is None else queue.from_queue_offset,
+                mended=again.mended.get(level, 0),
                 **{name: found[level] for name, found in number_of.items() if level <= highest},
             )
         )

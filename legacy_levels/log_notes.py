@@ -15,6 +15,7 @@ from legacy_levels.delivery_kernels import (
     NOTES,
     OFFSET,
     QUEUE_ID,
+    QUEUE_OFFSET,
     SCRATCH_SLOTS,
     SIZE,
     STOPPED_AT,
@@ -78,6 +79,11 @@ class LogNotes:
     def queue_id(self) -> Int64Array:
         """The queue of each record."""
         return self.rows[:, QUEUE_ID]
+
+    @property
+    def queue_offset(self) -> Int64Array:
+        """The ordinal that each record says it has in its queue."""
+        return self.rows[:, QUEUE_OFFSET]
 
     @property
     def store_timestamp_ms(self) -> Int64Array:

@@ -92,14 +92,17 @@ def _level_reports(
             quarantined=quarantined[counts.level],
             overdue=overdue[counts.level],
             rolled=rolled[counts.level],
+            before_queue=counts.before_queue,
         )
         for counts in backlog.counts
     )
 
 
-def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
+def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
     """What was odd about the source and how it was taken, as sentences."""
     said = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
+    if not whole_log and any(max(c.stored_offset or 0, 0) < c.queue_min for c in backlog.counts):
+        said.append("what lay before such a queue may still be in the log: --whole-log looks there")
     repaired = sum(counts.repaired for counts in backlog.counts)
     if repaired:
         one, many = "due time was no time", "due times were no times"
@@ -108,6 +111,11 @@ def _warnings(backlog: LevelBacklog) -> tuple[str, ...]:
     if unindexed:
         told = counted(unindexed, "message was", "messages were")
         said.append(f"{told} in the log but not yet in a level's queue")
+    if lost := sum(counts.before_queue for counts in backlog.counts):
+        said.append(f"{counted(lost, 'message')} lay in the log before a level's queue")
+    if mended := sum(counts.mended for counts in backlog.counts):
+        told = counted(mended, "entry", "entries")
+        said.append(f"{told} of a level's queue led nowhere; what was meant was found in the log")
     said += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
     said += [f"the log is damaged at {place}" for place in backlog.damaged_places]
     return tuple(said)
@@ -133,7 +141,12 @@ def _misplaced_offsets(backlog: LevelBacklog) -> Iterator[str]:
     """Levels whose offset points to where their queue has nothing."""
     for counts in backlog.counts:
         stored = counts.stored_offset
-        if stored is not None and not counts.queue_min <= stored <= counts.queue_max:
+        if stored is None and counts.queue_min:
+            yield (
+                f"level {counts.level}: no offset is known, and its queue begins at"
+                f" {counts.queue_min}; taken as that, as a broker does"
+            )
+        elif stored is not None and not counts.queue_min <= stored <= counts.queue_max:
             yield (
                 f"level {counts.level}: offset {stored} lies outside its queue ({counts.queue_min}"
                 f" to {counts.queue_max}); taken as {counts.from_queue_offset}, as a broker does"
@@ -177,7 +190,7 @@ def conversion_report(
         bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + timer_bytes),
         bad_records=bad_records(backlog, amendments),
         broker_conf=broker_settings(plan.settings, largest),
-        warnings=_warnings(backlog),
+        warnings=_warnings(backlog, whole_log=options.whole_log),
         seconds=seconds,
         request=request,
         identity=plan.identity,

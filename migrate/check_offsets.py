@@ -59,7 +59,8 @@ OFFSETS_BEYOND = error(
 OFFSETS_BELOW = warning(
     "offset-below-queue",
     "a broker goes on at the queue's beginning; what lay before it was deleted undelivered",
-    "nothing brings it back; keep log files longer than messages wait",
+    "`delaywheel convert --whole-log` takes what of it the log still has, where the queue alone has"
+    " lost its first files; else keep log files longer than messages wait",
 )
 OFFSETS_NEGATIVE = warning(
     "offset-negative",

@@ -168,7 +168,7 @@ def _summed(reports: Sequence[ConversionReport]) -> tuple[LevelReport, ...]:
         before = sums.get(key)
         added = {
             name: getattr(level, name) + (getattr(before, name) if before else 0)
-            for name in ("from_offset", "to_offset", *COUNT_NAMES)
+            for name in ("from_offset", "to_offset", "before_queue", *COUNT_NAMES)
         }
         sums[key] = attrs.evolve(level, **added)
     return tuple(sums[key] for key in sorted(sums))

@@ -24,7 +24,8 @@ class BadRecord:
 @attrs.frozen
 class LevelReport:
     """One level's books: ``queued = pending + already_delivered + expired`` and
-    ``pending = converted + skipped + quarantined``.
+    ``pending = converted + skipped + quarantined``. ``queued`` runs from ``from_offset`` to
+    ``to_offset``, besides ``before_queue`` that lay before a queue without its first files.
     """
 
     level: int
@@ -40,6 +41,7 @@ class LevelReport:
     quarantined: int
     overdue: int
     rolled: int
+    before_queue: int = 0
 
 
 @attrs.frozen

@@ -320,6 +320,5 @@ def _level(told: LevelReport) -> RetiredLevel:
 
 
 def _level_report(facts: Mapping[str, Any]) -> LevelReport:
-    return LevelReport(
-        **{field.name: int(facts[field.name]) for field in attrs.fields(LevelReport)}
-    )
+    told = {"before_queue": 0, **facts}  # reports that were written before there was such a count
+    return LevelReport(**{field.name: int(told[field.name]) for field in attrs.fields(LevelReport)})

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that a level queue knew and lost: its first files are gone, or an entry leads nowhere.
+
+The log has them, and the entries that are right tell which they are: the records of a level stand
+in the log in the order of its queue, and each says its own ordinal, which differs from its place in
+the queue by the same for all (0, where no broker has made the queue anew). Only for a log that was
+read as a whole.
+
+Nothing is found twice: a record is taken for an entry only where no other entry leads to it, where
+the log shows that this entry leads to no record, and where none but this one has the ordinal.
+"""
+
+import attrs
+import numpy as np
+
+from legacy_levels.delivery_kernels import OFFSET, QUEUE_OFFSET
+from legacy_levels.level_queues import LevelQueue
+from legacy_levels.log_notes import LogNotes
+from legacy_levels.neutral_units import is_neutral
+from legacy_levels.reconcile import LogTail, indexed_ends, not_in_their_queue
+from message_store.commit_log import Int64Array
+from message_store.consume_queue import BoolArray, UnitArray
+from message_store.delay_levels import DelayLevels
+from message_store.java_numbers import LONG_MAX
+from message_store.segment_files import SegmentReader
+
+
+@attrs.frozen(eq=False)
+class FoundAgain:
+    """The queues with entries that lead to their records again, ``mended`` of each level; what lies
+    ``before`` a queue's first entry and behind its offset, with places in the queue for queue
+    offsets; and what no queue knew yet.
+    """
+
+    queues: tuple[LevelQueue, ...]
+    before: LogNotes
+    missing: LogNotes
+    mended: dict[int, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class _Holes:
+    """Stretches of the log in which nobody can tell where records begin."""
+
+    starts: Int64Array
+    stops: Int64Array
+
+    def hold(self, places: Int64Array) -> BoolArray:
+        """Which of these places lie in one."""
+        at = np.searchsorted(self.starts, places, "right") - 1
+        return np.asarray((at >= 0) & (places < self.stops[np.maximum(at, 0)]))
+
+    def lie_between(self, places: Int64Array) -> BoolArray:
+        """Between which neighbours of these sorted places one begins."""
+        return np.diff(np.searchsorted(self.starts, places)) > 0
+
+
+def nothing_lost(queues: tuple[LevelQueue, ...], tail: LogTail) -> FoundAgain:
+    """What is taken where nobody looks: the queues as they are."""
+    none = attrs.evolve(tail.missing, rows=tail.missing.rows[:0])
+    return FoundAgain(queues=queues, before=none, missing=tail.missing)
+
+
+def find_again(
+    log: SegmentReader, queues: tuple[LevelQueue, ...], tail: LogTail, table: DelayLevels
+) -> FoundAgain:
+    """Look for what the queues lost in the records of the whole log, which ``tail`` are."""
+    records = tail.notes.level_records
+    holes = _holes_of(log, tail.notes)
+    made, before, mended, pointed = [], [records.rows[:0]], {}, [np.empty(0, np.int64)]
+    for queue in queues:
+        own = attrs.evolve(records, rows=records.rows[records.queue_id == queue.level - 1])
+        if len(own.rows) and queue.level <= table.max_level:
+            level = _Level(log, queue, own, holes)
+            queue = level.mend(table.delay_ms(queue.level))
+            mended[queue.level] = level.mended
+            before.append(level.before())
+            pointed += [own.commit_log_offset[level.is_pointed_to], before[-1][:, OFFSET]]
+        made.append(queue)
+    missing = not_in_their_queue(tail.notes, indexed_ends(tuple(made), log))
+    is_known = np.isin(missing.commit_log_offset, np.concatenate(pointed))
+    return FoundAgain(
+        queues=tuple(made),
+        before=attrs.evolve(records, rows=np.concatenate(before)),
+        missing=attrs.evolve(missing, rows=missing.rows[~is_known]),
+        mended={level: count for level, count in mended.items() if count},
+    )
+
+
+def _holes_of(log: SegmentReader, notes: LogNotes) -> _Holes:
+    """From damage, a missing file or the end of what was read to the next record that was noted."""
+    gaps = [
+        before.start_offset + before.length_bytes
+        for before, after in zip(log.segments, log.segments[1:], strict=False)
+        if before.start_offset + before.length_bytes < after.start_offset
+    ]
+    starts = np.unique(np.array([*notes.damaged_places, *gaps, notes.log_end], np.int64))
+    noted = np.append(notes.commit_log_offset, log.end_offset)
+    at = np.searchsorted(noted, starts, "right")
+    return _Holes(starts, noted[np.minimum(at, len(noted) - 1)])
+
+
+class _Level:
+    """One level: its entries, delivered ones as far as they are known included, and its records."""
+
+    def __init__(self, log: SegmentReader, queue: LevelQueue, own: LogNotes, holes: _Holes) -> None:
+        self._log = log
+        self._queue = queue
+        self._own = own
+        self._holes = holes
+        self._units: UnitArray = np.concatenate([queue.history.units, queue.entries.units])
+        self._first = queue.history.first_queue_offset
+        self._places = self._units["commit_log_offset"].astype(np.int64)
+        at = np.searchsorted(own.commit_log_offset, self._places)
+        self._at = np.minimum(at, len(own.rows) - 1)
+        self._is_at_record = own.commit_log_offset[self._at] == self._places
+        self._is_right = self._right_entries()
+        self.is_pointed_to = np.zeros(len(own.rows), np.bool_)
+        self.is_pointed_to[self._at[self._is_right]] = True
+        self.mended = 0
+
+    def _right_entries(self) -> BoolArray:
+        """Entries that are those of a record, the first of those that lead to the same."""
+        rows = np.flatnonzero(
+            self._is_at_record & (self._own.size_bytes[self._at] == self._units["size_bytes"])
+        )
+        is_right = np.zeros(len(self._units), np.bool_)
+        is_right[rows[np.unique(self._at[rows], return_index=True)[1]]] = True
+        return is_right
+
+    # --- entries that lead nowhere ----------------------------------------------------------------
+
+    def mend(self, delay_ms: int) -> LevelQueue:
+        """The queue with the records' places in the entries that are proven to be theirs.
+
+        A due time that is not that of the record is to be made anew.
+        """
+        rows = np.flatnonzero(self._may_be_mended())
+        rows, records = self._paired(rows)
+        if not len(rows):
+            return self._queue
+        self.is_pointed_to[records] = True
+        self._is_right[rows], self._at[rows] = True, records
+        self.mended = len(rows)
+        own, queue, rows = self._own, self._queue, rows - len(self._queue.history)
+        units, unknown = queue.entries.units.copy(), queue.due_is_unknown.copy()
+        units["commit_log_offset"][rows] = own.commit_log_offset[records]
+        units["size_bytes"][rows] = own.size_bytes[records]
+        unknown[rows] |= queue.due_ms[rows] != own.store_timestamp_ms[records] + delay_ms
+        return attrs.evolve(
+            queue, entries=attrs.evolve(queue.entries, units=units), due_is_unknown=unknown
+        )
+
+    def _may_be_mended(self) -> BoolArray:
+        """Entries behind the offset of which the log shows that no record of theirs is there."""
+        entries, places = self._queue.entries, self._places
+        is_behind = np.arange(len(places)) >= len(self._queue.history)
+        stands_for_one = is_behind.copy()
+        stands_for_one[is_behind] = ~(entries.is_pre_blank | is_neutral(entries.units))
+        # What looks like an entry that was taken back is damage where a record begins.
+        stands_for_one |= is_behind & self._is_at_record
+        is_outside = (places < self._log.min_offset) | (places >= self._log.end_offset)
+        leads_nowhere = self._is_at_record | is_outside | ~self._holes.hold(places)
+        return np.asarray(stands_for_one & leads_nowhere & ~self._is_right)
+
+    def _paired(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Which of these entries have a record for certain, and which that is."""
+        own, count = self._own, len(self._units)
+        numbers = np.arange(count)
+        before = np.maximum.accumulate(np.where(self._is_right, numbers, -1))[rows]
+        after = np.minimum.accumulate(np.where(self._is_right, numbers, count)[::-1])[::-1][rows]
+        has_before, has_after = before >= 0, after < count
+        shift = own.queue_offset[self._at] - (self._first + numbers)
+        shift_before, shift_after = shift[before], shift[np.minimum(after, count - 1)]
+        shifts = np.where(has_before, shift_before, np.where(has_after, shift_after, 0))
+        is_one_shift = ~(has_before & has_after) | (shift_before == shift_after)
+        low = np.where(has_before, self._places[before], -1)
+        high = np.where(has_after, self._places[np.minimum(after, count - 1)], LONG_MAX)
+        found, records = self._records_of(self._first + rows + shifts, low, high)
+        found &= is_one_shift
+        rows, records = rows[found], records[found]
+        _, firsts, uses = np.unique(records, return_index=True, return_counts=True)
+        return rows[firsts[uses == 1]], records[firsts[uses == 1]]
+
+    def _records_of(
+        self, ordinals: Int64Array, low: Int64Array, high: Int64Array
+    ) -> tuple[BoolArray, Int64Array]:
+        """For each ordinal whether one record has it, that no entry leads to, between two places of
+        the log; and which.
+        """
+        own = self._own
+        free = np.flatnonzero(~self.is_pointed_to)
+        free = free[np.argsort(own.queue_offset[free], kind="stable")]
+        first = np.searchsorted(own.queue_offset[free], ordinals, "left")
+        end = np.searchsorted(own.queue_offset[free], ordinals, "right")
+        counts, records = np.zeros((2, len(ordinals)), np.int64)
+        for step in range(int((end - first).max(initial=0))):
+            is_there = first + step < end
+            record = free[np.minimum(first + step, len(free) - 1)]
+            place = own.commit_log_offset[record]
+            is_there &= (low < place) & (place < high)
+            counts += is_there
+            records = np.where(is_there, record, records)
+        return counts == 1, records
+
+    # --- what lies before the first entry ---------------------------------------------------------
+
+    def before(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """Rows of the records between the stored offset and the queue's first entry, told by going
+        back from the first entry that is right; where a stretch of the log cannot be read, the
+        ordinals say how many were in it.
+        """
+        own, none = self._own.rows, self._own.rows[:0]
+        right = np.flatnonzero(self._is_right)
+        low, high = max(self._queue.stored_offset or 0, 0), self._first_entry()
+        if not len(right) or low >= high or self._first + right[0] < high:
+            return none
+        anchor, place = int(self._at[right[0]]), self._first + int(right[0])
+        rows = own[: anchor + 1]
+        steps = np.maximum(np.diff(rows[:, QUEUE_OFFSET]), 1)
+        steps = np.where(self._holes.lie_between(rows[:, OFFSET]), steps, 1)
+        rows = rows[:-1].copy()
+        rows[:, QUEUE_OFFSET] = place - np.cumsum(steps[::-1])[::-1]
+        is_free = ~self.is_pointed_to[:anchor]
+        return rows[is_free & (rows[:, QUEUE_OFFSET] >= low) & (rows[:, QUEUE_OFFSET] < high)]
+
+    def _first_entry(self) -> int:
+        """Where the queue's first message stands."""
+        is_blank = self._queue.entries.is_pre_blank
+        blank = len(is_blank) if is_blank.all() else int(is_blank.argmin())
+        return self._queue.from_queue_offset + blank
