@@ -59,8 +59,10 @@ class ConvertedEntrant:
         nothing = store.with_name(f"{store.name}-nothing.npz")
         write_workload(nothing, _nothing_from(workload, self.now_ms))
         quiet = attrs.evolve(settings, asleep_until_ms=0)
-        seen = run_in_process("wheel", nothing, quiet, store, progress)
-        remove(nothing)
+        try:
+            seen = run_in_process("wheel", nothing, quiet, store, progress)
+        finally:
+            remove(nothing)
         return attrs.evolve(
             seen,
             start_ms=workload.start_ms,

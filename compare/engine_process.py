@@ -105,11 +105,15 @@ def _closed(
     return attrs.evolve(watch.observation(), delivered=delivered)
 
 
+def _warm_place(store: Path) -> Path:
+    return store.with_name(f"{store.name}-warm")
+
+
 def warm_up(engine: Engine, settings: RaceSettings, store: Path) -> None:
     """Let compiled kernels be loaded, or compiled, before time counts: a small race of its own;
     where engines are opened again, with a kill in its middle.
     """
-    scratch = store.with_name(f"{store.name}-warm")
+    scratch = _warm_place(store)
     least_ms, longest_ms = _WARM_DELAYS_MS
     recipe = Recipe(
         messages=_WARM_MESSAGES,
@@ -158,13 +162,16 @@ def run_in_process(
     finally:
         if child.stdout is not None:
             child.stdout.close()
+        remove(_warm_place(store))  # where it was ended on its way
     if "error" in said:
         kind = {"TargetError": TargetError, "SourceError": SourceError}.get(said["kind"])
         raise EngineFailedError(said["error"]) if kind is None else kind(f"{name}: {said['error']}")
     if code:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         raise EngineFailedError(f"its process ended {how}")
-    return read_observation(result)
+    seen = read_observation(result)
+    remove(result)
+    return seen
 
 
 def _end(child: "subprocess.Popen[str]") -> None:

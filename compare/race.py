@@ -50,13 +50,16 @@ def run_race(
     """
     require_room(race, entrants)
     workload_file = race.directory / WORKLOAD_FILE
-    write_workload(workload_file, race.workload)
     field = _Field(race, entrants, progress)
-    for number in range(race.repeat):
-        for name in race.engines:
-            if name not in field.absent:
-                store = race.directory / (name if race.repeat == 1 else f"{name}-{number + 1}")
-                field.run(name, workload_file, store)
+    try:
+        write_workload(workload_file, race.workload)
+        for number in range(race.repeat):
+            for name in race.engines:
+                if name not in field.absent:
+                    store = race.directory / (name if race.repeat == 1 else f"{name}-{number + 1}")
+                    field.run(name, workload_file, store)
+    finally:
+        remove(workload_file)
     return RaceResults(
         workload=race.workload.facts(),
         clock=race.settings.clock,

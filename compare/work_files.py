@@ -80,9 +80,11 @@ def _held(directory: Path) -> int | None:
     return descriptor
 
 
-def remove(directory: Path) -> None:
-    """Take a directory away with all that is in it."""
-    shutil.rmtree(directory, ignore_errors=True)
+def remove(path: Path) -> None:
+    """Take a file away, or a directory with all that is in it."""
+    with suppress(OSError):  # it is no file, or nothing is there
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def copy_store(source: Path, target: Path) -> None:

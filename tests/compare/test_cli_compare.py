@@ -231,6 +231,7 @@ def test_stores_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     assert small("--engines", "levels", "--keep", str(keep)).exit_code == 0
     assert (keep / "levels" / "commitlog").is_dir()
+    assert [path.name for path in keep.iterdir()] == ["levels"]
 
 
 def test_engines_run_in_processes_of_their_own_and_leave_nothing(tmp_path: Path) -> None:

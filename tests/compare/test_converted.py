@@ -64,11 +64,13 @@ def raced(path: Path, source: Path, target: Path, **settings: object) -> RaceRes
         "levels": Here(ENGINES["levels"]),
         CONVERTED: ConvertedEntrant(target, keys, NOW_MS),
     }
+    place = path / "race"
+    place.mkdir()
     wanted = Race(
         workload=workload,
         engines=list(entrants),
         settings=attrs.evolve(EXACT, asleep_until_ms=NOW_MS, **settings),  # type: ignore[arg-type]
-        directory=path,
+        directory=place,
     )
     return run_race(wanted, no_progress, entrants)
 
@@ -96,6 +98,7 @@ def test_the_converted_store_itself_is_left_alone(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
     raced(tmp_path, source, target)
     assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+    assert not any((tmp_path / "race").iterdir())
 
 
 def test_the_copy_needs_room_also_where_the_backlog_is_small(

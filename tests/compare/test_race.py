@@ -168,6 +168,7 @@ def test_rounds_take_turns_and_each_is_kept(tmp_path: Path) -> None:
 def test_stores_stay_only_where_they_are_kept(tmp_path: Path, keeps: bool) -> None:
     race(small("burst"), engines("levels"), tmp_path, keeps_stores=keeps)
     assert (tmp_path / "levels" / "commitlog").is_dir() == keeps
+    assert [path.name for path in tmp_path.iterdir()] == ["levels"] * keeps
 
 
 def test_a_race_that_does_not_fit_the_disk_does_not_begin(tmp_path: Path) -> None:
