@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @verb(
     "delaywheel compare --workload burst --messages 500000 --engines levels,wheel --json\n"
     "delaywheel compare --workload uniform --messages 20000 --fault kill@30m --report race.html\n"
-    "delaywheel compare --workload tdmq --rate 2000 --delays 1s-10s --messages 20000 --clock wall"
+    "delaywheel compare --workload tdmq --rate 2000 --delays 1s-10s --messages 20000 --clock wall\n"
+    "delaywheel compare --workload backlog --store /data/rocketmq/store \\\n"
+    "    --converted /data/rocketmq/store-wheel --now 2026-01-02T03:04:05Z"
 )
 @compare_options
 def compare(

@@ -183,12 +183,12 @@ compare_options = all_of(
         help="With a backlog or trace, on the virtual clock: nobody looks at the engines before"
         f" then, as if they had been stopped; {TIME_FORMS}.",
     ),
-    said("--precision-ms", click.Choice(PRECISIONS), "1000", "How wide a slot of the wheel is."),
+    said("--precision-ms", click.Choice(PRECISIONS), "1000", "How wide a slot of the wheels is."),
     said(
         "--max-delay",
         DurationWithin("1s", "3650d"),
         "3d",
-        "The longest delay that the wheel takes, as timerMaxDelaySec.",
+        "The longest delay that the wheels take, as timerMaxDelaySec.",
         "max_delay_ms",
     ),
     said(
