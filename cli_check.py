@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli_input import LEVEL_TABLE_KEY, STORE, given_level_table, now_option
+from cli_input import LEVEL_TABLE_KEY, STORE, all_of, given_level_table, now_option
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import DONE, FINDINGS, loading, verb
 from message_store.clock import ManualClock
@@ -118,6 +118,50 @@ def quarantine(output: "Output", store: Path) -> None:
     click.get_current_context().exit(FINDINGS if found.waiting else DONE)
 
 
+_put_back_options = all_of(
+    click.argument("quarantine", type=STORE),
+    click.argument("store", type=STORE),
+    click.option(
+        "--only",
+        multiple=True,
+        metavar="FILE",
+        help="Only this record, as `quarantine` names it; can be given several times.",
+    ),
+    click.option("--topic", help="Where they go, instead of what the records say."),
+    click.option("--queue-id", type=click.IntRange(0, 65_535), help="Into which queue of it."),
+    click.option("--at", "due_ms", type=Time(), help=f"When they are due: {TIME_FORMS}."),
+    click.option(
+        "--despite-damage",
+        is_flag=True,
+        help="Also bodies that are not what their checksum says.",
+    ),
+    click.option(
+        "--engine",
+        type=click.Choice(["levels", "wheel", "hierarchy"]),
+        help="Into what; needed where STORE has two.",
+    ),
+    click.option("--level-table", type=LevelTable(), help="What STORE's levels mean."),
+    click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
+    click.option(
+        "--execute",
+        is_flag=True,
+        help="Do it; without this the plan is shown, and nothing is written.",
+    ),
+    click.option(
+        "--now",
+        "now_ms",
+        type=Time(),
+        show_default="the clock",
+        help=f"Act as if it were then: {TIME_FORMS}.",
+    ),
+)
+
+
+@verb(
+    "delaywheel put-back /data/rocketmq/store-wheel /data/rocketmq/store-wheel\n"
+    "delaywheel put-back /data/rocketmq/store-wheel /data/rocketmq/store-wheel --execute"
+)
+@_put_back_options
 def put_back(
     output: "Output",
     quarantine: Path,
@@ -162,50 +206,3 @@ def put_back(
     )
     output.put_back(report)
     click.get_current_context().exit(FINDINGS if report.in_the_way else DONE)
-
-
-_PUT_BACK_OPTIONS = (
-    click.argument("quarantine", type=STORE),
-    click.argument("store", type=STORE),
-    click.option(
-        "--only",
-        multiple=True,
-        metavar="FILE",
-        help="Only this record, as `quarantine` names it; can be given several times.",
-    ),
-    click.option("--topic", help="Where they go, instead of what the records say."),
-    click.option("--queue-id", type=click.IntRange(0, 65_535), help="Into which queue of it."),
-    click.option("--at", "due_ms", type=Time(), help=f"When they are due: {TIME_FORMS}."),
-    click.option(
-        "--despite-damage",
-        is_flag=True,
-        help="Also bodies that are not what their checksum says.",
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(["levels", "wheel", "hierarchy"]),
-        help="Into what; needed where STORE has two.",
-    ),
-    click.option("--level-table", type=LevelTable(), help="What STORE's levels mean."),
-    click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
-    click.option(
-        "--execute",
-        is_flag=True,
-        help="Do it; without this the plan is shown, and nothing is written.",
-    ),
-    click.option(
-        "--now",
-        "now_ms",
-        type=Time(),
-        show_default="the clock",
-        help=f"Act as if it were then: {TIME_FORMS}.",
-    ),
-)
-
-put_back.__name__ = "put-back"
-for _option in reversed(_PUT_BACK_OPTIONS):
-    put_back = _option(put_back)
-verb(
-    "delaywheel put-back /data/rocketmq/store-wheel /data/rocketmq/store-wheel\n"
-    "delaywheel put-back /data/rocketmq/store-wheel /data/rocketmq/store-wheel --execute"
-)(put_back)

@@ -1,25 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags of ``schedule`` that say which message is stored, and until when."""
 
-from collections.abc import Callable
 from typing import IO, Any
 
 import click
 
+from cli_input import all_of
 from cli_messages import LINES, Request, due_of, requests_of
 from cli_values import TIME_FORMS, Duration, Setting, Time
 from message_store.durations import DURATION_FORMS
 from message_store.message import Message
 
-
-def message_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags of ``schedule`` that say what is stored, and until when."""
-    for option in reversed(_MESSAGE_OPTIONS):
-        function = option(function)
-    return function
-
-
-_MESSAGE_OPTIONS = (
+message_options = all_of(
     click.option("--topic", help="Where the message goes when it is due."),
     click.option("--body", help="What is in it, as text."),
     click.option("--body-file", type=click.File("rb"), help="A file with the body; - is stdin."),
@@ -47,6 +39,7 @@ _MESSAGE_OPTIONS = (
         " stored, or none.",
     ),
 )
+"""The flags of ``schedule`` that say what is stored, and until when."""
 
 
 def requested(*, lines: IO[str] | None, **flags: Any) -> list[Request]:

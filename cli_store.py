@@ -3,14 +3,14 @@
 broker's settings.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from cli_input import PRECISIONS, STORE, given_level_table
+from cli_input import PRECISIONS, STORE, all_of, given_level_table
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import loading
 from message_store.clock import Clock, ManualClock, SystemClock
@@ -52,14 +52,7 @@ class Engine(DelayStore, Protocol):
         """The log and the queues that it stands on."""
 
 
-def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags of every verb that opens an engine, for ``opened``."""
-    for option in reversed(_ENGINE_OPTIONS):
-        function = option(function)
-    return function
-
-
-_ENGINE_OPTIONS = (
+engine_options = all_of(
     click.option(
         "--engine",
         type=click.Choice(["levels", "wheel", "hierarchy"]),
@@ -97,6 +90,7 @@ _ENGINE_OPTIONS = (
         help=f"Act as if it were then: {TIME_FORMS}.",
     ),
 )
+"""The flags of every verb that opens an engine, for ``opened``."""
 
 
 @contextmanager

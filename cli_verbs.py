@@ -155,7 +155,7 @@ def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
 
         quiet = click.option("--quiet", "is_quiet", is_flag=True, help="No progress on stderr.")
         json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-        name = function.__name__.removesuffix("_")
+        name = function.__name__.removesuffix("_").replace("_", "-")
         lines = "\n".join(f"  {line}" for line in example.splitlines())
         return main.command(name, epilog=f"\b\nExample:\n{lines}")(json(quiet(run)))
 

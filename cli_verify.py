@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli_input import STORE, Function, spark_options
+from cli_input import STORE, all_of, spark_options
 from cli_spark import Settings, started_spark
 from cli_verbs import DONE, FINDINGS, loading, verb
 from migrate.spark_master import require_shared_directory
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from cli_output import Output
 
 
-def _reading_options(function: Function) -> Function:
-    """What is read, and where differences go."""
-    for option in reversed(_READING_OPTIONS):
-        function = option(function)
-    return function
-
-
-_READING_OPTIONS = (
+_reading_options = all_of(
     click.option(
         "--sample",
         "read_only",
@@ -49,6 +42,7 @@ _READING_OPTIONS = (
         help="A directory that every worker sees; needed on a cluster, to hand out the work.",
     ),
 )
+"""What is read, and where differences go."""
 
 
 @verb(
