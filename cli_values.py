@@ -125,6 +125,8 @@ class Place(click.Path):
         except OSError as error:
             if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
                 self.fail(f"{os.fsdecode(value)!r}: {error.strerror}", param, ctx)
+        except ValueError:  # a NUL, or half a character, which only a manifest can have
+            self.fail(f"{os.fsdecode(value)!r} cannot be a path", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -154,18 +156,23 @@ class Owner(click.ParamType[tuple[int, int]]):
         """The ids; without a group that of the user."""
         user, _separator, group = value.partition(":")
         try:
-            known = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+            known = pwd.getpwuid(int(user)) if _is_id(user) else pwd.getpwnam(user)
             user_id, group_id = known.pw_uid, known.pw_gid
-        except KeyError:
-            if not user.isdecimal() or not group:
+        except (KeyError, ValueError):  # ValueError: a NUL, or half a character
+            if not _is_id(user) or not group:
                 self.fail(f"{user!r} is no user of this machine", param, ctx)
             user_id, group_id = int(user), -1
         if group:
             try:
-                group_id = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
-            except KeyError:
+                group_id = int(group) if _is_id(group) else grp.getgrnam(group).gr_gid
+            except (KeyError, ValueError):
                 self.fail(f"{group!r} is no group of this machine", param, ctx)
         return user_id, group_id
+
+
+def _is_id(text: str) -> bool:
+    """Whether this is the number of a user or group; the largest of 32 bits stands for nobody."""
+    return re.fullmatch(r"[0-9]{1,10}", text) is not None and int(text) < 2**32 - 1
 
 
 class Mode(click.ParamType[int]):

@@ -159,6 +159,12 @@ def test_what_no_file_can_be_at_is_no_path(words: tuple[str, ...], tmp_path: Pat
     usage_error(run(*words, tmp_path / "loop"), "Too many levels of symbolic links")
 
 
+@pytest.mark.parametrize("number", ["4294967295", "99999999999", "9" * 5_000, "²"])
+def test_what_no_user_or_group_can_have_is_no_number_of_one(number: str) -> None:
+    usage_error(run("convert", "S", "T", "--owner", f"{number}:0"), "is no user of this machine")
+    usage_error(run("convert", "S", "T", "--owner", f"0:{number}"), "is no group of this machine")
+
+
 @pytest.mark.parametrize(
     ("number", "sentence"),
     [
