@@ -24,6 +24,9 @@ from message_store.delay_levels import DelayLevels
 from message_store.java_numbers import LONG_MAX
 from message_store.segment_files import SegmentReader
 
+_MOST_OF_AN_ORDINAL = 100
+"""So often may a level's queue have been begun anew."""
+
 
 @attrs.frozen(eq=False)
 class FoundAgain:
@@ -66,11 +69,14 @@ def find_again(
 ) -> FoundAgain:
     """Look for what the queues lost in the records of the whole log, which ``tail`` are."""
     records = tail.notes.level_records
+    harmed = {queue.level for queue in queues if not _is_whole(queue, records)}
+    if not harmed:
+        return nothing_lost(queues, tail)
     holes = _holes_of(log, tail.notes)
     made, before, mended, pointed = [], [records.rows[:0]], {}, [np.empty(0, np.int64)]
     for queue in queues:
-        own = attrs.evolve(records, rows=records.rows[records.queue_id == queue.level - 1])
-        if len(own.rows) and queue.level <= table.max_level:
+        if queue.level in harmed and queue.level <= table.max_level:
+            own = attrs.evolve(records, rows=records.rows[records.queue_id == queue.level - 1])
             level = _Level(log, queue, own, holes)
             queue = level.mend(table.delay_ms(queue.level))
             mended[queue.level] = level.mended
@@ -85,6 +91,22 @@ def find_again(
         missing=attrs.evolve(missing, rows=missing.rows[~is_known]),
         mended={level: count for level, count in mended.items() if count},
     )
+
+
+def _is_whole(queue: LevelQueue, records: LogNotes) -> bool:
+    """Whether the entries of a queue are those of its newest records, and none lies before them; or
+    there are none.
+    """
+    rows = np.flatnonzero(records.queue_id == queue.level - 1)
+    if not len(rows):
+        return True
+    units: UnitArray = np.concatenate([queue.history.units, queue.entries.units])
+    if len(units) > len(rows) or max(queue.stored_offset or 0, 0) < queue.queue_min:
+        return False
+    newest = rows[len(rows) - len(units) :]
+    return np.array_equal(
+        units["commit_log_offset"], records.commit_log_offset[newest]
+    ) and np.array_equal(units["size_bytes"], records.size_bytes[newest])
 
 
 def _holes_of(log: SegmentReader, notes: LogNotes) -> _Holes:
@@ -114,19 +136,26 @@ class _Level:
         at = np.searchsorted(own.commit_log_offset, self._places)
         self._at = np.minimum(at, len(own.rows) - 1)
         self._is_at_record = own.commit_log_offset[self._at] == self._places
+        self._shift = own.queue_offset[self._at] - (self._first + np.arange(len(self._places)))
         self._is_right = self._right_entries()
         self.is_pointed_to = np.zeros(len(own.rows), np.bool_)
         self.is_pointed_to[self._at[self._is_right]] = True
         self.mended = 0
 
     def _right_entries(self) -> BoolArray:
-        """Entries that are those of a record, the first of those that lead to the same."""
-        rows = np.flatnonzero(
-            self._is_at_record & (self._own.size_bytes[self._at] == self._units["size_bytes"])
+        """Entries that are those of a record; of those that lead to the same one the entry that is
+        in line with most others.
+        """
+        is_right = self._is_at_record & (
+            self._own.size_bytes[self._at] == self._units["size_bytes"]
         )
-        is_right = np.zeros(len(self._units), np.bool_)
-        is_right[rows[np.unique(self._at[rows], return_index=True)[1]]] = True
-        return is_right
+        rows = np.flatnonzero(is_right)
+        if len(rows):
+            is_right[rows] = False
+            away = np.abs(self._shift[rows] - int(np.median(self._shift[rows])))
+            rows = rows[np.lexsort((away, self._at[rows]))]
+            is_right[rows[np.unique(self._at[rows], return_index=True)[1]]] = True
+        return np.asarray(is_right)
 
     # --- entries that lead nowhere ----------------------------------------------------------------
 
@@ -140,7 +169,7 @@ class _Level:
         if not len(rows):
             return self._queue
         self.is_pointed_to[records] = True
-        self._is_right[rows], self._at[rows] = True, records
+        self._is_right[rows], self._at[rows] = True, records  # good to go back from, then
         self.mended = len(rows)
         own, queue, rows = self._own, self._queue, rows - len(self._queue.history)
         units, unknown = queue.entries.units.copy(), queue.due_is_unknown.copy()
@@ -155,23 +184,23 @@ class _Level:
         """Entries behind the offset of which the log shows that no record of theirs is there."""
         entries, places = self._queue.entries, self._places
         is_behind = np.arange(len(places)) >= len(self._queue.history)
-        stands_for_one = is_behind.copy()
-        stands_for_one[is_behind] = ~(entries.is_pre_blank | is_neutral(entries.units))
         # What looks like an entry that was taken back is damage where a record begins.
-        stands_for_one |= is_behind & self._is_at_record
+        was_taken_back = is_neutral(entries.units) & ~self._is_at_record[is_behind]
+        stands_for_one = is_behind.copy()
+        stands_for_one[is_behind] = ~(entries.is_pre_blank | was_taken_back)
         is_outside = (places < self._log.min_offset) | (places >= self._log.end_offset)
         leads_nowhere = self._is_at_record | is_outside | ~self._holes.hold(places)
         return np.asarray(stands_for_one & leads_nowhere & ~self._is_right)
 
     def _paired(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Which of these entries have a record for certain, and which that is."""
-        own, count = self._own, len(self._units)
+        count = len(self._units)
         numbers = np.arange(count)
         before = np.maximum.accumulate(np.where(self._is_right, numbers, -1))[rows]
         after = np.minimum.accumulate(np.where(self._is_right, numbers, count)[::-1])[::-1][rows]
         has_before, has_after = before >= 0, after < count
-        shift = own.queue_offset[self._at] - (self._first + numbers)
-        shift_before, shift_after = shift[before], shift[np.minimum(after, count - 1)]
+        shift_before = self._shift[before]
+        shift_after = self._shift[np.minimum(after, count - 1)]
         shifts = np.where(has_before, shift_before, np.where(has_after, shift_after, 0))
         is_one_shift = ~(has_before & has_after) | (shift_before == shift_after)
         low = np.where(has_before, self._places[before], -1)
@@ -194,7 +223,8 @@ class _Level:
         first = np.searchsorted(own.queue_offset[free], ordinals, "left")
         end = np.searchsorted(own.queue_offset[free], ordinals, "right")
         counts, records = np.zeros((2, len(ordinals)), np.int64)
-        for step in range(int((end - first).max(initial=0))):
+        counts[end - first > _MOST_OF_AN_ORDINAL] = 2  # records that tell nothing of their places
+        for step in range(min(int((end - first).max(initial=0)), _MOST_OF_AN_ORDINAL)):
             is_there = first + step < end
             record = free[np.minimum(first + step, len(free) - 1)]
             place = own.commit_log_offset[record]
