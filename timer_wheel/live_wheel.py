@@ -63,6 +63,14 @@ class LiveWheel:
         held.sort()
         return held
 
+    def held_slots(self, until_ms: int) -> Int64s:
+        """The same, however far from the hand: what lies a round away or more was dealt with before
+        the hand moved back, and must not come when the hand is near again.
+        """
+        first, last = max(self.hand_ms // self.precision_ms, 1), until_ms // self.precision_ms
+        held = self.slots["time_units"].astype(np.int64)
+        return np.sort(held[(held >= first) & (held < last)])
+
     def used_slots_by_distance(self) -> Iterator[Int64s]:
         """The same in growing pieces: what is near costs little, whatever lies behind it."""
         first = max(self.hand_ms // self.precision_ms, 1)
@@ -126,8 +134,8 @@ class LiveWheel:
         if to_ms < self.hand_ms:
             self._none_before = 0
             first, last = to_ms // self.precision_ms, self.hand_ms // self.precision_ms
-            passed = np.arange(first, min(last, first + WHEEL_SLOTS), dtype=np.int64)
-            passed = passed[self.slots["time_units"][passed % WHEEL_SLOTS] == passed] % WHEEL_SLOTS
+            times = self.slots["time_units"]  # of more than a round, where a clock leapt
+            passed = np.flatnonzero((times >= first) & (times < last))
             self.slots[passed] = np.zeros(1, SLOT.dtype)
             self.dirty[passed // _SLOTS_A_PAGE] = 1
         self.hand_ms = to_ms

@@ -56,7 +56,7 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
         return
     newest_ms = int(copies[STORE_MS].max())
     until_ms = floor_ms(newest_ms, timers.precision_ms) + timers.precision_ms
-    passed = timers.in_slots(timers.wheel.used_slots(until_ms))
+    passed = timers.in_slots(timers.wheel.held_slots(until_ms))
     is_new = ~np.isin(timers.early.commit_log_offset, passed.commit_log_offset)
     placed = TimerRows.together([passed, timers.early.rows(is_new)])
     waiting = rest.rows.rows(rest.facts.is_fine)
