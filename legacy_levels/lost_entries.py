@@ -18,7 +18,7 @@ from legacy_levels.level_queues import LevelQueue
 from legacy_levels.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral
 from legacy_levels.reconcile import LogTail, indexed_ends, not_in_their_queue
-from message_store.commit_log import Int64Array
+from message_store.commit_log import Int32Array, Int64Array
 from message_store.consume_queue import BoolArray, UnitArray
 from message_store.delay_levels import DelayLevels
 from message_store.java_numbers import LONG_MAX
@@ -69,14 +69,15 @@ def find_again(
 ) -> FoundAgain:
     """Look for what the queues lost in the records of the whole log, which ``tail`` are."""
     records = tail.notes.level_records
-    harmed = {queue.level for queue in queues if not _is_whole(queue, records)}
+    levels = (records.queue_id + 1).astype(np.int32)
+    harmed = {queue.level for queue in queues if not _is_whole(queue, records, levels)}
     if not harmed:
         return nothing_lost(queues, tail)
     holes = _holes_of(log, tail.notes)
     made, before, mended, pointed = [], [records.rows[:0]], {}, [np.empty(0, np.int64)]
     for queue in queues:
         if queue.level in harmed and queue.level <= table.max_level:
-            own = attrs.evolve(records, rows=records.rows[records.queue_id == queue.level - 1])
+            own = attrs.evolve(records, rows=records.rows[levels == queue.level])
             level = _Level(log, queue, own, holes)
             queue = level.mend(table.delay_ms(queue.level))
             mended[queue.level] = level.mended
@@ -93,11 +94,11 @@ def find_again(
     )
 
 
-def _is_whole(queue: LevelQueue, records: LogNotes) -> bool:
+def _is_whole(queue: LevelQueue, records: LogNotes, levels: Int32Array) -> bool:
     """Whether the entries of a queue are those of its newest records, and none lies before them; or
     there are none.
     """
-    rows = np.flatnonzero(records.queue_id == queue.level - 1)
+    rows = np.flatnonzero(levels == queue.level)
     if not len(rows):
         return True
     units: UnitArray = np.concatenate([queue.history.units, queue.entries.units])
