@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from message_store.clock import Clock, SystemClock
@@ -74,6 +75,7 @@ class LiveStore:
         self._topics: dict[str, int] = {}
         self._queues: Queues = {}
         self._queue_handles = 0
+        self._queues_with_handles: set[tuple[str, int]] = set()
         self.log: LiveLog = open_log(root, settings)
         self._checkpoint = LiveCheckpoint(root, dialect, self.log)
         self._queue_file_bytes = queue_file_bytes(root, settings)
@@ -140,9 +142,8 @@ class LiveStore:
             if not is_topic_name(topic) or queue_id < 0:
                 found = f"{topic!r}, queue {queue_id}"
                 raise BadFieldError("a topic that can have no queue", found=found)
-            queue = open_queue(
-                self.root, topic, queue_id, self._queue_file_bytes, self._count_handle
-            )
+            on_open = partial(self._count_handle, (topic, queue_id))
+            queue = open_queue(self.root, topic, queue_id, self._queue_file_bytes, on_open)
             self._queues[topic, queue_id] = queue
         return queue
 
@@ -150,15 +151,17 @@ class LiveStore:
         """The consume queue of a topic, or None when nothing was ever put there."""
         return self._queues.get((topic, queue_id))
 
-    def _count_handle(self) -> None:
+    def _count_handle(self, name: tuple[str, int]) -> None:
         """Before one more queue file is opened: close all when there are many. They come back when
         they are needed; a store may have more queues than a process can have files.
         """
         self._queue_handles += 1
         if self._queue_handles > _MAX_QUEUE_HANDLES:
             self._queue_handles = 1
-            for queue in self._queues.values():
-                queue.close()
+            for known in self._queues_with_handles & self._queues.keys():
+                self._queues[known].close()
+            self._queues_with_handles.clear()
+        self._queues_with_handles.add(name)
 
     def queues_of(self, topic: str) -> list[LiveQueue]:
         """The queues of a topic, by queue id."""

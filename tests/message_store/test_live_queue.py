@@ -337,3 +337,22 @@ def test_every_file_is_synced_where_opening_one_closes_the_others(
     assert sorted(synced) == sorted(written)
     monkeypatch.undo()
     store.abandon()
+
+
+def test_room_for_a_file_is_made_by_closing_what_is_open_and_not_by_asking_every_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred thousand queues nearly all are closed, and files are opened all the time."""
+    monkeypatch.setattr(live_store, "_MAX_QUEUE_HANDLES", 10)
+    closed, real = [], LiveQueue.close
+
+    def close(queue: LiveQueue) -> None:
+        closed.append(queue.queue_id)
+        real(queue)
+
+    store = LiveStore.open(tmp_path / "store", settings=SMALL)
+    monkeypatch.setattr(LiveQueue, "close", close)
+    for number in range(200):
+        append(store, stored(b"x", queue_id=number))
+    assert 100 < len(closed) <= 200
+    store.abandon()
