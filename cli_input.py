@@ -20,6 +20,7 @@ from cli_values import (
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.errors import DelayStoreError
+from message_store.java_numbers import INT_MAX
 from message_store.store_root import COMMIT_LOG_FILE_BYTES
 from migrate.spark_master import DEFAULT_MASTER
 
@@ -196,7 +197,7 @@ generate_options = all_of(
     said("--levels", LevelRange(), "1-18", "In which levels, as 3,5,7-9; an equal share in each."),
     said(
         "--topics",
-        click.IntRange(min=1),
+        click.IntRange(1, 100_000),
         8,
         "For how many topics.",
     ),
@@ -234,7 +235,7 @@ generate_options = all_of(
     ),
     said(
         "--commit-log-file-bytes",
-        click.IntRange(min=1024),
+        click.IntRange(1024, INT_MAX),
         COMMIT_LOG_FILE_BYTES,
         "The broker's mappedFileSizeCommitLog.",
     ),

@@ -247,7 +247,10 @@ class Output(Printer):
         log = size(made.commit_log_bytes)
         delivered = sum(made.delivered_by_level.values())
         waiting = counted(made.messages - delivered, "message waits", "messages wait")
-        self._say(f"{path}: {waiting} in {counted(len(made.messages_by_level), 'level')}")
+        levels = sum(
+            n > made.delivered_by_level.get(at, 0) for at, n in made.messages_by_level.items()
+        )
+        self._say(f"{path}: {waiting} in {counted(levels, 'level')}")
         if delivered:
             self._say(counted(delivered, "more was delivered before", "more were delivered before"))
         self._say(f"{log} of commit log{text.due_span(made.due_min_ms, made.due_max_ms, now_ms)}")

@@ -159,6 +159,19 @@ def test_what_no_file_can_be_at_is_no_path(words: tuple[str, ...], tmp_path: Pat
     usage_error(run(*words, tmp_path / "loop"), "Too many levels of symbolic links")
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--messages", 1), "1 message waits in 1 level"),
+        (("--messages", 20, "--levels", "3,5", "--delivered-percent", 50), "wait in 2 levels"),
+    ],
+)
+def test_a_made_up_store_is_said_with_the_levels_that_have_messages(
+    words: tuple[object, ...], told: str, tmp_path: Path
+) -> None:
+    assert told in run("generate", tmp_path / "store", *words).stdout
+
+
 @pytest.mark.parametrize("number", ["4294967295", "99999999999", "9" * 5_000, "²"])
 def test_what_no_user_or_group_can_have_is_no_number_of_one(number: str) -> None:
     usage_error(run("convert", "S", "T", "--owner", f"{number}:0"), "is no user of this machine")
