@@ -110,6 +110,7 @@ class LevelScheduling:
         now_ms = live.clock.now_ms()
         levels, promised_ms = self._levels(due_ms, now_ms)
         made = draft_batch(batch, system_topic=LEVEL_TOPIC, delay_levels=levels, form=self._form)
+        self._intake.require_room(made.sizes)
         rows_of = _rows_of(levels)
         queue_offsets = self._queue_offsets(rows_of, len(levels))
         positions = live.log.append_rows(made.sizes, made.bind(levels - 1, queue_offsets, now_ms))

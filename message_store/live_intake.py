@@ -5,12 +5,23 @@ Every message that an engine takes by itself passes here. What it costs is Pytho
 as the work itself: each step is one function, and none makes an object for the next.
 """
 
+from typing import NoReturn
+
+import numpy as np
+
+from message_store.byte_column import Int64s
 from message_store.delay_store import Receipt, receipt_of
+from message_store.errors import BadFieldError
 from message_store.live_queue import LiveQueue
 from message_store.live_store import LiveStore
 from message_store.message import Message
+from message_store.message_rules import DELIVERY_GROWTH_BYTES, RETRY_TOPIC_MAX_BYTES
+from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.scheduled_records import RecordForm, RecordMaker
 from message_store.waiting_topics import WaitingTopics
+
+_DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_MAX_BYTES + 1
+"""What a log file holds behind a record that waits, for the longest that delivery makes it."""
 
 Extra = tuple[tuple[str, str], ...]
 
@@ -27,6 +38,7 @@ class LiveIntake:
         self._log = live.log
         self._maker = RecordMaker(system_topic, form)
         self._broker_name = live.settings.broker_name
+        self._most_bytes = live.log.file_bytes - _DELIVERED_BYTES
 
     def store(
         self,
@@ -57,9 +69,30 @@ class LiveIntake:
             now_ms,
             now_ms,
         )
+        if len(record) > self._most_bytes:
+            self._refuse(len(record))
         log.put(record, offset)
         queue.append_one(offset, len(record), tags_code if level is None else promised_ms)
         topic = message.topic
         if self._highest_queue.get(topic, -1) < message.queue_id:  # seldom: remember says so too
             self.topics.remember(topic, message.queue_id)
         return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))
+
+    def require_room(self, sizes: Int64s) -> None:
+        """Raise BadFieldError, which names the row, for the first of many records that no log file
+        could hold once it is delivered.
+        """
+        too_large = np.flatnonzero(sizes > self._most_bytes)
+        if len(too_large):
+            row = int(too_large[0])
+            try:
+                self._refuse(int(sizes[row]))
+            except BadFieldError as error:
+                raise error.of_row(row) from None
+
+    def _refuse(self, size_bytes: int) -> NoReturn:
+        raise BadFieldError(
+            "a record larger than a log file, once it is delivered",
+            expected=f"at most {self._most_bytes}",
+            found=size_bytes,
+        )

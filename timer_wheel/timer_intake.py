@@ -116,6 +116,7 @@ class TimerIntake(ABC):
             for out, count in zip(slots.tolist(), counts.tolist(), strict=True):
                 self._refuse_congestion(out, now_ms, count - 1)
         records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
+        self._intake.require_room(records.sizes)
         offsets = self._append_batch(records, now_ms)
         self._intake.topics.remember_all(batch)
         return BatchReceipt(

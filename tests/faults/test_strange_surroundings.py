@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
-from message_store import AfterMs, DelayStore, ManualClock, Message, Severity
+from message_store import AfterMs, DelayStore, ManualClock, Message, MessageBatch, Severity
 from message_store.errors import BadFieldError, StoreClosedError, StoreLockedError, TargetError
 from tests.faults.engines import (
     ENGINES,
@@ -202,4 +203,35 @@ def test_an_old_file_that_cannot_be_removed_keeps_no_message_from_coming(
         if directory.is_dir() and "orders" in str(directory):
             [_] = directory.iterdir()
     assert log.min_offset > 0
+    store.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("is_batch", [False, True], ids=["one", "batch"])
+def test_what_is_taken_fits_a_log_file_also_when_it_is_delivered(
+    tmp_path: Path, engine: str, is_batch: bool
+) -> None:
+    """A topic's name and what delivery notes make a record longer than it was while it waited."""
+    clock, taken = ManualClock(START_MS), 0
+    refused: list[BadFieldError] = []
+    topic = "%RETRY%" + "t" * 120
+    store = OPENED[engine](tmp_path / "store", clock, SMALL)
+    for body_bytes in range(SMALL.commit_log_file_bytes - 1_200, SMALL.commit_log_file_bytes, 40):
+        message = Message(topic, b"x" * body_bytes)
+        try:
+            if is_batch:
+                due_ms = np.full(2, clock.now_ms() + 1_000)
+                store.schedule_batch(MessageBatch.of([Message("orders", b""), message]), due_ms)
+            else:
+                store.schedule(message, AfterMs(1_000))
+            taken += 1
+        except BadFieldError as error:
+            refused.append(error)
+    assert taken > 5
+    assert len(refused) > 5
+    assert all("larger than a log file" in str(error) for error in refused)
+    assert {error.row for error in refused} == {1 if is_batch else None}
+    clock.tick(5_000)
+    assert len(store.advance(clock.now_ms())) == taken * (1 + is_batch)
+    assert [each for each in store.check() if each.severity is not Severity.INFO] == []
     store.close()
