@@ -15,6 +15,10 @@ from typing import Any
 import attrs
 import pytest
 
+KILLED = 9
+"""What a process answers that ended itself at a change, as a kill would have it."""
+
+_PAGE_BYTES = 4096
 CHANGES = ("pwrite", "pwritev", "ftruncate", "replace", "mkdir", "link", "fsync", "fdatasync")
 
 
@@ -23,7 +27,7 @@ class FullDisk:
     """Changes are counted from 0; those from ``full_at`` on are refused, so many times.
 
     The first write that is refused may still write the beginning of what it was given, as disks do
-    that are nearly full.
+    that are nearly full. ``is_fatal`` ends the process there, which leaves the pages before it.
     """
 
     full_at: int
@@ -31,6 +35,7 @@ class FullDisk:
     done: int = 0
     refused: int = 0
     is_torn: bool = False
+    is_fatal: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -45,8 +50,16 @@ class FullDisk:
         self.refused += 1
         if self.is_torn and self.refused == 1 and name == "pwrite" and len(given[1]) > 1:
             self.done += 1
-            descriptor, data, *place = given
-            return real(descriptor, memoryview(data).cast("B")[: len(data) // 2], *place)
+            descriptor, data, place = given
+            size_bytes = len(data) // 2
+            if self.is_fatal:  # a kill leaves whole pages
+                size_bytes = _PAGE_BYTES - place % _PAGE_BYTES
+                size_bytes = size_bytes if size_bytes < len(data) else 0
+            count = real(descriptor, memoryview(data).cast("B")[:size_bytes], place)
+            if not self.is_fatal:
+                return count
+        if self.is_fatal:
+            os._exit(KILLED)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -87,10 +100,15 @@ def _lies_below(root: Path, given: object) -> bool:
 
 @contextlib.contextmanager
 def full_disk(
-    root: Path, full_at: int, refusals: int = 10**9, *, is_torn: bool = False
+    root: Path,
+    full_at: int,
+    refusals: int = 10**9,
+    *,
+    is_torn: bool = False,
+    is_fatal: bool = False,
 ) -> Iterator[FullDisk]:
     """A full disk for everything that this process changes below ``root`` meanwhile."""
-    disk = FullDisk(full_at, refusals, is_torn=is_torn)
+    disk = FullDisk(full_at, refusals, is_torn=is_torn, is_fatal=is_fatal)
     real_open = os.open
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +134,7 @@ def full_disk(
         return real_open(path, flags, *more, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in CHANGES:
+        for name in (*CHANGES, "unlink") if is_fatal else CHANGES:
             patch.setattr(os, name, counted(name, getattr(os, name)))
         patch.setattr(os, "open", make_or_open)
         patch.setattr(io, "open", python_open)

@@ -19,6 +19,7 @@ import attrs
 
 from message_store import Cancellation, ManualClock, Severity
 from tests.faults.engines import ENGINES
+from tests.faults.full_disk import KILLED
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import Journal, read_journal
 from tests.faults.kill_worker import Task, can_be_asked_for
@@ -44,9 +45,19 @@ class Nursery:
         child = int(self.answers.readline())
         time.sleep(life_s)
         os.kill(child, signal.SIGKILL)
-        self.asks.write("\n")
+        self._end()
+
+    def let_die(self, task: Task) -> bool:
+        """Let a child open a store until it dies of it; whether it did."""
+        self.asks.write(json.dumps(attrs.asdict(task)) + "\n")
         self.asks.flush()
         self.answers.readline()
+        return self._end() == KILLED
+
+    def _end(self) -> int:
+        self.asks.write("\n")
+        self.asks.flush()
+        return int(self.answers.readline())
 
 
 @contextmanager

@@ -22,6 +22,7 @@ import numpy as np
 
 from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch
 from tests.faults.engines import ENGINES, Engine
+from tests.faults.full_disk import full_disk
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
 
 START_MS = 1_793_000_000_000
@@ -33,13 +34,16 @@ _TOPICS = ("orders", "orders2", "payments")
 @attrs.frozen
 class Task:
     """One life: which engine, where, from which seed; ``faithful`` repeats after a kill as brokers
-    do, and lets time pass slot by slot.
+    do, and lets time pass slot by slot. One that ``dies_at`` a change of the disk, which may be
+    ``torn``, does nothing but open the store.
     """
 
     engine: str
     folder: str
     seed: int
     faithful: bool = False
+    dies_at: int | None = None
+    torn: bool = False
 
     @property
     def store(self) -> Path:
@@ -166,11 +170,22 @@ def run_child(task: Task, engine: Engine) -> None:
     """Work until killed; an error is left in the journal, for there is nobody to tell."""
     signal.alarm(_LONGEST_LIFE_S)
     try:
+        if task.dies_at is not None:
+            open_until_killed(task, engine)
         Worker(task, engine).work()
     except BaseException:
         journal = Journal(task.journal)
         journal.write("error", text=traceback.format_exc())
     os._exit(1)
+
+
+def open_until_killed(task: Task, engine: Engine) -> None:
+    """Open the store as if a kill came at one change of the disk, or right after all of them."""
+    assert task.dies_at is not None
+    clock = ManualClock(max(START_MS, read_journal(task.journal).now_ms))
+    with full_disk(task.store, task.dies_at, is_torn=task.torn, is_fatal=True):
+        engine.open(task.store, clock, task.faithful)
+    os._exit(0)
 
 
 def warm_up(engine: Engine) -> None:
