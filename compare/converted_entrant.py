@@ -21,6 +21,7 @@ from compare.work_files import copy_store, read_workload, remove, write_workload
 from compare.workload import Workload
 from message_store.byte_column import Int64s, int64s
 from message_store.errors import SourceError
+from message_store.small_files import is_directory, is_ordinary_file
 
 CONVERTED = "converted"
 
@@ -99,7 +100,7 @@ def _slot_ends(workload: Workload, now_ms: int, precision_ms: int) -> Int64s:
 
 def require_converted(target: Path) -> None:
     """Raise SourceError for what is no store with a wheel."""
-    if not target.is_dir():
+    if not is_directory(target):
         raise SourceError(f"{target}: no such directory; --converted names a converted store")
-    if not (target / "timerwheel").is_file():
+    if not is_ordinary_file(target / "timerwheel"):
         raise SourceError(f"{target}: holds no timer wheel; --converted names a converted store")

@@ -228,8 +228,8 @@ def _whole_or_nothing(root: StoreRoot) -> Iterator[None]:
     """Around the making of a store, in a directory that is new or empty; it is so again after an
     error or an interrupt. Raises TargetError.
     """
-    was_there = root.path.exists()
     _require_empty(root.path)
+    was_there = root.path.exists()
     try:
         _make_empty_store(root)
         yield

@@ -7,9 +7,10 @@ Knows them by name and neither by import: whoever may import them maps the name 
 from pathlib import Path
 from typing import Literal
 
-from message_store.errors import OptionsError
+from message_store.errors import OptionsError, SourceError
 from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import list_directories, list_segments
+from message_store.small_files import is_directory, is_present
 from message_store.store_root import StoreRoot
 
 EngineName = Literal["levels", "wheel", "hierarchy"]
@@ -29,13 +30,13 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
     """
     has_levels = bool(list_directories(store.consume_queues / LEVEL_TOPIC))
     has_wheel = (
-        store.timer_wheel.exists()
-        or store.timer_queue().is_dir()
+        is_present(store.timer_wheel)
+        or is_directory(store.timer_queue())
         or bool(list_segments(store.timer_log))
     )
     if not has_wheel:
-        has_levels |= store.config_file(DELAY_OFFSETS_NAME).exists()
-    has_hierarchy = hierarchy_mark(store).exists()
+        has_levels |= is_present(store.config_file(DELAY_OFFSETS_NAME))
+    has_hierarchy = is_present(hierarchy_mark(store))
     found: dict[EngineName, bool] = {
         "levels": has_levels,
         "wheel": has_wheel and not has_hierarchy,
@@ -75,8 +76,8 @@ def choose_engine(
     Raises SourceError for a directory that is no store, unless it ``may_be_new`` and is missing or
     empty; OptionsError where nothing or both engines lie in it and none was asked for.
     """
-    is_new = not store.path.exists() or (store.path.is_dir() and not any(store.path.iterdir()))
-    if not (is_new and may_be_new):
+    is_new = may_be_new and _is_new(store.path)
+    if not is_new:
         store.require_readable()
     if asked is not None:
         return asked
@@ -87,3 +88,13 @@ def choose_engine(
     raise OptionsError(
         f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy)"
     )
+
+
+def _is_new(path: Path) -> bool:
+    """Whether nothing stands there, or an empty directory. Raises SourceError."""
+    if not is_directory(path):
+        return not is_present(path)
+    try:
+        return not any(path.iterdir())
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error

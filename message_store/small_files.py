@@ -18,6 +18,8 @@ SMALL_FILE_MAX_BYTES = 256 << 20
 
 PRIVATE_MODE = 0o600
 
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
 
 def read_small_file(path: Path) -> bytes | None:
     """The whole file, or None when it is not there.
@@ -43,6 +45,33 @@ def read_small_file(path: Path) -> bytes | None:
         raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def is_present(path: Path) -> bool:
+    """Whether anything stands at a path; a link counts as what it leads to.
+
+    Raises SourceError where nobody may look: that it cannot be told must not be taken for no.
+    """
+    return _mode_of(path) is not None
+
+
+def is_directory(path: Path) -> bool:
+    """Whether a directory, or a link to one, stands at a path. Raises SourceError as before."""
+    return stat.S_ISDIR(_mode_of(path) or 0)
+
+
+def is_ordinary_file(path: Path) -> bool:
+    """Whether a file, or a link to one, stands at a path. Raises SourceError as before."""
+    return stat.S_ISREG(_mode_of(path) or 0)
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return None
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: bool = True) -> None:

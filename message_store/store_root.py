@@ -21,7 +21,7 @@ from message_store.errors import (
     UnsupportedStoreError,
 )
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.small_files import replace_file, sync_directory
+from message_store.small_files import is_present, replace_file, sync_directory
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
@@ -110,7 +110,7 @@ class StoreRoot:
     @property
     def was_stopped_cleanly(self) -> bool:
         """Whether no `abort` file says otherwise."""
-        return not self.abort.exists()
+        return not is_present(self.abort)
 
     def require_readable(self) -> None:
         """Raise SourceError unless this is a store directory of a kind that we read.

@@ -23,6 +23,7 @@ from message_store.delay_levels import DelayLevels, format_delay
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import DelayStoreError, FormatError, SourceError
 from message_store.segment_files import SegmentReader
+from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from migrate.level_delays import LevelDelays, tell_delays
 from migrate.settings import TargetSettings
@@ -201,12 +202,12 @@ class Picture:
     def has_wheel(self) -> bool:
         """Whether a wheel was ever used here."""
         root = self.root
-        return any(p.exists() for p in (root.timer_wheel, root.timer_log, root.timer_queue()))
+        return any(is_present(p) for p in (root.timer_wheel, root.timer_log, root.timer_queue()))
 
     @cached_property
     def is_hierarchical(self) -> bool:
         """Whether what waits is told by a hierarchical wheel, and not by a wheel's files."""
-        return hierarchy_mark(self.root).exists()
+        return is_present(hierarchy_mark(self.root))
 
     @cached_property
     def wheel(self) -> WheelState | None:

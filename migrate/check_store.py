@@ -14,6 +14,7 @@ import attrs
 from message_store.delay_store import Finding, Severity
 from message_store.errors import DelayStoreError, StoreLockedError
 from message_store.finding_rules import FindingRule, error, worst_first
+from message_store.small_files import is_directory
 from message_store.store_root import StoreRoot
 from migrate import (
     check_broker,
@@ -121,7 +122,7 @@ def check_store(path: Path, options: CheckOptions, progress: Progress = _silent)
     BadFieldError or SourceError for a configuration that no broker starts with.
     """
     root = StoreRoot(path)
-    unfinished = check_target.unfinished_target(root) if root.path.is_dir() else None
+    unfinished = check_target.unfinished_target(root) if is_directory(root.path) else None
     if unfinished is not None:
         return _report(root, options, [unfinished], None, is_running=False)
     root.require_readable()

@@ -7,6 +7,7 @@ from message_store.delay_store import Finding
 from message_store.errors import SourceError
 from message_store.finding_rules import error, info, warning
 from message_store.printable import counted, when
+from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from migrate.check_picture import Picture
 from migrate.conversion_marker import CONVERSION_NAME
@@ -102,11 +103,11 @@ def check_change(picture: Picture) -> Iterator[Finding]:
 def check_target(picture: Picture) -> Iterator[Finding]:
     """A converted store: its settings, and its files' times as long as no broker has seen it."""
     root = picture.root
-    if not (root.own / CONVERSION_NAME).exists():
+    if not is_present(root.own / CONVERSION_NAME):
         return
     made = read_settings(root)
     yield from _settings(picture, made)
-    if root.lock.exists() or root.abort.exists():
+    if is_present(root.lock) or is_present(root.abort):
         yield TARGET_OPENED.at(root.path, "there is a broker's lock file")
         return
     old = [

@@ -46,6 +46,7 @@ from migrate.staged_output import (
     remove_empty,
     remove_unfinished,
     sole_writer,
+    target_errors,
 )
 from migrate.stored_plan import read_plan_facts
 from migrate.target_config import broker_conf, broker_settings, config_clashes
@@ -174,7 +175,9 @@ class _Conversion:
     def check_target(self) -> None:
         """Refuse a target that holds anything but the unfinished beginning of this conversion."""
         refuse_links(self.staging)
-        if (self.target.own / MARKER_NAME).exists():
+        with target_errors(self.target.path):
+            is_finished = (self.target.own / MARKER_NAME).exists()
+        if is_finished:
             clear_staging(self.staging)  # of a run that was stopped at its very end
             raise TargetError(
                 f"{self.target.path}: already holds a finished conversion;"

@@ -18,7 +18,7 @@ from message_store.printable import printable
 from message_store.store_root import StoreRoot
 from migrate.pending_batches import pending_batches
 from migrate.pending_table import LEVELS, WHEEL, Condition, PendingRows, TableOptions, pending_rows
-from migrate.staged_output import new_file
+from migrate.staged_output import new_file, target_errors
 
 GROUP_ROWS = 131_072
 GROUP_BYTES = 64 << 20
@@ -46,10 +46,11 @@ class ExportReport:
 
 def check_out(store: Path, out: Path) -> None:
     """Raise what ``export_parquet`` would raise about the place of its file."""
-    if out.exists():
-        raise TargetError(f"{out}: is already there")
-    if not out.parent.is_dir():
-        raise TargetError(f"{out.parent}: no such directory")
+    with target_errors(out):
+        if out.exists():
+            raise TargetError(f"{out}: is already there")
+        if not out.parent.is_dir():
+            raise TargetError(f"{out.parent}: no such directory")
     if out.resolve().is_relative_to(store.resolve()):
         raise TargetError(f"{out}: lies in the store, which is only read")
 

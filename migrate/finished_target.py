@@ -5,6 +5,7 @@ from pathlib import Path
 
 from message_store.errors import OptionsError, SourceError, TargetError
 from message_store.printable import shell_word
+from message_store.small_files import is_directory, is_ordinary_file, is_present
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import refuse_unfinished_change
 from migrate.conversion_marker import CONVERSION_NAME
@@ -25,12 +26,15 @@ IN_PLACE_TOLD = (
 
 
 def told_unfinished(store: StoreRoot) -> str | None:
-    """What to say of the target of a conversion, or of a write, that was stopped early."""
-    is_whole = _marker(store).exists() or (store.own / WRITTEN_NAME).exists()
+    """What to say of the target of a conversion, or of a write, that was stopped early.
+
+    Raises SourceError for a store that may not be looked into.
+    """
+    is_whole = is_present(_marker(store)) or is_present(store.own / WRITTEN_NAME)
     staging = Staging(store)
-    if is_whole or not staging.path.is_dir():
+    if is_whole or not is_directory(staging.path):
         return None
-    is_write = (staging.path / "writes").is_dir() and not staging.plan_file.exists()
+    is_write = is_directory(staging.path / "writes") and not is_present(staging.plan_file)
     return UNFINISHED_WRITE if is_write else UNFINISHED
 
 
@@ -49,20 +53,20 @@ def require_pair(source: Path, target: Path) -> None:
     OptionsError for one directory given twice; SourceError for a side that is no store, and for a
     target that is unfinished or that no conversion made.
     """
-    if source.exists() and source.resolve() == target.resolve():
+    if is_present(source) and source.resolve() == target.resolve():
         raise OptionsError(f"{target}: given twice; what is compared is SOURCE with TARGET")
     ours, theirs = StoreRoot(source), StoreRoot(target)
     ours.require_readable()
-    refuse_unfinished(theirs)
     try:
+        refuse_unfinished(theirs)
         theirs.require_readable()
     except SourceError as error:
         raise type(error)(f"the target {error}") from error
-    if not _marker(theirs).exists():
+    if not is_present(_marker(theirs)):
         why = ""
-        if _marker(ours).exists():
+        if is_present(_marker(ours)):
             why = f"; {source} is one: the order is SOURCE TARGET"
-        elif (theirs.own / WRITTEN_NAME).exists():
+        elif is_present(theirs.own / WRITTEN_NAME):
             how = f"delaywheel verify {shell_word(str(target))}"
             why = f"; it was written from a table, give it alone: `{how}`"
         elif was_converted_in_place(theirs):
@@ -78,8 +82,12 @@ def was_converted_in_place(store: StoreRoot) -> bool:
 
 
 def refuse_file(target: Path) -> None:
-    """Raise TargetError where a file stands in the place of a target."""
-    if target.is_file():
+    """Raise TargetError where a file stands in the place of a target, or nobody may look there."""
+    try:
+        is_file = is_ordinary_file(target)
+    except SourceError as error:
+        raise TargetError(str(error)) from error
+    if is_file:
         raise TargetError(f"{target}: is a file, not a directory")
 
 

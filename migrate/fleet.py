@@ -5,7 +5,6 @@ Store after store, each with all the cores there are. One that cannot be convert
 others; the same run again passes over what is finished and goes on with the rest.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,24 +13,14 @@ from typing import Any
 import attrs
 from pyspark.sql import SparkSession
 
-from message_store.delay_levels import DelayLevels
-from message_store.errors import (
-    DelayStoreError,
-    FormatError,
-    MigrationError,
-    OptionsError,
-    PlanError,
-)
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
-from migrate.convert import MARKER_NAME, check_request, convert
+from message_store.errors import DelayStoreError, MigrationError, OptionsError
+from migrate.convert import check_request, convert
+from migrate.finished_before import finished_before
 from migrate.finished_target import refuse_file
 from migrate.html_report import write_html_report
 from migrate.replicas import find_replicas, same_broker
 from migrate.report import ConversionReport
-from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
-from migrate.staged_output import Staging, clear_staging
 from migrate.write_job import Progress
 
 CONVERTED, FINISHED_BEFORE, FAILED = "converted", "finished before", "failed"
@@ -185,37 +174,5 @@ def _check(options: ConvertOptions) -> None:
 
 
 def _finished(options: ConvertOptions) -> FleetEntry | None:
-    """The entry of a store whose target an earlier run has finished; None where none has.
-
-    Raises PlanError when the finished target is of something else, FormatError for a damaged
-    report.
-    """
-    target = StoreRoot(options.target)
-    path = target.own / MARKER_NAME
-    content = read_small_file(path)
-    if content is None:
-        return None
-    try:
-        facts = json.loads(content)
-        report = ConversionReport.from_json(facts)
-        before = report.request
-        now_ms, table = before["now_ms"], DelayLevels.parse(before["level_table"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError("not the report of a conversion", path=path) from error
-    asked = request_of(
-        options,
-        now_ms if options.now_ms is None else options.now_ms,
-        options.level_table or table,
-    )
-    if changed := [name for name, value in asked.items() if before.get(name) != value]:
-        raise PlanError(
-            f"{target.path}: already holds a finished conversion of something else (differs in:"
-            f" {', '.join(changed)}); choose another directory"
-        )
-    if Staging(target).path.exists():
-        clear_staging(Staging(target))  # of a run that was stopped at its very end
-    return FleetEntry(
-        options,
-        FINISHED_BEFORE,
-        attrs.evolve(report, source=str(options.source), target=str(options.target)),
-    )
+    report = finished_before(options)
+    return None if report is None else FleetEntry(options, FINISHED_BEFORE, report)

@@ -19,6 +19,7 @@ from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.forecast import Forecast, draw_forecast, read_forecast
 from migrate.report import COUNT_NAMES, ConversionReport
+from migrate.staged_output import target_errors
 
 TEMPLATE = "conversion_report.html.jinja"
 LISTED_RECORDS = 1000
@@ -49,10 +50,11 @@ def require_report_place(path: Path, *sources: Path) -> None:
     """
     if any(path.resolve().is_relative_to(source.resolve()) for source in sources):
         raise TargetError(f"{path}: lies in the store, which is only read")
-    if path.is_dir():
-        raise TargetError(f"{path}: cannot be written: is a directory")
-    if path.exists() and not path.is_file():  # it would be replaced by one
-        raise TargetError(f"{path}: cannot be written: no ordinary file")
+    with target_errors(path):
+        if path.is_dir():
+            raise TargetError(f"{path}: cannot be written: is a directory")
+        if path.exists() and not path.is_file():  # it would be replaced by one
+            raise TargetError(f"{path}: cannot be written: no ordinary file")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     try:
         with tempfile.TemporaryFile(dir=above):

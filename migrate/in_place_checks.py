@@ -22,7 +22,7 @@ from message_store.segment_files import (
     list_segments,
     require_appendable,
 )
-from message_store.small_files import read_small_file
+from message_store.small_files import is_present, read_small_file
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from migrate.settings import TargetSettings
@@ -88,7 +88,7 @@ def refuse_store(root: StoreRoot) -> None:
     """
     root.require_readable()
     for name, reason in _REPLICA_FILES.items():
-        if (root.path / name).exists():
+        if is_present(root.path / name):
             raise UnsupportedStoreError(f"{root.path / name}: {reason}")
     for name, what in _REFUSED_QUEUES.items():
         if _has_segments(root, name):

@@ -23,6 +23,7 @@ from message_store.commit_log import NO_TIME
 from message_store.delay_levels import DelayLevels
 from message_store.errors import FormatError, PlanError, SourceError
 from message_store.printable import counted
+from message_store.small_files import is_directory, is_present
 from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import told_unfinished_change
@@ -74,7 +75,7 @@ def inspect_store(
     RocksDB timeline where rocksdict is not installed), or is in use by a broker.
     """
     store = StoreRoot(path)
-    if Staging(store).path.is_dir() and not store.commit_log.is_dir():
+    if is_directory(Staging(store).path) and not is_directory(store.commit_log):
         raise SourceError(f"{path}: {UNFINISHED}")
     store.require_readable()
     with store.shared_lock():
@@ -131,7 +132,7 @@ class _Inspection:
                 f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
                 " started on this store repeats what the log shows as already delivered"
             )
-        if Staging(self.store).path.exists():
+        if is_present(Staging(self.store).path):
             self.problems.append(f"{self.store.path}: holds {UNFINISHED}")
 
     def _guess(self) -> FormatGuess:

@@ -9,6 +9,7 @@ import numpy as np
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.printable import counted, shell_word
+from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.staged_output import is_stub
@@ -28,12 +29,12 @@ def inspect_timers(
     """
     mark = hierarchy_mark(store)
     places = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
-    if not any(place.exists() for place in places):
+    if not any(is_present(place) for place in places):
         return None, None
     if is_stub(store.timer_wheel):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
         return WheelSummary(), None
-    engine = HIERARCHY if mark.exists() else WHEEL
+    engine = HIERARCHY if is_present(mark) else WHEEL
     try:
         state = read_wheel_store(
             store,

@@ -22,6 +22,7 @@ from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.segment_files import SegmentReader
+from message_store.small_files import is_directory, is_present
 from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
@@ -131,7 +132,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
         earliest_ms=backlog.due_ms.astype(np.int64),
         will_roll=np.zeros(len(backlog), np.bool_),
     )
-    if not (store.timer_wheel.exists() or store.timer_queue().is_dir()):
+    if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
         return waiting, 0
     wheel = read_wheel_store(
         store,

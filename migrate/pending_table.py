@@ -20,6 +20,7 @@ from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_backlog import read_backlog
 from message_store.delay_levels import DelayLevels
 from message_store.errors import UncleanStoreError
+from message_store.small_files import is_directory, is_present
 from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
@@ -239,7 +240,7 @@ def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
 
 
 def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
-    if not (store.timer_wheel.exists() or store.timer_queue().is_dir()):
+    if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
         none = np.empty(0, np.int64)
         return PendingRows(none.astype(np.int16), none, none.astype(np.int32), none)
     wheel = read_wheel_store(

@@ -18,7 +18,8 @@ from message_store.delay_levels import DelayLevels
 from message_store.errors import BadFieldError, SourceError
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
-from message_store.small_files import PRIVATE_MODE, read_small_file, replace_file
+from message_store.segment_files import list_directories
+from message_store.small_files import PRIVATE_MODE, is_ordinary_file, read_small_file, replace_file
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import BACKUP_PREFIX, UNDONE
 from migrate.conversion_marker import CONVERSION_NAME
@@ -99,9 +100,10 @@ def find_quarantine(path: Path) -> Path | None:
     has its own; one that was rolled back has none where there is another).
     """
     store = StoreRoot(path)
-    backups = map(StoreRoot, sorted(store.own.glob(f"{BACKUP_PREFIX}*")))
+    own = list_directories(store.own)
+    backups = (StoreRoot(each) for each in own if each.name.startswith(BACKUP_PREFIX))
     places = (path, *(each.own / QUARANTINE_NAME for each in (store, *backups)))
-    found = [directory for directory in places if (directory / REASONS_NAME).is_file()]
+    found = [directory for directory in places if is_ordinary_file(directory / REASONS_NAME)]
     if len(found) > 1:
         found = [directory for directory in found if not _was_rolled_back(directory)] or found[-1:]
     if len(found) > 1:

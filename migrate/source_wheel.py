@@ -5,6 +5,7 @@ be left behind.
 
 from message_store.errors import MigrationError
 from message_store.printable import counted
+from message_store.small_files import is_directory
 from message_store.store_root import StoreRoot
 from timer_wheel.timer_checkpoint import read_timer_checkpoint
 from timer_wheel.wheel_reader import read_wheel_store
@@ -30,7 +31,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
     What counts is what the wheel had not delivered when its hand last moved: the store may have
     lain for longer than a wheel is, and a broker that starts today would no longer reach it all.
     """
-    if not source.timer_queue().is_dir():
+    if not is_directory(source.timer_queue()):
         return 0
     wheel = read_wheel_store(
         source,

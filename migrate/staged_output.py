@@ -36,9 +36,9 @@ def target_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TargetError(
-            f"{error.filename or path}: cannot be written: {error.strerror}"
-        ) from error
+        is_temporary = os.path.basename(str(error.filename)).startswith(f".{path.name}.")
+        where = path if is_temporary else error.filename or path
+        raise TargetError(f"{where}: cannot be written: {error.strerror}") from error
 
 
 @attrs.frozen
@@ -258,9 +258,8 @@ def names_in_the_way(staging: Staging) -> list[str]:
     target = staging.target
     with target_errors(target.path):
         names = {entry.name for entry in target.path.iterdir()}
-    ours = {target.own.name, "lost+found"}
-    if is_stub(target.timer_wheel):
-        ours.add(target.timer_wheel.name)
+    stub = {target.timer_wheel.name} if is_stub(target.timer_wheel) else set()
+    ours = {target.own.name, "lost+found", *stub}
     return [] if staging.path.exists() else sorted(names - ours)
 
 
@@ -301,9 +300,10 @@ def refuse_links(staging: Staging) -> None:
     """
     target = staging.target
     names = (*_PUBLISHED_FIRST, target.own.name, target.timer_wheel.name)
-    for path in (*(target.path / name for name in names), staging.path):
-        if path.is_symlink():
-            raise TargetError(f"{path}: a link; a target holds its files itself")
+    with target_errors(target.path):
+        for path in (*(target.path / name for name in names), staging.path):
+            if path.is_symlink():
+                raise TargetError(f"{path}: a link; a target holds its files itself")
 
 
 def remove_unfinished(staging: Staging) -> None:

@@ -24,6 +24,7 @@ from message_store.message import StoredMessage
 from message_store.message_codec import body_crc, encode_message
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.record_layout import MAGIC_V1, PROPERTIES_MAX_BYTES
+from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from migrate.conversion_marker import CONVERSION_NAME
@@ -141,7 +142,7 @@ def opened_door(
     settings, precision_ms = _of_conversion(root)
     store: Any
     if engine == "levels":
-        dialect = Dialect.ROCKETMQ_5_5 if root.timer_wheel.exists() else Dialect.ROCKETMQ_4_9
+        dialect = Dialect.ROCKETMQ_5_5 if is_present(root.timer_wheel) else Dialect.ROCKETMQ_4_9
         store = LevelStore.open(
             root.path, clock=clock, levels=table, dialect=dialect, settings=settings
         )
@@ -161,7 +162,7 @@ def opened_door(
 
 def _of_conversion(root: StoreRoot) -> tuple[StoreSettings, int | None]:
     """The sizes and the precision of a conversion's target; of other stores their files tell."""
-    if not (root.own / CONVERSION_NAME).exists():
+    if not is_present(root.own / CONVERSION_NAME):
         return StoreSettings(), None
     told = read_settings(root)
     settings = StoreSettings(

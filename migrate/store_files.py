@@ -12,8 +12,8 @@ import attrs
 from legacy_levels.delay_offsets import OffsetsFile
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import SourceError
-from message_store.segment_files import Segment, SegmentReader, list_segments
-from message_store.small_files import read_small_file
+from message_store.segment_files import Segment, SegmentReader, list_directories, list_segments
+from message_store.small_files import is_directory, is_ordinary_file, is_present, read_small_file
 from message_store.store_config import TOPICS, read_config
 from message_store.store_root import StoreRoot
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
@@ -50,18 +50,20 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
     """The version of the broker that last wrote to a store, as its files show it; that it is a
     hierarchical wheel's, where it is.
     """
-    is_hierarchy = hierarchy_mark(store).exists()
+    is_hierarchy = is_present(hierarchy_mark(store))
     marks = {
         "there is a hierarchical wheel, on which no broker starts": is_hierarchy,
-        "there is a timer wheel": store.timer_wheel.exists() and not is_hierarchy,
+        "there is a timer wheel": is_present(store.timer_wheel) and not is_hierarchy,
         "there is a timer log": bool(list_segments(store.timer_log)),
-        "there is config/timercheck": store.config_file(TIMER_CHECKPOINT_NAME).exists(),
-        "there is config/timermetrics": store.config_file(TIMER_METRICS_NAME).exists(),
+        "there is config/timercheck": is_present(store.config_file(TIMER_CHECKPOINT_NAME)),
+        "there is config/timermetrics": is_present(store.config_file(TIMER_METRICS_NAME)),
         "delayOffset.json counts its versions": any(
             file.data_version is not None for file in offsets
         ),
         "topics.json knows attributes": _topics_have_attributes(store),
-        "abort holds a process id": bool(store.abort.is_file() and read_small_file(store.abort)),
+        "abort holds a process id": bool(
+            is_ordinary_file(store.abort) and read_small_file(store.abort)
+        ),
     }
     found = tuple(sentence for sentence, is_true in marks.items() if is_true)
     if found:
@@ -103,7 +105,7 @@ def _files_of(path: Path) -> FilesOf:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    if not path.is_dir():
+    if not is_directory(path):
         yield path
     for parent, _directories, names in os.walk(path):
         yield from (Path(parent, name) for name in sorted(names))
@@ -113,14 +115,10 @@ def row_problems(store: StoreRoot) -> Iterator[str]:
     """Files of a wrong length or with one missing before them, in every row of the store."""
     yield from _problems_of(store.commit_log)
     yield from _problems_of(store.timer_log)
-    if not store.consume_queues.is_dir():
-        return
     queues = [
         queue
-        for topic in sorted(store.consume_queues.iterdir())
-        if topic.is_dir() and not topic.is_symlink()
-        for queue in sorted(topic.iterdir())
-        if queue.is_dir() and not queue.is_symlink()
+        for topic in list_directories(store.consume_queues)
+        for queue in list_directories(topic)
     ]
     usual_bytes = usual_length(segment for queue in queues for segment in list_segments(queue))
     for queue in queues:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from message_store.errors import BadFieldError, SourceError
 from message_store.printable import shell_word
-from message_store.small_files import read_small_file
+from message_store.small_files import is_present, read_small_file
 from message_store.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME, read_marker
 from migrate.finished_target import (
@@ -89,13 +89,14 @@ def verify_alone(
 def require_made(target: Path) -> None:
     """Raise SourceError for a store that ``verify_alone`` has nothing to hold against."""
     root = StoreRoot(target)
+    refuse_unfinished(root)
     root.require_readable()
     _told(root)
 
 
 def _told(root: StoreRoot) -> tuple[ConversionSettings, int]:
     """How the store was made, and how many messages its maker has counted."""
-    if (root.own / CONVERSION_NAME).exists():
+    if is_present(root.own / CONVERSION_NAME):
         return read_settings(root), _number(read_marker(root), "converted", root)
     path = root.own / WRITTEN_NAME
     content = read_small_file(path)

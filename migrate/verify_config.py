@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from message_store.errors import FormatError
 from message_store.fastjson import parse
-from message_store.small_files import read_small_file
+from message_store.small_files import is_present, read_small_file
 from message_store.store_root import StoreRoot
 from migrate.settings import WHEEL
 from migrate.verify_digests import TopicUse
@@ -38,7 +38,7 @@ def config_problems(
     """
     forbidden = [root.abort, root.checkpoint, *map(root.config_file, _FORBIDDEN_CONFIG)]
     for path in forbidden + [path for _, path in snapshots(root)]:
-        if path.exists():
+        if is_present(path):
             yield Problem("files", f"{path.relative_to(root.path)} must not be there")
     yield from _broker_problems(root)
     if settings.engine == WHEEL:
@@ -48,7 +48,7 @@ def config_problems(
 
 def _broker_problems(root: StoreRoot) -> Iterator[Problem]:
     """A broker makes these the moment it starts, as our own engine does, and no conversion."""
-    left = [path.name for path in (root.lock, root.abort) if path.exists()]
+    left = [path.name for path in (root.lock, root.abort) if is_present(path)]
     if left:
         yield Problem(
             "files",

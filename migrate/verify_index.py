@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from message_store.consume_queue import QueueEntries
 from message_store.errors import DelayStoreError
 from message_store.segment_files import SegmentReader
+from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from migrate.settings import WHEEL
 from migrate.verify_entries import TARGET_ENTRY
@@ -88,7 +89,7 @@ def _ownership_problems(root: StoreRoot, settings: ConversionSettings) -> Iterat
         yield Problem(INDEX, f"{what} {settings.precision_ms}")
     if not is_guarded(root):
         yield Problem("timer wheel", "nothing keeps a broker from starting on this store")
-    if root.timer_log.exists():
+    if is_present(root.timer_log):
         yield Problem("timer log", "a timer log beside an index: one of them is wrong")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from message_store.errors import TargetError
-from migrate.staged_output import new_file
+from migrate.staged_output import new_file, target_errors
 
 Kind = Literal["missing", "unexpected", "different"]
 
@@ -116,10 +116,11 @@ def require_table_place(path: Path) -> None:
     """Raise TargetError where a table of differences cannot be: something is there, or no directory
     around it. Nobody wants to hear that only after hours.
     """
-    if path.exists():
-        raise TargetError(f"{path}: is already there")
-    if not path.absolute().parent.is_dir():
-        raise TargetError(f"{path}: cannot be written: no such directory")
+    with target_errors(path):
+        if path.exists():
+            raise TargetError(f"{path}: is already there")
+        if not path.absolute().parent.is_dir():
+            raise TargetError(f"{path}: cannot be written: no such directory")
 
 
 def write_differences(reports: Mapping[str, VerifyReport], path: Path) -> None:

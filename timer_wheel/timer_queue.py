@@ -16,6 +16,7 @@ from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
 from message_store.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
 from message_store.segment_files import SegmentReader
+from message_store.small_files import is_directory
 from message_store.store_root import StoreRoot
 from timer_wheel.pending_timers import PendingTimers, record_at
 from timer_wheel.timer_checkpoint import TimerCheckpoint
@@ -30,7 +31,7 @@ def resume_queue_offset(
 ) -> int:
     """The timer queue's offset from which a starting broker places messages."""
     resume = noted_queue_offset(root, commit_log, units, checkpoint)
-    if not root.timer_queue().is_dir():
+    if not is_directory(root.timer_queue()):
         return resume
     queue = read_queue(root.timer_queue(), from_queue_offset=max(0, resume))
     return min(max(resume, queue.queue_min), queue.queue_max)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from message_store.engine_choice import hierarchy_mark
 from message_store.segment_files import SegmentReader
+from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
@@ -89,7 +90,7 @@ def read_wheel_store(
     and repeats, and finds what was stored and not yet queued. Of a store whose wheel is
     hierarchical it is what that holds, in slots of a millisecond. Raises SourceError, FormatError.
     """
-    if hierarchy_mark(root).exists():
+    if is_present(hierarchy_mark(root)):
         from timer_wheel.hierarchy.hierarchy_reader import read_hierarchy
 
         return read_hierarchy(root, after_crash=after_crash)
