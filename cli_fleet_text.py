@@ -95,4 +95,5 @@ def fleet_next(entries: "Sequence[FleetEntry]") -> Iterator[str]:
         were = counted(skipped, "pending message was", "pending messages were")
         yield f"  {were} left out on purpose: what is left out waits only"
         yield "  in its source, do not throw that away"
-    yield "  restarting an old broker would deliver its converted messages again"
+    if any(report.total("converted") for report in reports):
+        yield "  restarting an old broker would deliver its converted messages again"

@@ -257,7 +257,8 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
         were = "pending message was", "pending messages were"
         lines.append(f"  {counted(report.total('skipped'), *were)} left out on purpose:")
         lines.append("  what is left out waits only in the source, do not throw it away")
-    lines.append("  restarting the old broker would deliver the converted messages again")
+    if report.total("converted"):
+        lines.append("  restarting the old broker would deliver the converted messages again")
     return lines
 
 

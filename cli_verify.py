@@ -74,7 +74,6 @@ def verify(
         raise click.UsageError("--sample: there is no SOURCE to choose messages from")
     with loading(output):
         from migrate import verify as verification
-        from migrate.finished_target import require_pair
         from migrate.verify_alone import require_made, verify_alone
         from migrate.verify_report import ALL, require_table_place, write_differences
     require_shared_directory(master, reading["scratch"], "--scratch")
@@ -84,7 +83,7 @@ def verify(
     options = verification.VerifyOptions(**reading)
     with output.progress() as progress:
         for source in sources:
-            require_pair(source, target)  # before the seconds that Spark takes
+            verification.require_comparable(source, target)  # before the seconds that Spark takes
         if not sources:
             require_made(target)
         with started_spark(progress, master, conf) as (spark, _start_s):

@@ -16,6 +16,7 @@ from message_store.printable import counted
 from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.report import ConversionReport
+from migrate.retired_source import retired_warnings
 from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
 from migrate.source_warnings import source_warnings
@@ -55,7 +56,10 @@ class ConversionSource:
                 f"{self.root.abort}: the broker is running or has crashed; stop it cleanly, or"
                 " use --after-crash, which leaves out what was already delivered"
             )
-        self.warnings = source_warnings(self.root, whole_log=self.options.whole_log)
+        self.warnings = [
+            *retired_warnings(self.root, self.options.only_levels),
+            *source_warnings(self.root, whole_log=self.options.whole_log),
+        ]
         if not self.options.levels_only:
             require_empty_wheel(self.root)
         elif waiting := waiting_in_wheel(self.root):

@@ -24,7 +24,9 @@ from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.segment_files import SegmentReader, list_segments
 from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot, WriterLock
+from message_store.unfinished_change import UNDOING
 from migrate.in_place_checks import Conf, file_sizes, refuse_settings, refuse_store
+from migrate.in_place_flags import options_as_flags
 from migrate.in_place_plan import InPlacePlan, plan_in_place
 from migrate.in_place_report import CONTINUED, DONE, NOTHING, PLANNED, UNFINISHED, InPlaceReport
 from migrate.quarantine import keep_bad_records, list_bad_records
@@ -32,7 +34,6 @@ from migrate.report import Seconds
 from migrate.settings import WHEEL, ConvertOptions
 from migrate.store_backup import (
     IN_PLACE,
-    UNDOING,
     Change,
     all_changes_of,
     begin_change,
@@ -258,6 +259,7 @@ class _InPlace:
             offsets_after=planned.moved_text,
             asked={
                 **self._asked(),
+                "flags": options_as_flags(self.options),
                 "level_table": backlog.level_table.text(),
                 "dialect": _dialect(backlog.offsets.dialect).value,
                 "timer_queue_files": [segment.path.name for segment in list_segments(queue)],

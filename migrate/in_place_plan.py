@@ -29,6 +29,7 @@ from migrate.in_place_report import InPlaceReport
 from migrate.moved_offsets import moved_offsets
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
 from migrate.report import ConversionReport, Seconds
+from migrate.retired_source import retired_warnings
 from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
 from migrate.source_warnings import source_warnings
@@ -169,7 +170,11 @@ def plan_in_place(
         )
     ends = read_ends(root)
     wheel = _check_wheel(root, options, ends)
-    warnings = [*source_warnings(root, whole_log=True), *wheel.warnings]
+    warnings = [
+        *retired_warnings(root, options.only_levels),
+        *source_warnings(root, whole_log=True),
+        *wheel.warnings,
+    ]
     if wheel.read_time_ms > now_ms:
         warnings.append("the store's own wheel stands later than now: due messages wait for it")
     planner = _Planner(root, options, backlog, now_ms, wheel, ends.timer_queue_end, progress)

@@ -34,7 +34,7 @@ from migrate.store_owner import file_mode, give_away
 NOTE_VERSION = 1
 
 IN_PLACE, RETIRE = "in-place", "retire"
-BEGUN, UNDOING = "begun", "rolling back"
+BEGUN = "begun"
 
 OFFSETS = f"config/{OFFSETS_NAME}"
 OFFSETS_BACKUP = f"{OFFSETS}.bak"

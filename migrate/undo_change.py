@@ -22,10 +22,10 @@ from message_store.properties import TIMER_TOPIC
 from message_store.segment_files import SegmentReader, list_segments
 from message_store.small_files import read_small_file, remove_file, sync_directory
 from message_store.store_root import StoreRoot, WriterLock
-from message_store.unfinished_change import DONE, UNDONE
+from message_store.unfinished_change import DONE, UNDOING, UNDONE
 from migrate.in_place_checks import file_sizes, read_ends
 from migrate.staged_output import target_errors
-from migrate.store_backup import OFFSETS, OFFSETS_BACKUP, UNDOING, Change
+from migrate.store_backup import OFFSETS, OFFSETS_BACKUP, Change
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from pyspark.sql import SparkSession
 
 from message_store.errors import OptionsError
 from message_store.store_root import StoreRoot
+from migrate.finished_target import require_pair
+from migrate.retired_source import refuse_retired
 from migrate.settings import WHEEL
 from migrate.spark_master import require_shared_directory
 from migrate.verify_compare import Comparison, compare_sides
@@ -91,6 +93,15 @@ def verify(
     return report
 
 
+def require_comparable(source: Path, target: Path) -> None:
+    """Raise what :func:`verify` would for what a glance can tell, before Spark: SourceError,
+    OptionsError, FormatError.
+    """
+    require_pair(source, target)
+    root, target_root = StoreRoot(source), StoreRoot(target)
+    refuse_retired(root, target_root, read_settings(target_root, root).only_levels)
+
+
 def verify_all(
     sources: Sequence[Path],
     target: Path,
@@ -110,6 +121,8 @@ def verify_all(
     for root in (*roots, target_root):
         root.require_readable()
     asked = [read_settings(target_root, root) for root in roots]
+    for root, settings in zip(roots, asked, strict=True):
+        refuse_retired(root, target_root, settings.only_levels)
     if len(roots) > 1 and any(settings.share is None for settings in asked):
         raise OptionsError(f"{target}: was made from one source; {len(roots)} are given")
     with ExitStack() as locks:

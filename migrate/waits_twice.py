@@ -13,13 +13,15 @@ from pathlib import Path
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queue
 from message_store.errors import PlanError
+from message_store.printable import shell_word
 from message_store.segment_files import SegmentReader
+from message_store.small_files import is_directory, is_ordinary_file
 from message_store.store_root import StoreRoot
-from message_store.unfinished_change import DONE, UNDONE
+from message_store.unfinished_change import DONE, UNDOING, UNDONE
 from migrate.quarantine import REASONS_NAME, quarantine_directory
 from migrate.quarantined import NOTES_NAME, Quarantine, Quarantined, directory_of_change
 from migrate.staged_output import sole_writer
-from migrate.store_backup import IN_PLACE, UNDOING, Change, read_change
+from migrate.store_backup import IN_PLACE, Change, read_change
 
 _LISTED = 5
 
@@ -39,9 +41,11 @@ def told_not_aside(quarantine: Path) -> str | None:
             f"{change.directory}: this change was rolled back, so that what it set aside waits in"
             " its levels again; put back, it would be delivered twice"
         )
+    store = shell_word(str(change.directory.parent.parent))
     return (
         f"{change.directory}: this change was stopped while it was {change.state}, so that what it"
-        " set aside may wait in its levels; finish it, or undo it with `delaywheel rollback`"
+        " set aside may wait in its levels; finish it, or undo it with `delaywheel rollback"
+        f" {store} --execute`"
     )
 
 
@@ -62,7 +66,7 @@ class OwnLevels:
         )
 
     def _holds(self, record: Quarantined) -> bool:
-        if record.level < 1 or not self._root.level_queue(record.level).is_dir():
+        if record.level < 1 or not is_directory(self._root.level_queue(record.level)):
             return False
         queue = self._queue(record.level)
         row = record.queue_offset - queue.from_queue_offset
@@ -101,7 +105,7 @@ def nothing_put_back(root: StoreRoot, change: Change) -> Iterator[None]:
     have again; TargetError while somebody puts records back.
     """
     quarantine = _aside(change)
-    is_there = (quarantine / REASONS_NAME).is_file()
+    is_there = is_ordinary_file(quarantine / REASONS_NAME)
     with sole_writer(StoreRoot(quarantine)) if is_there else nullcontext():
         if is_there:
             refuse_put_back(root, change)
@@ -114,7 +118,7 @@ def refuse_put_back(root: StoreRoot, change: Change) -> None:
     A rollback that has begun is gone on with: from then on nothing can be put back.
     """
     quarantine = _aside(change)
-    if change.state == UNDOING or not (quarantine / REASONS_NAME).is_file():
+    if change.state == UNDOING or not is_ordinary_file(quarantine / REASONS_NAME):
         return
     found = _put_back(root, change, Quarantine(quarantine))
     if not found:

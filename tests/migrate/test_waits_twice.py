@@ -15,13 +15,14 @@ from legacy_levels.level_store import LevelStore
 from message_store.clock import ManualClock
 from message_store.errors import PlanError, TargetError
 from message_store.store_root import StoreRoot
+from message_store.unfinished_change import UNDOING
 from migrate.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back
 from migrate.quarantined import Quarantine
 from migrate.retire import retire
 from migrate.returned_record import in_the_way
 from migrate.rollback import roll_back
 from migrate.staged_output import sole_writer
-from migrate.store_backup import UNDOING, all_changes_of
+from migrate.store_backup import all_changes_of
 from migrate.store_door import Door
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
