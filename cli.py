@@ -5,6 +5,7 @@ Results go to stdout, progress and warnings to stderr. What brings Spark or comp
 imported inside the verbs, so that ``delaywheel --help`` answers at once.
 """
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ from cli_verbs import (
     verb,
 )
 from message_store.clock import SystemClock
+from message_store.errors import DelayStoreError
 from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:
@@ -150,6 +152,7 @@ def _convert_one(
 ) -> None:
     with loading(output):
         from migrate import convert as conversion
+        from migrate.finished_before import finished_before
         from migrate.finished_target import refuse_file
     if report_file is not None:
         from migrate.html_report import require_report_place, write_html_report
@@ -158,15 +161,20 @@ def _convert_one(
     with output.progress() as progress:
         options = conversion_request(source=source, target=target, **given)
         refuse_file(options.target)
-        conversion.check_request(options)  # before the seconds that Spark takes
-        with start_spark(progress) as (spark, start_s):
-            report = conversion.convert(
-                options, spark=spark, spark_start_s=start_s, progress=progress
-            )
+        report = None
+        with suppress(DelayStoreError):  # what is in the way is said by what comes next
+            report = finished_before(options)
+        was_done = report is not None
+        if report is None:
+            conversion.check_request(options)  # before the seconds that Spark takes
+            with start_spark(progress) as (spark, start_s):
+                report = conversion.convert(
+                    options, spark=spark, spark_start_s=start_s, progress=progress
+                )
     try:
-        output.conversion(report, SystemClock().now_ms())
+        output.conversion(report, SystemClock().now_ms(), was_done=was_done)
     finally:
-        if report_file is not None:
+        if report_file is not None and not (was_done and report_file.exists()):
             write_html_report(report, report_file)
 
 

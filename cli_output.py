@@ -115,8 +115,10 @@ class Output(Printer):
                 self._say(text.pending_line(message, now_ms))
         return unreadable
 
-    def conversion(self, report: "ConversionReport", clock_ms: int) -> None:
-        """``convert``."""
+    def conversion(
+        self, report: "ConversionReport", clock_ms: int, *, was_done: bool = False
+    ) -> None:
+        """``convert``; ``was_done`` by an earlier run of the same command."""
         for warning in report.warnings:
             self.warn(warning)
         if report.open_before_ms is not None and report.open_before_ms <= clock_ms:
@@ -124,6 +126,8 @@ class Output(Printer):
         if self.as_json:
             self._print_json(report.as_json())
             return
+        if was_done:
+            self._say(f"{report.target}: this conversion was finished before; nothing was done now")
         self._say_lines(text.conversion_head(report))
         self._print_table(text.conversion_table(report))
         self._print_table(fleet_text.sources_table(report))

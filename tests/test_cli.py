@@ -303,7 +303,7 @@ class TestConversion:
         self, source: Path, target_conf: Path, tmp_path: Path
     ) -> None:
         assert convert(source, tmp_path / "target", target_conf).exit_code == cli.DONE
-        again = convert(source, tmp_path / "target", target_conf)
+        again = convert(source, tmp_path / "target", target_conf, "--only-level", 3)
         refused(again, cli.TARGET_UNWRITABLE, "already holds a finished conversion")
 
     def test_a_full_disk(
