@@ -24,7 +24,8 @@ from message_store.engine_choice import (
     require_engine,
     takes_over,
 )
-from message_store.errors import DelayStoreError
+from message_store.errors import DelayStoreError, OptionsError, PrecisionError
+from message_store.small_files import is_ordinary_file, is_present
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 
@@ -126,7 +127,7 @@ def opened(
     is_wheel_cut = chosen == "wheel" and _has_cut_wheel(root)
     changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
-    with loading(output):
+    with loading(output), _precision_told():
         store = _open(path, chosen, clock=clock, **how)
     with store:
         if changes is not None:
@@ -136,12 +137,27 @@ def opened(
         yield store, clock
 
 
+@contextmanager
+def _precision_told() -> Iterator[None]:
+    """Say in words of the command line that a wheel has slots of another width. Raises OptionsError
+    then.
+    """
+    try:
+        yield
+    except PrecisionError as error:
+        raise OptionsError(
+            f"{error.where}: messages wait on a wheel with slots of {error.kept_ms} ms, not"
+            f" {error.asked_ms}: give --precision-ms {error.kept_ms}, or the {CONF_FLAG} of its own"
+            f" broker (timerPrecisionMs={error.kept_ms})"
+        ) from error
+
+
 def _has_cut_wheel(root: StoreRoot) -> bool:
     """Whether the wheel's file is one on which no broker starts; an empty one is no wheel yet."""
     from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
     file = root.timer_wheel
-    return file.is_file() and file.stat().st_size not in (0, WHEEL_FILE_BYTES)
+    return is_ordinary_file(file) and file.stat().st_size not in (0, WHEEL_FILE_BYTES)
 
 
 def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | None) -> str | None:
@@ -182,7 +198,7 @@ def _told_dialect(root: StoreRoot, engine: EngineName) -> dict[str, Any]:
     from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
     from migrate.store_files import HIERARCHICAL_WHEEL, ROCKETMQ_5, guess_format
 
-    if engine == "levels" and root.path.exists():
+    if engine == "levels" and is_present(root.path):
         offsets = read_delay_offsets(root.path, OffsetsChoice.NONE)
         guess = guess_format(root, (offsets.main, offsets.backup))
         if guess.format in (ROCKETMQ_5, HIERARCHICAL_WHEEL):

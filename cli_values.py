@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from message_store.delay_levels import DelayLevels
-from message_store.durations import DURATION_FORMS, parse_duration
+from message_store.durations import DURATION_FORMS, TOO_LONG, parse_duration
 from message_store.errors import BadFieldError
 from message_store.recall_handle import RecallHandle
 
@@ -66,8 +66,9 @@ class Duration(click.ParamType[int]):
         """The duration in milliseconds."""
         try:
             return parse_duration(value)
-        except BadFieldError:
-            self.fail(f"{value!r} is not a duration {DURATION_FORMS}", param, ctx)
+        except BadFieldError as error:
+            what = TOO_LONG if error.problem == TOO_LONG else f"not a duration {DURATION_FORMS}"
+            self.fail(f"{value!r} is {what}", param, ctx)
 
 
 class Handle(click.ParamType[str]):

@@ -81,6 +81,19 @@ class UnsupportedStoreError(SourceError):
     """A store whose files we recognise and do not read (RocksDB queues, DLedger log)."""
 
 
+class PrecisionError(UnsupportedStoreError):
+    """Messages wait on a wheel whose slots are ``kept_ms`` wide, and not ``asked_ms``."""
+
+    def __init__(self, where: object, kept_ms: int, asked_ms: int, way_out: str) -> None:
+        self.where = where
+        self.kept_ms = kept_ms
+        self.asked_ms = asked_ms
+        super().__init__(
+            f"{where}: messages wait on a wheel with slots of {kept_ms} ms, not {asked_ms}; a"
+            f" broker would lose them. {way_out}"
+        )
+
+
 class StoreLockedError(SourceError):
     """Another process, a broker usually, holds the store's lock file."""
 

@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from message_store.delay_levels import DelayLevels, format_delay
+from message_store.durations import DAY_MS
 from message_store.errors import DelayLimitError, UnsupportedDelayError
+
+_MANY_DAYS = 10
 
 PromiseRule = Callable[[int, int], int]
 """``rule(due_ms, now_ms)`` is the promised time; raises UnsupportedDelayError where there is none.
@@ -47,12 +50,19 @@ def to_slot_end(
     def promise(due_ms: int, now_ms: int) -> int:
         if max_delay_ms is not None and due_ms - now_ms > max_delay_ms:
             if beyond_max == "refuse":
-                asked, limit = format_delay(due_ms - now_ms), format_delay(max_delay_ms)
+                asked, limit = _told(due_ms - now_ms, max_delay_ms), format_delay(max_delay_ms)
                 raise DelayLimitError(f"a delay of {asked} is beyond the limit of {limit}")
             return now_ms
         return -(-due_ms // precision_ms) * precision_ms
 
     return promise
+
+
+def _told(delay_ms: int, limit_ms: int) -> str:
+    """In days where it has many; else as it is: a millisecond more than the limit is too much."""
+    if delay_ms < _MANY_DAYS * DAY_MS or delay_ms - limit_ms < DAY_MS:
+        return format_delay(delay_ms)
+    return f"{delay_ms // DAY_MS:,} days"
 
 
 def to_level(levels: DelayLevels, *, rounding: Literal["up", "exact"] = "up") -> PromiseRule:

@@ -411,6 +411,16 @@ def test_a_wheel_of_another_precision(place: Path) -> None:
     refused(result, cli.USAGE, "--precision-ms is for the wheel")
 
 
+def test_a_wheel_of_another_precision_on_which_messages_wait(place: Path, tmp_path: Path) -> None:
+    schedule(place, "--after", "1h")
+    conf = tmp_path / "broker.conf"
+    conf.write_text("timerPrecisionMs=100\n")
+    for flags in (("--precision-ms", 100), ("--broker-conf", conf)):
+        result = run("run", place, *flags, "--now", NOW_MS)
+        refused(result, cli.USAGE, "slots of 1000 ms, not 100: give --precision-ms 1000")
+        assert "on_precision_change" not in result.stderr
+
+
 def test_the_settings_of_a_broker(place: Path, tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text(
@@ -514,6 +524,7 @@ ORDER = ("schedule", "S", "--topic", "a", "--body", "x")
         ((*ORDER, "--after", "5s", "--level", 1), "found --after and --level"),
         ((*ORDER, "--after", "5"), "'5' is not a duration such as 90s, 1h30m, 250ms or 2d"),
         ((*ORDER, "--after", "-5s"), "'-5s' is not a duration"),
+        ((*ORDER, "--after", "9" * 20 + "d"), "9d' is too long for a duration"),
         ((*ORDER, "--level", 0), "0 is not in the range x>=1"),
         ((*ORDER, "--lines", "-"), "--lines brings the messages; --topic does not go with it"),
         (("schedule", "S", "--lines", "-", "--after", "1s"), "--after does not go with it"),

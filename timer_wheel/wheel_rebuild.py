@@ -10,7 +10,7 @@ that the log begins there; then the old files go.
 import attrs
 import numpy as np
 
-from message_store.errors import UnsupportedStoreError
+from message_store.errors import PrecisionError, UnsupportedStoreError
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
@@ -27,13 +27,11 @@ def waits(timers: LiveTimers) -> bool:
     return on_its_way or len(timers.wheel.used_slots()) > 0
 
 
-def refuse(timers: LiveTimers, precision_ms: int) -> UnsupportedStoreError:
+def refuse(timers: LiveTimers, precision_ms: int) -> PrecisionError:
     """What to raise for a wheel with another precision."""
-    return UnsupportedStoreError(
-        f"{timers.store.root.path}: messages wait on a wheel with slots of"
-        f" {timers.precision_ms} ms, not {precision_ms}; a broker would lose them. Open it with"
-        f" precision_ms={timers.precision_ms}, or with on_precision_change='rebuild'"
-    )
+    kept_ms = timers.precision_ms
+    way_out = f"Open it with precision_ms={kept_ms}, or with on_precision_change='rebuild'"
+    return PrecisionError(timers.store.root.path, kept_ms, precision_ms, way_out)
 
 
 def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:

@@ -45,6 +45,18 @@ def test_a_delay_beyond_the_limit_is_refused_or_delivered_at_once(
             refusing(due_ms, 5_300)
 
 
+def test_a_delay_far_beyond_the_limit_is_told_in_days() -> None:
+    day_ms = 86_400_000
+    rule = to_slot_end(1_000, max_delay_ms=30 * day_ms)
+    for delay_ms, told in (
+        (30 * day_ms + 1, "2592000001ms"),
+        (31 * day_ms, "31 days"),
+        (2_912_112 * day_ms + 5, "2,912,112 days"),
+    ):
+        with pytest.raises(UnsupportedDelayError, match=f"a delay of {told} is beyond .* 30d$"):
+            rule(delay_ms, 0)
+
+
 @given(nows_ms, st.integers(1, 7_200_000))
 def test_the_level_rule_takes_the_next_longer_level(now_ms: int, delay_ms: int) -> None:
     kept_ms = to_level(LEVELS)(now_ms + delay_ms, now_ms) - now_ms
