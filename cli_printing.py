@@ -18,6 +18,7 @@ from message_store.printable import printable
 
 WIDTH_WITHOUT_TERMINAL = 100
 LINES_AT_ONCE = 1_000
+_BOUNDLESS = 1_000_000
 
 
 class OutputError(DelayStoreError):
@@ -73,6 +74,22 @@ class Printer:
         if table.row_count:
             width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
             console = Console(file=sys.stdout, width=width, highlight=False, markup=False)
+            _make_fit(console, table)
             with console.capture() as drawn:
                 console.print(table)
             self._print(drawn.get().removesuffix("\n"))
+
+
+def _make_fit(console: Console, table: Table) -> None:
+    """Where a table is wider than its place, break its headings; and where that is not enough, let
+    its lines be longer: half a number or half a time is a wrong one.
+    """
+    if _whole_width(console, table) > console.width:
+        for column in table.columns:
+            column.header = str(column.header).replace(" ", "\n")
+    console.width = max(console.width, _whole_width(console, table))
+
+
+def _whole_width(console: Console, table: Table) -> int:
+    boundless = console.options.update(max_width=_BOUNDLESS)
+    return console.measure(table, options=boundless).maximum

@@ -4,6 +4,7 @@ example at the end of its help.
 """
 
 import functools
+import io
 import logging
 import signal
 import sys
@@ -33,6 +34,8 @@ STOPPED_BY_POLICY = 5
 """Messages would have been left behind: bad records, or a wheel that is not empty."""
 INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM; the same conversion continues."""
+
+NO_STDOUT = "standard output is closed: there is no place for the result"
 
 PATIENCE_S = 1.5
 """Nobody waits longer than this without being told for what."""
@@ -75,7 +78,47 @@ _WHEN_STOPPED = {
 """What became of the work of a verb that was stopped in the middle."""
 
 
-class Verbs(click.Group):
+def _print_and_end(ctx: click.Context, text: str) -> None:
+    """Print what was asked for instead of a command's work, and end; where standard output does not
+    take it, as a verb ends then. A reader that has gone has seen enough.
+    """
+    if sys.stdout is None:
+        click.echo(NO_STDOUT, err=True)
+        ctx.exit(TARGET_UNWRITABLE)
+    try:
+        click.echo(text, color=ctx.color)
+    except OSError as error:
+        sys.stdout = io.StringIO()  # what is left in its buffer must not fail once more
+        if not isinstance(error, BrokenPipeError):
+            click.echo(f"standard output cannot be written: {error.strerror}", err=True)
+            ctx.exit(TARGET_UNWRITABLE)
+    ctx.exit()
+
+
+def _print_help(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        _print_and_end(ctx, ctx.get_help())
+
+
+def _print_version(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        _print_and_end(ctx, f"{ctx.find_root().info_name}, version {version('delaywheel')}")
+
+
+class _Helpful(click.Command):
+    """A command whose help ends in a sentence where it cannot be printed."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """The flag that prints the help."""
+        flag = super().get_help_option(ctx)
+        if flag is not None:
+            flag.callback = _print_help
+        return flag
+
+
+class Verbs(_Helpful, click.Group):
     """Turns what the library refuses into one sentence and an exit code; anything else is a bug,
     and keeps its traceback.
     """
@@ -83,7 +126,7 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a verb."""
         if sys.stdout is None:
-            click.echo("standard output is closed: there is no place for the result", err=True)
+            click.echo(NO_STDOUT, err=True)
             ctx.exit(TARGET_UNWRITABLE)
         try:
             with _ended_as_by_ctrl_c():
@@ -130,7 +173,14 @@ def _output(ctx: click.Context, *, as_json: bool = False, is_quiet: bool = False
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="delaywheel")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Moves what waits in RocketMQ's 18 delay levels into a RocketMQ 5 timer wheel.
 
@@ -157,7 +207,7 @@ def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:
         json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
         name = function.__name__.removesuffix("_").replace("_", "-")
         lines = "\n".join(f"  {line}" for line in example.splitlines())
-        return main.command(name, epilog=f"\b\nExample:\n{lines}")(json(quiet(run)))
+        return main.command(name, cls=_Helpful, epilog=f"\b\nExample:\n{lines}")(json(quiet(run)))
 
     return decorate
 

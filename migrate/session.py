@@ -33,9 +33,11 @@ class JavaMissingError(MigrationError):
 
 def require_java() -> None:
     """Raise JavaMissingError, with what to do, unless Java 17 or newer is at hand."""
-    home = os.environ.get("JAVA_HOME")
+    home = os.environ.get("JAVA_HOME") or None
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     advice = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless)"
+    if home is not None:
+        advice = f"JAVA_HOME is {home!r}: set it to a Java 17 or newer, or unset it and {advice}"
     if java is None:
         raise JavaMissingError(f"Spark needs Java and there is none: {advice}")
     try:

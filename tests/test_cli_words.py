@@ -20,6 +20,7 @@ from cli_output import Output
 from message_store import errors
 from message_store.store_root import StoreRoot
 from migrate.report import BadRecord
+from migrate.store_inspection import LevelState
 from migrate.verify_report import Problem, VerifyReport
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
@@ -246,12 +247,12 @@ def test_arguments_in_the_wrong_order(store: Path, tmp_path: Path) -> None:
     assert f"{target} is one: the order is SOURCE TARGET" in result.stderr
 
 
-@pytest.mark.parametrize("verb", ["verify", "pending", "inspect"])
+@pytest.mark.parametrize("verb", ["verify", "verify alone", "pending", "inspect"])
 def test_an_unfinished_target_is_called_that(verb: str, store: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     (target / "delaywheel" / "staging").mkdir(parents=True)
     words = [store, target] if verb == "verify" else [target]
-    result = run(verb, *words)
+    result = run(verb.removesuffix(" alone"), *words)
     assert result.exit_code == cli.SOURCE_UNREADABLE
     assert f"{target}: an unfinished conversion; run the same convert command again" in (
         result.stderr
@@ -358,10 +359,53 @@ def in_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_result_that_cannot_be_written_is_said(line: str, sentence: str, store: Path) -> None:
-    result = in_shell(line, "inspect", store)
-    assert result.returncode == cli.TARGET_UNWRITABLE
-    assert result.stderr.splitlines()[-1].startswith(sentence)
-    assert "Traceback" not in result.stderr
+    for words in (("inspect", store), ("--help",), ("inspect", "--help"), ("--version",)):
+        result = in_shell(line, *words)
+        assert result.returncode == cli.TARGET_UNWRITABLE
+        assert result.stderr.splitlines()[-1].startswith(sentence)
+        assert "Traceback" not in result.stderr
+
+
+def test_help_and_version_are_printed() -> None:
+    assert run("--help").stdout.startswith("Usage: ")
+    assert run("inspect", "-h").stdout.startswith("Usage: ")
+    assert ", version " in run("--version").stdout
+    assert in_shell('"$@" | true', "--help").stderr == ""
+
+
+@pytest.mark.parametrize("columns", [200, 100, 80, 40])
+def test_numbers_and_times_are_whole_however_narrow_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = LevelState(
+        level=18,
+        delay_ms=7_200_000,
+        offset=12_345_678,
+        queue_min=11_111_111,
+        queue_max=22_222_222,
+        pending=9_876_544,
+        already_delivered=1_234_567,
+        expired=7_654_321,
+        overdue=5_555_555,
+        next_due_ms=T0,
+    )
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    Output(as_json=False, is_quiet=True)._print_table(cli_text.level_table([level], T0 - 250_000))
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "level 18" in line)
+    for cell in (
+        "level 18 (2h)",
+        "12,345,678",
+        "11,111,111 to 22,222,222",
+        "1,234,567",
+        "7,654,321",
+        "9,876,544",
+        "5,555,555",
+        "2023-11-14T22:13:20Z (in 4m 10s)",
+    ):
+        assert cell in row
+    assert "…" not in shown
 
 
 @pytest.mark.spark

@@ -97,7 +97,16 @@ def test_an_old_java_is_named(
     java.write_text(f"#!/bin/sh\necho '{answer}' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissingError, match=f"17 or newer, not {version}: install"):
+    said = f"17 or newer, not {version}: JAVA_HOME is '{tmp_path}': set it"
+    with pytest.raises(JavaMissingError, match=said):
+        require_java()
+
+
+def test_a_java_home_that_has_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    with pytest.raises(JavaMissingError, match=r"JAVA_HOME is '.*nothing': .*install Java 17"):
         require_java()
 
 
