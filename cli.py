@@ -46,6 +46,7 @@ from cli_verbs import (
 )
 from message_store.clock import SystemClock
 from message_store.errors import DelayStoreError
+from message_store.store_root import StoreRoot
 from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:
@@ -196,7 +197,10 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     """
     with loading(output):
         from migrate.pending import PendingFilter, pending_messages
+        from migrate.source_warnings import gone_queue_warnings
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
+    for warning in gone_queue_warnings(StoreRoot(store)):
+        output.warn(warning)
     unreadable = output.pending(found, now_ms)
     click.get_current_context().exit(FINDINGS if unreadable else DONE)
 

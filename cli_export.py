@@ -10,6 +10,7 @@ from cli_input import STORE, now_option, offsets_option
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import DONE, FINDINGS, loading, verb
 from message_store.delay_levels import DelayLevels
+from message_store.store_root import StoreRoot
 
 if TYPE_CHECKING:
     from cli_output import Output
@@ -76,6 +77,7 @@ def export(
     with loading(output):
         from migrate.export_table import due_conditions, export_parquet
         from migrate.pending_table import Condition, TableOptions
+        from migrate.source_warnings import gone_queue_warnings
     options = TableOptions(
         now_ms=now_ms,
         offsets=offsets,
@@ -90,5 +92,7 @@ def export(
         report = export_parquet(
             store, out, options=options, conditions=conditions, what=what, progress=progress
         )
+    for warning in gone_queue_warnings(StoreRoot(store)) if what != "wheel" else ():
+        output.warn(warning)
     output.exported(report)
     click.get_current_context().exit(FINDINGS if report.unreadable else DONE)

@@ -124,6 +124,7 @@ def read_backlog(
     """
     store = StoreRoot(root)
     store.require_readable()
+    store.require_log()
     if not store.was_stopped_cleanly and not after_crash:
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
     offsets = read_delay_offsets(root, offsets_choice)
@@ -142,8 +143,7 @@ def read_backlog(
             log_min=log.min_offset,
             before=again.before,
         )
-        entries = doubt_neutral_entries(log, entries)
-        entries, earliest_ms = repair_due_times(log, entries, table)
+        entries, earliest_ms = repair_due_times(log, doubt_neutral_entries(log, entries), table)
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(~entries.is_expired & ~delivered)
         return LevelBacklog(

@@ -21,6 +21,7 @@ from message_store.errors import (
     UnsupportedStoreError,
 )
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.segment_files import list_directories, list_segments
 from message_store.small_files import is_present, replace_file, sync_directory
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
@@ -147,6 +148,24 @@ class StoreRoot:
         for topic in (LEVEL_TOPIC, TIMER_TOPIC):
             self._require_no_links(self.consume_queues / topic)
             self._require_no_links(self.consume_queues.with_name("consumequeue_ext") / topic)
+
+    @property
+    def has_lost_log(self) -> bool:
+        """Whether there are consume queues, and no file of the log that they lead to."""
+        return not list_segments(self.commit_log) and any(
+            list_segments(queue)
+            for topic in list_directories(self.consume_queues)
+            for queue in list_directories(topic)
+        )
+
+    def require_log(self) -> None:
+        """Raise SourceError where the log is lost: nothing can be read of what waits."""
+        if self.has_lost_log:
+            raise SourceError(
+                f"{self.commit_log}: no commit log file is there, but consume queues are, which a"
+                " broker deletes when it finds no log; do not start one here, and take the commit"
+                " log from a backup"
+            )
 
     def require_inside(self, *paths: Path) -> None:
         """Raise SourceError when one of these leads out of the store by a link."""

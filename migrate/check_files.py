@@ -129,7 +129,7 @@ def check_rows(picture: Picture) -> Iterator[Finding]:
     yield from _row(picture, root.timer_log, "mappedFileSizeTimerLog")
     for queue in queues:
         yield from _row(picture, queue, "mappedFileSizeConsumeQueue", queue_bytes)
-    if not list_segments(root.commit_log) and any(map(list_segments, queues)):
+    if root.has_lost_log:
         yield LOG_MISSING.at("commitlog", "no commit log file is there, but consume queues are")
 
 

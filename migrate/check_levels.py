@@ -23,6 +23,12 @@ QUEUE_UNREADABLE = error(
     "a broker starts, and delivers nothing of what the missing part names",
     "take the file from a backup; `delaywheel convert --whole-log` finds the messages in the log",
 )
+QUEUE_GONE = error(
+    "level-queue-gone",
+    "a broker begins an empty one with the next message: what waits in the level is not delivered",
+    "take the queue's directory from a backup; `delaywheel convert --whole-log` finds the messages"
+    " in the log",
+)
 QUEUE_HOLE = error(
     "level-queue-hole",
     "a broker takes the hole for the queue's end, or passes over it: messages are not delivered",
@@ -73,6 +79,7 @@ TABLE_LATE = warning(
 
 RULES = (
     QUEUE_UNREADABLE,
+    QUEUE_GONE,
     QUEUE_HOLE,
     BEYOND_LOG,
     EXPIRED,
@@ -88,7 +95,10 @@ _SLACK_MS = 1_000
 
 
 def check_level_queues(picture: Picture) -> Iterator[Finding]:
-    """Queues that are damaged, or that name what the log does not have."""
+    """Queues that are gone or damaged, or that name what the log does not have."""
+    for level, gone in picture.gone_queues.items():
+        where = picture.place(gone.directory)
+        yield QUEUE_GONE.at(where, f"the queue of level {level} {gone.evidence}")
     for level, queue in picture.level_queues.items():
         name = picture.level_name(level)
         if isinstance(queue, FormatError):
@@ -105,7 +115,7 @@ def check_level_queues(picture: Picture) -> Iterator[Finding]:
             told = counted(expired, "entry leads to a record", "entries lead to records")
             yield EXPIRED.at(name, f"{told} before the log's beginning")
     backlog = picture.backlog
-    if backlog is None and picture.levels_problem is not None:
+    if backlog is None and picture.levels_problem is not None and picture.log.segments:
         reason = picture.levels_problem.splitlines()[0]
         yield LEVELS_UNTOLD.at("levels", f"what is pending cannot be told: {reason}")
 

@@ -152,7 +152,8 @@ def _numbers(picture: Picture) -> str:
 def check_offsets(picture: Picture) -> Iterator[Finding]:
     """Offsets that do not fit their queue, or what was delivered."""
     for queue in picture.queues:
-        yield from _of_queue(picture, queue)
+        if queue.level not in picture.gone_queues:  # which is a finding of its own
+            yield from _of_queue(picture, queue)
     backlog = picture.backlog
     if backlog is None:
         return

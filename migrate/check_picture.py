@@ -16,6 +16,7 @@ import numpy as np
 
 from legacy_levels.backlog_entries import Int16Array
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from legacy_levels.gone_queues import GoneQueue, gone_queues
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from legacy_levels.level_queues import LevelQueue, levels_with_queue, open_level_queue
 from message_store.commit_log import Int64Array
@@ -129,6 +130,11 @@ class Picture:
             except FormatError as error:
                 found[level] = error
         return found
+
+    @cached_property
+    def gone_queues(self) -> Mapping[int, GoneQueue]:
+        """The levels whose queue has no file, though there was one."""
+        return {gone.level: gone for gone in gone_queues(self.root)}
 
     @cached_property
     def queues(self) -> tuple[LevelQueue, ...]:

@@ -42,6 +42,7 @@ class ConversionSource:
     def check_places(self, target: Path) -> None:
         """Refuse what is no store, and one of source and target within the other."""
         self.root.require_readable()
+        self.root.require_log()
         source, target_end = self.root.path.resolve(), target.resolve()
         if source.is_relative_to(target_end) or target_end.is_relative_to(source):
             raise TargetError(f"{target}: must not lie in the source, or around it")

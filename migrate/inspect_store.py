@@ -28,8 +28,10 @@ from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_co
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import told_unfinished_change
 from migrate.finished_target import UNFINISHED
+from migrate.inspect_change import counted_twice
 from migrate.inspect_timers import inspect_timers
 from migrate.level_delays import tell_delays
+from migrate.source_warnings import gone_queue_warnings
 from migrate.staged_output import Staging
 from migrate.store_files import FormatGuess, count_files, guess_format, row_problems
 from migrate.store_inspection import (
@@ -71,13 +73,14 @@ def inspect_store(
 ) -> StoreInspection:
     """Look at the store under ``path`` as of ``now_ms``, with the offsets of ``offsets``.
 
-    Raises SourceError for a directory that is no store, is of a kind that we do not read (here: a
-    RocksDB timeline where rocksdict is not installed), or is in use by a broker.
+    Raises SourceError for a directory that is no store, has lost its log, is of a kind that we do
+    not read (here: a RocksDB timeline where rocksdict is not installed), or is in use by a broker.
     """
     store = StoreRoot(path)
     if is_directory(Staging(store).path) and not is_directory(store.commit_log):
         raise SourceError(f"{path}: {UNFINISHED}")
     store.require_readable()
+    store.require_log()
     with store.shared_lock():
         return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()
 
@@ -90,6 +93,7 @@ class _Inspection:
         self.now_ms = now_ms
         self.choice = choice
         self.problems: list[str] = []
+        self.backlog: LevelBacklog | None = None
 
     def result(self) -> StoreInspection:
         files = count_files(self.store)
@@ -97,8 +101,14 @@ class _Inspection:
         offsets = self._offsets()
         guess = self._guess()
         levels = self._levels(offsets)
-        wheel, timeline = inspect_timers(self.store, self.now_ms, self.problems)
+        wheel, timeline, state = inspect_timers(self.store, self.now_ms, self.problems)
+        twice = counted_twice(self.store, self.backlog, state, self.now_ms)
+        if twice.pending:
+            are = "message stands", "messages stand"
+            told = counted(twice.pending, *are)
+            self.problems.append(f"{told} in a level and on the wheel: counted once in the sum")
         self.problems += row_problems(self.store)
+        self.problems += gone_queue_warnings(self.store)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
             self.problems += read_config(self.store.path, name).problems
         timers = [part for part in (wheel, timeline) if part is not None]
@@ -110,8 +120,8 @@ class _Inspection:
             evidence=guess.evidence,
             clean=self.store.was_stopped_cleanly,
             offsets_source=offsets.source.value if offsets else None,
-            pending=_sum_if_known([part.pending for part in parts]),
-            overdue=_sum_if_known([part.overdue for part in parts]),
+            pending=_sum_if_known([part.pending for part in parts], less=twice.pending),
+            overdue=_sum_if_known([part.overdue for part in parts], less=twice.overdue),
             levels=levels,
             wheel=wheel,
             timeline=timeline,
@@ -164,6 +174,7 @@ class _Inspection:
         if offsets is not None and _is_chosen(offsets):
             self.problems.append(offsets.taken)
         backlog = self._backlog(delays.table) if offsets is not None and is_whole else None
+        self.backlog = backlog
         states = []
         for level in sorted({*numbers, *_levels_of(backlog)}):
             stored = offsets.offsets.get(level) if offsets else None
@@ -208,9 +219,9 @@ class _Inspection:
         return backlog
 
 
-def _sum_if_known(numbers: list[int | None]) -> int | None:
+def _sum_if_known(numbers: list[int | None], *, less: int) -> int | None:
     known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
+    return sum(known) - less if len(known) == len(numbers) else None
 
 
 def _is_chosen(offsets: DelayOffsets) -> bool:

@@ -21,19 +21,19 @@ from timer_wheel.wheel_reader import WheelState, read_wheel_store
 
 def inspect_timers(
     store: StoreRoot, now_ms: int, problems: list[str]
-) -> tuple[WheelSummary | None, TimelineSummary | None]:
-    """The wheel of a store and its timeline, None for what was never used; what is to be said of
-    them is added to ``problems``.
+) -> tuple[WheelSummary | None, TimelineSummary | None, WheelState | None]:
+    """The wheel of a store and its timeline, None for what was never used, and what was read of
+    them; what is to be said of them is added to ``problems``.
 
     Raises UnsupportedStoreError where a timeline cannot be read for want of rocksdict.
     """
     mark = hierarchy_mark(store)
     places = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
     if not any(is_present(place) for place in places):
-        return None, None
+        return None, None, None
     if is_stub(store.timer_wheel):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
-        return WheelSummary(), None
+        return WheelSummary(), None, None
     engine = HIERARCHY if is_present(mark) else WHEEL
     try:
         state = read_wheel_store(
@@ -47,11 +47,11 @@ def inspect_timers(
     except (FormatError, SourceError) as error:
         problems.append(f"the wheel cannot be read: {error}{_remedy(store, error)}")
         is_there = has_database(timeline_directory(store))
-        return WheelSummary(engine=engine), TimelineSummary() if is_there else None
+        return WheelSummary(engine=engine), TimelineSummary() if is_there else None, None
     problems += _wheel_problems(state)
     timeline = state.timeline
     told = None if timeline is None else _timeline_summary(state, timeline, now_ms)
-    return attrs.evolve(_summary(state, now_ms), engine=engine), told
+    return attrs.evolve(_summary(state, now_ms), engine=engine), told, state
 
 
 def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:

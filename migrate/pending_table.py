@@ -196,6 +196,7 @@ def pending_rows(
     store = StoreRoot(path)
     refuse_unfinished(store)
     store.require_readable()
+    store.require_log()
     if not store.was_stopped_cleanly and not options.after_crash:
         raise UncleanStoreError(
             f"{store.abort}: the broker is running or has crashed; stop it cleanly, or use"

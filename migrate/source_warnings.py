@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is odd about a source's files, before anything is read from them: it is said aloud."""
 
-from collections.abc import Iterator
-
-from legacy_levels.level_queues import levels_with_queue
-from message_store.segment_files import list_segments
+from legacy_levels.gone_queues import gone_queues
 from message_store.store_root import StoreRoot
 from migrate.store_files import row_problems
 
-
-def source_warnings(source: StoreRoot, *, whole_log: bool) -> list[str]:
-    """Files of a wrong length or missing, as sentences, and what finds the messages they held."""
-    said = [*row_problems(source), *_emptied_queues(source)]
-    if any(str(source.consume_queues) in sentence for sentence in said) and not whole_log:
-        said.append("what such a queue has lost may still be in the log: --whole-log looks there")
-    return said
+_MAY_BE_IN_LOG = "what such a queue has lost may still be in the log"
 
 
-def _emptied_queues(source: StoreRoot) -> Iterator[str]:
-    """Levels whose queue has lost all files: a broker makes its directory with the first of them,
-    and retention keeps the last for ever.
+def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = False) -> list[str]:
+    """Files of a wrong length or missing, and queues that are gone, as sentences; and what finds
+    the messages they held.
     """
-    for level in levels_with_queue(source.path):
-        directory = source.level_queue(level)
-        if not list_segments(directory):
-            yield f"{directory}: the queue of level {level} has no file left"
+    said = [*row_problems(source), *map(str, gone_queues(source))]
+    if not any(str(source.consume_queues) in sentence for sentence in said) or whole_log:
+        return said
+    if is_in_place:
+        return [*said, f"{_MAY_BE_IN_LOG}: convert into a fresh store with --whole-log instead"]
+    return [*said, f"{_MAY_BE_IN_LOG}: --whole-log looks there"]
+
+
+def gone_queue_warnings(store: StoreRoot) -> list[str]:
+    """Level queues that are gone, as sentences, for those who only look."""
+    said = [str(gone) for gone in gone_queues(store)]
+    finds = f"{_MAY_BE_IN_LOG}: `delaywheel convert --whole-log` looks there"
+    return [*said, finds] if said else []

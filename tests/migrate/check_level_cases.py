@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,10 @@ def then(
 
 def queue_file(level: int, number: int, per_file: int = 10) -> str:
     return f"consumequeue/{LEVEL_TOPIC}/{level - 1}/{number * per_file * 20:020d}"
+
+
+def without_queue(level: int) -> Callable[[Path], object]:
+    return lambda root: shutil.rmtree((root / queue_file(level, 0)).parent)
 
 
 def zero_unit(root: Path) -> None:
@@ -163,6 +168,21 @@ QUEUES = [
         code="level-queue-unreadable",
         says="missing",
         make=then(many(), lambda root: (root / queue_file(18, 2)).unlink()),
+    ),
+    Case(
+        code="level-queue-gone",
+        make=then(store(), lambda root: (root / queue_file(18, 0)).unlink()),
+        says="level 18 has no file left",
+    ),
+    Case(
+        code="level-queue-gone",
+        make=then(store(), without_queue(18)),
+        says="level 18 is gone, where the log has records of it",
+    ),
+    Case(
+        code="level-queue-gone",
+        make=then(store(offsets={5: 1, 18: 0}), without_queue(5)),
+        says="level 5 is gone, where delayOffset.json has its offset 1",
     ),
     Case(code="level-queue-hole", make=then(many(), zero_unit), says="hold nothing"),
     Case(

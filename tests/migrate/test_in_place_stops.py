@@ -18,6 +18,7 @@ import pytest
 from legacy_levels.level_backlog import read_backlog
 from message_store.errors import PlanError, SourceError, TargetError, UncleanStoreError
 from message_store.store_root import StoreRoot
+from migrate.inspect_store import inspect_store
 from migrate.rollback import roll_back
 from tests.faults.full_disk import full_disk
 from tests.independent.level_messages import Item
@@ -114,6 +115,17 @@ def test_rolling_back_leads_to_the_bytes_of_before(original: Path, store: Path, 
     for where in stops(original, store, step):
         roll_back(StoreRoot(store), execute=True)
         assert tree(store) == before, where
+
+
+@steps
+def test_what_stands_in_both_is_counted_once(original: Path, store: Path, step: int) -> None:
+    whole = inspect_store(original, now_ms=NOW_MS)
+    is_told = set()
+    for where in stops(original, store, step):
+        found = inspect_store(store, now_ms=NOW_MS)
+        assert (found.pending, found.overdue) == (whole.pending, whole.overdue), where
+        is_told.add(any("counted once" in each for each in found.problems))
+    assert is_told == {True, False}
 
 
 @steps

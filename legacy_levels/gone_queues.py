@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Level queues that are gone altogether: what waited there is in the log alone, and no entry says
+so.
+
+A broker makes a level's directory with its first message, and so a level without one is mostly one
+that was never used. That it was is told by its delivery offset, or by its records in the newest
+part of the log. Limitations: a level that was last used before that part, and has no offset, is
+taken for one that was not.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
+from legacy_levels.level_queues import levels_with_queue
+from legacy_levels.log_notes import take_notes
+from legacy_levels.neutral_units import is_message
+from legacy_levels.reconcile import find_indexed_end
+from message_store.consume_queue import QUEUE_UNIT, UnitArray, is_filled, read_queue
+from message_store.delay_levels import DelayLevels
+from message_store.errors import FormatError
+from message_store.segment_files import SegmentReader, list_directories, list_segments
+from message_store.side_by_side import side_by_side
+from message_store.store_root import StoreRoot
+
+_TAIL_BYTES = 8 << 20
+"""So much of the log is looked at: some ten milliseconds."""
+
+_NEWEST_ENTRIES = 4_096
+_FILES_READ = 3
+"""Those that are looked through for a queue's end anyway."""
+
+
+@attrs.frozen
+class GoneQueue:
+    """A level whose queue is not there, and how that shows."""
+
+    level: int
+    directory: Path
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.directory}: the queue of level {self.level} {self.evidence}"
+
+
+def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
+    """The levels of a store whose queue has no file, though one was there, in order of level.
+
+    None where no queue of any topic is left: then a broker makes all of them anew. Raises
+    SourceError where the disk refuses.
+    """
+    if not list_directories(store.consume_queues):
+        return ()
+    there = levels_with_queue(store.path)
+    has_files = [level for level in there if list_segments(store.level_queue(level))]
+    found = {level: "has no file left" for level in there if level not in has_files}
+    for level, offset in _stored_offsets(store, there).items():
+        if level not in there:
+            found[level] = f"is gone, where delayOffset.json has its offset {offset:,}"
+    if store.was_stopped_cleanly:  # else a queue may not have come to the disk yet
+        for level in sorted(_levels_in_log(store, has_files)):
+            if level not in there:
+                found.setdefault(level, "is gone, where the log has records of it")
+    return tuple(
+        GoneQueue(level, store.level_queue(level), found[level]) for level in sorted(found)
+    )
+
+
+def _stored_offsets(store: StoreRoot, there: list[int]) -> Mapping[int, int]:
+    """Where levels stood that were delivered from, as far as one of the offset files tells; a
+    number beyond every level is nobody's.
+    """
+    highest = max([DelayLevels.parse().max_level, *there])
+    tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
+    levels = sorted({level for table in tables for level in table if 1 <= level <= highest})
+    offsets = {level: max(table.get(level, 0) for table in tables) for level in levels}
+    return {level: offset for level, offset in offsets.items() if offset > 0}
+
+
+def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
+    """Levels of records in the newest part of the log to which none of these levels' queues leads.
+
+    Only below the newest record that any queue knows: what lies behind it, none may know yet.
+    """
+    newest = side_by_side(lambda level: _newest_entries(store.level_queue(level)), levels)
+    with SegmentReader(store.commit_log) as log:
+        places = [units["commit_log_offset"].astype(np.int64) for units in newest]
+        end = find_indexed_end(store.path, log).log_offset
+        # Of a queue that is longer than what was read of it, nothing is known before that.
+        firsts = [int(at.min()) for at in places if len(at) >= _NEWEST_ENTRIES]
+        lowest = max([log.min_offset, end - _TAIL_BYTES, *firsts])
+        known = np.concatenate([np.empty(0, np.int64), *places])
+        starts = np.append(known, log.min_offset)
+        starts = starts[(starts >= lowest) & (starts < end)]
+        if not len(starts):
+            return set()
+        notes = take_notes(log, int(starts.min()), known_end=end, stop_at=end).level_records
+        is_unknown = ~np.isin(notes.commit_log_offset, known) & (notes.queue_id >= 0)
+        return {int(queue_id) + 1 for queue_id in np.unique(notes.queue_id[is_unknown])}
+
+
+def _newest_entries(directory: Path) -> UnitArray:
+    """The newest entries of a level's queue that stand for messages."""
+    first = list_segments(directory)[-_FILES_READ:][0].start_offset // QUEUE_UNIT.size
+    try:
+        units = read_queue(directory, from_queue_offset=first).units
+    except FormatError:  # a queue that cannot be told is not one that is gone
+        return np.empty(0, QUEUE_UNIT.dtype)
+    return units[is_message(units) & is_filled(units)][-_NEWEST_ENTRIES:]
