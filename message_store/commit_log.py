@@ -52,13 +52,15 @@ _HEAD_BYTES = HEAD_V6_V4.offset_of("store_ip")
 class LogBounds:
     """Where the log begins, where its last whole record ends, and when that was stored.
 
-    ``newest_store_ms`` is NO_TIME when nothing was found in what was looked at.
+    ``newest_store_ms`` is NO_TIME when nothing was found in what was looked at. ``damaged_places``
+    are log offsets at which no record began, where one should.
     """
 
     log_min: int
     log_end: int
     newest_store_ms: int
     bytes_scanned: int
+    damaged_places: tuple[int, ...] = ()
 
 
 class LogWalk:
@@ -153,12 +155,15 @@ def start_of_last_used_file(reader: SegmentReader) -> int:
     return reader.min_offset
 
 
-def find_log_end(reader: SegmentReader, *, from_offset: int | None = None) -> LogBounds:
+def find_log_end(
+    reader: SegmentReader, *, from_offset: int | None = None, known_end: int = 0
+) -> LogBounds:
     """Where the log ends: behind the last record of the newest used file.
 
-    ``from_offset`` is a later place to begin at, the end of a record.
+    ``from_offset`` is another place to begin at, the end of a record or the beginning of a file.
+    Below ``known_end`` damage is stepped over (``LogWalk``).
     """
-    walk = LogWalk(reader, known_end=from_offset or 0)
+    walk = LogWalk(reader, known_end=max(from_offset or 0, known_end))
     start = start_of_last_used_file(reader) if from_offset is None else from_offset
     found = np.zeros(4 + PARTS, np.int64)
     newest_ms = NO_TIME
@@ -171,7 +176,8 @@ def find_log_end(reader: SegmentReader, *, from_offset: int | None = None) -> Lo
         return int(found[1]), int(found[2])
 
     end = walk.run(start, visit)
-    return LogBounds(reader.min_offset, end, newest_ms, walk.bytes_scanned)
+    places = tuple(walk.damaged_places)
+    return LogBounds(reader.min_offset, end, newest_ms, walk.bytes_scanned, places)
 
 
 def first_store_times(reader: SegmentReader) -> list[tuple[int, int]]:

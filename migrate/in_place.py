@@ -8,8 +8,8 @@ file that a broker takes last. Before the offsets move, a message waits in both 
 delivered twice if a broker is started; at no moment does it wait in none.
 """
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,13 @@ from message_store.segment_files import SegmentReader, list_segments
 from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot, WriterLock
 from message_store.unfinished_change import UNDOING
-from migrate.in_place_checks import Conf, file_sizes, refuse_settings, refuse_store
+from migrate.in_place_checks import (
+    Conf,
+    file_sizes,
+    refuse_damage,
+    refuse_settings,
+    refuse_store,
+)
 from migrate.in_place_flags import options_as_flags
 from migrate.in_place_plan import InPlacePlan, plan_in_place
 from migrate.in_place_report import CONTINUED, DONE, NOTHING, PLANNED, UNFINISHED, InPlaceReport
@@ -208,6 +214,7 @@ class _InPlace:
         that has crashed. Returns the lock, taken anew.
         """
         self.progress("recover", 0, 1)
+        refuse_damage(self.root)  # which recovery would make the log's end
         backlog = read_backlog(
             self.root.path,
             offsets_choice=self.options.offsets,
@@ -236,7 +243,7 @@ class _InPlace:
         planned_s = stopwatch_s() - self.started_s
         change = self._begin(planned)
         report = planned.report(DONE, _NO_SECONDS, change.directory)
-        with opened_store(self.root, lock, change) as store:
+        with self._opened(change, lock) as store:
             self._check_ends(store, planned, change)
             try:
                 self._append(store, planned, change)
@@ -247,6 +254,18 @@ class _InPlace:
             self._let_levels_go(store, change)
         seconds = self._seconds(planned_s)
         return attrs.evolve(report, conversion=attrs.evolve(report.conversion, seconds=seconds))
+
+    @contextmanager
+    def _opened(self, change: Change, lock: WriterLock) -> Iterator[LiveStore]:
+        """The store, open for appending; where it does not open, the change never was."""
+        with ExitStack() as stack:
+            try:
+                store = stack.enter_context(opened_store(self.root, lock, change))
+            except DelayStoreError:
+                with suppress(DelayStoreError):
+                    drop(self.root, change)
+                raise
+            yield store
 
     def _begin(self, planned: InPlacePlan) -> Change:
         backlog, queue = planned.backlog, self.root.timer_queue()

@@ -9,10 +9,14 @@ import hashlib
 from collections.abc import Mapping
 
 import attrs
+import numpy as np
 
-from message_store.commit_log import find_log_end
-from message_store.consume_queue import read_queue
-from message_store.errors import OptionsError, UnsupportedStoreError
+from legacy_levels.level_queues import levels_with_queue
+from legacy_levels.neutral_units import is_message
+from legacy_levels.reconcile import find_indexed_end
+from message_store.commit_log import find_log_end, first_store_times
+from message_store.consume_queue import read_last_unit, read_queue
+from message_store.errors import OptionsError, SourceError, UnsupportedStoreError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_root import queue_file_bytes
 from message_store.printable import counted
@@ -23,6 +27,7 @@ from message_store.segment_files import (
     require_appendable,
 )
 from message_store.small_files import is_present, read_small_file
+from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from migrate.settings import TargetSettings
@@ -52,6 +57,11 @@ _REFUSED_SETTINGS = {
         "a timeline in RocksDB, which takes two messages with one key for one",
     ),
 }
+_RECOVERED_FILES = 3
+"""So many log files a broker looks through after a clean stop, older versions most."""
+_INSTEAD = (
+    "do not start a broker here, and convert into a fresh store with --on-bad-record quarantine"
+)
 _REPLICA_FILES = {
     "epochFileCheckpoint": f"a group with a controller: {_REPLICAS}",
     "brokerIdentity": f"a group with a controller: {_REPLICAS}",
@@ -87,6 +97,7 @@ def refuse_store(root: StoreRoot) -> None:
     place.
     """
     root.require_readable()
+    root.require_log()
     for name, reason in _REPLICA_FILES.items():
         if is_present(root.path / name):
             raise UnsupportedStoreError(f"{root.path / name}: {reason}")
@@ -114,6 +125,45 @@ def file_sizes(root: StoreRoot) -> StoreSettings:
     return StoreSettings(
         commit_log_file_bytes=log_bytes, queue_file_bytes=queue_file_bytes(root, defaults)
     )
+
+
+def refuse_damage(root: StoreRoot) -> None:
+    """Raise SourceError for a log that a starting broker cuts off within what its queues know: all
+    that is appended would go with the rest.
+    """
+    with SegmentReader(root.commit_log) as log:
+        indexed = find_indexed_end(root.path, log).log_offset
+        start = _recovered_from(root, log)
+        found = find_log_end(log, from_offset=start, known_end=indexed)
+        if found.damaged_places:
+            raise SourceError(
+                f"{root.commit_log}: no whole record is at {found.damaged_places[0]:,}, where one"
+                " should be: a broker takes that for the log's end when it starts, and cuts off"
+                f" what is behind it, what would be appended too; {_INSTEAD}"
+            )
+    if not root.was_stopped_cleanly:
+        return  # what queues have beyond the log is then cut off before anything is planned
+    queues = [root.timer_queue(), *map(root.level_queue, levels_with_queue(root.path))]
+    for queue in queues:
+        unit = read_last_unit(queue)
+        ends = unit["commit_log_offset"].astype(np.int64) + unit["size_bytes"]
+        if int(ends[is_message(unit)].max(initial=0)) > found.log_end:
+            raise SourceError(
+                f"{queue}: leads behind the end of the log, {found.log_end:,}: a broker cuts such"
+                f" entries off when it starts; {_INSTEAD}"
+            )
+
+
+def _recovered_from(root: StoreRoot, log: SegmentReader) -> int:
+    """From which file on a broker looks through the log when it starts, at the earliest."""
+    if not log.segments:
+        return log.min_offset
+    start = log.segments[-_RECOVERED_FILES:][0].start_offset
+    if root.was_stopped_cleanly:
+        return start
+    checkpoint = StoreCheckpoint.decode(read_small_file(root.checkpoint) or b"")
+    passed = [at for at, ms in first_store_times(log) if ms <= checkpoint.recover_from_ms]
+    return min(start, max(passed, default=log.min_offset))
 
 
 def read_ends(root: StoreRoot) -> Ends:

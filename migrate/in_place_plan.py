@@ -24,7 +24,13 @@ from message_store.store_root import StoreRoot
 from message_store.unfinished_change import DONE
 from migrate.books import bad_records, conversion_report
 from migrate.disk_room import disk_warnings, free_bytes
-from migrate.in_place_checks import OwnWheel, check_wheel, file_sizes, read_ends
+from migrate.in_place_checks import (
+    OwnWheel,
+    check_wheel,
+    file_sizes,
+    read_ends,
+    refuse_damage,
+)
 from migrate.in_place_report import InPlaceReport
 from migrate.moved_offsets import moved_offsets
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
@@ -156,6 +162,7 @@ def plan_in_place(
             " --after-crash, which leaves out what was already delivered"
         )
     progress("plan", 0, 1)
+    refuse_damage(root)
     backlog = read_backlog(
         root.path,
         offsets_choice=options.offsets,
@@ -172,7 +179,7 @@ def plan_in_place(
     wheel = _check_wheel(root, options, ends)
     warnings = [
         *retired_warnings(root, options.only_levels),
-        *source_warnings(root, whole_log=True),
+        *source_warnings(root, whole_log=False, is_in_place=True),
         *wheel.warnings,
     ]
     if wheel.read_time_ms > now_ms:

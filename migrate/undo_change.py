@@ -118,9 +118,15 @@ def undo(store: LiveStore, root: StoreRoot, change: Change) -> Change:
 
 
 def drop(root: StoreRoot, change: Change) -> None:
-    """Give up a change that has written nothing yet. Raises TargetError."""
+    """Give up a change that has written nothing yet: nothing is left to tell of it. Raises
+    TargetError.
+    """
     change.put_back(root, "checkpoint")
     _close_as_before(root, change.write(UNDONE))
+    StoreRoot(change.directory).discard(keeps_directory=False)
+    with target_errors(root.own):
+        if root.own.is_dir() and not any(root.own.iterdir()):
+            root.own.rmdir()
 
 
 def undo_offsets(root: StoreRoot, change: Change) -> Change:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from legacy_levels import LevelStore
@@ -19,15 +20,18 @@ from message_store import ManualClock
 from message_store.errors import (
     DelayStoreError,
     OptionsError,
+    PlanError,
     SourceError,
     StoreLockedError,
     UncleanStoreError,
     UnsupportedStoreError,
 )
+from message_store.store_root import StoreRoot
 from message_store.topic_listing import list_topic
 from message_store.unfinished_change import DONE
 from migrate.convert import convert
 from migrate.in_place import convert_in_place
+from migrate.in_place_plan import plan_in_place
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
 from migrate.quarantined import Quarantine
@@ -219,6 +223,77 @@ def test_a_wheel_of_another_precision(used: tuple[Path, int]) -> None:
     store, now_ms = used
     with pytest.raises(OptionsError, match="a precision of 1000 ms, not 100"):
         do(store, now_ms, settings=TargetSettings(precision_ms=100))
+
+
+# --- a log that a broker would cut off ------------------------------------------------------------
+
+
+def flip(data: bytes) -> bytes:
+    """A body that is not what its checksum says; its own is the message's last "hello"."""
+    return data.replace(b"hello", b"olleh")
+
+
+def unwritten(data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def harmed(root: Path, at: int, damage: Callable[[bytes], bytes], **sizes: Any) -> Path:
+    items = [
+        LevelMessage(level=3, damage=damage if number == at else None) for number in range(100)
+    ]
+    build_level_store(root, items, **sizes)
+    return root
+
+
+@pytest.mark.parametrize("damage", [flip, unwritten])
+@pytest.mark.parametrize("at", [3, 99], ids=["within", "the last"])
+def test_a_log_that_a_broker_cuts_off_is_not_appended_to(
+    tmp_path: Path, damage: Callable[[bytes], bytes], at: int
+) -> None:
+    """A broker ends the log at the damage: all that was appended would go with the rest."""
+    store = harmed(tmp_path / "store", at, damage)
+    for policy in ("fail", "quarantine"):
+        refused(
+            store, SourceError, "cut.* off.*fresh store with --on-bad-record", on_bad_record=policy
+        )
+    (store / "abort").touch()
+    before = tree(store)
+    if at == 3:  # behind the end of what is whole, recovery may do what a broker does
+        for act in (plan, do):
+            with pytest.raises(SourceError, match="cuts off"):
+                act(store, NOW_MS, after_crash=True, on_bad_record="quarantine")
+        assert tree(store) == before
+
+
+def test_damage_before_all_that_a_broker_looks_at_is_set_aside(tmp_path: Path) -> None:
+    store = harmed(tmp_path / "store", 3, flip, commit_log_file_bytes=4096)
+    assert len(list((store / "commitlog").iterdir())) > 4
+    report = do(store, NOW_MS, on_bad_record="quarantine")
+    assert (report.conversion.total("converted"), report.state) == (99, "done")
+
+
+def test_a_change_that_was_refused_in_the_end_leaves_nothing(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what it would have set aside: nobody is told of a change that never was."""
+    build_level_store(
+        store.with_name("other"),
+        [LevelMessage(level=3, without=["REAL_QID"]), LevelMessage(level=3)],
+    )
+    store = store.with_name("other")
+    before = tree(store)
+
+    def unlike(root: StoreRoot, options: ConvertOptions, **given: Any) -> Any:
+        planned = plan_in_place(root, options, **given)
+        return attrs.evolve(planned, offsets={3: 1})
+
+    monkeypatch.setattr("migrate.in_place.plan_in_place", unlike)
+    with pytest.raises(PlanError, match="queues did not know"):
+        do(store, NOW_MS, on_bad_record="quarantine")
+    assert {name: kept for name, kept in tree(store).items() if name != "lock"} == {
+        name: kept for name, kept in before.items() if name != "lock"
+    }
+    assert not (store / "delaywheel").exists()
 
 
 def test_nobody_works_on_a_store_whose_change_was_stopped(store: Path, tmp_path: Path) -> None:
