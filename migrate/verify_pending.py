@@ -103,7 +103,10 @@ def quarantine_problems(
         sound = [number for number in sound if not _is_at_a_limit(reader, aside, int(number))]
     if sound:
         level, queue_offset = aside.level[sound[0]], aside.queue_offset[sound[0]]
-        what = f"level {level}, queue offset {queue_offset}: nothing is wrong with it"
+        what = (
+            f"level {level}, queue offset {queue_offset}: nothing is wrong with its message; convert"
+            " anew, with --whole-log where its entry leads nowhere"
+        )
         yield Problem("quarantine", what, len(sound))
 
 

@@ -267,6 +267,8 @@ BAD = [
     LevelMessage(level=16, body=b"no topic", without=["REAL_TOPIC"]),
     LevelMessage(level=16, body=b"no queue", without=["REAL_QID"]),
     LevelMessage(level=16, body=b"no delay", without=["DELAY"]),
+]
+BAD_ENTRIES = [
     LevelMessage(level=16, body=b"elsewhere", unit_fields={"commit_log_offset": 2**40}),
     LevelMessage(level=16, body=b"too long", unit_fields={"size_bytes": 2**30}),
 ]
@@ -288,6 +290,29 @@ def test_what_a_conversion_sets_aside_verification_finds_bad_too(
     count = len(MESSAGES)
     report = verify(built.root, options.target, spark=None)
     assert report == VerifyReport(count, 0, 0, 0, quarantined=1, sampled=count)
+
+
+@pytest.mark.parametrize("number", range(len(BAD_ENTRIES)))
+def test_what_the_whole_log_tells_of_a_damaged_entry_is_no_success_without_it(
+    tmp_path: Path, number: int
+) -> None:
+    """The entry leads nowhere, and its message could have been found."""
+    built = build_level_store(tmp_path / "source", [BAD_ENTRIES[number], *MESSAGES])
+    options = ConvertOptions(
+        source=built.root,
+        target=tmp_path / "target",
+        now_ms=NOW_MS,
+        settings=SMALL,
+        on_bad_record="quarantine",
+    )
+    assert convert(options).total("quarantined") == 1
+    report = verify(built.root, options.target, spark=None)
+    assert not report.is_clean
+    assert report.missing + report.quarantined == 1
+    assert report.problems[0].where == "quarantine"
+    anew = attrs.evolve(options, target=tmp_path / "anew", whole_log=True, on_bad_record="fail")
+    assert convert(anew).total("converted") == len(MESSAGES) + 1
+    assert verify(built.root, anew.target, spark=None).is_clean
 
 
 @pytest.mark.parametrize(
