@@ -104,8 +104,8 @@ def quarantine_problems(
     if sound:
         level, queue_offset = aside.level[sound[0]], aside.queue_offset[sound[0]]
         what = (
-            f"level {level}, queue offset {queue_offset}: nothing is wrong with its message; convert"
-            " anew, with --whole-log where its entry leads nowhere"
+            f"level {level}, queue offset {queue_offset}: nothing is wrong with its message;"
+            " convert anew, with --whole-log where its entry leads nowhere"
         )
         yield Problem("quarantine", what, len(sound))
 
