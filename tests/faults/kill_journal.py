@@ -49,11 +49,12 @@ class Life:
 
 @attrs.define
 class History:
-    """Everything that the journal tells."""
+    """Everything that the journal tells. ``finished_to_ms`` is of advances that came back."""
 
     lives: list[Life] = attrs.field(factory=list)
     now_ms: int = 0
     advanced_to_ms: int = -1
+    finished_to_ms: int = -1
     delivered: int = 0
     generations: int = 0
     errors: list[str] = attrs.field(factory=list)
@@ -91,6 +92,7 @@ class History:
 
     def _advanced(self, count: int) -> None:
         self.delivered += count
+        self.finished_to_ms = self.advanced_to_ms
 
     def _error(self, text: str) -> None:
         self.errors.append(text)
