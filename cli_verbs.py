@@ -108,7 +108,13 @@ def _print_version(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -
 
 
 class _Helpful(click.Command):
-    """A command whose help ends in a sentence where it cannot be printed."""
+    """A command that ``-h`` asks for its help too, whoever calls it, and whose help ends in a
+    sentence where it cannot be printed.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.context_settings["help_option_names"] = ["-h", "--help"]
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """The flag that prints the help."""
@@ -172,7 +178,7 @@ def _output(ctx: click.Context, *, as_json: bool = False, is_quiet: bool = False
     return output
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs)
 @click.option(
     "--version",
     is_flag=True,

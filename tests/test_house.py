@@ -236,7 +236,7 @@ def verbs() -> dict[str, click.Command]:
 
 def test_every_verb_ends_its_help_with_a_worked_example(verbs: dict[str, click.Command]) -> None:
     runner = CliRunner()
-    helps = {name: runner.invoke(verb, ["--help"]).output for name, verb in verbs.items()}
+    helps = {name: runner.invoke(verb, ["-h"]).output for name, verb in verbs.items()}
     example = r"^\s*(\$ )?delaywheel {}\b"
     assert [n for n, text in helps.items() if not re.search(example.format(n), text, re.M)] == []
     assert len(helps) >= 5
