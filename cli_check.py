@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli_input import LEVEL_TABLE_KEY, STORE, all_of, given_level_table, now_option
+from cli_input import LEVEL_TABLE_KEY, STORE, acting_option, all_of, given_level_table, now_option
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import DONE, FINDINGS, loading, verb
 from message_store.clock import ManualClock
@@ -147,13 +147,7 @@ _put_back_options = all_of(
         is_flag=True,
         help="Do it; without this the plan is shown, and nothing is written.",
     ),
-    click.option(
-        "--now",
-        "now_ms",
-        type=Time(),
-        show_default="the clock",
-        help=f"Act as if it were then: {TIME_FORMS}.",
-    ),
+    acting_option,
 )
 
 

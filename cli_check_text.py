@@ -84,11 +84,10 @@ def quarantine_lines(quarantine: "Quarantine", in_the_way: Mapping[str, str]) ->
 
 def put_back_lines(report: "PutBackReport") -> Iterator[str]:
     """What goes back, or went."""
-    many = counted(len(report.put_back), "record")
-    was = "was" if len(report.put_back) == 1 else "were"
+    number, into = len(report.put_back), f"put back into the {report.engine}"
     yield {
-        "planned": f"{report.store}: {many} would be put back into the {report.engine}",
-        "done": f"{report.store}: {many} {was} put back into the {report.engine}",
+        "planned": f"{report.store}: {counted(number, 'record')} would be {into}",
+        "done": f"{report.store}: {counted(number, 'record was', 'records were')} {into}",
     }.get(report.state, f"{report.store}: nothing to put back")
     for row in report.put_back:
         comes = row.due_ms if row.promised_ms is None else row.promised_ms

@@ -48,6 +48,16 @@ def now_option(meaning: str) -> Decorator:
     )
 
 
+acting_option = click.option(
+    "--now",
+    "now_ms",
+    type=Time(),
+    show_default="the clock",
+    help=f"Act as if it were then: {TIME_FORMS}.",
+)
+"""``--now`` of a verb that opens an engine: None is the clock itself, which goes on."""
+
+
 def offsets_option() -> Decorator:
     """``--offsets``: which delayOffset.json to believe."""
     return click.option(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from cli_input import PRECISIONS, STORE, all_of, given_level_table
-from cli_values import TIME_FORMS, LevelTable, Time
+from cli_input import PRECISIONS, STORE, acting_option, all_of, given_level_table
+from cli_values import LevelTable
 from cli_verbs import loading
 from message_store.clock import Clock, ManualClock, SystemClock
 from message_store.delay_levels import DelayLevels
@@ -83,13 +83,7 @@ engine_options = all_of(
         help="For brokers of which version files are written; unless said, for 4.9 by the levels"
         " where no 5.x broker was, and for 5.5 otherwise.",
     ),
-    click.option(
-        "--now",
-        "now_ms",
-        type=Time(),
-        show_default="the clock",
-        help=f"Act as if it were then: {TIME_FORMS}.",
-    ),
+    acting_option,
 )
 """The flags of every verb that opens an engine, for ``opened``."""
 

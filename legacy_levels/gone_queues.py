@@ -19,7 +19,13 @@ from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.log_notes import take_notes
 from legacy_levels.neutral_units import is_message
 from legacy_levels.reconcile import find_indexed_end
-from message_store.consume_queue import QUEUE_UNIT, UnitArray, is_filled, read_queue
+from message_store.consume_queue import (
+    FILES_SCANNED_FOR_THE_END,
+    QUEUE_UNIT,
+    UnitArray,
+    is_filled,
+    read_queue,
+)
 from message_store.delay_levels import DelayLevels
 from message_store.errors import FormatError
 from message_store.segment_files import SegmentReader, list_directories, list_segments
@@ -27,11 +33,11 @@ from message_store.side_by_side import side_by_side
 from message_store.store_root import StoreRoot
 
 _TAIL_BYTES = 8 << 20
-"""So much of the log is looked at: some ten milliseconds."""
+"""So much of the log is looked at: with the queues' newest entries some 60 ms of a store in whose
+levels a million messages wait (measured).
+"""
 
 _NEWEST_ENTRIES = 4_096
-_FILES_READ = 3
-"""Those that are looked through for a queue's end anyway."""
 
 
 @attrs.frozen
@@ -104,7 +110,7 @@ def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
 
 def _newest_entries(directory: Path) -> UnitArray:
     """The newest entries of a level's queue that stand for messages."""
-    first = list_segments(directory)[-_FILES_READ:][0].start_offset // QUEUE_UNIT.size
+    first = list_segments(directory)[-FILES_SCANNED_FOR_THE_END:][0].start_offset // QUEUE_UNIT.size
     try:
         units = read_queue(directory, from_queue_offset=first).units
     except FormatError:  # a queue that cannot be told is not one that is gone

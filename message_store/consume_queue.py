@@ -51,7 +51,7 @@ UnitArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
 _FIRST_READ_BYTES = 3_000 * QUEUE_UNIT.size
 _LARGEST_READ_BYTES = 200_000 * QUEUE_UNIT.size
 _LARGEST_GAP_BYTES = 1 << 30
-_FILES_SCANNED_FOR_THE_END = 3
+FILES_SCANNED_FOR_THE_END = 3
 _LOST_PAGES_BYTES = 8_192
 """At least so far behind the end it is looked for more: a page that was lost looks like an end."""
 
@@ -154,7 +154,7 @@ def _read_row(
     reader: SegmentReader, wanted: tuple[Segment, ...], buffer: ByteArray
 ) -> tuple[int, bool]:
     """Fill ``buffer`` from the files; returns how many bytes are queue, and if any are damaged."""
-    scanned = reader.segments[-_FILES_SCANNED_FOR_THE_END:]
+    scanned = reader.segments[-FILES_SCANNED_FOR_THE_END:]
     used_bytes, is_damaged = 0, False
     for segment in wanted:
         start = segment.start_offset - wanted[0].start_offset
@@ -179,7 +179,7 @@ def _whole_units(data: ByteArray) -> UnitArray:
 
 def _first_file(reader: SegmentReader, from_queue_offset: int) -> int:
     """Which file to begin with: at the latest the first of those scanned for the end."""
-    latest = max(0, len(reader.segments) - _FILES_SCANNED_FOR_THE_END)
+    latest = max(0, len(reader.segments) - FILES_SCANNED_FOR_THE_END)
     position = from_queue_offset * QUEUE_UNIT.size
     starts = [segment.start_offset for segment in reader.segments]
     holding = max((i for i, start in enumerate(starts) if start <= position), default=0)

@@ -111,7 +111,7 @@ class Search:
     def waiting(self) -> Target | None:
         """One of the messages that wait; None when none does."""
         timers = self._timers
-        unplaced = timers.unplaced(limit=2**31).rows
+        unplaced = timers.unplaced(EVERYTHING).rows
         unplaced = unplaced.rows(~np.isin(unplaced.commit_log_offset, timers.done))
         if (found := self._among(unplaced)) is not None:
             return found
@@ -138,7 +138,7 @@ class Search:
         """What became of a message that does not wait."""
         timers = self._timers
         rows = timers.log.find(self._topic_hash, self.slot_ms, timers.precision_ms, flags=FLAG_ROLL)
-        unplaced = timers.unplaced(limit=2**31).rows
+        unplaced = timers.unplaced(EVERYTHING).rows
         unplaced = unplaced.rows(unplaced.table[TOPIC_HASH] == self._topic_hash)
         rows = TimerRows.together([rows, unplaced])
         facts = timers.facts(rows)

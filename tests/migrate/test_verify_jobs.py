@@ -268,51 +268,53 @@ BAD = [
     LevelMessage(level=16, body=b"no queue", without=["REAL_QID"]),
     LevelMessage(level=16, body=b"no delay", without=["DELAY"]),
 ]
-BAD_ENTRIES = [
-    LevelMessage(level=16, body=b"elsewhere", unit_fields={"commit_log_offset": 2**40}),
-    LevelMessage(level=16, body=b"too long", unit_fields={"size_bytes": 2**30}),
-]
+
+
+def set_one_aside(tmp_path: Path, item: LevelMessage) -> ConvertOptions:
+    """Convert ``MESSAGES`` and, before them, one that is set aside."""
+    options = ConvertOptions(
+        source=build_level_store(tmp_path / "source", [item, *MESSAGES]).root,
+        target=tmp_path / "target",
+        now_ms=NOW_MS,
+        settings=SMALL,
+        on_bad_record="quarantine",
+    )
+    assert convert(options).total("quarantined") == 1
+    return options
 
 
 @pytest.mark.parametrize("number", range(len(BAD)))
 def test_what_a_conversion_sets_aside_verification_finds_bad_too(
     tmp_path: Path, number: int
 ) -> None:
-    built = build_level_store(tmp_path / "source", [BAD[number], *MESSAGES])
-    options = ConvertOptions(
-        source=built.root,
-        target=tmp_path / "target",
-        now_ms=NOW_MS,
-        settings=SMALL,
-        on_bad_record="quarantine",
-    )
-    assert convert(options).total("quarantined") == 1
-    count = len(MESSAGES)
-    report = verify(built.root, options.target, spark=None)
+    options, count = set_one_aside(tmp_path, BAD[number]), len(MESSAGES)
+    report = verify(options.source, options.target, spark=None)
     assert report == VerifyReport(count, 0, 0, 0, quarantined=1, sampled=count)
 
 
-@pytest.mark.parametrize("number", range(len(BAD_ENTRIES)))
+@pytest.mark.parametrize(
+    ("unit_fields", "missing", "told"),
+    [
+        ({"commit_log_offset": 2**40}, 1, "not a pending message"),
+        ({"size_bytes": 2**30}, 0, "convert anew, with --whole-log where its entry leads nowhere"),
+    ],
+)
 def test_what_the_whole_log_tells_of_a_damaged_entry_is_no_success_without_it(
-    tmp_path: Path, number: int
+    tmp_path: Path, unit_fields: dict[str, int], missing: int, told: str
 ) -> None:
     """The entry leads nowhere, and its message could have been found."""
-    built = build_level_store(tmp_path / "source", [BAD_ENTRIES[number], *MESSAGES])
-    options = ConvertOptions(
-        source=built.root,
-        target=tmp_path / "target",
-        now_ms=NOW_MS,
-        settings=SMALL,
-        on_bad_record="quarantine",
-    )
-    assert convert(options).total("quarantined") == 1
-    report = verify(built.root, options.target, spark=None)
-    assert not report.is_clean
-    assert report.missing + report.quarantined == 1
+    item = LevelMessage(level=16, body=b"elsewhere", unit_fields=unit_fields)
+    options, count = set_one_aside(tmp_path, item), len(MESSAGES)
+    report = verify(options.source, options.target, spark=None)
+    assert (report.converted, report.missing, report.quarantined) == (count, missing, 1 - missing)
     assert report.problems[0].where == "quarantine"
+    assert report.problems[0].what.startswith("level 16, queue offset 0: ")
+    assert report.problems[0].what.endswith(told)
     anew = attrs.evolve(options, target=tmp_path / "anew", whole_log=True, on_bad_record="fail")
-    assert convert(anew).total("converted") == len(MESSAGES) + 1
-    assert verify(built.root, anew.target, spark=None).is_clean
+    assert convert(anew).total("converted") == count + 1
+    assert verify(options.source, anew.target, spark=None) == VerifyReport(
+        count + 1, 0, 0, 0, sampled=count + 1, whole_log=True
+    )
 
 
 @pytest.mark.parametrize(
