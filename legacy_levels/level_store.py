@@ -68,7 +68,7 @@ class LevelStore(ClosedOnExit):
         is_async = state.rules.async_delivery
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
         self._progress = LevelProgress(state, self._delivery.offset_to_save)
-        self._group = LiveStore.group(self._progress.flush)
+        self._group = self.live.group(self._progress.flush)
         self._first_call_ms: int | None = None
         self._last_look_ms: int | None = None
         self._last_clean_ms: int | None = None

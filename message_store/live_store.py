@@ -31,6 +31,7 @@ from message_store.live_root import (
     refuse_unwritable,
 )
 from message_store.live_topics import LiveTopic, is_topic_name, merge_topics
+from message_store.pages_ahead import PagesAhead
 from message_store.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
 from message_store.store_losses import StoreEnds, StoreLosses
 from message_store.store_root import StoreRoot, WriterLock
@@ -87,6 +88,7 @@ class LiveStore:
         except BaseException:
             self.abandon()
             raise
+        self._pages_ahead = PagesAhead(self.log.segments, self.log.end)
         belongs_to_this_process(self)
 
     def _recover(self) -> Recovery:
@@ -286,10 +288,19 @@ class LiveStore:
         self.write_topics()
         self.write_checkpoint(durably=True)
 
-    @staticmethod
-    def group(work: Callable[[], None]) -> GroupSync:
-        """A ``flush`` that many threads may call at once: they share the work."""
-        return GroupSync(work)
+    def group(self, work: Callable[[], None]) -> GroupSync:
+        """A ``flush`` that many threads may call at once: they share the work. It ends with finding
+        pages for what is stored until the next.
+        """
+
+        def work_and_look_ahead() -> None:
+            work()
+            with self.lock:
+                pages = None if self.is_closed else self._pages_ahead.next(self.log.end)
+            if pages is not None:
+                pages.find()
+
+        return GroupSync(work_and_look_ahead)
 
     # --- the end ----------------------------------------------------------------------------------
 

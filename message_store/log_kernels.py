@@ -64,7 +64,7 @@ _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 ROWS_AHEAD = 16
 """How many records ahead memory is asked for what will be read."""
 _TAIL_BYTES = 256
-_LINE_BYTES = 64
+LINE_BYTES = 64
 _WHOLE_BYTES = 2048
 
 # Where the parts of a record lie, counted from its beginning. Kernels hand each other the address
@@ -166,7 +166,7 @@ def come_near(record: int, size: int) -> None:
     if record >= 0:
         prefetch(record)
         prefetch(record + HEAD_BYTES)
-        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, _LINE_BYTES):
+        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, LINE_BYTES):
             prefetch(place)
         prefetch(record + size - 1)
 
@@ -175,7 +175,7 @@ def come_near(record: int, size: int) -> None:
 def come_whole(place: int, size: int) -> None:
     """Begin to load all that is copied next, or as much of it as a processor then follows alone."""
     if place >= 0:
-        for line in range(place, place + min(size, _WHOLE_BYTES), _LINE_BYTES):
+        for line in range(place, place + min(size, _WHOLE_BYTES), LINE_BYTES):
             prefetch(line)
 
 

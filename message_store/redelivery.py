@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,12 +17,12 @@ import numpy as np
 
 from message_store.byte_column import ByteColumn, Int64s, int64s
 from message_store.consume_queue import QUEUE_UNIT
-from message_store.destination_table import Destination, DestinationTable
+from message_store.destination_table import Destination
 from message_store.errors import BadFieldError, FormatError
+from message_store.measured_records import Measured, dropped_table
 from message_store.message import StoredMessage
 from message_store.message_codec import encode_message
 from message_store.raw_memory import address_of
-from message_store.record_addresses import record_addresses
 from message_store.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.redelivered_record import (
     FROM_LEVEL,
@@ -37,13 +36,11 @@ from message_store.redelivered_record import (
 )
 from message_store.redelivery_kernels import (
     DESTINATION,
-    FOUND_COLUMNS,
     NEW_SIZE,
     TAGS_CODE,
     doubt_bodies,
     fill_records,
     fill_units,
-    measure_records,
     number_rows,
 )
 
@@ -56,6 +53,7 @@ __all__ = [
     "ROLLED",
     "Redelivered",
     "Rewrite",
+    "measured",
     "redeliver",
     "redelivered",
 ]
@@ -85,21 +83,22 @@ def redeliver(
     suffixes: ByteColumn | None = None,
     prepared_offsets: Int64s | None = None,
     store_ms: int,
+    known: Measured | None = None,
 ) -> Redelivered:
     """Append the successors of the records at these places of the log, in row order, and their
     queue units.
 
     All are appended or, if it fails or the process is killed, none. ``suffixes`` are ready
     properties to add, each closed by 0x02, ``prepared_offsets`` the prepared transaction offset of
-    each, or none for 0. What is missing, damaged or can go nowhere comes back in
-    ``bad``. A store of 4.9 takes no long topics, whatever ``how`` says. Raises TargetError when the
-    disk refuses.
+    each, or none for 0; ``known`` is what ``measured`` said of some records. What is missing,
+    damaged or can go nowhere comes back in ``bad``. A store of 4.9 takes no long topics, whatever
+    ``how`` says. Raises TargetError when the disk refuses.
     """
     prepared = int64s([]) if prepared_offsets is None else int64s(prepared_offsets)
     given = store, int64s(offsets), int64s(sizes), how, suffixes, prepared, store_ms
     with store.reading():
         try:
-            return _Work(*given).run()
+            return _Work(*given, known=known).run()
         except _DamagedBodyError:  # nothing was stored: now look at all before anything is written
             return _Work(*given, doubts_bodies=True).run()
 
@@ -108,12 +107,27 @@ class _DamagedBodyError(Exception):
     """A body did not have its checksum when it was copied."""
 
 
-@lru_cache
-def _dropped_table(dropped: frozenset[bytes]) -> tuple[ByteColumn, Int64s]:
-    """Names for a kernel, an address and a length each; the column keeps them where they are."""
-    column = ByteColumn.of(sorted(dropped))
-    starts = address_of(column.data) + column.starts
-    return column, np.ascontiguousarray(np.stack([starts, column.lengths], axis=1))
+def measured(
+    store: LiveStore,
+    offsets: Int64s,
+    sizes: Int64s,
+    suffix_lengths: Int64s,
+    how: Rewrite,
+    *,
+    known: Measured | None = None,
+) -> Measured:
+    """Look at the records that are going to be redelivered, before they are; ``known`` is what was
+    found of some of them.
+    """
+    with store.reading():
+        given = int64s(offsets), int64s(sizes), int64s(suffix_lengths)
+        return Measured.of(store.log, *given, _as_stored_by(store, how), known=known)
+
+
+def _as_stored_by(store: LiveStore, how: Rewrite) -> Rewrite:
+    """A store of 4.9 takes no long topics."""
+    takes_long = how.takes_long_topics and store.dialect.knows_long_topics
+    return attrs.evolve(how, takes_long_topics=takes_long)
 
 
 class _Work:
@@ -129,22 +143,23 @@ class _Work:
         prepared_offsets: Int64s,
         store_ms: int,
         *,
+        known: Measured | None = None,
         doubts_bodies: bool = False,
     ) -> None:
         count = len(offsets)
         self.doubts_bodies = doubts_bodies
         self.store, self.log, self.store_ms = store, store.log, store_ms
-        takes_long = how.takes_long_topics and store.dialect.knows_long_topics
-        self.how = attrs.evolve(how, takes_long_topics=takes_long)
+        self.how = _as_stored_by(store, how)
         self.offsets, self.sizes = offsets, sizes
         self.suffixes = ByteColumn.repeat(None, count) if suffixes is None else suffixes
         self.prepared_offsets = prepared_offsets
         if not len(sizes) == len(self.suffixes) == count or len(prepared_offsets) not in (0, count):
             raise ValueError("offsets, sizes, suffixes and prepared offsets differ in length")
-        self.addresses = record_addresses(self.log, offsets, sizes)
-        self.found = np.zeros((FOUND_COLUMNS, count), np.int64)
-        self.table = DestinationTable()
-        self.names, self.dropped = _dropped_table(self.how.dropped_names)
+        measured = Measured.of(
+            self.log, offsets, sizes, self.suffixes.lengths, self.how, known=known
+        )
+        self.addresses, self.found, self.table = measured.addresses, measured.found, measured.table
+        self.names, self.dropped = dropped_table(self.how.dropped_names)
         self.bad: list[tuple[int, FormatError]] = []
 
     def run(self) -> Redelivered:
@@ -153,22 +168,10 @@ class _Work:
         return self.append()
 
     def measure(self) -> None:
-        """Find for every row what its successor needs, or what is wrong with it."""
-        is_fixed = self.how.topic is not None
-        if self.how.topic is not None:
-            self.table.number_of(self.how.topic.encode(), 0)
-        row = 0
-        while True:
-            row = measure_records(
-                self.addresses, self.sizes, self.offsets, self.suffixes.lengths, is_fixed,
-                self.dropped, self.table.rows, self.table.slots, self.table.used, self.found, row,
-            )  # fmt: skip
-            if row == len(self.offsets):
-                break
-            self.table.grow()
+        """See for every row that its successor can be made, or what is wrong with it."""
         if self.doubts_bodies:
             doubt_bodies(self.addresses, self.sizes, self.found)
-        if not is_fixed:
+        if self.how.topic is None:
             self._doubt_destinations()
         new_sizes = self.found[NEW_SIZE]
         new_sizes[new_sizes > self.log.file_bytes - END_OF_FILE_MIN_BYTES] = 0

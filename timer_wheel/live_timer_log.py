@@ -40,6 +40,30 @@ _PUBLISHED_LAST_BYTES = 8
 _PIECE_UNITS = 1 << 17
 
 
+@attrs.frozen(eq=False)
+class KnownSlot:
+    """What a walk has found in a slot, given by its time in units of the precision; some units."""
+
+    slot: int
+    rows: TimerRows
+    rewrite_count: int
+
+    @classmethod
+    def of(cls, log: "LiveTimerLog", slot: int, rows: TimerRows) -> "KnownSlot":
+        """What was found just now."""
+        return cls(slot, rows, log.rewrite_count)
+
+    @property
+    def last_position(self) -> int:
+        """Where the last of its units is."""
+        return int(self.rows.position[-1])
+
+    def is_of(self, log: "LiveTimerLog", slots: Int64s) -> bool:
+        """Whether these slots are this one, and what was found is there still."""
+        is_same = self.rewrite_count == log.rewrite_count
+        return is_same and len(slots) == 1 and int(slots[0]) == self.slot
+
+
 @attrs.frozen
 class FileUnits:
     """The units of one file: how many there are from its beginning on."""
@@ -49,7 +73,8 @@ class FileUnits:
 
 
 class LiveTimerLog:
-    """The log's files and where it ends; ``end`` is found by ``find_end``.
+    """The log's files and where it ends; ``end`` is found by ``find_end``. ``rewrite_count`` grows
+    where anything of it changes but by growing.
 
     Raises BadFieldError for files that are too small for any unit.
     """
@@ -59,6 +84,7 @@ class LiveTimerLog:
             raise BadFieldError("timer log files that hold no unit", found=segments.file_bytes)
         self.segments = segments
         self.end = 0
+        self.rewrite_count = 0
 
     @property
     def file_bytes(self) -> int:
@@ -104,6 +130,7 @@ class LiveTimerLog:
 
     def cut(self, position: int) -> None:
         """Let the log end before the unit at this position, or at its end where there is none."""
+        self.rewrite_count += 1
         if position < self.end:
             self.end = position
             self.segments.zero_from(position)
@@ -112,6 +139,7 @@ class LiveTimerLog:
         """Hang every unit that the hand has not passed on an empty wheel; returns what
         ``wheel_kernels`` counts.
         """
+        self.rewrite_count += 1
         counts = np.zeros(COUNTS, np.int64)
         wheel.will_hold(0)
         for file in self.files():
@@ -225,26 +253,36 @@ class LiveTimerLog:
 
     def _overwrite(self, position: int, **values: int) -> None:
         """Write fields of a unit, which stand side by side, at once."""
+        self.rewrite_count += 1
         fields = tuple(field for field in TIMER_UNIT.fields if field.name in values)
         data = Layout("part of a unit", fields).encode(**values)
         self.segments.write_at(position + TIMER_UNIT.offset_of(fields[0].name), data)
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def walk(self, wheel: LiveWheel, slots: Int64s) -> tuple[TimerRows, int]:
+    def walk(
+        self, wheel: LiveWheel, slots: Int64s, known: "KnownSlot | None" = None
+    ) -> tuple[TimerRows, int]:
         """What these slots hold, slot after slot and each in order of placing; and how many links
-        of their chains led astray.
+        of their chains led astray. A slot that is ``known`` is walked as far as it is not.
         """
         if not len(slots) or not self.segments.starts:
             return TimerRows.empty(), 0
         heads = wheel.last_positions(slots)
         files = int64s([self.segments.address_of_file(start) for start in self.segments.starts])
-        where = (files, self.segments.min_offset, self.end, self.file_bytes, wheel.precision_ms)
-        lengths = np.zeros(len(slots), np.int64)
-        astray = walk_slots(heads, slots, *where, lengths, np.empty((ROW_COLUMNS, 0), np.int64))
+        last_known = known.last_position if known is not None and known.is_of(self, slots) else None
+        where = (
+            files, self.segments.min_offset, self.end, self.file_bytes, wheel.precision_ms,
+            NO_POSITION if last_known is None else last_known,
+        )  # fmt: skip
+        lengths, stops = np.zeros((2, len(slots)), np.int64)
+        nothing = np.empty((ROW_COLUMNS, 0), np.int64)
+        astray = walk_slots(heads, slots, *where, lengths, stops, nothing)
         rows = TimerRows.empty(int(lengths.sum()))
         if len(rows):
-            walk_slots(heads, slots, *where, lengths, rows.table)
+            walk_slots(heads, slots, *where, lengths, stops, rows.table)
+        if known is not None and stops[0] == last_known:
+            rows = TimerRows.together([known.rows, rows])
         return rows, astray
 
     def find(

@@ -12,7 +12,7 @@ from message_store.errors import TargetError
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.live_metrics import LiveMetrics
-from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.live_timer_log import KnownSlot, LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.placed_again import PlacedAgain
@@ -225,9 +225,9 @@ class LiveTimers:
 
     # --- reading slots ----------------------------------------------------------------------------
 
-    def in_slots(self, slots: Int64s) -> TimerRows:
+    def in_slots(self, slots: Int64s, known: KnownSlot | None = None) -> TimerRows:
         """What waits in these slots, given in units of the precision; without what is done."""
-        rows, _ = self.log.walk(self.wheel, slots)
+        rows, _ = self.log.walk(self.wheel, slots, known)
         if len(self.done) and len(rows):
             rows = rows.rows(~np.isin(rows.commit_log_offset, self.done))
         return rows
@@ -244,9 +244,9 @@ class LiveTimers:
             waits &= ~is_doubted | np.isin(rows.position, held.position)
         return waits & ~np.isin(rows.commit_log_offset, self.done)
 
-    def due_rows(self, now_ms: int) -> TimerRows:
+    def due_rows(self, now_ms: int, known: KnownSlot | None = None) -> TimerRows:
         """What lies in the slots that are over at a time, and in no earlier one."""
-        return self.in_slots(self.wheel.used_slots(floor_ms(now_ms, self.precision_ms)))
+        return self.in_slots(self.wheel.used_slots(floor_ms(now_ms, self.precision_ms)), known)
 
     def promised_ms(self, rows: TimerRows, facts: TimerFacts) -> Int64s:
         """When each row is due: by its slot or, if that is not its last, by its record."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from message_store.byte_column import Int64s, int64s
 from message_store.errors import BadFieldError, FormatError
-from message_store.java_numbers import parse_long, string_hash
+from message_store.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.properties import REAL_TOPIC, TIMER_OUT_MS
 from timer_wheel.timer_due import promised_times
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
@@ -86,6 +86,11 @@ class TimerRows:
     def write_time_ms(self) -> Int64s:
         """When the unit was placed."""
         return np.asarray(self.table[WRITE_TIME])
+
+    @property
+    def enqueued_ms(self) -> Int64s:
+        """The same; the latest time of all for what never was, as a broker says it."""
+        return np.where(self.write_time_ms > 0, self.write_time_ms, LONG_MAX)
 
     @property
     def commit_log_offset(self) -> Int64s:

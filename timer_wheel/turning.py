@@ -24,6 +24,7 @@ from message_store.redelivery import (
     redeliver,
 )
 from message_store.wheel_stamps import wheel_stamps
+from timer_wheel.foresight import Foresight
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.recall import RecallMarks
@@ -51,6 +52,7 @@ class Turning:
     def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
         self._store = store
         self._timers = timers
+        self._foresight = Foresight(store, timers)
         self.lost = LostMessages(store.root)
 
     def turn(self, now_ms: int, marks: RecallMarks) -> LogDeliveries:
@@ -79,6 +81,8 @@ class Turning:
         self._move_on(rest, marks.take_away(rest.facts), due, now_ms, stamp_ms)
         if not len(timers.early):  # what is due before its slot may be taken back by an older slot
             marks.forget_before(timers.wheel.hand_ms)
+        later_ms = max(stamp_ms, self._store.clock.now_ms())
+        self._foresight.look(later_ms, is_busy=len(deliveries) > 0)
         return deliveries
 
     # --- what is looked at ------------------------------------------------------------------------
@@ -86,7 +90,7 @@ class Turning:
     def _due(self, rest: Unplaced, now_ms: int, marks: RecallMarks) -> Due:
         """The slots that are over, what is due before its slot is, and what has no slot."""
         timers = self._timers
-        taken = timers.due_rows(now_ms)
+        taken = timers.due_rows(now_ms, self._foresight.units)
         early = timers.early
         if len(early):
             early = early.rows(early.slot_time_ms >= floor_ms(now_ms, timers.precision_ms))
@@ -136,9 +140,10 @@ class Turning:
             rows.commit_log_offset,
             rows.size_bytes,
             how,
-            suffixes=wheel_stamps(_enqueued_ms(rows), stamp_ms, rolled) if len(rows) else None,
+            suffixes=wheel_stamps(rows.enqueued_ms, stamp_ms, rolled) if len(rows) else None,
             prepared_offsets=prepared_offsets,
             store_ms=stamp_ms if store_ms is None else store_ms,
+            known=self._foresight.measured,
         )
         self._lose(rows, done.bad)
         for destination, count in done.counts.items():
@@ -197,12 +202,6 @@ def _store_times(facts: TimerFacts, chosen: Int64s, stamp_ms: int) -> Iterator[t
     cuts = np.flatnonzero(np.diff(times)) + 1
     for run, its_times in zip(np.split(chosen, cuts), np.split(times, cuts), strict=True):
         yield run, int(its_times[0])
-
-
-def _enqueued_ms(rows: TimerRows) -> Int64s:
-    """When each was placed; the latest time of all for what never was, as a broker says it."""
-    never = np.iinfo(np.int64).max
-    return np.where(rows.write_time_ms > 0, rows.write_time_ms, never)
 
 
 def _in_order(due: Due, chosen: Int64s) -> Int64s:

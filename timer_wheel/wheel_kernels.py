@@ -181,8 +181,8 @@ def _read(unit: int, position: int, rows: Any, row: int) -> None:
 
 
 @kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64, int64, int64, int64, int64[::1],"
-    " int64[:, ::1])"
+    "int64(int64[::1], int64[::1], int64[::1], int64, int64, int64, int64, int64, int64[::1],"
+    " int64[::1], int64[:, ::1])"
 )
 def walk_slots(
     heads: Int64s,
@@ -192,10 +192,14 @@ def walk_slots(
     end: int,
     file_bytes: int,
     precision_ms: int,
+    known: int,
     lengths: Int64s,
+    stops: Int64s,
     rows: Any,
 ) -> int:
     """Walk chains from their last units backwards; slot after slot, each in order of placing.
+
+    They end before the unit at the position ``known``; ``stops`` gets where each has ended.
 
     ``slots`` are their times in units of the precision; ``files`` says where in memory each file of
     the timer log lies, the first of which begins at ``start``. A link that leads forwards, nowhere,
@@ -207,7 +211,7 @@ def walk_slots(
     for chain in range(len(heads)):
         position, length = heads[chain], 0
         place += lengths[chain] if wants_rows else 0
-        while position != NO_POSITION:
+        while position != NO_POSITION and position != known:
             unit = _unit_at(position, files, start, end, file_bytes)
             if unit < 0 or _slot_time(unit) // precision_ms != slots[chain]:
                 astray += 1
@@ -220,6 +224,7 @@ def walk_slots(
                 astray += 1
                 break
             position = before
+        stops[chain] = position
         if not wants_rows:
             lengths[chain] = length
     return astray

@@ -24,6 +24,7 @@ from message_store import AtMs, Clock, DelayStore, ManualClock, Message, Message
 from tests.faults.engines import ENGINES, Engine
 from tests.faults.full_disk import full_disk
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
+from timer_wheel import foresight
 
 START_MS = 1_793_000_000_000
 _TWIN_BODY = "twin"
@@ -203,6 +204,7 @@ def _say(what: object) -> None:
 
 def main() -> None:
     """Fork a child for each task on the standard input, and wait for its end when told to."""
+    foresight.WORTH_IT_UNITS = 1
     engine = ENGINES[sys.argv[1]]
     warm_up(engine)
     _say("ready")

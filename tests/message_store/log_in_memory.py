@@ -20,6 +20,8 @@ from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
 class MemoryLog:
     """Files of one size in one array."""
 
+    min_offset = 0
+
     def __init__(self, file_bytes: int, files: int = 64) -> None:
         self.file_bytes = file_bytes
         self.data = np.zeros(file_bytes * files, np.uint8)

@@ -42,6 +42,7 @@ from message_store.redelivery import (
     FROM_WHEEL,
     ROLLED,
     Rewrite,
+    measured,
     redeliver,
     redelivered,
 )
@@ -203,7 +204,7 @@ def assert_same(make: "Any", offsets: Any, sizes: Any, how: Rewrite, suffixes: l
     for position, size in zip(positions, result.sizes.tolist(), strict=True):
         ours = bulk.log.data[position : position + size].tobytes()
         assert ours == one.log.data[position : position + size].tobytes()
-    queues = {key: queue.units.tobytes() for key, queue in bulk.queues.items()}
+    queues = queue_bytes(bulk)
     if bad:  # what turns out to be damaged when it is copied had a queue by then
         queues = {key: entries for key, entries in queues.items() if entries}
     assert queues == units
@@ -247,6 +248,38 @@ def test_bulk_redelivery_is_the_scalar_one_byte_for_byte(
     suffixes = [suffix for _, suffix in rows]
     offsets, sizes = put_all(memory_store(file_bytes), messages)
     assert_same(lambda: store_of(messages, file_bytes), offsets, sizes, how, suffixes)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_what_was_measured_before_changes_nothing(data: st.DataObject) -> None:
+    """In any order, of any of the records and of others, in several steps, with other lengths."""
+    rows = data.draw(
+        st.lists(st.tuples(waiting_messages(), st.sampled_from(SUFFIXES)), min_size=1, max_size=12)
+    )
+    how = data.draw(rewrites)
+    messages, suffixes = [row[0] for row in rows], ByteColumn.of([row[1] for row in rows])
+    one, other = store_of(messages), store_of(messages)
+    offsets, sizes = put_all(memory_store(), messages)
+    known = None
+    some = st.lists(st.integers(0, len(rows) - 1), max_size=15)
+    for chosen in data.draw(st.lists(some, max_size=3)):
+        lengths = suffixes.lengths[chosen] + data.draw(st.sampled_from([0, 0, 1]))
+        known = measured(other, offsets[chosen], sizes[chosen], lengths, how, known=known)
+    wanted = data.draw(some)
+    offsets, sizes, suffixes = offsets[wanted], sizes[wanted], suffixes.take(wanted)
+    expected = redeliver(one, offsets, sizes, how, suffixes=suffixes, store_ms=NOW_MS)
+    found = redeliver(other, offsets, sizes, how, suffixes=suffixes, store_ms=NOW_MS, known=known)
+    assert found.positions.tolist() == expected.positions.tolist()
+    assert found.rows.tolist() == expected.rows.tolist()
+    assert [row for row, _ in found.bad] == [row for row, _ in expected.bad]
+    assert found.counts == expected.counts
+    assert (other.log.end, other.log.data.tobytes()) == (one.log.end, one.log.data.tobytes())
+    assert queue_bytes(other) == queue_bytes(one)
+
+
+def queue_bytes(store: Any) -> dict[Any, bytes]:
+    return {key: queue.units.tobytes() for key, queue in store.queues.items()}
 
 
 @settings(max_examples=300)

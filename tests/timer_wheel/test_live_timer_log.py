@@ -2,18 +2,20 @@
 """Timer log and slots as they are written: known bytes, file borders, kills in the middle."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from message_store import ManualClock
+from message_store.byte_column import int64s
 from message_store.errors import TargetError
 from message_store.java_numbers import string_hash
 from message_store.live_segments import LiveSegments
 from message_store.store_root import StoreRoot
 from tests.independent.raw_files import timer_units
-from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.live_timer_log import KnownSlot, LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.timer_checkpoint import TimerCheckpoint, encode_timer_checkpoint
@@ -248,6 +250,61 @@ def test_a_link_that_leads_astray_ends_its_chain(tmp_path: Path, previous: int, 
     rows, astray = log.walk(wheel, wheel.used_slots())
     assert astray == lost
     assert rows.commit_log_offset.tolist() == [1, 2][lost:]
+
+
+def known_of(log: LiveTimerLog, wheel: LiveWheel, slot_ms: int) -> KnownSlot:
+    rows, _ = log.walk(wheel, int64s([slot_ms // 1000]))
+    return KnownSlot.of(log, slot_ms // 1000, rows)
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
+def test_a_slot_of_which_some_is_known_is_what_it_is(first: list[int], then: list[int]) -> None:
+    """Over the borders of files, and whatever else came between."""
+    with TemporaryDirectory() as folder:
+        log, wheel = open_log(Path(folder)), LiveWheel(1000, WRITE_MS)
+        log.append(rows_of((OUT_MS, 1, 7, 200)), wheel)
+        log.append(rows_of(*((OUT_MS + 1000 * n, 1, n, 200) for n in first)), wheel)
+        known = known_of(log, wheel, OUT_MS)
+        log.append(rows_of(*((OUT_MS + 1000 * n, 1, n, 200) for n in then)), wheel)
+        for slots in (wheel.used_slots(OUT_MS + 1000), wheel.used_slots()):
+            expected, _ = log.walk(wheel, slots)
+            found, astray = log.walk(wheel, slots, known)
+            assert found.table.tolist() == expected.table.tolist()
+            assert astray == 0
+
+
+def test_what_is_known_of_a_slot_ends_with_its_chain(tmp_path: Path) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((OUT_MS, 1, 1, 200), (OUT_MS, 1, 2, 200)), wheel)
+    known = known_of(log, wheel, OUT_MS)
+    wheel.set_slot(OUT_MS // 1000, int64s([]), 0)
+    log.append(rows_of((OUT_MS, 1, 3, 200)), wheel)
+    rows, _ = log.walk(wheel, wheel.used_slots(), known)
+    assert rows.commit_log_offset.tolist() == [3]
+
+
+@pytest.mark.parametrize("change", ["rehung", "put away", "cut", "revised"])
+def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
+    tmp_path: Path, change: str
+) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of(*((OUT_MS, 1, number, 200) for number in range(3))), wheel)
+    known = known_of(log, wheel, OUT_MS)
+    match change:
+        case "rehung":
+            log.rehang(known.rows.rows(slice(1, 3)), known.rows.rows(slice(0, 1)), wheel)
+        case "put away":
+            log.put_away(known.rows.rows(slice(0, 1)), WRITE_MS - 1000)
+        case "cut":
+            log.cut(2 * 52)
+        case "revised":
+            wheel.clear()
+            log.revise(wheel)
+    slots = wheel.used_slots()
+    assert (
+        log.walk(wheel, slots, known)[0].table.tolist() == log.walk(wheel, slots)[0].table.tolist()
+    )
+    assert not known.is_of(log, slots)
 
 
 def test_delete_markers_are_taken_off_the_count_of_a_slot(tmp_path: Path) -> None:
