@@ -114,6 +114,13 @@ class DestinationTable:
     def __len__(self) -> int:
         return int(self.used[0])
 
+    def copy(self) -> "DestinationTable":
+        """The same destinations by the same numbers, to go on from."""
+        other = DestinationTable(0)
+        other.rows, other.slots, other.used = self.rows.copy(), self.slots.copy(), self.used.copy()
+        other._kept = list(self._kept)
+        return other
+
     def grow(self) -> None:
         """Twice the room, the same contents."""
         self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])

@@ -289,18 +289,16 @@ class LiveStore:
         self.write_checkpoint(durably=True)
 
     def group(self, work: Callable[[], None]) -> GroupSync:
-        """A ``flush`` that many threads may call at once: they share the work. It ends with finding
-        pages for what is stored until the next.
+        """A ``flush`` that many threads may call at once: they share the work. When they have gone
+        on it finds pages for what is stored until the next, for as long as that took at the most.
         """
+        return GroupSync(work, self._find_pages)
 
-        def work_and_look_ahead() -> None:
-            work()
-            with self.lock:
-                pages = None if self.is_closed else self._pages_ahead.next(self.log.end)
-            if pages is not None:
-                pages.find()
-
-        return GroupSync(work_and_look_ahead)
+    def _find_pages(self, longest_s: float) -> None:
+        with self.lock:
+            pages = None if self.is_closed else self._pages_ahead.next(self.log.end)
+        if pages is not None:
+            pages.find(longest_s)
 
     # --- the end ----------------------------------------------------------------------------------
 

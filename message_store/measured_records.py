@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the first pass over records that go on finds of them, which can be had before they are due.
 
-It depends on nothing but a record, which stays as it is, and the length of what is added to it.
+It depends on a record, which stays as it is, on the rules by which it is rewritten, and on the
+length of what is added to it.
 Looking at records that lie apart in a large log takes a third of a delivery: every one of them
 comes from memory.
 """
@@ -66,7 +67,7 @@ class Measured:
         *,
         known: Measured | None = None,
     ) -> Measured:
-        """Measure these records, but for those that are ``known``, whose table is taken over.
+        """Measure these records, but for those that are ``known``.
 
         The log's lock is held. One that is not there has a negative address.
         """
@@ -74,7 +75,7 @@ class Measured:
             known = None
         addresses = record_addresses(log, offsets, sizes)
         found = np.zeros((FOUND_COLUMNS, len(offsets)), np.int64)
-        table = DestinationTable() if known is None else known.table
+        table = DestinationTable() if known is None else known.table.copy()
         if how.topic is not None:
             table.number_of(how.topic.encode(), 0)
         this = cls(offsets, sizes, suffix_lengths, log.min_offset, how, addresses, found, table)

@@ -155,10 +155,8 @@ class _Work:
         self.prepared_offsets = prepared_offsets
         if not len(sizes) == len(self.suffixes) == count or len(prepared_offsets) not in (0, count):
             raise ValueError("offsets, sizes, suffixes and prepared offsets differ in length")
-        measured = Measured.of(
-            self.log, offsets, sizes, self.suffixes.lengths, self.how, known=known
-        )
-        self.addresses, self.found, self.table = measured.addresses, measured.found, measured.table
+        facts = Measured.of(self.log, offsets, sizes, self.suffixes.lengths, self.how, known=known)
+        self.addresses, self.found, self.table = facts.addresses, facts.found, facts.table
         self.names, self.dropped = dropped_table(self.how.dropped_names)
         self.bad: list[tuple[int, FormatError]] = []
 

@@ -47,15 +47,16 @@ def run_store(
     delivered, flushed_ms = 0, clock.now_ms()
     while not stop():
         now_ms = clock.now_ms()
-        if flush_every_ms is not None and not 0 <= now_ms - flushed_ms < flush_every_ms:
-            store.flush()
-            flushed_ms = now_ms
         if until_ms is not None:
             now_ms = min(now_ms, until_ms)
         deliveries = store.advance(now_ms)
         if len(deliveries):
             delivered += len(deliveries)
             on_deliveries(deliveries)
+        since_ms = clock.now_ms() - flushed_ms
+        if flush_every_ms is not None and not 0 <= since_ms < flush_every_ms:
+            flushed_ms += since_ms
+            store.flush()  # behind what is due, which need not wait for a disk
         if now_ms == until_ms:
             break
         wake_ms = [now_ms + poll_ms, store.next_due_ms(), until_ms]

@@ -4,13 +4,14 @@ its copying only.
 
 Following a chain through the timer log and looking at the records, which lie far apart in the log,
 waits for memory at every step: of the 80 to 180 ms that 50,000 messages of a slot took, 40 to 130.
-Nothing of it is written down and nothing that happens later makes it wrong: units and records stay
-as they are, what comes into the slot afterwards is found when it is over, and what leaves it is
-left out then as ever.
+Nothing of it is written down, and nothing that happens later makes it wrong: what comes into the
+slot afterwards is found when it is over, what leaves it is left out then as ever, and where units
+are rewritten what was known of them is not used.
 """
 
 from typing import TYPE_CHECKING
 
+from message_store.errors import DelayStoreError
 from message_store.measured_records import Measured
 from message_store.redelivery import FROM_WHEEL, measured
 from message_store.wheel_stamps import wheel_stamps
@@ -23,54 +24,76 @@ if TYPE_CHECKING:
 
 WORTH_IT_UNITS = 1_000
 _MOST_UNITS = 1 << 18
-"""Nobody else gets the store meanwhile, and many more take long anyway."""
+"""Nobody else gets the store meanwhile. A slot of more is taken as if nobody had looked: what was
+seen first would be far from the processor again.
+"""
 _UNITS_A_MS = 200
+"""A half to a fifth of what was measured, so that looking is over before the slot is."""
 _MARGIN_MS = 20
 _SHORTLY_MS = 150
 """Who looks every 100 ms has no other chance then. Records that are brought near earlier are far
 again when they are copied.
 """
+_NEAR_BYTES = 256 << 20
+"""More than a processor's caches hold is not near when it is copied."""
 
 
 class Foresight:
-    """What is known of one slot: ``units`` that it holds, and what was ``measured`` of records."""
+    """What is known of one slot: ``units`` that it holds, and their ``records``."""
 
     def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
         self._store, self._timers = store, timers
-        self.units: KnownSlot | None = None
-        self.measured: Measured | None = None
+        self._forget()
 
-    def look(self, stamp_ms: int, *, is_busy: bool) -> None:
-        """Forget what is over and, unless there was enough to do, look at the slot in hand, at this
-        time by the clock, if that leaves time enough.
+    def _forget(self) -> None:
+        self.units: KnownSlot | None = None
+        self.records: Measured | None = None
+        self._is_finished = False
+
+    def look(self, now_ms: int, *, is_busy: bool) -> None:
+        """Forget what is over and look at the slot in hand, at this time by the clock, if that
+        leaves time enough; but not where the caller waits for what came of its turn (``is_busy``).
+
+        Whatever goes wrong here goes wrong again when the slot is over, and is told then.
         """
+        try:
+            self._look(now_ms, is_busy)
+        except (DelayStoreError, MemoryError):
+            self._forget()
+
+    def _look(self, now_ms: int, is_busy: bool) -> None:
         timers, precision_ms = self._timers, self._timers.precision_ms
         slot_ms = timers.wheel.hand_ms
         slot, count = slot_ms // precision_ms, timers.wheel.unit_count(slot_ms)
-        needs_ms = count // _UNITS_A_MS + _MARGIN_MS
-        left_ms = slot_ms + precision_ms - stamp_ms
         if self.units is not None and self.units.slot != slot:
-            self.units = self.measured = None
+            self._forget()
+        needs_ms = count // _UNITS_A_MS + _MARGIN_MS
+        left_ms = slot_ms + precision_ms - now_ms
         if is_busy or not WORTH_IT_UNITS <= count <= _MOST_UNITS or left_ms < needs_ms:
             return
-        of_slot = timers.wheel.used_slots(slot_ms + precision_ms)
-        rows, _ = timers.log.walk(timers.wheel, of_slot, self.units)
+        is_last_chance = left_ms < needs_ms + _SHORTLY_MS
+        if self._is_finished or not (is_last_chance or self._has_grown(count)):
+            return
+        rows, _ = timers.log.walk(
+            timers.wheel, timers.wheel.used_slots(slot_ms + precision_ms), self.units
+        )
         if not len(rows):
             return
-        is_new = self.units is None or len(rows) != len(self.units.rows)
         self.units = KnownSlot.of(timers.log, slot, rows)
-        if is_new or self.measured is None:
-            self._measure(rows, stamp_ms)
-        if self.measured is not None and left_ms < needs_ms + _SHORTLY_MS:
-            self.measured.touch()
+        self.records = self._measured(rows, now_ms)
+        if is_last_chance:
+            self._is_finished = True
+            if int(self.records.sizes.sum()) <= _NEAR_BYTES:
+                self.records.touch()
 
-    def _measure(self, rows: TimerRows, stamp_ms: int) -> None:
+    def _has_grown(self, count: int) -> bool:
+        """Whether there is much in the slot that is not known; a little is found soon enough when
+        it is over.
+        """
+        return self.units is None or 8 * count > 9 * len(self.units.rows)
+
+    def _measured(self, rows: TimerRows, now_ms: int) -> Measured:
         goes = rows.rows(~(rows.is_marker | rows.is_roll))
-        self.measured = measured(
-            self._store,
-            goes.commit_log_offset,
-            goes.size_bytes,
-            wheel_stamps(goes.enqueued_ms, stamp_ms).lengths,
-            FROM_WHEEL,
-            known=self.measured,
-        )
+        lengths = wheel_stamps(goes.enqueued_ms, now_ms).lengths
+        offsets, sizes = goes.commit_log_offset, goes.size_bytes
+        return measured(self._store, offsets, sizes, lengths, FROM_WHEEL, known=self.records)

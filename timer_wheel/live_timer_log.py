@@ -42,7 +42,9 @@ _PIECE_UNITS = 1 << 17
 
 @attrs.frozen(eq=False)
 class KnownSlot:
-    """What a walk has found in a slot, given by its time in units of the precision; some units."""
+    """What a walk has found in a slot, given by its time in units of the precision: one unit at
+    least.
+    """
 
     slot: int
     rows: TimerRows
@@ -73,8 +75,8 @@ class FileUnits:
 
 
 class LiveTimerLog:
-    """The log's files and where it ends; ``end`` is found by ``find_end``. ``rewrite_count`` grows
-    where anything of it changes but by growing.
+    """The log's files and where it ends; ``end`` is found by ``find_end``. Once that is
+    done ``rewrite_count`` grows where units change or go, and not where some are added.
 
     Raises BadFieldError for files that are too small for any unit.
     """
@@ -350,6 +352,7 @@ class LiveTimerLog:
             if last.commit_log_offset[0] >= commit_log_min:
                 break
             stop = file.start + self.file_bytes
+        self.rewrite_count += stop > self.segments.min_offset
         return self.segments.delete_before(stop)
 
 

@@ -59,6 +59,7 @@ class Turning:
         """Deliver what is due at ``now_ms``. Raises TargetError when the disk refuses."""
         timers = self._timers
         stamp_ms = max(self._store.clock.now_ms(), now_ms)
+        append_count = self._store.log.append_count
         timers.settle(stamp_ms)
         rest = timers.unplaced(EVERYTHING, keys=True)
         due = self._due(rest, now_ms, marks)
@@ -82,7 +83,7 @@ class Turning:
         if not len(timers.early):  # what is due before its slot may be taken back by an older slot
             marks.forget_before(timers.wheel.hand_ms)
         later_ms = max(stamp_ms, self._store.clock.now_ms())
-        self._foresight.look(later_ms, is_busy=len(deliveries) > 0)
+        self._foresight.look(later_ms, is_busy=self._store.log.append_count != append_count)
         return deliveries
 
     # --- what is looked at ------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Turning:
             suffixes=wheel_stamps(rows.enqueued_ms, stamp_ms, rolled) if len(rows) else None,
             prepared_offsets=prepared_offsets,
             store_ms=stamp_ms if store_ms is None else store_ms,
-            known=self._foresight.measured,
+            known=self._foresight.records,
         )
         self._lose(rows, done.bad)
         for destination, count in done.counts.items():

@@ -14,7 +14,7 @@ pytest.register_assert_rewrite(
 )
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def look_ahead() -> Iterator[None]:
     """Elsewhere slots as small as those of tests are not worth it."""
     with pytest.MonkeyPatch.context() as patch:

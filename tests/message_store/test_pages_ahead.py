@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages of a log are found before they are needed; and that nothing comes of it but speed."""
 
-import mmap
 import os
+import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from message_store.errors import TargetError
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
 from message_store.pages_ahead import PagesAhead, PagesToFind
@@ -14,6 +16,7 @@ from message_store.store_settings import StoreSettings
 
 MIB = 1 << 20
 FILE_BYTES = 64 * MIB
+LONG_S = 60.0
 
 
 @pytest.fixture
@@ -23,36 +26,57 @@ def segments(tmp_path: Path) -> LiveSegments:
     return row
 
 
-def found(pages: PagesToFind | None) -> tuple[int, int] | None:
-    if pages is None:
+def found(ahead: PagesAhead, end: int, longest_s: float = LONG_S) -> tuple[int, int] | None:
+    """What is found in MiB when the log ends here; None for nothing."""
+    if (pages := ahead.next(end)) is None:
         return None
-    pages.find()
-    return pages.start // MIB, pages.stop // MIB
+    pages.find(longest_s)
+    return pages.start // MIB, ahead.found_end // MIB
 
 
 def test_twice_what_the_log_grew_by_is_found_and_nothing_twice(segments: LiveSegments) -> None:
     ahead = PagesAhead(segments, 0)
-    assert found(ahead.next(0)) is None
-    assert found(ahead.next(4 * MIB)) == (4, 12)
-    assert found(ahead.next(8 * MIB)) == (12, 16)
-    assert found(ahead.next(8 * MIB)) is None
-    assert found(ahead.next(8 * MIB)) is None
-    assert found(ahead.next(9 * MIB)) is None, "so much of it is there"
-    assert found(ahead.next(30 * MIB)) == (30, 64), "to the end of the file at most"
+    assert found(ahead, 0) is None
+    assert found(ahead, 4 * MIB) == (4, 12)
+    assert found(ahead, 8 * MIB) == (12, 16)
+    assert found(ahead, 8 * MIB) is None
+    assert found(ahead, 9 * MIB) is None, "so much of it is there"
+    assert found(ahead, 30 * MIB) == (30, 64), "to the end of the file at most"
     segments.close()
 
 
 def test_a_log_that_grows_little_finds_a_piece_now_and_then(segments: LiveSegments) -> None:
     ahead = PagesAhead(segments, 0)
-    ends = range(0, 4 * MIB, 1_000)
-    assert [found(ahead.next(end)) for end in ends if end].count(None) > len(ends) - 8
+    ends = range(1_000, 4 * MIB, 1_000)
+    parts = [part for end in ends if (part := found(ahead, end))]
+    assert 4 <= len(parts) <= 6
+    assert all(before[1] == after[0] for before, after in pairwise(parts))
     segments.close()
 
 
-def test_a_file_that_is_not_there_yet_is_left_alone(segments: LiveSegments) -> None:
+def test_the_file_behind_is_found_when_it_is_there(segments: LiveSegments) -> None:
     ahead = PagesAhead(segments, 0)
-    assert found(ahead.next(FILE_BYTES)) is None
+    assert found(ahead, FILE_BYTES) is None
     assert segments.starts == [0]
+    segments.make_file(FILE_BYTES)
+    assert found(ahead, FILE_BYTES + MIB) == (65, 128)
+    segments.close()
+
+
+def test_finding_takes_no_longer_than_it_may(segments: LiveSegments) -> None:
+    ahead = PagesAhead(segments, 0)
+    assert found(ahead, 16 * MIB, longest_s=0) == (16, 0)
+    assert found(ahead, 16 * MIB, longest_s=LONG_S) == (16, 44), "and goes on where it stopped"
+    segments.close()
+
+
+def test_one_finds_at_a_time(segments: LiveSegments) -> None:
+    ahead = PagesAhead(segments, 0)
+    pages = ahead.next(4 * MIB)
+    assert pages is not None
+    assert ahead.next(8 * MIB) is None
+    pages.find(LONG_S)
+    assert found(ahead, 8 * MIB) is not None
     segments.close()
 
 
@@ -61,36 +85,71 @@ def test_finding_pages_changes_no_byte_and_takes_no_room(segments: LiveSegments)
     path = segments.path_of(0)
     segments.sync()
     blocks = path.stat().st_blocks
-    assert found(PagesAhead(segments, 0).next(16 * MIB)) == (16, 48)
+    assert found(PagesAhead(segments, 0), 16 * MIB) == (16, 48)
     segments.sync()
     assert path.stat().st_blocks == blocks
     assert path.read_bytes() == b"x" * 100 + bytes(FILE_BYTES - 100)
     segments.close()
 
 
-def test_a_disk_that_refuses_keeps_nobody(
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_what_cannot_be_read_keeps_nobody(
     segments: LiveSegments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    pages = PagesAhead(segments, 0).next(4 * MIB)
+    ahead = PagesAhead(segments, 0)
+    pages = ahead.next(4 * MIB)
     assert pages is not None
-    monkeypatch.setattr(os, "preadv", refuse)
-    pages.find()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        mmap.mmap(pages.descriptor, mmap.PAGESIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fadvise", refuse)
+        pages.find(LONG_S)
+    assert not is_open(pages.descriptor)
+    assert found(ahead, 4 * MIB) is not None
     segments.close()
 
 
-def test_every_flush_that_is_shared_looks_ahead(
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), TargetError("no handle")])
+def test_a_file_that_cannot_be_opened_keeps_nobody(
+    segments: LiveSegments, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(_start: int) -> int:
+        raise error
+
+    monkeypatch.setattr(segments, "descriptor", refuse)
+    assert PagesAhead(segments, 0).next(4 * MIB) is None
+    segments.close()
+
+
+def test_a_flush_that_is_shared_looks_ahead_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[int] = []
-    monkeypatch.setattr(PagesAhead, "next", lambda _self, end: looked.append(end))
+    begun, may_end, looked = threading.Event(), threading.Event(), []
+
+    def look(_ahead: PagesAhead, end: int) -> PagesToFind | None:
+        looked.append(end)
+        begun.set()
+        assert may_end.wait(LONG_S)
+        return None
+
+    monkeypatch.setattr(PagesAhead, "next", look)
     store = LiveStore.open(tmp_path / "store", settings=StoreSettings())
     group = store.group(store.flush)
+    first = threading.Thread(target=group.run)
+    first.start()
+    assert begun.wait(LONG_S)
+    assert looked == [0]
+    may_end.set()
+    first.join()
     group.run()
-    assert looked == [0]
+    assert looked == [0, 0]
     store.close()
-    assert looked == [0]
+    assert looked == [0, 0], "nothing follows a close"

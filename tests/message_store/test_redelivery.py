@@ -46,6 +46,7 @@ from message_store.redelivery import (
     redeliver,
     redelivered,
 )
+from message_store.redelivery_kernels import TAGS_CODE
 from message_store.wheel_stamps import wheel_stamps
 from tests.message_store.log_in_memory import MemoryStoreFloor
 from tests.message_store.strategies import hosts, int32s, int64s
@@ -276,6 +277,59 @@ def test_what_was_measured_before_changes_nothing(data: st.DataObject) -> None:
     assert found.counts == expected.counts
     assert (other.log.end, other.log.data.tobytes()) == (one.log.end, one.log.data.tobytes())
     assert queue_bytes(other) == queue_bytes(one)
+
+
+@pytest.mark.parametrize(
+    ("how", "log_begins", "is_used"),
+    [(FROM_LEVEL, 0, True), (ROLLED, 0, False), (FROM_LEVEL, 1, False)],
+)
+def test_what_is_known_by_other_rules_or_of_files_that_are_gone_is_not_used(
+    how: Rewrite, log_begins: int, is_used: bool
+) -> None:
+    messages = [waiting(TO_A), waiting(TO_A)]
+    offsets, sizes = put_all(memory_store(), messages)
+    store = store_of(messages)
+    known = measured(store, offsets, sizes, np.zeros(2, np.int64), how)
+    known.found[TAGS_CODE] = 4_711  # which shows wherever it is used
+    store.log.min_offset = log_begins
+    redeliver(store, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS, known=known)
+    [units] = [queue.units for queue in store.queues.values()]
+    assert (units["tags_code"] == 4_711).all() == is_used
+
+
+def test_a_table_that_grows_goes_on_from_what_is_known() -> None:
+    """It has room for 256 destinations at first; what is known stays as it was."""
+    text = "REAL_TOPIC\x01T{}\x02REAL_QID\x010"
+    messages = [waiting(text.format(number % 600).encode()) for number in range(900)]
+    one, other = store_of(messages), store_of(messages)
+    offsets, sizes = put_all(memory_store(), messages)
+    lengths = np.zeros(len(messages), np.int64)
+    known = None
+    for count in (200, 700):
+        known = measured(
+            other, offsets[:count], sizes[:count], lengths[:count], FROM_LEVEL, known=known
+        )
+    assert known is not None
+    assert len(known.table) == 600
+    before = known.table.rows.copy(), known.found.copy()
+    expected = redeliver(one, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS)
+    found = redeliver(other, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS, known=known)
+    assert found.counts == expected.counts
+    assert queue_bytes(other) == queue_bytes(one)
+    assert other.log.data.tobytes() == one.log.data.tobytes()
+    assert (known.table.rows == before[0]).all()
+    assert (known.found == before[1]).all()
+
+
+def test_a_body_that_is_damaged_is_found_though_its_record_is_known() -> None:
+    messages = [waiting(TO_A, body=b"x" * 50), waiting(TO_A, body=b"y" * 50)]
+    store = store_of(messages)
+    offsets, sizes = put_all(memory_store(), messages)
+    known = measured(store, offsets, sizes, np.zeros(2, np.int64), FROM_LEVEL)
+    store.log.data[int(offsets[0]) + 100] ^= 1
+    found = redeliver(store, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS, known=known)
+    assert [row for row, _ in found.bad] == [0]
+    assert found.rows.tolist() == [1]
 
 
 def queue_bytes(store: Any) -> dict[Any, bytes]:

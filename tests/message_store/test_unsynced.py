@@ -93,3 +93,41 @@ def test_an_interrupt_in_front_of_the_work_keeps_nobody_waiting() -> None:
     [later] = started(group, 1)
     later.join(60)
     assert (later.is_alive(), work.count) == (False, 1)
+
+
+def test_what_follows_keeps_nobody_who_waited() -> None:
+    """It is told how long the work took, and not done where that failed."""
+    is_working, may_end, may_go = threading.Event(), threading.Event(), threading.Event()
+    took_s: list[float] = []
+
+    def work() -> None:
+        is_working.set()
+        assert may_end.wait(10)
+
+    def afterwards(seconds: float) -> None:
+        took_s.append(seconds)
+        if len(took_s) == 1:
+            assert may_go.wait(10)
+
+    group = GroupSync(work, afterwards)
+    first = started(group, 1)
+    assert is_working.wait(10)
+    others = started(group, 3)
+    may_end.set()
+    for thread in others:
+        thread.join(10)
+        assert not thread.is_alive()
+    may_go.set()
+    first[0].join(10)
+    assert len(took_s) >= 2
+    assert min(took_s) >= 0
+
+
+def test_nothing_follows_work_that_failed() -> None:
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    followed: list[float] = []
+    with pytest.raises(OSError, match="Input/output"):
+        GroupSync(fail, followed.append).run()
+    assert followed == []

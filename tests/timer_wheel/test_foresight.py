@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from message_store import AtMs, ManualClock, Message
+from message_store.errors import SourceError
+from message_store.measured_records import Measured
 from message_store.store_settings import StoreSettings
 from timer_wheel import WheelStore, foresight
 from timer_wheel.foresight import Foresight
+from timer_wheel.live_wheel import LiveWheel
 
 T0 = 1_793_000_000_000
 SMALL = StoreSettings(
@@ -81,7 +84,7 @@ def look_at(
 
 
 def is_empty(known: Foresight) -> bool:
-    return known.units is None and known.measured is None
+    return known.units is None and known.records is None
 
 
 def test_what_is_due_next_is_known_before_and_forgotten_behind(
@@ -89,12 +92,12 @@ def test_what_is_due_next_is_known_before_and_forgotten_behind(
 ) -> None:
     store, clock, known = look_at(tmp_path / "store", monkeypatch)
     assert known.units is not None
-    assert known.measured is not None
-    assert len(known.units.rows) == len(known.measured.offsets) == 3
+    assert known.records is not None
+    assert len(known.units.rows) == len(known.records.offsets) == 3
     store.schedule(Message("A", b"3"), AtMs(T0 + 900))
     clock.tick(200)
     store.advance(clock.now_ms())
-    assert len(known.units.rows) == len(known.measured.offsets) == 4
+    assert len(known.units.rows) == len(known.records.offsets) == 4
     clock.tick(600)
     delivered = store.advance(clock.now_ms())
     assert [each.message.body for each in delivered] == [b"0", b"1", b"2", b"3"]
@@ -130,4 +133,76 @@ def test_what_is_known_may_be_taken_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert known.units is not None
     clock.tick(600)
     assert [each.message.body for each in store.advance(clock.now_ms())] == [b"0", b"1", b"2"]
+    store.close()
+
+
+def test_what_goes_wrong_while_looking_is_told_when_the_slot_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise SourceError("cannot be mapped")
+
+    store, clock, known = look_at(tmp_path / "store", monkeypatch)
+    for number in range(3):
+        store.schedule(Message("A", b"%d" % number), AtMs(T0 + 900))
+    clock.tick(100)
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveWheel, "last_positions", fail)
+        store.advance(clock.now_ms())
+        assert is_empty(known)
+        clock.tick(600)
+        with pytest.raises(SourceError, match="cannot be mapped"):
+            store.advance(clock.now_ms())
+    assert len(store.advance(clock.now_ms())) == 6
+    store.close()
+
+
+def test_records_are_brought_near_once_and_shortly_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[int] = []
+    monkeypatch.setattr(Measured, "touch", lambda records: touched.append(len(records.offsets)))
+    store, clock, _ = look_at(tmp_path / "store", monkeypatch)
+    store.schedule(Message("A", b"3"), AtMs(T0 + 900))
+    for left_ms in (600, 400, 200, 160, 120, 80, 40):
+        clock.tick(T0 + 1_000 - left_ms - clock.now_ms())
+        assert len(store.advance(clock.now_ms())) == 0
+        assert touched == ([4] if left_ms < 170 else [])
+    store.close()
+
+
+def test_a_slot_that_grows_little_is_looked_at_again_at_the_end_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock, known = look_at(tmp_path / "store", monkeypatch)
+    for number, is_known in [(20, 23), (1, 23), (3, 27)]:
+        for each in range(number):
+            store.schedule(Message("A", b"%d" % each), AtMs(T0 + 900))
+        clock.tick(50)
+        store.advance(clock.now_ms())
+        assert known.units is not None
+        assert len(known.units.rows) == is_known
+    store.schedule(Message("A", b"last"), AtMs(T0 + 900))
+    clock.tick(400)
+    store.advance(clock.now_ms())
+    assert known.units is not None
+    assert len(known.units.rows) == 28
+    clock.tick(200)
+    assert len(store.advance(clock.now_ms())) == 28
+    store.close()
+
+
+def test_a_hand_that_moves_back_finds_only_what_came_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock, known = look_at(tmp_path / "store", monkeypatch)
+    clock.tick(700)
+    assert len(store.advance(clock.now_ms())) == 3
+    clock.tick(-800)
+    for number in range(3):
+        store.schedule(Message("A", b"new %d" % number), AtMs(T0 + 500))
+    store.advance(clock.now_ms())
+    assert known.units is None or len(known.units.rows) == 3
+    clock.tick(800)
+    assert [each.message.body[:3] for each in store.advance(clock.now_ms())] == [b"new"] * 3
     store.close()
