@@ -289,16 +289,19 @@ class LiveStore:
         self.write_checkpoint(durably=True)
 
     def group(self, work: Callable[[], None]) -> GroupSync:
-        """A ``flush`` that many threads may call at once: they share the work. When they have gone
-        on it finds pages for what is stored until the next, for as long as that took at the most.
+        """A ``flush`` that many threads may call at once: they share the work. Behind it, and with
+        nobody waiting, pages are found for what is stored until the next.
         """
-        return GroupSync(work, self._find_pages)
 
-    def _find_pages(self, longest_s: float) -> None:
-        with self.lock:
-            pages = None if self.is_closed else self._pages_ahead.next(self.log.end)
-        if pages is not None:
-            pages.find(longest_s)
+        def work_and_look_ahead() -> None:
+            work()
+            with self.lock:
+                may_look = not (self.is_closed or self.log.is_broken)
+                pages = self._pages_ahead.next(self.log.end) if may_look else None
+            if pages is not None:
+                pages.find_in_a_thread()
+
+        return GroupSync(work_and_look_ahead)
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ too, changes nothing, and makes nothing dirty.
 """
 
 import os
+import threading
 from contextlib import suppress
 
 import attrs
 
-from message_store.clock import stopwatch_s
 from message_store.errors import TargetError
 from message_store.live_segments import LiveSegments
 from message_store.unsynced import handles_of_its_own
@@ -23,6 +23,10 @@ take larger ones, into which large writes took 16 ms in place of 26 for 64 MiB, 
 times as long: with every write a kernel looks at all parts of a page.
 """
 _MOST_BYTES = 256 << 20
+AHEAD_FROM_BYTES = 256 << 20
+"""The next file is made ahead, as brokers do, where files are as large as this: what is written to
+smaller ones is little.
+"""
 
 
 class PagesAhead:
@@ -46,42 +50,57 @@ class PagesAhead:
         wanted_bytes = max(2 * grown_bytes, self._wanted_bytes * 7 // 8)
         self._wanted_bytes = min(wanted_bytes, _MOST_BYTES)
         file_bytes = self._segments.file_bytes
-        file_start = end - end % file_bytes
         start = max(end, self.found_end)
+        file_start = start - start % file_bytes
         stop = min(end + self._wanted_bytes, file_start + file_bytes)
-        if self.is_finding or start >= stop or file_start not in self._segments.starts:
+        if self.is_finding or start >= stop:
             return None
         try:
+            if file_start not in self._segments.starts:
+                if file_start <= end or file_bytes < AHEAD_FROM_BYTES:
+                    return None
+                self._segments.make_file(file_start)
             [descriptor] = handles_of_its_own([self._segments.descriptor(file_start)])
-        except (OSError, TargetError):  # too many handles: somebody else will say so
+        except (OSError, TargetError):  # too many handles, no room: somebody else will say so
             return None
         self.is_finding = True
-        return PagesToFind(self, descriptor, file_start, start, stop)
+        return PagesToFind(self, descriptor, file_start, file_bytes, start, stop)
 
 
 @attrs.frozen
 class PagesToFind:
-    """A part of a log, within the file that begins at ``file_start``, by a handle of its own."""
+    """A part of a log, within the file that begins at ``file_start``, which has its own handle."""
 
     ahead: PagesAhead
     descriptor: int
     file_start: int
+    file_bytes: int
     start: int
     stop: int
 
-    def find(self, longest_s: float) -> None:
-        """Find them all or, where that takes longer, the first, while the caller waits. A disk
-        that refuses will refuse the writing, and say so.
+    def find(self) -> None:
+        """Find them, and give the handle back. A disk that refuses will refuse the writing, and say
+        so.
         """
-        until_s = stopwatch_s() + longest_s
         try:
             with suppress(OSError):
                 place = self.start
-                while place < self.stop and stopwatch_s() < until_s:
+                while place < self.stop:
                     within = place - self.file_start
                     size_bytes = _PIECE_BYTES - within % _PIECE_BYTES
+                    size_bytes = min(size_bytes, self.file_bytes - within)
                     os.posix_fadvise(self.descriptor, within, size_bytes, os.POSIX_FADV_WILLNEED)
                     place = self.ahead.found_end = place + size_bytes
         finally:
+            os.close(self.descriptor)
+            self.ahead.is_finding = False
+
+    def find_in_a_thread(self) -> None:
+        """The same while the caller goes on; it takes 0.3 s for what 100,000 messages of 1 KB need
+        where a host must provide it. No thread, no pages: they are found when they are needed.
+        """
+        try:
+            threading.Thread(target=self.find, name="pages ahead", daemon=True).start()
+        except RuntimeError:
             os.close(self.descriptor)
             self.ahead.is_finding = False

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import attrs
 
-from message_store.clock import stopwatch_s
 from message_store.errors import TargetError
 from message_store.small_files import sync_directory
 
@@ -60,15 +59,11 @@ class GroupSync:
     """Lets many threads share one piece of work that makes everything before it durable.
 
     Whoever comes while ``work`` runs waits for the next run, which one of those waiting does for
-    all: what they wrote may have been too late for the run under way. ``afterwards`` is told how
-    many seconds it took, when those who waited have been let go.
+    all: what they wrote may have been too late for the run under way.
     """
 
-    def __init__(
-        self, work: Callable[[], None], afterwards: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._afterwards = afterwards
         self._change = threading.Condition()
         self._started = 0
         self._finished = 0
@@ -89,7 +84,6 @@ class GroupSync:
                     return
                 self._started = number = self._started + 1
                 self._is_running = True
-            begun_s = stopwatch_s()
             self._work()
             done = number
         finally:  # also after an interrupt in front of the work: nobody else would ever begin
@@ -98,5 +92,3 @@ class GroupSync:
                     self._is_running = False
                     self._finished = max(self._finished, done)
                     self._change.notify_all()
-        if self._afterwards is not None:
-            self._afterwards(stopwatch_s() - begun_s)

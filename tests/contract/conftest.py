@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets the assertions of the shared classes explain themselves, as those of test modules do; and
-lets the wheel look ahead at slots of any size, so that whatever an engine must do it does so too.
+lets engines look ahead at slots and make files ahead of any size, so that whatever they must do
+they do so too.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ pytest.register_assert_rewrite(
 
 @pytest.fixture(autouse=True, scope="module")
 def look_ahead() -> Iterator[None]:
-    """Elsewhere slots as small as those of tests are not worth it."""
+    """Elsewhere slots and files as small as those of tests are not worth it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("timer_wheel.foresight.WORTH_IT_UNITS", 1)
+        patch.setattr("message_store.pages_ahead.AHEAD_FROM_BYTES", 1)
         yield

@@ -20,7 +20,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch
+from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch, pages_ahead
 from tests.faults.engines import ENGINES, Engine
 from tests.faults.full_disk import full_disk
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
@@ -204,7 +204,7 @@ def _say(what: object) -> None:
 
 def main() -> None:
     """Fork a child for each task on the standard input, and wait for its end when told to."""
-    foresight.WORTH_IT_UNITS = 1
+    foresight.WORTH_IT_UNITS = pages_ahead.AHEAD_FROM_BYTES = 1
     engine = ENGINES[sys.argv[1]]
     warm_up(engine)
     _say("ready")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from message_store import pages_ahead
 from message_store.errors import TargetError
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
@@ -26,11 +27,11 @@ def segments(tmp_path: Path) -> LiveSegments:
     return row
 
 
-def found(ahead: PagesAhead, end: int, longest_s: float = LONG_S) -> tuple[int, int] | None:
+def found(ahead: PagesAhead, end: int) -> tuple[int, int] | None:
     """What is found in MiB when the log ends here; None for nothing."""
     if (pages := ahead.next(end)) is None:
         return None
-    pages.find(longest_s)
+    pages.find()
     return pages.start // MIB, ahead.found_end // MIB
 
 
@@ -54,7 +55,7 @@ def test_a_log_that_grows_little_finds_a_piece_now_and_then(segments: LiveSegmen
     segments.close()
 
 
-def test_the_file_behind_is_found_when_it_is_there(segments: LiveSegments) -> None:
+def test_a_small_file_behind_is_found_when_it_is_there(segments: LiveSegments) -> None:
     ahead = PagesAhead(segments, 0)
     assert found(ahead, FILE_BYTES) is None
     assert segments.starts == [0]
@@ -63,10 +64,30 @@ def test_the_file_behind_is_found_when_it_is_there(segments: LiveSegments) -> No
     segments.close()
 
 
-def test_finding_takes_no_longer_than_it_may(segments: LiveSegments) -> None:
+def test_a_large_file_behind_is_made_ahead(
+    segments: LiveSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_ahead, "AHEAD_FROM_BYTES", FILE_BYTES)
     ahead = PagesAhead(segments, 0)
-    assert found(ahead, 16 * MIB, longest_s=0) == (16, 0)
-    assert found(ahead, 16 * MIB, longest_s=LONG_S) == (16, 44), "and goes on where it stopped"
+    assert found(ahead, 30 * MIB) == (30, 64)
+    assert segments.starts == [0], "one part at a time"
+    assert found(ahead, 50 * MIB) == (64, 103)
+    assert segments.starts == [0, FILE_BYTES]
+    assert segments.is_dirty, "whoever flushes next syncs its name"
+    segments.close()
+
+
+def test_a_full_disk_makes_no_file_ahead_and_keeps_nobody(
+    segments: LiveSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_start: int) -> None:
+        raise TargetError("no room")
+
+    monkeypatch.setattr(pages_ahead, "AHEAD_FROM_BYTES", FILE_BYTES)
+    monkeypatch.setattr(segments, "make_file", refuse)
+    ahead = PagesAhead(segments, 0)
+    assert found(ahead, 30 * MIB) == (30, 64)
+    assert found(ahead, 60 * MIB) is None
     segments.close()
 
 
@@ -75,7 +96,7 @@ def test_one_finds_at_a_time(segments: LiveSegments) -> None:
     pages = ahead.next(4 * MIB)
     assert pages is not None
     assert ahead.next(8 * MIB) is None
-    pages.find(LONG_S)
+    pages.find()
     assert found(ahead, 8 * MIB) is not None
     segments.close()
 
@@ -111,7 +132,7 @@ def test_what_cannot_be_read_keeps_nobody(
     assert pages is not None
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fadvise", refuse)
-        pages.find(LONG_S)
+        pages.find()
     assert not is_open(pages.descriptor)
     assert found(ahead, 4 * MIB) is not None
     segments.close()
@@ -129,27 +150,47 @@ def test_a_file_that_cannot_be_opened_keeps_nobody(
     segments.close()
 
 
-def test_a_flush_that_is_shared_looks_ahead_behind_it(
+def test_whoever_flushes_does_not_wait_for_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end, looked = threading.Event(), threading.Event(), []
+    looked: list[int] = []
+    is_found, may_end = threading.Event(), threading.Event()
+    find, following = PagesToFind.find, PagesAhead.next
 
-    def look(_ahead: PagesAhead, end: int) -> PagesToFind | None:
+    def next_one(ahead: PagesAhead, end: int) -> PagesToFind | None:
         looked.append(end)
-        begun.set()
-        assert may_end.wait(LONG_S)
-        return None
+        return following(ahead, end)
 
-    monkeypatch.setattr(PagesAhead, "next", look)
+    def find_slowly(pages: PagesToFind) -> None:
+        assert may_end.wait(LONG_S)
+        find(pages)
+        is_found.set()
+
+    monkeypatch.setattr(PagesAhead, "next", next_one)
+    monkeypatch.setattr(PagesToFind, "find", find_slowly)
     store = LiveStore.open(tmp_path / "store", settings=StoreSettings())
     group = store.group(store.flush)
-    first = threading.Thread(target=group.run)
-    first.start()
-    assert begun.wait(LONG_S)
-    assert looked == [0]
-    may_end.set()
-    first.join()
+    store.log.append(1_000, lambda _: bytes(1_000))
     group.run()
-    assert looked == [0, 0]
+    group.run()
     store.close()
-    assert looked == [0, 0], "nothing follows a close"
+    assert looked == [1_000, 1_000], "nothing follows a close"
+    may_end.set()
+    assert is_found.wait(LONG_S)
+
+
+def test_without_a_thread_there_are_no_pages(
+    segments: LiveSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = PagesAhead(segments, 0)
+    pages = ahead.next(4 * MIB)
+    assert pages is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        pages.find_in_a_thread()
+    assert not is_open(pages.descriptor)
+    assert found(ahead, 4 * MIB) is not None
+    segments.close()
