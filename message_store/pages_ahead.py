@@ -49,51 +49,63 @@ class PagesAhead:
         grown_bytes, self._end = end - self._end, end
         wanted_bytes = max(2 * grown_bytes, self._wanted_bytes * 7 // 8)
         self._wanted_bytes = min(wanted_bytes, _MOST_BYTES)
-        file_bytes = self._segments.file_bytes
-        start = max(end, self.found_end)
-        file_start = start - start % file_bytes
-        stop = min(end + self._wanted_bytes, file_start + file_bytes)
+        start, stop = max(end, self.found_end), end + self._wanted_bytes
         if self.is_finding or start >= stop:
             return None
+        file_bytes = self._segments.file_bytes
+        files = range(start - start % file_bytes, stop, file_bytes)
+        if file_bytes >= AHEAD_FROM_BYTES and files[-1] > end:
+            with suppress(TargetError):  # no room: whoever writes will say so
+                self._segments.make_file(files[-1])
         try:
-            if file_start not in self._segments.starts:
-                if file_start <= end or file_bytes < AHEAD_FROM_BYTES:
-                    return None
-                self._segments.make_file(file_start)
-            [descriptor] = handles_of_its_own([self._segments.descriptor(file_start)])
-        except (OSError, TargetError):  # too many handles, no room: somebody else will say so
+            there = [each for each in files if each in self._segments.starts]
+            handles = handles_of_its_own(map(self._segments.descriptor, there))
+        except (OSError, TargetError):  # too many handles: somebody else will say so
+            return None
+        if not there:
             return None
         self.is_finding = True
-        return PagesToFind(self, descriptor, file_start, file_bytes, start, stop)
+        return PagesToFind(self, handles, there[0], file_bytes, start, stop)
 
 
 @attrs.frozen
 class PagesToFind:
-    """A part of a log, within the file that begins at ``file_start``, which has its own handle."""
+    """A part of a log. It lies in files one behind another, which have handles of their own here;
+    the first begins at ``file_start``.
+    """
 
     ahead: PagesAhead
-    descriptor: int
+    descriptors: tuple[int, ...]
     file_start: int
     file_bytes: int
     start: int
     stop: int
 
     def find(self) -> None:
-        """Find them, and give the handle back. A disk that refuses will refuse the writing, and say
-        so.
+        """Find them, and give the handles back. A disk that refuses will refuse the writing, and
+        say so.
         """
         try:
             with suppress(OSError):
-                place = self.start
-                while place < self.stop:
-                    within = place - self.file_start
-                    size_bytes = _PIECE_BYTES - within % _PIECE_BYTES
-                    size_bytes = min(size_bytes, self.file_bytes - within)
-                    os.posix_fadvise(self.descriptor, within, size_bytes, os.POSIX_FADV_WILLNEED)
-                    place = self.ahead.found_end = place + size_bytes
+                self._find()
         finally:
-            os.close(self.descriptor)
-            self.ahead.is_finding = False
+            self._give_back()
+
+    def _find(self) -> None:
+        place = self.start
+        for number, descriptor in enumerate(self.descriptors):
+            begin = self.file_start + number * self.file_bytes
+            while place < min(self.stop, begin + self.file_bytes):
+                within = place - begin
+                size_bytes = _PIECE_BYTES - within % _PIECE_BYTES
+                size_bytes = min(size_bytes, self.file_bytes - within)
+                os.posix_fadvise(descriptor, within, size_bytes, os.POSIX_FADV_WILLNEED)
+                place = self.ahead.found_end = place + size_bytes
+
+    def _give_back(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.ahead.is_finding = False
 
     def find_in_a_thread(self) -> None:
         """The same while the caller goes on; it takes 0.3 s for what 100,000 messages of 1 KB need
@@ -102,5 +114,4 @@ class PagesToFind:
         try:
             threading.Thread(target=self.find, name="pages ahead", daemon=True).start()
         except RuntimeError:
-            os.close(self.descriptor)
-            self.ahead.is_finding = False
+            self._give_back()

@@ -2,8 +2,9 @@
 """One of our engines as the owner of a store, in a process of its own: it can be killed like any.
 
 A program: ``python -m tests.interop.engine_process SPEC``, SPEC being JSON. It advances by the real
-clock ten times a second, takes commands as JSON lines and answers each with one. It closes its
-store when it is told to, or when its input ends.
+clock ten times a second and flushes as often, takes commands as JSON lines and answers each with
+one. It closes its store when it is told to, or when its input ends. It looks ahead and makes files
+ahead as it does with stores of many messages, so that brokers see what that leaves.
 """
 
 import base64
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from legacy_levels.level_store import LevelStore
+from message_store import pages_ahead
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.delay_store import AfterMs, AtLevel, AtMs, DelayStore, Due
@@ -23,6 +25,7 @@ from message_store.dialect import Dialect
 from message_store.message import Message
 from message_store.recall_handle import RecallHandle
 from message_store.store_settings import StoreSettings
+from timer_wheel import foresight
 from timer_wheel.wheel_store import WheelStore
 
 BROKER_NAME: Final = "judge-a"
@@ -75,6 +78,7 @@ class Owner:
                 _say({"answer": [getattr(self, command["do"])(each) for each in command["each"]]})
             if not self.rests:
                 self.store.advance(self.clock.now_ms())
+                self.store.flush()
         self.store.close()
         _say({"answer": "closed"})
 
@@ -141,4 +145,5 @@ def _say(line: Line) -> None:
 
 
 if __name__ == "__main__":
+    pages_ahead.AHEAD_FROM_BYTES = foresight.WORTH_IT_UNITS = 1
     Owner(open_store(json.loads(sys.argv[1]))).serve()

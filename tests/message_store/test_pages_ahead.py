@@ -69,11 +69,13 @@ def test_a_large_file_behind_is_made_ahead(
 ) -> None:
     monkeypatch.setattr(pages_ahead, "AHEAD_FROM_BYTES", FILE_BYTES)
     ahead = PagesAhead(segments, 0)
-    assert found(ahead, 30 * MIB) == (30, 64)
-    assert segments.starts == [0], "one part at a time"
-    assert found(ahead, 50 * MIB) == (64, 103)
+    assert found(ahead, 20 * MIB) == (20, 60)
+    assert segments.starts == [0]
+    assert found(ahead, 30 * MIB) == (60, 65)
     assert segments.starts == [0, FILE_BYTES]
     assert segments.is_dirty, "whoever flushes next syncs its name"
+    assert found(ahead, 90 * MIB) == (90, 128 + 82)
+    assert segments.starts == [0, FILE_BYTES, 2 * FILE_BYTES, 3 * FILE_BYTES]
     segments.close()
 
 
@@ -133,7 +135,7 @@ def test_what_cannot_be_read_keeps_nobody(
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fadvise", refuse)
         pages.find()
-    assert not is_open(pages.descriptor)
+    assert not any(map(is_open, pages.descriptors))
     assert found(ahead, 4 * MIB) is not None
     segments.close()
 
@@ -191,6 +193,6 @@ def test_without_a_thread_there_are_no_pages(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         pages.find_in_a_thread()
-    assert not is_open(pages.descriptor)
+    assert not any(map(is_open, pages.descriptors))
     assert found(ahead, 4 * MIB) is not None
     segments.close()
