@@ -95,7 +95,7 @@ class Measured:
             found[:, rest] = part.found
         return this
 
-    def touch(self) -> None:
+    def come_near(self) -> None:
         """Bring the whole records near, for who is going to copy them at once."""
         touch_records(self.addresses, self.sizes)
 

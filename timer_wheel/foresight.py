@@ -15,7 +15,7 @@ from message_store.errors import DelayStoreError
 from message_store.measured_records import Measured
 from message_store.redelivery import FROM_WHEEL, measured
 from message_store.wheel_stamps import wheel_stamps
-from timer_wheel.live_timer_log import KnownSlot
+from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_rows import TimerRows
 
@@ -79,12 +79,12 @@ class Foresight:
         )
         if not len(rows):
             return
-        self.units = KnownSlot.of(timers.log, slot, rows)
+        self.units = KnownSlot(slot, rows, timers.log.rewrite_count)
         self.records = self._measured(rows, now_ms)
         if is_last_chance:
             self._is_finished = True
             if int(self.records.sizes.sum()) <= _NEAR_BYTES:
-                self.records.touch()
+                self.records.come_near()
 
     def _has_grown(self, count: int) -> bool:
         """Whether there is much in the slot that is not known; a little is found soon enough when

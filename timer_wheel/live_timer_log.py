@@ -19,6 +19,7 @@ from message_store.layout import Layout
 from message_store.live_segments import LiveSegments
 from message_store.raw_memory import address_of
 from message_store.record_layout import MAGIC_BLANK
+from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.timer_due import OVERDUE_MARK_MS
 from timer_wheel.timer_log import NO_POSITION, TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
@@ -38,32 +39,6 @@ from timer_wheel.wheel_kernels import (
 _UNIT = TIMER_UNIT.size
 _PUBLISHED_LAST_BYTES = 8
 _PIECE_UNITS = 1 << 17
-
-
-@attrs.frozen(eq=False)
-class KnownSlot:
-    """What a walk has found in a slot, given by its time in units of the precision: one unit at
-    least.
-    """
-
-    slot: int
-    rows: TimerRows
-    rewrite_count: int
-
-    @classmethod
-    def of(cls, log: "LiveTimerLog", slot: int, rows: TimerRows) -> "KnownSlot":
-        """What was found just now."""
-        return cls(slot, rows, log.rewrite_count)
-
-    @property
-    def last_position(self) -> int:
-        """Where the last of its units is."""
-        return int(self.rows.position[-1])
-
-    def is_of(self, log: "LiveTimerLog", slots: Int64s) -> bool:
-        """Whether these slots are this one, and what was found is there still."""
-        is_same = self.rewrite_count == log.rewrite_count
-        return is_same and len(slots) == 1 and int(slots[0]) == self.slot
 
 
 @attrs.frozen
@@ -263,7 +238,7 @@ class LiveTimerLog:
     # --- reading ----------------------------------------------------------------------------------
 
     def walk(
-        self, wheel: LiveWheel, slots: Int64s, known: "KnownSlot | None" = None
+        self, wheel: LiveWheel, slots: Int64s, known: KnownSlot | None = None
     ) -> tuple[TimerRows, int]:
         """What these slots hold, slot after slot and each in order of placing; and how many links
         of their chains led astray. A slot that is ``known`` is walked as far as it is not.
@@ -272,7 +247,11 @@ class LiveTimerLog:
             return TimerRows.empty(), 0
         heads = wheel.last_positions(slots)
         files = int64s([self.segments.address_of_file(start) for start in self.segments.starts])
-        last_known = known.last_position if known is not None and known.is_of(self, slots) else None
+        last_known = (
+            known.last_position
+            if known is not None and known.is_of(slots, self.rewrite_count)
+            else None
+        )
         where = (
             files, self.segments.min_offset, self.end, self.file_bytes, wheel.precision_ms,
             NO_POSITION if last_known is None else last_known,

@@ -11,8 +11,9 @@ from message_store.byte_column import Int64s
 from message_store.errors import TargetError
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
+from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_metrics import LiveMetrics
-from timer_wheel.live_timer_log import KnownSlot, LiveTimerLog
+from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.placed_again import PlacedAgain

@@ -15,7 +15,8 @@ from message_store.java_numbers import string_hash
 from message_store.live_segments import LiveSegments
 from message_store.store_root import StoreRoot
 from tests.independent.raw_files import timer_units
-from timer_wheel.live_timer_log import KnownSlot, LiveTimerLog
+from timer_wheel.known_slot import KnownSlot
+from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.timer_checkpoint import TimerCheckpoint, encode_timer_checkpoint
@@ -254,7 +255,7 @@ def test_a_link_that_leads_astray_ends_its_chain(tmp_path: Path, previous: int, 
 
 def known_of(log: LiveTimerLog, wheel: LiveWheel, slot_ms: int) -> KnownSlot:
     rows, _ = log.walk(wheel, int64s([slot_ms // 1000]))
-    return KnownSlot.of(log, slot_ms // 1000, rows)
+    return KnownSlot(slot_ms // 1000, rows, log.rewrite_count)
 
 
 @given(st.lists(st.integers(0, 2), max_size=12), st.lists(st.integers(0, 2), max_size=12))
@@ -304,7 +305,7 @@ def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
     assert (
         log.walk(wheel, slots, known)[0].table.tolist() == log.walk(wheel, slots)[0].table.tolist()
     )
-    assert not known.is_of(log, slots)
+    assert not known.is_of(slots, log.rewrite_count)
 
 
 def test_delete_markers_are_taken_off_the_count_of_a_slot(tmp_path: Path) -> None:
