@@ -36,8 +36,8 @@ def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
 
 def _exactly(time_ms: int, now_ms: int) -> str:
     """A time to the millisecond, and how far that is from now."""
-    _second, _space, distance = when(time_ms, now_ms).partition(" ")
-    return f"{iso_time(time_ms)} {distance}"
+    _second, bracket, distance = when(time_ms, now_ms).rpartition(" (")
+    return f"{iso_time(time_ms)}{bracket}{distance}"
 
 
 def level_lowered_line(level: int, levels: DelayLevels) -> str:

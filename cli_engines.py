@@ -17,6 +17,7 @@ import click
 from cli_input import STORE, now_option
 from cli_message_flags import message_options, requested
 from cli_messages import levels_beyond, naming_lines, time_due_ms
+from cli_printing import OutputError
 from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
 from cli_values import TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
@@ -24,6 +25,7 @@ from message_store.clock import ManualClock
 from message_store.delay_store import Cancellation
 from message_store.durations import DURATION_FORMS
 from message_store.engine_choice import choose_engine
+from message_store.printable import counted
 from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store
 from message_store.store_root import StoreRoot
@@ -64,7 +66,11 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
             output.level_lowered(level, engine.levels)
         with naming_lines(requests):
             receipts = _scheduled(engine, requests, now_ms)
-    output.scheduled(receipts, now_ms)
+    try:
+        output.scheduled(receipts, now_ms)
+    except OutputError as error:  # who tries again would have them twice
+        stored = counted(len(receipts), "message is stored", "messages are stored")
+        raise OutputError(f"{error}; {stored} all the same") from error
 
 
 def _scheduled(engine: "Engine", requests: "list[Request]", now_ms: int) -> "Sequence[Receipt]":

@@ -419,6 +419,20 @@ def test_a_refusal_whose_records_cannot_be_written_keeps_its_exit_code(tmp_path:
     assert "Traceback" not in result.stderr
 
 
+def test_what_is_stored_is_said_to_be_although_its_handle_cannot_be_printed(tmp_path: Path) -> None:
+    words = ("schedule", tmp_path / "new", "--engine", "wheel", "--topic", "t", "--body", "x")
+    result = in_shell('"$@" >/dev/full', *words, "--after", "1h")
+    assert result.returncode == cli.TARGET_UNWRITABLE
+    assert "No space left on device; 1 message is stored all the same" in result.stderr
+    assert len(run("pending", tmp_path / "new").stdout.splitlines()) > 0
+
+
+def test_a_time_beyond_the_calendar_is_named_once(tmp_path: Path) -> None:
+    words = ("schedule", tmp_path / "new", "--engine", "wheel", "--topic", "t", "--body", "x")
+    shown = run(*words, "--after", "1s", "--now", "9999-12-31T23:59:59Z").stdout
+    assert "comes 253402300800000 ms since 1970 (in 1s)" in shown
+
+
 def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
     items = [LevelMessage(level=3, keys="k" * 200) for _ in range(2000)]
     build_level_store(tmp_path / "many", items)
