@@ -43,7 +43,7 @@ class PagesAhead:
         self.is_finding = False
 
     def next(self, end: int) -> "PagesToFind | None":
-        """What is to be found now that the log ends here; the log's lock is held. None while
+        """What is to be found now that the log ends here; the store's lock is held. None while
         somebody else is finding some.
         """
         grown_bytes, self._end = end - self._end, end

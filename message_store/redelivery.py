@@ -53,7 +53,6 @@ __all__ = [
     "ROLLED",
     "Redelivered",
     "Rewrite",
-    "measured",
     "redeliver",
     "redelivered",
 ]
@@ -90,7 +89,7 @@ def redeliver(
 
     All are appended or, if it fails or the process is killed, none. ``suffixes`` are ready
     properties to add, each closed by 0x02, ``prepared_offsets`` the prepared transaction offset of
-    each, or none for 0; ``known`` is what ``measured`` said of some records. What is missing,
+    each, or none for 0; ``known`` is what was found of some records before. What is missing,
     damaged or can go nowhere comes back in ``bad``. A store of 4.9 takes no long topics, whatever
     ``how`` says. Raises TargetError when the disk refuses.
     """
@@ -105,29 +104,6 @@ def redeliver(
 
 class _DamagedBodyError(Exception):
     """A body did not have its checksum when it was copied."""
-
-
-def measured(
-    store: LiveStore,
-    offsets: Int64s,
-    sizes: Int64s,
-    suffix_lengths: Int64s,
-    how: Rewrite,
-    *,
-    known: Measured | None = None,
-) -> Measured:
-    """Look at the records that are going to be redelivered, before they are; ``known`` is what was
-    found of some of them.
-    """
-    with store.reading():
-        given = int64s(offsets), int64s(sizes), int64s(suffix_lengths)
-        return Measured.of(store.log, *given, _as_stored_by(store, how), known=known)
-
-
-def _as_stored_by(store: LiveStore, how: Rewrite) -> Rewrite:
-    """A store of 4.9 takes no long topics."""
-    takes_long = how.takes_long_topics and store.dialect.knows_long_topics
-    return attrs.evolve(how, takes_long_topics=takes_long)
 
 
 class _Work:
@@ -149,13 +125,13 @@ class _Work:
         count = len(offsets)
         self.doubts_bodies = doubts_bodies
         self.store, self.log, self.store_ms = store, store.log, store_ms
-        self.how = _as_stored_by(store, how)
         self.offsets, self.sizes = offsets, sizes
         self.suffixes = ByteColumn.repeat(None, count) if suffixes is None else suffixes
         self.prepared_offsets = prepared_offsets
         if not len(sizes) == len(self.suffixes) == count or len(prepared_offsets) not in (0, count):
             raise ValueError("offsets, sizes, suffixes and prepared offsets differ in length")
-        facts = Measured.of(self.log, offsets, sizes, self.suffixes.lengths, self.how, known=known)
+        facts = Measured.of(store, offsets, sizes, self.suffixes.lengths, how, known=known)
+        self.how = facts.how
         self.addresses, self.found, self.table = facts.addresses, facts.found, facts.table
         self.names, self.dropped = dropped_table(self.how.dropped_names)
         self.bad: list[tuple[int, FormatError]] = []

@@ -424,7 +424,7 @@ def test_what_is_stored_is_said_to_be_although_its_handle_cannot_be_printed(tmp_
     result = in_shell('"$@" >/dev/full', *words, "--after", "1h")
     assert result.returncode == cli.TARGET_UNWRITABLE
     assert "No space left on device; 1 message is stored all the same" in result.stderr
-    assert len(run("pending", tmp_path / "new").stdout.splitlines()) > 0
+    assert len(run("pending", tmp_path / "new", "--json").stdout.splitlines()) == 1
 
 
 def test_a_time_beyond_the_calendar_is_named_once(tmp_path: Path) -> None:

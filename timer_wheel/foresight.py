@@ -3,7 +3,7 @@
 its copying only.
 
 Following a chain through the timer log and looking at the records, which lie far apart in the log,
-waits for memory at every step: of the 80 to 180 ms that 50,000 messages of a slot took, 40 to 130.
+waits for memory at every step: of the 80 to 180 ms that 50,000 messages of a slot took, 37 to 115.
 Nothing of it is written down, and nothing that happens later makes it wrong: what comes into the
 slot afterwards is found when it is over, what leaves it is left out then as ever, and where units
 are rewritten what was known of them is not used.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from message_store.errors import DelayStoreError
 from message_store.measured_records import Measured
-from message_store.redelivery import FROM_WHEEL, measured
+from message_store.redelivery import FROM_WHEEL
 from message_store.wheel_stamps import wheel_stamps
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_timers import LiveTimers
@@ -28,14 +28,14 @@ _MOST_UNITS = 1 << 18
 seen first would be far from the processor again.
 """
 _UNITS_A_MS = 200
-"""A half to a fifth of what was measured, so that looking is over before the slot is."""
+"""So that looking is over before the slot is: 450 to 1,350 were measured."""
 _MARGIN_MS = 20
 _SHORTLY_MS = 150
-"""Who looks every 100 ms has no other chance then. Records that are brought near earlier are far
-again when they are copied.
+"""Who looks every 100 ms has no other chance then. How long records stay near was not measured: at
+this distance copying them took 26 ms in place of 33 to 55.
 """
 _NEAR_BYTES = 256 << 20
-"""More than a processor's caches hold is not near when it is copied."""
+"""More than a processor's caches may hold would not be near when it is copied. Not measured."""
 
 
 class Foresight:
@@ -96,4 +96,4 @@ class Foresight:
         goes = rows.rows(~(rows.is_marker | rows.is_roll))
         lengths = wheel_stamps(goes.enqueued_ms, now_ms).lengths
         offsets, sizes = goes.commit_log_offset, goes.size_bytes
-        return measured(self._store, offsets, sizes, lengths, FROM_WHEEL, known=self.records)
+        return Measured.of(self._store, offsets, sizes, lengths, FROM_WHEEL, known=self.records)

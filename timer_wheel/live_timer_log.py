@@ -247,14 +247,11 @@ class LiveTimerLog:
             return TimerRows.empty(), 0
         heads = wheel.last_positions(slots)
         files = int64s([self.segments.address_of_file(start) for start in self.segments.starts])
-        last_known = (
-            known.last_position
-            if known is not None and known.is_of(slots, self.rewrite_count)
-            else None
-        )
+        is_known = known is not None and known.is_of(slots, self.rewrite_count)
+        last_known = known.last_position if known is not None and is_known else NO_POSITION
         where = (
             files, self.segments.min_offset, self.end, self.file_bytes, wheel.precision_ms,
-            NO_POSITION if last_known is None else last_known,
+            last_known,
         )  # fmt: skip
         lengths, stops = np.zeros((2, len(slots)), np.int64)
         nothing = np.empty((ROW_COLUMNS, 0), np.int64)
@@ -262,7 +259,7 @@ class LiveTimerLog:
         rows = TimerRows.empty(int(lengths.sum()))
         if len(rows):
             walk_slots(heads, slots, *where, lengths, stops, rows.table)
-        if known is not None and stops[0] == last_known:
+        if known is not None and is_known and stops[0] == last_known:
             rows = TimerRows.together([known.rows, rows])
         return rows, astray
 

@@ -18,6 +18,7 @@ from message_store.destination_table import HASH, DestinationTable
 from message_store.dialect import Dialect
 from message_store.errors import FormatError
 from message_store.java_numbers import string_hash
+from message_store.measured_records import Measured
 from message_store.message import StoredMessage
 from message_store.message_codec import (
     body_crc,
@@ -42,7 +43,6 @@ from message_store.redelivery import (
     FROM_WHEEL,
     ROLLED,
     Rewrite,
-    measured,
     redeliver,
     redelivered,
 )
@@ -266,7 +266,7 @@ def test_what_was_measured_before_changes_nothing(data: st.DataObject) -> None:
     some = st.lists(st.integers(0, len(rows) - 1), max_size=15)
     for chosen in data.draw(st.lists(some, max_size=3)):
         lengths = suffixes.lengths[chosen] + data.draw(st.sampled_from([0, 0, 1]))
-        known = measured(other, offsets[chosen], sizes[chosen], lengths, how, known=known)
+        known = Measured.of(other, offsets[chosen], sizes[chosen], lengths, how, known=known)
     wanted = data.draw(some)
     offsets, sizes, suffixes = offsets[wanted], sizes[wanted], suffixes.take(wanted)
     expected = redeliver(one, offsets, sizes, how, suffixes=suffixes, store_ms=NOW_MS)
@@ -289,7 +289,7 @@ def test_what_is_known_by_other_rules_or_of_files_that_are_gone_is_not_used(
     messages = [waiting(TO_A), waiting(TO_A)]
     offsets, sizes = put_all(memory_store(), messages)
     store = store_of(messages)
-    known = measured(store, offsets, sizes, np.zeros(2, np.int64), how)
+    known = Measured.of(store, offsets, sizes, np.zeros(2, np.int64), how)
     known.found[TAGS_CODE] = 4_711  # which shows wherever it is used
     store.log.min_offset = log_begins
     redeliver(store, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS, known=known)
@@ -306,7 +306,7 @@ def test_a_table_that_grows_goes_on_from_what_is_known() -> None:
     lengths = np.zeros(len(messages), np.int64)
     known = None
     for count in (200, 700):
-        known = measured(
+        known = Measured.of(
             other, offsets[:count], sizes[:count], lengths[:count], FROM_LEVEL, known=known
         )
     assert known is not None
@@ -325,7 +325,7 @@ def test_a_body_that_is_damaged_is_found_though_its_record_is_known() -> None:
     messages = [waiting(TO_A, body=b"x" * 50), waiting(TO_A, body=b"y" * 50)]
     store = store_of(messages)
     offsets, sizes = put_all(memory_store(), messages)
-    known = measured(store, offsets, sizes, np.zeros(2, np.int64), FROM_LEVEL)
+    known = Measured.of(store, offsets, sizes, np.zeros(2, np.int64), FROM_LEVEL)
     store.log.data[int(offsets[0]) + 100] ^= 1
     found = redeliver(store, offsets, sizes, FROM_LEVEL, store_ms=NOW_MS, known=known)
     assert [row for row, _ in found.bad] == [0]

@@ -13,6 +13,7 @@ from message_store.store_settings import StoreSettings
 from timer_wheel import WheelStore, foresight
 from timer_wheel.foresight import Foresight
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.timer_rows import TimerRows
 
 T0 = 1_793_000_000_000
 SMALL = StoreSettings(
@@ -65,7 +66,15 @@ def test_looking_ahead_leaves_the_same_files(
     monkeypatch.setattr(foresight, "WORTH_IT_UNITS", 10**9)
     live_through(tmp_path / "without", seed)
     monkeypatch.setattr(foresight, "WORTH_IT_UNITS", 1)
+    looked, measure = [], Foresight._measured
+
+    def note(known: Foresight, rows: TimerRows, now_ms: int) -> Measured:
+        looked.append(len(rows))
+        return measure(known, rows, now_ms)
+
+    monkeypatch.setattr(Foresight, "_measured", note)
     live_through(tmp_path / "with", seed)
+    assert sum(looked) > 20
     assert files_of(tmp_path / "with") == files_of(tmp_path / "without")
 
 
@@ -202,7 +211,8 @@ def test_a_hand_that_moves_back_finds_only_what_came_since(
     for number in range(3):
         store.schedule(Message("A", b"new %d" % number), AtMs(T0 + 500))
     store.advance(clock.now_ms())
-    assert known.units is None or len(known.units.rows) == 3
+    assert known.units is not None
+    assert len(known.units.rows) == 3
     clock.tick(800)
     assert [each.message.body[:3] for each in store.advance(clock.now_ms())] == [b"new"] * 3
     store.close()
