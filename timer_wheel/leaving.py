@@ -9,7 +9,7 @@ import numpy as np
 
 from message_store.byte_column import Int64s
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.put_away import PutAway
+from timer_wheel.put_away import PutAway, put_away_since
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
@@ -28,6 +28,7 @@ def place_all(timers: LiveTimers, now_ms: int) -> None:
         _name_what_goes(timers)
     _take_done_off(timers)
     _put_passed_away(timers)
+    timers.repeating_until_ms = 0
     timers.save()
 
 
@@ -37,6 +38,8 @@ def _name_what_goes(timers: LiveTimers) -> None:
     done = [rows.rows(np.isin(rows.commit_log_offset, timers.done)) for rows in units]
     rows = TimerRows.together([*_passed(timers), *done])
     rows = rows.rows(rows.slot_time_ms >= own.flushed_hand_ms)
+    # One who was killed while leaving had put away as well, since the same flush.
+    rows = TimerRows.together([rows, put_away_since(timers.store.root, own.copies_from)])
     rows = rows.rows(np.unique(rows.commit_log_offset, return_index=True)[1])
     PutAway(own.copies_from, rows).write(timers.store.root)
 

@@ -41,8 +41,9 @@ class LiveTimers:
 
     ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
     are the log offsets of messages on the wheel that were dealt with although their slot is not
-    over, in order; ``early`` are messages on the wheel that are due before their slot is over. From
-    ``copies_from`` on the log may hold copies of messages that are still on the wheel.
+    over, in order; ``early`` are messages on the wheel that are due before their slot is over.
+    ``base`` is the last state in which all that was on the wheel waited, or the one that the log
+    was last held against: copies in the log tell what was done since then, of what waited then.
     ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
     ``log_begins`` is superseded. Where the hand is before ``repeating_until_ms`` it has moved back
@@ -56,6 +57,8 @@ class LiveTimers:
         wheel: LiveWheel,
         files: WheelFiles,
         window_slots: int,
+        *,
+        log_begins: int = 0,
     ) -> None:
         self.store = store
         self.log = log
@@ -67,11 +70,11 @@ class LiveTimers:
         self.placed_end = 0
         self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
-        self.copies_from = 0
         self.has_rolled = False
         self.placed_again = PlacedAgain()
-        self.log_begins = 0
+        self.log_begins = log_begins
         self.repeating_until_ms = 0
+        self.base = self._state()
         self._first_needed = 0
 
     @property
@@ -182,7 +185,7 @@ class LiveTimers:
         if last_ms is not None:
             to_ms = max(to_ms, last_ms - (WHEEL_SLOTS - 1) * self.precision_ms)
         self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
-        self.copies_from = self._first_needed = 0
+        self._first_needed = 0
         self.wheel.move_hand(min(to_ms, self.wheel.hand_ms))
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
@@ -289,12 +292,20 @@ class LiveTimers:
         self.files.save(self.wheel, self.placed_end)
 
     def state_to_flush(self) -> OwnCheckpoint:
-        """What holds now and, once all that was written so far is on disk, holds there."""
+        """What whoever comes after a kill begins with, once all that was written so far is on disk.
+
+        Not this moment while slots hold what was dealt with: copies tell of that, from ``base`` on,
+        and of what waited then, which the hand may have passed. A copy whose own message nobody
+        looks at would be taken for one of another that is equal to it and waits.
+        """
         if not self.is_repeating:
-            self.copies_from = self.store.log.end
+            self.base = self._state()
+        return self.base
+
+    def _state(self) -> OwnCheckpoint:
         return OwnCheckpoint(
             self.wheel.hand_ms,
-            self.copies_from,
+            self.store.log.end,
             self.precision_ms,
             self.log_begins,
             self.log.end,

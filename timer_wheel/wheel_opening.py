@@ -98,6 +98,7 @@ def _open(
         _believe(timers, waiting)
     elif not store.settings.repeat_after_kill:
         _account(timers)
+    files.own = timers.base
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt)
@@ -131,10 +132,14 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     store, log, files = timers.store, timers.log, timers.files
     hand_ms = -(-timers.wheel.hand_ms // precision_ms) * precision_ms
     made = LiveTimers(
-        store, log, LiveWheel(precision_ms, hand_ms), files, settings.roll_window_slots
+        store,
+        log,
+        LiveWheel(precision_ms, hand_ms),
+        files,
+        settings.roll_window_slots,
+        log_begins=timers.log_begins,
     )
     made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
-    made.log_begins, made.copies_from = timers.log_begins, timers.copies_from
     files.forget_wheel()
     return made
 
@@ -144,12 +149,11 @@ def _hung(
 ) -> LiveTimers:
     """The wheel made from the timer log, with the hand where the checkpoint says."""
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
-    timers = LiveTimers(store, log, wheel, files, settings.roll_window_slots)
+    log_begins = 0 if files.found_own is None else files.found_own.log_begins
+    timers = LiveTimers(store, log, wheel, files, settings.roll_window_slots, log_begins=log_begins)
     counts = log.revise(wheel)
     timers.has_rolled = bool(counts[ROLLS])
     files.compare(wheel)
-    if files.found_own is not None:
-        timers.log_begins = files.found_own.log_begins
     timers.placed_end = resume(timers.queue, log, store)
     if counts[OVERDUE]:
         rows = log.find(None, _NO_SLOT, 0)
@@ -175,9 +179,9 @@ def _believe(timers: LiveTimers, waiting: Int64s) -> None:
     rest = timers.unplaced(EVERYTHING)
     waits = np.isin(rest.rows.commit_log_offset, waiting)
     timers.done = np.unique(rest.rows.commit_log_offset[~waits])
-    timers.copies_from = timers.store.log.end
     first_ms = int(rest.rows.slot_time_ms[waits].min(initial=timers.wheel.hand_ms))
     timers.wheel.move_hand(max(floor_ms(first_ms, timers.precision_ms), timers.precision_ms))
+    timers.base = attrs.evolve(timers.base, flushed_hand_ms=timers.wheel.hand_ms)
 
 
 def _account(timers: LiveTimers) -> None:

@@ -7,7 +7,6 @@ after its promise. The new units begin a new file that nothing leads to until th
 that the log begins there; then the old files go.
 """
 
-import attrs
 import numpy as np
 
 from message_store.errors import PrecisionError, UnsupportedStoreError
@@ -84,11 +83,10 @@ def _moved(
     log.end = begin
     log.append(rows, wheel)
     log.segments.sync()
-    made = LiveTimers(timers.store, log, wheel, files, settings.roll_window_slots)
+    made = LiveTimers(timers.store, log, wheel, files, settings.roll_window_slots, log_begins=begin)
     made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
-    made.log_begins = begin
     made.early = rows.rows(is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms))
-    files.own = attrs.evolve(made.state_to_flush(), copies_from=timers.copies_from)
+    files.own = made.state_to_flush()
     made.save()
     files.sync_checkpoint(0, files.own)
     log.segments.delete_before(begin)

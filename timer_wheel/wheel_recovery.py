@@ -5,6 +5,7 @@ A killed store's checkpoint is older than its last deliveries. Copies in the new
 are matched with the messages that a starting broker would find and repeat.
 """
 
+import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
@@ -50,8 +51,9 @@ def begin_where_units_are_lost(timers: LiveTimers, copies_from: int) -> int:
 def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     """Find out what was dealt with already; ``timers.done`` gets it."""
     rest = timers.unplaced(EVERYTHING)
-    timers.copies_from = max(copies_from, timers.store.log.min_offset)
-    copies = copies_in_log(timers.store.log, timers.copies_from)
+    copies_from = max(copies_from, timers.store.log.min_offset)
+    timers.base = attrs.evolve(timers.base, copies_from=copies_from)
+    copies = copies_in_log(timers.store.log, copies_from)
     if not len(copies[OFFSET]):
         return
     newest_ms = int(copies[STORE_MS].max())

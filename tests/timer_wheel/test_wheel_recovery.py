@@ -293,6 +293,31 @@ def test_what_has_rolled_comes_once_after_two_kills(tmp_path: Path) -> None:
     store.close()
 
 
+def test_equal_messages_that_have_rolled_come_as_often_as_they_were_stored_after_two_kills(
+    tmp_path: Path,
+) -> None:
+    """What the second recovery does not look at any more, the copies of that must count for nothing
+    else: the copy of one was given to the other, which had rolled too and still waited.
+    """
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    for _ in range(2):
+        store.schedule(Message("orders", b"", unique_key="TWIN"), AfterMs(256_000))
+    store.advance(START_MS)
+    store.flush()
+    store.schedule(Message("orders", b"", unique_key="BETWEEN"), AfterMs(5_000))
+    assert keys(store.advance(START_MS + 127_500)) == ["BETWEEN"]
+    store.abandon()
+    clock.tick(127_500)
+    for _ in range(2):
+        store = open_store(tmp_path, clock)
+        store.flush()
+        store.abandon()
+    store = open_store(tmp_path, clock)
+    assert rest_of(store) == ["TWIN", "TWIN"]
+    store.close()
+
+
 def rest_of_pending(store: WheelStore) -> list[str]:
     """The unique keys of what waits."""
     return [str(each.unique_key) for each in store.pending()]
