@@ -37,7 +37,8 @@ def _name_what_goes(timers: LiveTimers) -> None:
     own, units = timers.files.own, timers.log.all_units() if len(timers.done) else ()
     done = [rows.rows(np.isin(rows.commit_log_offset, timers.done)) for rows in units]
     rows = TimerRows.together([*_passed(timers), *done])
-    rows = rows.rows(rows.slot_time_ms >= own.flushed_hand_ms)
+    first_ms = min(own.flushed_hand_ms, own.copies_hand_ms)
+    rows = rows.rows(rows.slot_time_ms >= first_ms)
     # One who was killed while leaving had put away as well, since the same flush.
     rows = TimerRows.together([rows, put_away_since(timers.store.root, own.copies_from)])
     rows = rows.rows(np.unique(rows.commit_log_offset, return_index=True)[1])

@@ -5,6 +5,7 @@ Units are appended in the order of the queue, and none for an entry that is to b
 its slot: a broker that takes over goes on behind the last unit.
 """
 
+import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
@@ -42,8 +43,8 @@ class LiveTimers:
     ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
     are the log offsets of messages on the wheel that were dealt with although their slot is not
     over, in order; ``early`` are messages on the wheel that are due before their slot is over.
-    ``base`` is the last state in which all that was on the wheel waited, or the one that the log
-    was last held against: copies in the log tell what was done since then, of what waited then.
+    ``base`` is the last moment when all on the wheel waited, as ``OwnCheckpoint`` tells it: copies
+    that the log got since then tell what of that was dealt with, and of what came since.
     ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
     ``log_begins`` is superseded. Where the hand is before ``repeating_until_ms`` it has moved back
@@ -74,7 +75,7 @@ class LiveTimers:
         self.placed_again = PlacedAgain()
         self.log_begins = log_begins
         self.repeating_until_ms = 0
-        self.base = self._state()
+        self.base = self._moment()
         self._first_needed = 0
 
     @property
@@ -186,6 +187,7 @@ class LiveTimers:
             to_ms = max(to_ms, last_ms - (WHEEL_SLOTS - 1) * self.precision_ms)
         self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
         self._first_needed = 0
+        self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)
         self.wheel.move_hand(min(to_ms, self.wheel.hand_ms))
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
@@ -292,23 +294,17 @@ class LiveTimers:
         self.files.save(self.wheel, self.placed_end)
 
     def state_to_flush(self) -> OwnCheckpoint:
-        """What whoever comes after a kill begins with, once all that was written so far is on disk.
-
-        Not this moment while slots hold what was dealt with: copies tell of that, from ``base`` on,
-        and of what waited then, which the hand may have passed. A copy whose own message nobody
-        looks at would be taken for one of another that is equal to it and waits.
-        """
+        """What holds now and, once all that was written so far is on disk, holds there."""
         if not self.is_repeating:
-            self.base = self._state()
-        return self.base
+            self.base = self._moment()
+        return attrs.evolve(
+            self.base, flushed_hand_ms=self.wheel.hand_ms, flushed_position=self.log.end
+        )
 
-    def _state(self) -> OwnCheckpoint:
+    def _moment(self) -> OwnCheckpoint:
+        hand_ms, end = self.wheel.hand_ms, self.log.end
         return OwnCheckpoint(
-            self.wheel.hand_ms,
-            self.store.log.end,
-            self.precision_ms,
-            self.log_begins,
-            self.log.end,
+            hand_ms, self.store.log.end, self.precision_ms, self.log_begins, end, hand_ms, end
         )
 
     def keep_from(self) -> int:

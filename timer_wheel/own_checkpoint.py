@@ -3,8 +3,8 @@
 
 The numbers of a broker are as new as the last advance: one who takes over after a kill repeats
 little. After a loss of power they may be newer than the deliveries that they tell of. These say
-what was on disk at the last flush, and from where on the log may hold copies of what is still on
-the wheel. They count only while the broker's numbers are those that we wrote beside them.
+what was on disk at the last flush, and since when the log may hold copies of what is still on the
+wheel. They count only while the broker's numbers are those that we wrote beside them.
 """
 
 import attrs
@@ -27,6 +27,8 @@ OWN_CHECKPOINT = Layout(
         Field("precision_ms", "i64", "the width of a slot, which is written nowhere else"),
         Field("log_begins", "i64", "timer log position before which everything is superseded"),
         Field("flushed_position", "i64", "timer log position up to which units are on disk"),
+        Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
+        Field("copies_position", "i64", "timer log position where units ended when copies began"),
     ),
 )
 
@@ -35,6 +37,10 @@ OWN_CHECKPOINT = Layout(
 class OwnCheckpoint:
     """Where the hand was at the last flush, where copies begin, how wide a slot is, where the timer
     log begins that counts, and where it ended when the hand was there.
+
+    Copies begin at the last moment when nothing in the slots ahead of the hand was dealt with. The
+    hand and the end of the timer log of that moment belong to it: what had its slot there, and what
+    got one since, is what the copies are of.
     """
 
     flushed_hand_ms: int
@@ -42,6 +48,8 @@ class OwnCheckpoint:
     precision_ms: int
     log_begins: int = 0
     flushed_position: int = 0
+    copies_hand_ms: int = 0
+    copies_position: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -71,5 +79,6 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> OwnCheckpoint | N
         return None
     same = (checkpoint.last_read_time_ms, checkpoint.counter)
     if same != (fields.pop("last_read_time_ms"), fields.pop("counter")):
-        fields |= dict.fromkeys(("flushed_hand_ms", "copies_from", "flushed_position"), UNKNOWN)
+        of_the_last_flush = set(fields) - {"precision_ms", "log_begins"}
+        fields |= dict.fromkeys(of_the_last_flush, UNKNOWN)
     return OwnCheckpoint(**fields)

@@ -55,25 +55,39 @@ def take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """
     own = files.found_own
     if goes_back(own, store):
-        log.cut(max(own.flushed_position, log.segments.min_offset))
-    _cut_what_the_log_lacks(log, store, files.found.flush_position)
+        _cut(log, store, files, max(own.flushed_position, log.segments.min_offset))
+    _cut_what_the_log_lacks(log, store, files)
 
 
-def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, flushed: int) -> None:
+def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) -> None:
+    """Let the log end here, having said so. A broker that finds units goes on placing behind the
+    last of them, whatever the checkpoint says, and one that finds none where that says.
+    """
+    if position >= log.end:
+        return
+    place_from, begin = None, log.segments.min_offset
+    if position == begin:
+        first = int(log.unit_at(begin).commit_log_offset.min())
+        place_from = _first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
+    files.will_end_at(position, place_from=place_from)
+    log.cut(position)
+
+
+def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """Take away the units at the end whose records are not in the log, or which were written in
     part.
     """
-    begin = min(flushed, log.end) // log.file_bytes * log.file_bytes
+    begin = min(files.found.flush_position, log.end) // log.file_bytes * log.file_bytes
     for rows in log.all_units(begin):
         facts = read_facts(store.log, rows.commit_log_offset, rows.size_bytes, FINEST_MS)
         is_old = (rows.commit_log_offset < store.log.min_offset) & (rows.size_bytes > 0)
         bad = np.flatnonzero(~facts.is_there & ~is_old)
         if len(bad):
-            log.cut(int(rows.position[bad[0]]))
+            _cut(log, store, files, int(rows.position[bad[0]]))
             return
 
 
-def take_back_to_gap(log: LiveTimerLog, store: LiveStore, noted: int) -> None:
+def take_back_to_gap(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """Of a store that a broker left: take away the units behind the first message that has none,
     from the queue offset on that its checkpoint notes and from which it would place again.
 
@@ -81,7 +95,8 @@ def take_back_to_gap(log: LiveTimerLog, store: LiveStore, noted: int) -> None:
     leaves only delete markers to the wheel. The last unit alone would say that it was dealt with.
     """
     last, queue = log.last_unit(), store.queue(TIMER_TOPIC, 0)
-    entries = queue.units(max(noted, queue.min_offset), queue.max_offset)
+    noted = max(files.found.master_queue_offset, queue.min_offset)
+    entries = queue.units(noted, queue.max_offset)
     entries = entries[entries["commit_log_offset"] < last.commit_log_offset.max(initial=0)]
     for rows in log.all_units() if len(entries) else ():
         entries = entries[~np.isin(entries["commit_log_offset"], rows.commit_log_offset)]
@@ -91,7 +106,7 @@ def take_back_to_gap(log: LiveTimerLog, store: LiveStore, noted: int) -> None:
     for rows in log.all_units() if len(passed_over) else ():
         behind = np.flatnonzero(rows.commit_log_offset > passed_over.min())
         if len(behind):
-            log.cut(int(rows.position[behind[0]]))
+            _cut(log, store, files, int(rows.position[behind[0]]))
             return
 
 

@@ -55,7 +55,7 @@ class WheelFiles:
         self.found = decode_timer_checkpoint(content)
         self.found_own = decode_own(content, self.found)
         self.checkpoint = self.found
-        self.own = OwnCheckpoint(0, 0, 0)
+        self.own = self.found_own or OwnCheckpoint(0, 0, 0)
         self._checkpoint_file: InPlaceFile | None = None
         self._wheel_file: InPlaceFile | None = None
         self._wheel_is_unsynced = False
@@ -85,6 +85,21 @@ class WheelFiles:
                 master_queue_offset=placed_end,
             )
         )
+
+    def will_end_at(self, position: int, *, place_from: int | None) -> None:
+        """Say that the timer log is going to be cut there, durably and before it is: neither the
+        wheel file nor a snapshot holds what comes to lie behind. A broker that then finds no unit
+        at all goes on at the queue offset ``place_from``.
+        """
+        known = self.checkpoint
+        beyond = [path for end, path in snapshots(self._root) if end > position]
+        flushed = 0 if beyond else min(known.flush_position, position)
+        last = known.last_queue_offset if place_from is None else place_from
+        if (flushed, last) != (known.flush_position, known.last_queue_offset):
+            self._write(attrs.evolve(known, last_queue_offset=last))
+            self.sync_checkpoint(flushed, self.own)
+        for path in beyond:
+            remove_file(path)
 
     def _write(self, checkpoint: TimerCheckpoint, *, in_any_case: bool = False) -> InPlaceFile:
         if self._checkpoint_file is None:

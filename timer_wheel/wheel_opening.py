@@ -84,11 +84,13 @@ def _open(
     if own is not None:
         log.segments.delete_before(own.log_begins)
     log.find_end()
+    end = log.end
     is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
     if is_in_doubt:
         take_back(log, store, files)
     if own is None or not own.is_known:
-        take_back_to_gap(log, store, files.found.master_queue_offset)
+        take_back_to_gap(log, store, files)
+    was_cut = log.end < end
     known_ms = known_precision(log, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
@@ -98,18 +100,20 @@ def _open(
         _believe(timers, waiting)
     elif not store.settings.repeat_after_kill:
         _account(timers)
-    files.own = timers.base
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
-    _begin(timers, is_in_doubt=is_in_doubt)
+    _begin(timers, is_in_doubt=is_in_doubt or was_cut)
     timers.placed_again.known_from = timers.log.end
     return timers, settings
 
 
 def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
-    """Write down where the wheel stands, and let the next crash take the timer log back to here."""
+    """Write down where the wheel stands, and let the next crash take the timer log back to here.
+
+    Of a wheel in doubt the file too: units may come to lie where others were that it leads to.
+    """
     segments, files, own = timers.log.segments, timers.files, timers.state_to_flush()
-    known = files.found_own
+    known, flush_position = files.found_own, files.checkpoint.flush_position
     if not is_in_doubt and known is not None and known.flushed_position == own.flushed_position:
         files.own = own
         timers.save()
@@ -117,9 +121,13 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
     for start in segments.starts:
         segments.mark_dirty(start)
     segments.sync()
+    if is_in_doubt:
+        flush_position = timers.log.end
+        files.write_wheel(timers.wheel, flush_position)
+        files.sync_wheel()
     files.own = own
     timers.save()
-    files.sync_checkpoint(files.checkpoint.flush_position, own)
+    files.sync_checkpoint(flush_position, own)
 
 
 def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
@@ -181,7 +189,6 @@ def _believe(timers: LiveTimers, waiting: Int64s) -> None:
     timers.done = np.unique(rest.rows.commit_log_offset[~waits])
     first_ms = int(rest.rows.slot_time_ms[waits].min(initial=timers.wheel.hand_ms))
     timers.wheel.move_hand(max(floor_ms(first_ms, timers.precision_ms), timers.precision_ms))
-    timers.base = attrs.evolve(timers.base, flushed_hand_ms=timers.wheel.hand_ms)
 
 
 def _account(timers: LiveTimers) -> None:
@@ -189,6 +196,11 @@ def _account(timers: LiveTimers) -> None:
     store, own = timers.store, timers.files.found_own
     if own is not None and own.is_known:
         copies_from = min(max(own.copies_from, store.log.min_offset), store.log.end)
+        timers.base = attrs.evolve(
+            timers.base,
+            copies_hand_ms=own.copies_hand_ms,
+            copies_position=own.copies_position,
+        )
         is_whole = timers.log.end >= own.flushed_position
     else:
         copies_from, is_whole = begin_of_copies(timers, timers.wheel.hand_ms), False

@@ -66,14 +66,43 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     own = timers.files.found_own
     gone = put_away_since(timers.store.root, own.copies_from if own is not None else UNKNOWN)
     gone = gone.rows(~np.isin(gone.commit_log_offset, rows.commit_log_offset))
-    looked_at = TimerRows.together([rows, gone])
-    # What has no unit, or has lost it, may have rolled as well; so may what got the mark when it
-    # was put behind a hand that has moved back since.
-    may_have_rolled = placed.is_roll | is_overdue(placed.slot_time_ms)
-    may_have_rolled = [may_have_rolled, np.ones(len(waiting), bool), gone.is_roll]
+    over = _over_since(timers)
+    over = over.rows(~np.isin(over.commit_log_offset, rows.commit_log_offset))
+    gone = gone.rows(~np.isin(gone.commit_log_offset, over.commit_log_offset))
+    looked_at = TimerRows.together([rows, over, gone])
+    may_have_rolled = [
+        _may_have_rolled(placed),
+        np.ones(len(waiting), bool),
+        _may_have_rolled(over),
+        gone.is_roll,
+    ]
     places = looked_at.commit_log_offset.copy(), looked_at.size_bytes.copy()
     done = which_are_done(timers.store.log, *places, np.concatenate(may_have_rolled), copies)
     timers.mark_done(rows.rows(done[: len(rows)]))
+
+
+def _over_since(timers: LiveTimers) -> TimerRows:
+    """What the hand has passed since copies began: their copies are of this as well, and would be
+    given to equal messages that wait.
+    """
+    base, hand_ms = timers.base, timers.wheel.hand_ms
+    if base.copies_hand_ms >= hand_ms and base.copies_position >= timers.log.end:
+        return TimerRows.empty()
+    parts = []
+    for rows in timers.log.all_units():
+        is_since = rows.slot_time_ms >= base.copies_hand_ms
+        is_since |= rows.position >= base.copies_position
+        parts.append(rows.rows(is_since & (rows.slot_time_ms < hand_ms) & ~rows.is_marker))
+    over = TimerRows.together([TimerRows.empty(), *parts])
+    return over.rows(np.unique(over.commit_log_offset, return_index=True)[1])
+
+
+def _may_have_rolled(rows: TimerRows) -> Bools:
+    """What has no unit, or has lost it, may have rolled as well; so may what got the mark when it
+    was put behind a hand that has moved back since.
+    """
+    may: Bools = rows.is_roll | is_overdue(rows.slot_time_ms)
+    return may
 
 
 def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:

@@ -15,7 +15,13 @@ import pytest
 from tests.faults.engines import ENGINES
 from tests.faults.kill_account import LEVELS_REPEAT_MS, early, repeats
 from tests.faults.kill_journal import History, read_journal
-from tests.faults.kill_rounds import LONGEST_LIFE_S, kill_generations, nursery, settle
+from tests.faults.kill_rounds import (
+    LONGEST_LIFE_S,
+    kill_generations,
+    lost_to_a_broker,
+    nursery,
+    settle,
+)
 from tests.faults.kill_worker import Task
 from tests.faults.store_reading import Found, delivered
 
@@ -43,6 +49,21 @@ def test_nothing_is_lost_early_or_repeated_by_a_kill(
             wrong = kill_generations(home, task, generations) + settle(task)
             assert wrong == [], task
             assert read_journal(task.journal).delivered, task
+
+
+@pytest.mark.parametrize("stores", [1, pytest.param(10, id="80 kills", marks=pytest.mark.slow)])
+def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
+    tmp_path: Path, stores: int
+) -> None:
+    seeds = random.SystemRandom()
+    with nursery("wheel") as home:
+        for number in range(stores):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            task = Task("wheel", str(folder), seeds.getrandbits(32))
+            for _ in range(GENERATIONS):
+                home.kill_one(task, seeds.uniform(0, LONGEST_LIFE_S))
+                assert lost_to_a_broker(task) == [], task
 
 
 @pytest.mark.parametrize("engine", FAITHFUL_ENGINES)

@@ -226,6 +226,70 @@ def test_a_broker_finds_all_that_waits_at_any_end_and_after_a_close_no_more(
     store.close()
 
 
+OPENING_STEPS = [
+    "timer_wheel.wheel_files.WheelFiles.will_end_at",
+    "timer_wheel.live_timer_log.LiveTimerLog.cut",
+    "timer_wheel.live_timer_log.LiveTimerLog.revise",
+    "timer_wheel.wheel_files.WheelFiles.write_wheel",
+    "timer_wheel.wheel_files.WheelFiles.sync_checkpoint",
+]
+
+
+@pytest.mark.parametrize("step", OPENING_STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("was_flushed", [False, True])
+def test_a_broker_finds_all_that_waits_when_a_recovery_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str, was_flushed: bool
+) -> None:
+    """Units that cannot be relied on are taken away, of a store that was never flushed all: a
+    broker that finds none believes the checkpoint.
+    """
+    clock = ManualClock(START_MS)
+    store, waits = open_store(tmp_path, clock), Counter[str]()
+    waits += Counter(fill(store, 20))
+    store.advance(START_MS)
+    if was_flushed:
+        store.flush()
+    store.schedule(Message("orders", b"", unique_key="ANOTHER"), AfterMs(30_000))
+    waits["ANOTHER"] += 1
+    store.advance(START_MS)
+    store.abandon()
+    with monkeypatch.context() as patch:
+        stop_at(patch, step, when, 1)
+        with pytest.raises(Killed):
+            open_store(tmp_path, clock)
+    assert found_by_a_broker(tmp_path, START_MS) >= waits
+    store = open_store(tmp_path, clock)
+    assert Counter(rest_of(store)) == waits
+    store.close()
+
+
+def test_what_is_placed_while_a_flush_waits_for_the_disk_leaves_no_slot_that_leads_astray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel file has it, and after a kill other units lie where it lay."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    store.schedule(Message("orders", b"", unique_key="FIRST"), AfterMs(40_000))
+    store.advance(START_MS)
+    with monkeypatch.context() as patch:
+        sync_queues = pkgutil.resolve_name("message_store.live_store.LiveStore.sync_queues")
+
+        def place_and_sync(live: object) -> None:
+            store.schedule(Message("orders", b"", unique_key="FAR"), AfterMs(100_000))
+            assert len(list(store.pending())) == 2
+            sync_queues(live)
+
+        patch.setattr("message_store.live_store.LiveStore.sync_queues", place_and_sync)
+        store.flush()
+    store.abandon()
+    clock.tick(5_000)  # so that it is parked in another slot
+    store = open_store(tmp_path, clock)
+    assert len(list(store.pending())) == 2
+    store.abandon()
+    assert found_by_a_broker(tmp_path, clock.now_ms()) == Counter(["FIRST", "FAR"])
+
+
 def test_overdue_messages_lie_ahead_of_the_hand_where_a_starting_broker_reads(
     tmp_path: Path,
 ) -> None:
