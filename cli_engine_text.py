@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the verbs that use an engine say to people; lines are not yet escaped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cli_text import due_span, some
 from message_store.delay_levels import DelayLevels
@@ -11,6 +11,8 @@ from message_store.printable import counted, iso_time, when
 from message_store.recall_handle import RecallHandle
 from message_store.topic_listing import UnreadableMessage
 
+Topics = Mapping[str, Sequence[int]]
+"""Topics and the numbers of their queues."""
 LISTED_TOPICS = 20
 LISTED_RECEIPTS = 20
 SHOWN_BODY_BYTES = 60
@@ -83,7 +85,10 @@ def unreadable_line(message: UnreadableMessage) -> str:
     return f"{place}, log offset {message.commit_log_offset}: {message.reason}"
 
 
-def no_such_topic_line(topic: str, topics: Sequence[str]) -> str:
+def nothing_there_line(topic: str, queue_id: int | None, topics: Topics) -> str:
     """What a store does hold, for whoever asked for something else."""
-    held = f"it holds {some(topics, LISTED_TOPICS)}" if topics else "it holds no topic yet"
+    if topic in topics:
+        there = some([str(number) for number in topics[topic]], LISTED_TOPICS)
+        return f"nothing was ever put into queue {queue_id} of {topic}; it has {there}"
+    held = f"it holds {some(list(topics), LISTED_TOPICS)}" if topics else "it holds no topic yet"
     return f"nothing was ever put into {topic}; {held}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cli_engine_text import nothing_there_line
 from cli_input import STORE, now_option
 from cli_message_flags import message_options, requested
 from cli_messages import levels_beyond, naming_lines, time_due_ms
@@ -200,7 +201,13 @@ def _cancelled(engine: "Engine", handle: str, leaves_markers: bool) -> tuple[Can
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
 @now_option("As of when:")
 def read(
-    output: "Output", store: Path, topic: str, limit: int | None, now_ms: int, **which: Any
+    output: "Output",
+    store: Path,
+    topic: str,
+    queue_id: int | None,
+    limit: int | None,
+    now_ms: int,
+    **which: Any,
 ) -> None:
     """List the messages that stand in a topic, as a consumer would get them.
 
@@ -211,8 +218,8 @@ def read(
     with loading(output):
         from message_store.topic_listing import list_topic, topics_with_queues
     topics = topics_with_queues(store)
-    if topic not in topics:
-        output.no_such_topic(store, topic, topics)
-    found = itertools.islice(list_topic(store, topic, **which), limit)
+    if topic not in topics or queue_id not in (None, *topics[topic]):
+        output.warn(f"{store}: {nothing_there_line(topic, queue_id, topics)}")
+    found = itertools.islice(list_topic(store, topic, queue_id=queue_id, **which), limit)
     unreadable = output.messages(found, now_ms)
     click.get_current_context().exit(FINDINGS if unreadable else DONE)

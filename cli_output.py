@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -328,10 +327,6 @@ class Output(Printer):
             self._print(json.dumps(facts))
         else:
             self._say(engine_text.cancellation_line(parts, answer, now_ms, is_new))
-
-    def no_such_topic(self, path: Path, topic: str, topics: Sequence[str]) -> None:
-        """``read``, of a topic that has no queues."""
-        self.warn(f"{path}: {engine_text.no_such_topic_line(topic, topics)}")
 
     def messages(self, messages: Iterable[StoredMessage | UnreadableMessage], now_ms: int) -> int:
         """``read``; returns how many could not be read, which go to stderr."""

@@ -32,14 +32,18 @@ class UnreadableMessage:
     reason: str
 
 
-def topics_with_queues(path: Path) -> list[str]:
-    """The topics that something was ever put into, the engines' own among them.
+def topics_with_queues(path: Path) -> dict[str, list[int]]:
+    """The topics that something was ever put into, the engines' own among them, each with the
+    numbers of its queues in order.
 
     Raises SourceError for a directory that is no store.
     """
     store = StoreRoot(path)
     store.require_readable()
-    return [directory.name for directory in list_directories(store.consume_queues)]
+    return {
+        directory.name: [number for number, _ in _queues(directory)]
+        for directory in list_directories(store.consume_queues)
+    }
 
 
 def list_topic(

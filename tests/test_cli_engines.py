@@ -499,6 +499,9 @@ def test_a_topic_that_is_not_there_is_told_from_an_empty_one(place: Path) -> Non
         result = run("read", place, topic)
         assert (result.exit_code, result.stdout) == (cli.DONE, "")
         assert f"nothing was ever put into {topic}; it holds SCHEDULE_TOPIC_XXXX" in result.stderr
+    result = run("read", place, "SCHEDULE_TOPIC_XXXX", "--queue-id", 7)
+    assert (result.exit_code, result.stdout) == (cli.DONE, "")
+    assert "put into queue 7 of SCHEDULE_TOPIC_XXXX; it has 2" in result.stderr
 
 
 def test_a_message_that_cannot_be_read_is_named(place: Path) -> None:

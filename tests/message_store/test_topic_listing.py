@@ -53,7 +53,7 @@ def test_queues_come_in_order_of_their_numbers(store: StoreRoot) -> None:
     first, second, third = places(store)
     put(store, 10, unit(*third))
     put(store, 2, unit(*first), unit(*second))
-    assert topics_with_queues(store.path) == [SYSTEM, "T"]
+    assert topics_with_queues(store.path) == {SYSTEM: [2], "T": [2, 10]}
     assert keys(store) == ["k0", "k1", "k2"]
     assert keys(store, queue_id=2, from_offset=1) == ["k1"]
     assert keys(store, from_offset=9) == keys(store, queue_id=1) == []
