@@ -3,8 +3,6 @@
 and the units of what was dealt with go to a slot that is over, where a broker does not find them.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from message_store.byte_column import Int64s
@@ -25,58 +23,66 @@ def place_all(timers: LiveTimers, now_ms: int) -> None:
     is_done = np.isin(rest.rows.commit_log_offset, timers.done)
     timers.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
     if timers.is_repeating:
-        _name_what_goes(timers)
-    _take_done_off(timers)
-    _put_passed_away(timers)
-    timers.repeating_until_ms = 0
+        _leave_only_what_waits(timers)
     timers.save()
 
 
-def _name_what_goes(timers: LiveTimers) -> None:
+def _leave_only_what_waits(timers: LiveTimers) -> None:
+    """Put away what a reader of slots and timer log would come upon again. From then on all that is
+    on the wheel waits, and no copy in the log need tell otherwise.
+    """
+    until_ms = _repeats_until(timers)
+    goes = _what_goes(timers, until_ms)
+    _name(timers, goes)
+    hung = _unhang_done(timers, until_ms)
+    others = goes.rows(~np.isin(goes.position, hung))
+    timers.log.put_away(others, timers.wheel.hand_ms - timers.precision_ms)
+    timers.done, timers.repeating_until_ms = _NOTHING, 0
+
+
+def _repeats_until(timers: LiveTimers) -> int:
+    """Behind the last slot that may hold what was dealt with."""
+    until_ms = timers.repeating_until_ms
+    for rows in timers.log.all_units() if len(timers.done) else ():
+        times = rows.slot_time_ms[np.isin(rows.commit_log_offset, timers.done)]
+        until_ms = max(until_ms, int(times.max(initial=0)) + timers.precision_ms)
+    return floor_ms(until_ms, timers.precision_ms)
+
+
+def _what_goes(timers: LiveTimers, until_ms: int) -> TimerRows:
+    """What lies in these slots and does not wait: it was dealt with, or no chain leads to it, since
+    the hand had passed it before it moved back. That comes to light where a chain above is undone.
+    """
+    held, _ = timers.log.walk(timers.wheel, timers.wheel.used_slots(until_ms))
+    waiting = held.position[~np.isin(held.commit_log_offset, timers.done)]
+    parts = [TimerRows.empty()]
+    for rows in timers.log.all_units():
+        is_there = (rows.slot_time_ms >= timers.wheel.hand_ms) & (rows.slot_time_ms < until_ms)
+        parts.append(rows.rows(is_there & ~np.isin(rows.position, waiting)))
+    return TimerRows.together(parts)
+
+
+def _name(timers: LiveTimers, goes: TimerRows) -> None:
     """Write down what is about to be put away, as far as it would be looked at after a kill."""
-    own, units = timers.files.own, timers.log.all_units() if len(timers.done) else ()
-    done = [rows.rows(np.isin(rows.commit_log_offset, timers.done)) for rows in units]
-    rows = TimerRows.together([*_passed(timers), *done])
+    own = timers.files.own
     first_ms = min(own.flushed_hand_ms, own.copies_hand_ms)
-    rows = rows.rows(rows.slot_time_ms >= first_ms)
+    rows = goes.rows(goes.slot_time_ms >= first_ms)
     # One who was killed while leaving had put away as well, since the same flush.
     rows = TimerRows.together([rows, put_away_since(timers.store.root, own.copies_from)])
     rows = rows.rows(np.unique(rows.commit_log_offset, return_index=True)[1])
     PutAway(own.copies_from, rows).write(timers.store.root)
 
 
-def _put_passed_away(timers: LiveTimers) -> None:
-    """Take what the hand had passed before it moved back out of its slots in the log."""
-    past_ms = timers.wheel.hand_ms - timers.precision_ms
-    for rows in _passed(timers):
-        timers.log.put_away(rows, past_ms)
-
-
-def _passed(timers: LiveTimers) -> Iterator[TimerRows]:
-    """What the hand had passed before it moved back."""
-    hand_ms, until_ms = timers.wheel.hand_ms, timers.repeating_until_ms
-    if hand_ms >= until_ms:
-        return
-    waiting, _ = timers.log.walk(timers.wheel, timers.wheel.used_slots(until_ms))
-    for rows in timers.log.all_units():
-        is_passed = (rows.slot_time_ms >= hand_ms) & (rows.slot_time_ms < until_ms)
-        is_passed &= ~np.isin(rows.position, waiting.position)
-        yield rows.rows(is_passed)
-
-
-def _take_done_off(timers: LiveTimers) -> None:
-    """Take what was dealt with out of its slots: a broker would do it again."""
-    log, wheel, done = timers.log, timers.wheel, timers.done
-    slots = wheel.used_slots() if len(done) else _NOTHING
+def _unhang_done(timers: LiveTimers, until_ms: int) -> Int64s:
+    """Take what was dealt with off its chains; returns where those units are."""
+    log, wheel = timers.log, timers.wheel
+    slots, taken = wheel.used_slots(until_ms), [_NOTHING]
     for begin in range(0, len(slots), _SLOTS_AT_ONCE):
         rows, _ = log.walk(wheel, slots[begin : begin + _SLOTS_AT_ONCE])
-        is_done = np.isin(rows.commit_log_offset, done)
+        is_done = np.isin(rows.commit_log_offset, timers.done)
         times = floor_ms(rows.slot_time_ms, timers.precision_ms)
         for slot_ms in np.unique(times[is_done]).tolist():
             in_slot = times == slot_ms
-            kept, taken = rows.rows(in_slot & ~is_done), rows.rows(in_slot & is_done)
-            log.rehang(kept, taken, wheel)
-    for rows in log.all_units() if len(done) else ():  # what no chain leads to
-        is_done = np.isin(rows.commit_log_offset, done) & (rows.slot_time_ms >= wheel.hand_ms)
-        log.put_away(rows.rows(is_done), wheel.hand_ms - timers.precision_ms)
-    timers.done = _NOTHING
+            log.rehang(rows.rows(in_slot & ~is_done), rows.rows(in_slot & is_done), wheel)
+        taken.append(rows.position[is_done])
+    return np.concatenate(taken)

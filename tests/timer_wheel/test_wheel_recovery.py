@@ -335,6 +335,30 @@ def test_what_came_by_a_clock_that_was_ahead_is_found_by_no_broker_after_a_close
     again.close()
 
 
+def test_what_lay_below_in_a_slot_that_is_emptied_comes_to_light_for_nobody(tmp_path: Path) -> None:
+    """The hand passed a slot twice, back and on again, so that no chain leads to what it held
+    first.
+    """
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock)
+    for key in ("FIRST", "SECOND"):
+        store.schedule(Message("orders", b"", unique_key=key), AfterMs(50_000))
+        store.schedule(Message("orders", b"", unique_key=f"BEFORE{key}"), AfterMs(40_000))
+        assert list(store.advance(START_MS)) == []
+        came = keys(store.advance(START_MS + 55_000))
+        assert came == [f"BEFORE{key}", key]
+    store.schedule(Message("orders", b"", unique_key="WAITS"), AfterMs(30_000))
+    assert list(store.advance(START_MS)) == []
+    store.flush()
+    store.abandon()
+    store = open_store(tmp_path, clock)
+    store.close()
+    assert found_by_a_broker(tmp_path, START_MS) == Counter(["WAITS"])
+    store = open_store(tmp_path, clock)
+    assert rest_of(store) == ["WAITS"]
+    store.close()
+
+
 def test_what_has_rolled_comes_once_after_two_kills(tmp_path: Path) -> None:
     """The first takes its unit away, and what was placed again before the second is no roll."""
     clock = ManualClock(START_MS)
