@@ -6,10 +6,15 @@ and the units of what was dealt with go to a slot that is over, where a broker d
 import numpy as np
 
 from message_store.byte_column import Int64s
+from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.put_away import PutAway, put_away_since
-from timer_wheel.timer_rows import TimerRows
+from timer_wheel.timer_due import OVERDUE_MARK_MS
+from timer_wheel.timer_log import NO_POSITION
+from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.unplaced import EVERYTHING
+from timer_wheel.wheel_kernels import FLAGS
 from timer_wheel.wheel_math import floor_ms
 
 _SLOTS_AT_ONCE = 4096
@@ -30,13 +35,19 @@ def place_all(timers: LiveTimers, now_ms: int) -> None:
 def _leave_only_what_waits(timers: LiveTimers) -> None:
     """Put away what a reader of slots and timer log would come upon again. From then on all that is
     on the wheel waits, and no copy in the log need tell otherwise.
+
+    It is off all chains, on the disk too, before any of it is put away: a chain that led through it
+    would end there.
     """
     until_ms = _repeats_until(timers)
     goes = _what_goes(timers, until_ms)
-    _name(timers, goes)
-    hung = _unhang_done(timers, until_ms)
-    others = goes.rows(~np.isin(goes.position, hung))
-    timers.log.put_away(others, timers.wheel.hand_ms - timers.precision_ms)
+    if len(goes):
+        _name(timers, goes)
+        _unhang_done(timers, until_ms)
+        timers.log.segments.sync()
+        timers.files.write_wheel(timers.wheel, timers.log.end)
+        timers.files.sync_wheel()
+        put_away(timers.log, goes, timers.wheel.hand_ms - timers.precision_ms)
     timers.done, timers.repeating_until_ms = _NOTHING, 0
 
 
@@ -73,16 +84,50 @@ def _name(timers: LiveTimers, goes: TimerRows) -> None:
     PutAway(own.copies_from, rows).write(timers.store.root)
 
 
-def _unhang_done(timers: LiveTimers, until_ms: int) -> Int64s:
-    """Take what was dealt with off its chains; returns where those units are."""
+def _unhang_done(timers: LiveTimers, until_ms: int) -> None:
+    """Take what was dealt with off its chains."""
     log, wheel = timers.log, timers.wheel
-    slots, taken = wheel.used_slots(until_ms), [_NOTHING]
+    slots = wheel.used_slots(until_ms)
     for begin in range(0, len(slots), _SLOTS_AT_ONCE):
         rows, _ = log.walk(wheel, slots[begin : begin + _SLOTS_AT_ONCE])
         is_done = np.isin(rows.commit_log_offset, timers.done)
         times = floor_ms(rows.slot_time_ms, timers.precision_ms)
         for slot_ms in np.unique(times[is_done]).tolist():
             in_slot = times == slot_ms
-            log.rehang(rows.rows(in_slot & ~is_done), rows.rows(in_slot & is_done), wheel)
-        taken.append(rows.position[is_done])
-    return np.concatenate(taken)
+            unhang(log, wheel, rows.rows(in_slot), is_done[in_slot])
+
+
+def unhang(log: LiveTimerLog, wheel: LiveWheel, chain: TimerRows, is_taken: Bools) -> None:
+    """Take units off the chain of one slot: every unit of it, taken or not, comes to lead to the
+    next below that is not.
+
+    So whatever of this is on the disk, and whichever units are put away next, all that is kept is
+    found from the slot, and from any unit above it. Raises TargetError.
+    """
+    slot = int(chain.slot_time_ms[0]) // wheel.precision_ms
+    below, kept_below = None, NO_POSITION
+    for position, taken in zip(chain.position.tolist(), is_taken.tolist(), strict=True):
+        if below != kept_below:
+            log.overwrite(position, previous_position=kept_below)
+        below = position
+        kept_below = kept_below if taken else position
+    kept = chain.rows(~is_taken)
+    count = len(kept) - 2 * int(kept.is_marker.sum())
+    wheel.set_slot(slot, kept.position, count)
+
+
+def put_away(log: LiveTimerLog, rows: TimerRows, past_ms: int) -> None:
+    """Put units into a slot that is over, so that no reader takes them for what waits; by the mark
+    of what was overdue a search of the log still comes upon them.
+
+    Nothing leads on from them, since what they were hung on is of another slot; nor may anything
+    that waits hang on them by then, on the disk too. Raises TargetError.
+    """
+    for position, flags in zip(rows.position.tolist(), rows.table[FLAGS].tolist(), strict=True):
+        log.overwrite(
+            position,
+            previous_position=NO_POSITION,
+            magic=flags,
+            write_time_ms=past_ms,
+            delay_ms=OVERDUE_MARK_MS,
+        )

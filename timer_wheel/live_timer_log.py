@@ -21,12 +21,10 @@ from message_store.raw_memory import address_of
 from message_store.record_layout import MAGIC_BLANK
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.timer_due import OVERDUE_MARK_MS
 from timer_wheel.timer_log import NO_POSITION, TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import (
     COUNTS,
-    FLAGS,
     POSITION,
     ROW_COLUMNS,
     count_units,
@@ -200,36 +198,8 @@ class LiveTimerLog:
         for file in range(first, int(positions[-1]) // self.file_bytes):
             self.segments.write_at(file * self.file_bytes + used, blank_bytes(self.file_bytes))
 
-    def rehang(self, kept: TimerRows, taken: TimerRows, wheel: LiveWheel) -> None:
-        """Make the chain of one slot that of the ``kept`` units alone, and put the ``taken`` ones
-        away.
-        """
-        slot = int(taken.slot_time_ms[0]) // wheel.precision_ms
-        before = NO_POSITION
-        for position in kept.position.tolist():
-            self._overwrite(position, previous_position=before)
-            before = position
-        self.put_away(taken, wheel.hand_ms - wheel.precision_ms)
-        count = len(kept) - 2 * int(kept.is_marker.sum())
-        wheel.set_slot(slot, kept.position, count)
-
-    def put_away(self, rows: TimerRows, past_ms: int) -> None:
-        """Put units into a slot that is over, so that no reader takes them for what waits; by the
-        mark of what was overdue a search of the log still comes upon them.
-
-        Nothing leads on from them: what they were hung on is of another slot.
-        """
-        for position, flags in zip(rows.position.tolist(), rows.table[FLAGS].tolist(), strict=True):
-            self._overwrite(
-                position,
-                previous_position=NO_POSITION,
-                magic=flags,
-                write_time_ms=past_ms,
-                delay_ms=OVERDUE_MARK_MS,
-            )
-
-    def _overwrite(self, position: int, **values: int) -> None:
-        """Write fields of a unit, which stand side by side, at once."""
+    def overwrite(self, position: int, **values: int) -> None:
+        """Write fields of a unit, which stand side by side, at once. Raises TargetError."""
         self.rewrite_count += 1
         fields = tuple(field for field in TIMER_UNIT.fields if field.name in values)
         data = Layout("part of a unit", fields).encode(**values)

@@ -180,7 +180,7 @@ class LiveTimers:
 
     def _move_back(self, to_ms: int) -> None:
         """Move the hand back over slots whose units are still in the timer log, and no farther than
-        what waits lies within a round.
+        what waits lies within a round. The checkpoint says so before anything is placed there.
         """
         last_ms = self.wheel.last_slot_ms()
         if last_ms is not None:
@@ -189,6 +189,7 @@ class LiveTimers:
         self._first_needed = 0
         self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)
         self.wheel.move_hand(min(to_ms, self.wheel.hand_ms))
+        self.save()
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
         """Give what waits for a slot that is not within a round of the hand another one, from which

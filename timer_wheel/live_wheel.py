@@ -129,15 +129,17 @@ class LiveWheel:
     def move_hand(self, to_ms: int) -> None:
         """Say that all slots before ``to_ms`` are over, and none from there on.
 
-        Backwards, the slots between are wiped: what they held was dealt with.
+        Backwards, the slots between are wiped: what they held was dealt with. The file may hold
+        something there of which nothing is known here.
         """
         if to_ms < self.hand_ms:
             self._none_before = 0
             first, last = to_ms // self.precision_ms, self.hand_ms // self.precision_ms
             times = self.slots["time_units"]  # of more than a round, where a clock leapt
-            passed = np.flatnonzero((times >= first) & (times < last))
+            passed = (times >= first) & (times < last)
             self.slots[passed] = np.zeros(1, SLOT.dtype)
-            self.dirty[passed // _SLOTS_A_PAGE] = 1
+            passed_over = np.arange(first, min(last, first + WHEEL_SLOTS)) % WHEEL_SLOTS
+            self.dirty[passed_over // _SLOTS_A_PAGE] = 1
         self.hand_ms = to_ms
 
     def clear(self) -> None:

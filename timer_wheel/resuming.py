@@ -54,20 +54,22 @@ def take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     deliveries, and not the deliveries. The queue has the messages, and they are placed again.
     """
     own = files.found_own
+    files.forget_snapshots_beyond(log.end)
     if goes_back(own, store):
         _cut(log, store, files, max(own.flushed_position, log.segments.min_offset))
     _cut_what_the_log_lacks(log, store, files)
 
 
 def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) -> None:
-    """Let the log end here, having said so. A broker that finds units goes on placing behind the
-    last of them, whatever the checkpoint says, and one that finds none where that says.
+    """Let the log end here, having said so. A broker that finds a unit before the end goes on
+    placing behind it, whatever the checkpoint says, and one that finds none where that says: none
+    is looked for before the beginning of a file.
     """
     if position >= log.end:
         return
-    place_from, begin = None, log.segments.min_offset
-    if position == begin:
-        first = int(log.unit_at(begin).commit_log_offset.min())
+    place_from = None
+    if position % log.file_bytes == 0:
+        first = int(log.unit_at(position).commit_log_offset.min())
         place_from = _first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
     files.will_end_at(position, place_from=place_from)
     log.cut(position)

@@ -92,14 +92,21 @@ class WheelFiles:
         at all goes on at the queue offset ``place_from``.
         """
         known = self.checkpoint
-        beyond = [path for end, path in snapshots(self._root) if end > position]
+        beyond = self._snapshots_beyond(position)
         flushed = 0 if beyond else min(known.flush_position, position)
         last = known.last_queue_offset if place_from is None else place_from
         if (flushed, last) != (known.flush_position, known.last_queue_offset):
             self._write(attrs.evolve(known, last_queue_offset=last))
             self.sync_checkpoint(flushed, self.own)
-        for path in beyond:
+        self.forget_snapshots_beyond(position)
+
+    def forget_snapshots_beyond(self, position: int) -> None:
+        """Take away the snapshots that were right only of a timer log that was longer."""
+        for path in self._snapshots_beyond(position):
             remove_file(path)
+
+    def _snapshots_beyond(self, position: int) -> list[Path]:
+        return [path for end, path in snapshots(self._root) if end > position]
 
     def _write(self, checkpoint: TimerCheckpoint, *, in_any_case: bool = False) -> InPlaceFile:
         if self._checkpoint_file is None:

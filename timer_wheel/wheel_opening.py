@@ -194,18 +194,20 @@ def _believe(timers: LiveTimers, waiting: Int64s) -> None:
 def _account(timers: LiveTimers) -> None:
     """Find out what was dealt with already, where the checkpoint cannot tell."""
     store, own = timers.store, timers.files.found_own
-    if own is not None and own.is_known:
+    if own is None or not own.is_known:
+        copies_from = begin_of_copies(timers, timers.wheel.hand_ms)
+        copies_from = begin_where_units_are_lost(timers, copies_from)
+    elif timers.log.end < own.flushed_position:
+        # Lost units get others where they lay: neither a place nor the hand tells old from new.
+        copies_from = store.log.min_offset
+        timers.base = attrs.evolve(timers.base, copies_hand_ms=0, copies_position=0)
+    else:
         copies_from = min(max(own.copies_from, store.log.min_offset), store.log.end)
         timers.base = attrs.evolve(
             timers.base,
             copies_hand_ms=own.copies_hand_ms,
             copies_position=own.copies_position,
         )
-        is_whole = timers.log.end >= own.flushed_position
-    else:
-        copies_from, is_whole = begin_of_copies(timers, timers.wheel.hand_ms), False
-    if not is_whole:
-        copies_from = begin_where_units_are_lost(timers, copies_from)
     settle_accounts(timers, copies_from)
     if timers.files.found.last_read_time_ms > timers.wheel.hand_ms:
         marks = RecallMarks()

@@ -41,8 +41,8 @@ def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
 
 
 def begin_where_units_are_lost(timers: LiveTimers, copies_from: int) -> int:
-    """The same where the timer log lacks units: copies of what lies in the queue without one cannot
-    lie before it, but right behind it.
+    """The same where nothing tells up to where the timer log had units: copies of what lies in the
+    queue without one cannot lie before it, but right behind it.
     """
     offsets = timers.unplaced(EVERYTHING).rows.commit_log_offset
     return min(copies_from, int(offsets.min(initial=copies_from)))

@@ -105,8 +105,14 @@ class WheelStore(TimerStore):
             retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
 
     def _make_known(self) -> None:
-        """Else whoever comes after a kill would look for what was dealt with before."""
+        """Else whoever comes after a kill would look for what was dealt with before.
+
+        And would take its copies for those of equal messages that wait, where its records are gone
+        and the hand has not yet passed what was dealt with: it does not stay on the wheel.
+        """
         timers = self._timers
+        if timers.is_repeating:
+            place_all(timers, self._clock.now_ms())
         own = timers.state_to_flush()
         self._store.finish(timers.log.segments.sync)
         flushed_position = timers.files.checkpoint.flush_position  # the wheel's file as well

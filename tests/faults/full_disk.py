@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full from some change on, until room is made."""
+"""A disk that is full from some change on, until room is made; or before which a process dies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ _PAGE_BYTES = 4096
 CHANGES = ("pwrite", "pwritev", "ftruncate", "replace", "mkdir", "link", "fsync", "fdatasync")
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL in a process that lives on: nothing changes any more."""
+
+
 @attrs.define
 class FullDisk:
     """Changes are counted from 0; those from ``full_at`` on are refused, so many times.
 
     The first write that is refused may still write the beginning of what it was given, as disks do
     that are nearly full. ``is_fatal`` ends the process there, which leaves the pages before it.
+    ``is_kill`` raises Killed instead, there and at every later change.
     """
 
     full_at: int
@@ -36,6 +41,7 @@ class FullDisk:
     refused: int = 0
     is_torn: bool = False
     is_fatal: bool = False
+    is_kill: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -60,6 +66,8 @@ class FullDisk:
                 return count
         if self.is_fatal:
             os._exit(KILLED)
+        if self.is_kill:
+            raise Killed
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -106,9 +114,10 @@ def full_disk(
     *,
     is_torn: bool = False,
     is_fatal: bool = False,
+    is_kill: bool = False,
 ) -> Iterator[FullDisk]:
     """A full disk for everything that this process changes below ``root`` meanwhile."""
-    disk = FullDisk(full_at, refusals, is_torn=is_torn, is_fatal=is_fatal)
+    disk = FullDisk(full_at, refusals, is_torn=is_torn, is_fatal=is_fatal, is_kill=is_kill)
     real_open = os.open
 
     def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +143,7 @@ def full_disk(
         return real_open(path, flags, *more, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*CHANGES, "unlink") if is_fatal else CHANGES:
+        for name in (*CHANGES, "unlink") if is_fatal or is_kill else CHANGES:
             patch.setattr(os, name, counted(name, getattr(os, name)))
         patch.setattr(os, "open", make_or_open)
         patch.setattr(io, "open", python_open)

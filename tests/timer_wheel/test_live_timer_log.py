@@ -4,6 +4,7 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from message_store.live_segments import LiveSegments
 from message_store.store_root import StoreRoot
 from tests.independent.raw_files import timer_units
 from timer_wheel.known_slot import KnownSlot
+from timer_wheel.leaving import put_away, unhang
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OwnCheckpoint
@@ -284,7 +286,7 @@ def test_what_is_known_of_a_slot_ends_with_its_chain(tmp_path: Path) -> None:
     assert rows.commit_log_offset.tolist() == [3]
 
 
-@pytest.mark.parametrize("change", ["rehung", "put away", "cut", "revised"])
+@pytest.mark.parametrize("change", ["unhung", "put away", "cut", "revised"])
 def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
     tmp_path: Path, change: str
 ) -> None:
@@ -292,10 +294,10 @@ def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
     log.append(rows_of(*((OUT_MS, 1, number, 200) for number in range(3))), wheel)
     known = known_of(log, wheel, OUT_MS)
     match change:
-        case "rehung":
-            log.rehang(known.rows.rows(slice(1, 3)), known.rows.rows(slice(0, 1)), wheel)
+        case "unhung":
+            unhang(log, wheel, known.rows, np.array([True, False, False]))
         case "put away":
-            log.put_away(known.rows.rows(slice(0, 1)), WRITE_MS - 1000)
+            put_away(log, known.rows.rows(slice(0, 1)), WRITE_MS - 1000)
         case "cut":
             log.cut(2 * 52)
         case "revised":
@@ -306,6 +308,42 @@ def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
         log.walk(wheel, slots, known)[0].table.tolist() == log.walk(wheel, slots)[0].table.tolist()
     )
     assert not known.is_of(slots, log.rewrite_count)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
+def test_whatever_of_an_unhung_chain_is_written_all_that_is_kept_is_found_from_any_unit_above(
+    taken: list[bool], data: st.DataObject
+) -> None:
+    """Also where taken units are put away in any order, when all of it is written."""
+    is_taken = np.array(taken)
+    with TemporaryDirectory() as folder:
+        log, wheel = open_log(Path(folder)), LiveWheel(1000, WRITE_MS)
+        log.append(rows_of(*((OUT_MS, 1, number, 200) for number in range(len(taken)))), wheel)
+        slots = wheel.used_slots()
+        chain, _ = log.walk(wheel, slots)
+        kept = set(chain.position[~is_taken].tolist())
+        before = [log.segments.read_at(place, 52) for place in chain.position.tolist()]
+        unhang(log, wheel, chain, is_taken)
+        assert set(log.walk(wheel, wheel.used_slots())[0].position.tolist()) == kept
+        after = [log.segments.read_at(place, 52) for place in chain.position.tolist()]
+        is_written = [data.draw(st.booleans()) for _ in taken]
+        for index, place in enumerate(chain.position.tolist()):
+            log.segments.write_at(place, after[index] if is_written[index] else before[index])
+            found = found_from(log, wheel, place)
+            assert found >= {each for each in kept if each <= place}
+        for index, place in enumerate(chain.position.tolist()):
+            log.segments.write_at(place, after[index])
+        gone = [index for index in np.flatnonzero(is_taken) if data.draw(st.booleans())]
+        put_away(log, chain.rows(np.array(gone, np.int64)), WRITE_MS - 1000)
+        for index, place in enumerate(chain.position.tolist()):
+            if index not in gone:
+                assert found_from(log, wheel, place) >= {each for each in kept if each <= place}
+
+
+def found_from(log: LiveTimerLog, wheel: LiveWheel, position: int) -> set[int]:
+    """What a slot would hold whose last unit is this one."""
+    wheel.set_slot(OUT_MS // 1000, int64s([position]), 1)
+    return set(log.walk(wheel, int64s([OUT_MS // 1000]))[0].position.tolist())
 
 
 def test_delete_markers_are_taken_off_the_count_of_a_slot(tmp_path: Path) -> None:

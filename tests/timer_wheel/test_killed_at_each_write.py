@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wheels that are killed before each write of a close or of a recovery in turn, or lose power
+there: what we find then, and what a broker that takes over would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store import AfterMs, AtMs, ManualClock, Message, Severity
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
+from tests.faults.disk_events import recording
+from tests.faults.full_disk import Killed, full_disk
+from tests.faults.power_cut import any_choice, make_disk
+from tests.independent.raw_files import read_timer_check
+from timer_wheel import WheelStore, pending_records, read_wheel_store
+
+START_MS = 1_793_000_000_000
+SIX_UNITS_A_FILE = StoreSettings(
+    commit_log_file_bytes=1 << 20, queue_file_bytes=1000, timer_log_file_bytes=6 * 52 + 30
+)
+FAITHFUL = attrs.evolve(SIX_UNITS_A_FILE, repeat_after_kill=True)
+LONG_FILES = attrs.evolve(SIX_UNITS_A_FILE, timer_log_file_bytes=60 * 52 + 30)
+SHORT_RETENTION = attrs.evolve(LONG_FILES, commit_log_file_bytes=4096, retention_ms=30_000)
+
+
+def open_store(
+    path: Path,
+    clock: ManualClock,
+    settings: StoreSettings = SIX_UNITS_A_FILE,
+    *,
+    snapshots: bool = False,
+) -> WheelStore:
+    return WheelStore.open(
+        path, clock=clock, settings=settings, roll_window_slots=60, snapshots=snapshots
+    )
+
+
+def put(store: WheelStore, key: str, delay_ms: int, *, body: bytes = b"") -> Counter[str]:
+    store.schedule(Message("orders", body, unique_key=key), AfterMs(delay_ms))
+    return Counter([key])
+
+
+def waits_in(store: WheelStore) -> Counter[str]:
+    assert [each for each in store.check() if each.severity is Severity.ERROR] == []
+    return Counter(each.unique_key or "" for each in store.pending())
+
+
+def comes_from(store: WheelStore, clock: ManualClock) -> Counter[str]:
+    """What comes in the next ten minutes, with an end in the middle."""
+    came: Counter[str] = Counter()
+    for _ in range(6):
+        clock.tick(100_000)
+        came += Counter(each.message.unique_key or "" for each in store.advance(clock.now_ms()))
+    return came
+
+
+def found_by_a_broker(path: Path, clock: ManualClock, *, snapshots: bool = False) -> Counter[str]:
+    root = StoreRoot(path)
+    state = read_wheel_store(root, now_ms=clock.now_ms(), precision_ms=1000, snapshots_on=snapshots)
+    with SegmentReader(root.commit_log) as log:
+        found = [each for each in pending_records(log, state.pending) if each is not None]
+    assert len(state.shared_positions) == 0
+    return Counter(each.unique_key or "" for each in found)
+
+
+# --- a close --------------------------------------------------------------------------------------
+
+
+def to_be_closed(path: Path, clock: ManualClock) -> WheelStore:
+    """A store with a slot of which the messages in the middle and on top have come."""
+    with open_store(path, clock) as store:
+        for key, is_overdue in zip("XAXYBXY", (1, 0, 1, 1, 0, 1, 1), strict=True):
+            if is_overdue:
+                store.schedule(Message("orders", b"", unique_key=key), AtMs(0))
+            else:
+                put(store, key, 700)
+    store = open_store(path, clock)
+    came = [each.message.unique_key for each in store.advance(clock.now_ms())]
+    assert came == ["X", "X", "Y", "X", "Y"]
+    return store
+
+
+def assert_only_a_and_b_come(path: Path, clock: ManualClock) -> None:
+    assert found_by_a_broker(path, clock) >= Counter("AB")
+    store = open_store(path, clock)
+    assert waits_in(store) == Counter("AB")
+    assert comes_from(store, clock) == Counter("AB")
+    store.close()
+
+
+def test_a_kill_at_any_write_of_a_close_leaves_all_that_waits_beside_what_came(
+    tmp_path: Path,
+) -> None:
+    """What came goes off the chain of its slot, on which what waits may lie below."""
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(START_MS + 100)
+        store = to_be_closed(path, clock)
+        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
+            store.close()
+        store.abandon()
+        assert_only_a_and_b_come(path, clock)
+        if not disk.refused:
+            break
+    assert number > 10
+
+
+@pytest.mark.parametrize("do", ["advance", "close"])
+def test_a_kill_at_any_write_while_the_hand_moves_back_leaves_a_broker_all_that_waits(
+    tmp_path: Path, do: str
+) -> None:
+    """Where the checkpoint still has the hand behind them, units are over for it."""
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(START_MS)
+        store = open_store(path, clock)
+        put(store, "CAME", 5_000)
+        store.advance(START_MS + 100_000)  # by a clock that was ahead
+        waits = put(store, "WAITS", 20_000) + put(store, "WAITS", 20_000)
+        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
+            store.close() if do == "close" else store.advance(START_MS)
+        store.abandon()
+        assert found_by_a_broker(path, clock) >= waits, number
+        store = open_store(path, clock)
+        assert waits_in(store) == waits, number
+        store.abandon()
+        if not disk.refused:
+            break
+    assert number > 3
+
+
+@pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_loss_of_power_in_a_close_leaves_all_that_waits_beside_what_came(
+    tmp_path: Path, cuts: int
+) -> None:
+    path, rng = tmp_path / "recorded", random.SystemRandom()
+    store = to_be_closed(path, ManualClock(START_MS + 100))
+    with recording(path) as recorder:
+        begin = len(recorder.events)
+        store.close()
+    events = recorder.events
+    for number in range(cuts):
+        cut = any_choice(events, rng.randint(begin, len(events)), rng)
+        make_disk(events, cut, tmp_path / str(number))
+        assert_only_a_and_b_come(tmp_path / str(number), ManualClock(START_MS + 100))
+        shutil.rmtree(tmp_path / str(number))
+
+
+def test_a_slot_that_only_the_file_knows_is_wiped_when_the_hand_moves_back_over_it(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(START_MS)
+    with open_store(tmp_path, clock) as store:
+        put(store, "CAME", 5_000)
+        store.flush()
+        assert len(store.advance(START_MS + 39_000)) == 1
+    clock.tick(-100_000)
+    with open_store(tmp_path, clock) as store:
+        put(store, "WAITS", 2_000)
+        store.advance(clock.now_ms())
+    assert found_by_a_broker(tmp_path, clock) == Counter(["WAITS"])
+
+
+# --- a recovery -----------------------------------------------------------------------------------
+
+
+def cut_at_the_beginning_of_a_file(path: Path, clock: ManualClock) -> Counter[str]:
+    """What waits in a store whose timer log was flushed when a file of it had just begun, and got
+    units since.
+    """
+    for number in itertools.count():
+        store, waits = open_store(path / str(number), clock, FAITHFUL), Counter[str]()
+        for each in range(6):
+            waits += put(store, f"A{each}", 50_000)
+        store.advance(START_MS)
+        waits += put(store, "A6", 50_000)
+        with full_disk(path / str(number), number, is_kill=True) as disk, suppress(Killed):
+            store.advance(START_MS)
+        store.abandon()
+        assert disk.refused, "never killed between the end of a file and the first unit behind it"
+        store = open_store(path / str(number), clock, FAITHFUL)
+        if read_timer_check(path / str(number) / "config" / "timercheck").flush_position == 342:
+            break
+        store.abandon()
+    for each in range(4):
+        waits += put(store, f"B{each}", 50_000)
+    store.advance(START_MS)
+    store.abandon()
+    (path / str(number)).rename(path / "store")
+    return waits
+
+
+def test_a_broker_that_takes_over_from_a_killed_recovery_finds_what_lay_behind_the_end_of_a_file(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(START_MS)
+    waits = cut_at_the_beginning_of_a_file(tmp_path, clock)
+    for number in itertools.count():
+        path = tmp_path / str(f"killed-{number}")
+        shutil.copytree(tmp_path / "store", path)
+        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
+            open_store(path, clock).abandon()
+        assert found_by_a_broker(path, clock) == waits, number
+        store = open_store(path, clock)
+        assert waits_in(store) == waits
+        store.abandon()
+        if not disk.refused:
+            break
+    assert number > 3
+
+
+def test_a_snapshot_that_is_newer_than_the_timer_log_leads_no_broker_to_other_units(
+    tmp_path: Path,
+) -> None:
+    """It may be on the disk when the power goes, and the units that it leads to not yet."""
+    clock, check = ManualClock(START_MS), tmp_path / "config" / "timercheck"
+    store, waits = open_store(tmp_path, clock, snapshots=True), Counter[str]()
+    for number in range(3):
+        waits += put(store, f"A{number}", 50_000)
+    store.advance(START_MS)
+    store.flush()
+    before, end = check.read_bytes(), 3 * 52
+    for number in range(2):
+        waits += put(store, f"B{number}", 200_000)
+    store.advance(START_MS)
+    store.flush()
+    store.abandon()
+    check.write_bytes(before)
+    log = next((tmp_path / "timerlog").iterdir())
+    log.write_bytes(log.read_bytes()[:end].ljust(log.stat().st_size, b"\0"))
+    clock.tick(5_000)
+    store = open_store(tmp_path, clock, snapshots=True)
+    assert waits_in(store) == waits  # placed again, in another order of slots
+    assert found_by_a_broker(tmp_path, clock, snapshots=True) == waits
+    store.close()
+
+
+def test_equal_messages_come_as_often_as_they_were_stored_after_the_timer_log_lost_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is placed again lies where others lay, so that a second recovery cannot tell by places
+    which of it is old.
+    """
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock, LONG_FILES)
+    store.advance(START_MS)
+    clock.tick(45_000)
+    put(store, "DONE", 56_000)
+    waits_in(store)
+    clock.tick(-45_000)
+    for _ in range(2):
+        put(store, "TWIN", 256_000)
+        waits_in(store)
+    clock.tick(50_000)
+    waits_in(store)
+    clock.tick(11_000)
+    assert len(store.advance(START_MS + 61_000)) == 0  # one twin has rolled
+    store.flush()
+    clock.tick(140_000)
+    with monkeypatch.context() as patch:
+
+        def die(*_given: object) -> None:
+            raise Killed
+
+        patch.setattr("timer_wheel.turning.Turning._roll", die)
+        with pytest.raises(Killed):
+            store.advance(START_MS + 101_000)
+    store.abandon()
+    clock.tick(-140_000)
+    log = next((tmp_path / "timerlog").iterdir())
+    log.write_bytes(log.read_bytes()[:52].ljust(log.stat().st_size, b"\0"))
+    store = open_store(tmp_path, clock, LONG_FILES)
+    assert len(store.advance(START_MS + 61_000)) == 0
+    assert waits_in(store) == Counter(["TWIN"] * 2)
+    store.flush()
+    store.abandon()
+    store = open_store(tmp_path, clock, LONG_FILES)
+    assert comes_from(store, clock) == Counter(["TWIN"] * 2)
+    store.close()
+
+
+def test_equal_messages_come_as_often_as_they_were_stored_after_retention_took_the_record_of_one(
+    tmp_path: Path,
+) -> None:
+    """Its copy is still there, and nothing that it could be the copy of."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock, SHORT_RETENTION)
+    store.advance(START_MS + 3_600_000)  # by a clock that was ahead
+    put(store, "WAITED", 1_000)
+    store.advance(START_MS)
+    put(store, "TWIN", 256_000)
+    waits_in(store)
+    for number in range(9):
+        put(store, f"OTHER{number}", 500, body=b"x" * 300)
+    put(store, "TWIN", 256_000)
+    clock.tick(40_000)
+    assert len(store.advance(START_MS + 40_000)) == 10
+    assert waits_in(store) == Counter(["TWIN"] * 2)
+    clock.tick(65_000)
+    for at_ms in (61_000, 72_000, 73_000):  # the first has rolled
+        assert len(store.advance(START_MS + at_ms)) == 0
+    assert not (tmp_path / "commitlog" / f"{0:020d}").exists()
+    store.abandon()
+    store = open_store(tmp_path, clock, SHORT_RETENTION)
+    assert waits_in(store) == Counter(["TWIN"] * 2)
+    assert comes_from(store, clock) == Counter(["TWIN"] * 2)
+    store.close()
