@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A random history of one wheel with many equal messages, that is killed before some of its writes.
+"""A random history of one store with many equal messages, that is killed before some of its writes.
 
 Equal messages have the same key, body and time of birth: only their number tells whether one was
 lost or came twice, and what became of one is easily taken for what became of the other.
@@ -15,11 +15,12 @@ from pathlib import Path
 
 import attrs
 
-from message_store import AtMs, Cancellation, ManualClock, Message, Severity
+from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
 from message_store.consume_queue import read_queue
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from tests.faults.engines import abandon, open_hierarchy, open_levels
 from tests.faults.full_disk import Killed, full_disk
 from timer_wheel import WheelStore, pending_records, read_wheel_store
 from timer_wheel.pending_timers import record_at
@@ -58,12 +59,12 @@ class Group:
 class History:
     """What happens to one store, and what of it must hold; every assertion tells the steps."""
 
-    def __init__(self, path: Path, seed: int, modes: frozenset[str]) -> None:
+    def __init__(self, path: Path, engine: str, modes: frozenset[str], seed: int) -> None:
         self.chance = random.Random(seed)
-        self.path, self.modes = path, modes
+        self.path, self.engine, self.modes = path, engine, modes
         self.clock = ManualClock(START_MS + self.chance.choice([0, 437]))
         self.groups: dict[str, Group] = {}
-        self.steps: list[str] = [f"seed {seed}, {sorted(modes)}"]
+        self.steps: list[str] = [f"{engine}, {sorted(modes)}, seed {seed}"]
         self._seen = 0
         self._window_slots = self.chance.choice([10, 60, 100])
         self._settings = StoreSettings(
@@ -72,9 +73,12 @@ class History:
             timer_log_file_bytes=self.chance.choice([6, 20, 40]) * UNIT_BYTES + 30,
             retention_ms=30_000 if RETENTION in modes else 72 * 3_600_000,
         )
-        self._store: WheelStore | None = self._opened()
+        self._store: DelayStore | None = self._opened()
 
-    def _opened(self) -> WheelStore:
+    def _opened(self) -> DelayStore:
+        if self.engine != "wheel":
+            opened = {"levels": open_levels, "hierarchy": open_hierarchy}[self.engine]
+            return opened(self.path, self.clock, self._settings)
         return WheelStore.open(
             self.path,
             clock=self.clock,
@@ -84,7 +88,7 @@ class History:
         )
 
     @property
-    def store(self) -> WheelStore:
+    def store(self) -> DelayStore:
         """The store, which is open."""
         assert self._store is not None
         return self._store
@@ -124,7 +128,7 @@ class History:
         """All that waits is found by one who takes over now."""
         self._count_what_came()
         root = StoreRoot(self.path)
-        if not root.timer_queue().exists() or DAMAGE in self.modes:
+        if self.engine != "wheel" or not root.timer_queue().exists() or DAMAGE in self.modes:
             return
         now_ms, is_on = self.clock.now_ms(), SNAPSHOTS in self.modes
         state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000, snapshots_on=is_on)
@@ -181,7 +185,7 @@ class History:
         try:
             store.close()
         except Killed:
-            store.abandon()
+            abandon(store)
 
     def _recall(self) -> None:
         self._count_what_came()
@@ -221,7 +225,7 @@ class History:
 
     def _let_go(self) -> None:
         if self._store is not None:
-            self._store.abandon()
+            abandon(self._store)
             self._store = None
 
     def _reopen(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal messages come as often as they were stored, whenever the wheel is killed, and a broker that
-takes over finds all that wait.
+"""Equal messages come as often as they were stored, whenever the store is killed, and a broker
+that takes a wheel over finds all that wait.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ from tests.faults.equal_messages import (
 )
 
 STEPS = 30
-MODES = [
-    (),
-    (MOVING_CLOCK, RECALL),
-    (MOVING_CLOCK, RETENTION),
-    (MOVING_CLOCK, SNAPSHOTS),
-    (MOVING_CLOCK, DAMAGE),
+HISTORIES = [
+    ("wheel",),
+    ("wheel", MOVING_CLOCK, RECALL),
+    ("wheel", MOVING_CLOCK, RETENTION),
+    ("wheel", MOVING_CLOCK, SNAPSHOTS),
+    ("wheel", MOVING_CLOCK, DAMAGE),
+    ("levels", MOVING_CLOCK),
+    ("levels", MOVING_CLOCK, RETENTION),
+    ("hierarchy", MOVING_CLOCK, RECALL),
+    ("hierarchy", MOVING_CLOCK, RETENTION),
 ]
 
 
-@pytest.mark.parametrize("modes", MODES, ids=lambda modes: " and ".join(modes) or "kills alone")
-@pytest.mark.parametrize("histories", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("history", HISTORIES, ids=", ".join)
+@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_each_of_many_equal_messages_comes_once_whatever_is_killed(
-    tmp_path: Path, modes: tuple[str, ...], histories: int
+    tmp_path: Path, history: tuple[str, ...], count: int
 ) -> None:
-    for number in range(histories):
+    engine, *modes = history
+    for number in range(count):
         seed = random.SystemRandom().getrandbits(32)
-        history = History(tmp_path / str(number), seed, frozenset(modes))
+        lived = History(tmp_path / str(number), engine, frozenset(modes), seed)
         for _ in range(STEPS):
-            history.step()
-        history.finish()
+            lived.step()
+        lived.finish()
