@@ -44,9 +44,9 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
     if len(goes):
         _name(timers, goes)
         _unhang_done(timers, until_ms)
-        timers.log.segments.sync()
+        timers.store.finish(timers.log.segments.sync)
         timers.files.write_wheel(timers.wheel, timers.log.end)
-        timers.files.sync_wheel()
+        timers.store.finish(timers.files.sync_wheel)
         put_away(timers.log, goes, timers.wheel.hand_ms - timers.precision_ms)
     timers.done, timers.repeating_until_ms = _NOTHING, 0
 

@@ -114,7 +114,6 @@ class LiveTimerLog:
         """Hang every unit that the hand has not passed on an empty wheel; returns what
         ``wheel_kernels`` counts.
         """
-        self.rewrite_count += 1
         counts = np.zeros(COUNTS, np.int64)
         wheel.will_hold(0)
         for file in self.files():

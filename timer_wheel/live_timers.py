@@ -9,7 +9,6 @@ import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
-from message_store.errors import TargetError
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.known_slot import KnownSlot
@@ -185,11 +184,12 @@ class LiveTimers:
         last_ms = self.wheel.last_slot_ms()
         if last_ms is not None:
             to_ms = max(to_ms, last_ms - (WHEEL_SLOTS - 1) * self.precision_ms)
+        to_ms = min(to_ms, self.wheel.hand_ms)
+        self.files.save(to_ms, self.placed_end)
         self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
         self._first_needed = 0
         self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)
-        self.wheel.move_hand(min(to_ms, self.wheel.hand_ms))
-        self.save()
+        self.wheel.move_hand(to_ms)
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
         """Give what waits for a slot that is not within a round of the hand another one, from which
@@ -216,19 +216,15 @@ class LiveTimers:
             return
         self.files.announce(found.end)
         rows = found.rows.rows(found.facts.is_there)
+        slots = self.wheel.slots_of(rows.slot_time_ms)
         try:
             self.log.append(rows, self.wheel)
-        except TargetError:
-            self.rebuild()
+        except BaseException:
+            self.wheel.put_back(rows.slot_time_ms, slots)
             raise
         self.placed_end = found.end
         self.placed_again.note(found.facts)
         self.metrics.placed(rows)
-
-    def rebuild(self) -> None:
-        """Make the wheel in memory again from the timer log."""
-        self.wheel.clear()
-        self.log.revise(self.wheel)
 
     # --- reading slots ----------------------------------------------------------------------------
 
@@ -292,7 +288,7 @@ class LiveTimers:
 
     def save(self) -> None:
         """Write the checkpoint."""
-        self.files.save(self.wheel, self.placed_end)
+        self.files.save(self.wheel.hand_ms, self.placed_end)
 
     def state_to_flush(self) -> OwnCheckpoint:
         """What holds now and, once all that was written so far is on disk, holds there."""

@@ -126,6 +126,14 @@ class LiveWheel:
         self.slots[index : index + 1] = row
         self.dirty[index // _SLOTS_A_PAGE] = 1
 
+    def slots_of(self, slot_time_ms: Int64s) -> NDArray[np.void]:
+        """A copy of the slot of each of these times, for ``put_back``."""
+        return self.slots[slot_time_ms // self.precision_ms % WHEEL_SLOTS]
+
+    def put_back(self, slot_time_ms: Int64s, slots: NDArray[np.void]) -> None:
+        """Let the slots of these times be again what they were."""
+        self.slots[slot_time_ms // self.precision_ms % WHEEL_SLOTS] = slots
+
     def move_hand(self, to_ms: int) -> None:
         """Say that all slots before ``to_ms`` are over, and none from there on.
 
@@ -142,23 +150,17 @@ class LiveWheel:
             self.dirty[passed_over // _SLOTS_A_PAGE] = 1
         self.hand_ms = to_ms
 
-    def clear(self) -> None:
-        """Forget all slots; every page that held one is to be written."""
-        self._none_before = 0
-        held = np.flatnonzero(self.slots["time_units"])
-        self.dirty[held // _SLOTS_A_PAGE] = 1
-        self.image[:] = 0
-
-    def note_differences(self, content: NDArray[np.uint8]) -> None:
+    def note_differences(self, content: NDArray[np.uint8], log_end: int) -> None:
         """Note the pages in which a file's content is not what it should be.
 
         Slots that are over, and those that hold nothing here, may hold anything there before the
-        hand.
+        hand, as long as it lies before the timer log's end: other units come to lie behind that.
         """
         there = content.view(SLOT.dtype)
         differs = (self.image.view(np.int64) != content.view(np.int64)).reshape(WHEEL_SLOTS, -1)
         first = self.hand_ms // self.precision_ms
         matters = (self.slots["time_units"] >= first) | (there["time_units"] >= first)
+        matters |= there["last_position"] >= log_end
         self.dirty[np.flatnonzero(differs.any(axis=1) & matters) // _SLOTS_A_PAGE] = 1
 
     def take_dirty_pieces(self) -> Iterator[tuple[int, memoryview]]:

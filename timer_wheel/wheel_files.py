@@ -74,13 +74,13 @@ class WheelFiles:
                 )
             )
 
-    def save(self, wheel: LiveWheel, placed_end: int) -> None:
+    def save(self, hand_ms: int, placed_end: int) -> None:
         """Say where the hand is, and up to which queue offset all entries have units."""
         self.announce(placed_end)
         self._write(
             attrs.evolve(
                 self.checkpoint,
-                last_read_time_ms=wheel.hand_ms,
+                last_read_time_ms=hand_ms,
                 last_queue_offset=placed_end,
                 master_queue_offset=placed_end,
             )
@@ -137,14 +137,14 @@ class WheelFiles:
 
     # --- the wheel --------------------------------------------------------------------------------
 
-    def compare(self, wheel: LiveWheel) -> None:
+    def compare(self, wheel: LiveWheel, log_end: int) -> None:
         """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
         content = self.wheel_content()
         if content is None:
             remove_file(self._root.timer_wheel)
             return
         wheel.dirty[:] = 0
-        wheel.note_differences(content)
+        wheel.note_differences(content, log_end)
 
     def wheel_content(self) -> NDArray[np.uint8] | None:
         """The wheel file, or the newest snapshot where those are written; None where none is."""

@@ -161,7 +161,7 @@ def _hung(
     timers = LiveTimers(store, log, wheel, files, settings.roll_window_slots, log_begins=log_begins)
     counts = log.revise(wheel)
     timers.has_rolled = bool(counts[ROLLS])
-    files.compare(wheel)
+    files.compare(wheel, log.end)
     timers.placed_end = resume(timers.queue, log, store)
     if counts[OVERDUE]:
         rows = log.find(None, _NO_SLOT, 0)

@@ -16,6 +16,7 @@ import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, ManualClock, Message, Severity
+from message_store.errors import TargetError
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
@@ -24,6 +25,7 @@ from tests.faults.full_disk import Killed, full_disk
 from tests.faults.power_cut import any_choice, make_disk
 from tests.independent.raw_files import read_timer_check
 from timer_wheel import WheelStore, pending_records, read_wheel_store
+from timer_wheel.leaving import place_all
 
 START_MS = 1_793_000_000_000
 SIX_UNITS_A_FILE = StoreSettings(
@@ -40,9 +42,10 @@ def open_store(
     settings: StoreSettings = SIX_UNITS_A_FILE,
     *,
     snapshots: bool = False,
+    window_slots: int = 60,
 ) -> WheelStore:
     return WheelStore.open(
-        path, clock=clock, settings=settings, roll_window_slots=60, snapshots=snapshots
+        path, clock=clock, settings=settings, roll_window_slots=window_slots, snapshots=snapshots
     )
 
 
@@ -65,13 +68,21 @@ def comes_from(store: WheelStore, clock: ManualClock) -> Counter[str]:
     return came
 
 
-def found_by_a_broker(path: Path, clock: ManualClock, *, snapshots: bool = False) -> Counter[str]:
+def slots_of_a_broker(
+    path: Path, clock: ManualClock, *, snapshots: bool = False
+) -> list[tuple[str, int]]:
+    """What a starting broker would find: keys and times of slots."""
     root = StoreRoot(path)
     state = read_wheel_store(root, now_ms=clock.now_ms(), precision_ms=1000, snapshots_on=snapshots)
-    with SegmentReader(root.commit_log) as log:
-        found = [each for each in pending_records(log, state.pending) if each is not None]
     assert len(state.shared_positions) == 0
-    return Counter(each.unique_key or "" for each in found)
+    slots = state.pending.slot_time_ms.tolist()
+    with SegmentReader(root.commit_log) as log:
+        found = zip(pending_records(log, state.pending), slots, strict=True)
+        return [(each.unique_key or "", slot_ms) for each, slot_ms in found if each is not None]
+
+
+def found_by_a_broker(path: Path, clock: ManualClock, *, snapshots: bool = False) -> Counter[str]:
+    return Counter(key for key, _ in slots_of_a_broker(path, clock, snapshots=snapshots))
 
 
 # --- a close --------------------------------------------------------------------------------------
@@ -170,6 +181,56 @@ def test_a_slot_that_only_the_file_knows_is_wiped_when_the_hand_moves_back_over_
     assert found_by_a_broker(tmp_path, clock) == Counter(["WAITS"])
 
 
+def moved_back(path: Path, clock: ManualClock) -> WheelStore:
+    """A store whose hand has to move back for what was scheduled last."""
+    store = open_store(path, clock)
+    put(store, "CAME", 50_000)
+    store.advance(START_MS + 100_000)  # by a clock that was ahead
+    put(store, "WAITS", 20_000)
+    return store
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_disk_that_refuses_a_write_while_the_hand_moves_back_costs_nothing(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """The wheel in memory is again what it was, the hand where the checkpoint has it."""
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(START_MS)
+        store = moved_back(path, clock)
+        with full_disk(path, number, 1) as disk, suppress(TargetError):
+            store.advance(START_MS)
+        if not disk.refused:
+            break
+        assert waits_in(store) == Counter(["WAITS"])
+        if is_killed:
+            store.abandon()
+            assert found_by_a_broker(path, clock) >= Counter(["WAITS"])
+            store = open_store(path, clock)
+        assert comes_from(store, clock) == Counter(["WAITS"]), number
+        store.close()
+    assert number > 3
+
+
+def test_a_sync_that_fails_before_units_are_put_away_ends_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(START_MS + 100)
+    store = to_be_closed(tmp_path, clock)
+
+    def refuse(_segments: object) -> None:
+        raise TargetError("Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("message_store.live_segments.LiveSegments.sync", refuse)
+        with pytest.raises(TargetError, match="Input/output error"):
+            place_all(store._timers, clock.now_ms())
+    with pytest.raises(TargetError, match="an earlier write failed; open it again"):
+        store.flush()
+    store.abandon()
+    assert_only_a_and_b_come(tmp_path, clock)
+
+
 # --- a recovery -----------------------------------------------------------------------------------
 
 
@@ -242,6 +303,36 @@ def test_a_snapshot_that_is_newer_than_the_timer_log_leads_no_broker_to_other_un
     assert waits_in(store) == waits  # placed again, in another order of slots
     assert found_by_a_broker(tmp_path, clock, snapshots=True) == waits
     store.close()
+
+
+def test_no_slot_of_the_file_leads_a_broker_to_what_came_to_lie_where_its_units_were(
+    tmp_path: Path,
+) -> None:
+    """The file has a slot of units that a recovery took away, before the hand, which then moves
+    back.
+    """
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(START_MS)
+        store = open_store(path, clock, window_slots=100)
+        store.advance(START_MS + 101_000)  # by a clock that was ahead
+        store.flush()
+        clock.tick(-98_000)
+        put(store, "NEAR", 1_000)
+        store.advance(clock.now_ms())
+        put(store, "FAR", 126_000)
+        store.advance(clock.now_ms())
+        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
+            store.flush()
+        store.abandon()
+        if not disk.refused:
+            break
+        store = open_store(path, clock, window_slots=100)
+        store.advance(clock.now_ms())
+        store.abandon()
+        (near, near_ms), (far, far_ms) = slots_of_a_broker(path, clock)
+        assert (near, far) == ("NEAR", "FAR"), number
+        assert far_ms - near_ms >= 50_000, number
+    assert number > 10
 
 
 def test_equal_messages_come_as_often_as_they_were_stored_after_the_timer_log_lost_its_end(

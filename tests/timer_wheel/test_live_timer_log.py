@@ -105,7 +105,7 @@ def test_the_checkpoint_is_the_bytes_that_a_broker_was_seen_to_read(tmp_path: Pa
     path.parent.mkdir()
     path.write_bytes(encode_timer_checkpoint(TimerCheckpoint(counter=2)))
     files = WheelFiles(StoreRoot(tmp_path), ManualClock(1_700_000_000_500), snapshots=False)
-    files.save(LiveWheel(1000, 1_700_000_000_000), 2)
+    files.save(1_700_000_000_000, 2)
     files.sync_checkpoint(104, OwnCheckpoint(1_700_000_000_000, 0, 1000))
     files.close()
     assert path.read_bytes()[:56].hex() == (
@@ -286,7 +286,7 @@ def test_what_is_known_of_a_slot_ends_with_its_chain(tmp_path: Path) -> None:
     assert rows.commit_log_offset.tolist() == [3]
 
 
-@pytest.mark.parametrize("change", ["unhung", "put away", "cut", "revised"])
+@pytest.mark.parametrize("change", ["unhung", "put away", "cut"])
 def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
     tmp_path: Path, change: str
 ) -> None:
@@ -300,9 +300,6 @@ def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
             put_away(log, known.rows.rows(slice(0, 1)), WRITE_MS - 1000)
         case "cut":
             log.cut(2 * 52)
-        case "revised":
-            wheel.clear()
-            log.revise(wheel)
     slots = wheel.used_slots()
     assert (
         log.walk(wheel, slots, known)[0].table.tolist() == log.walk(wheel, slots)[0].table.tolist()
