@@ -13,6 +13,8 @@ from collections.abc import Hashable, Iterable
 from message_store import properties as names
 from message_store.message import StoredMessage
 
+_NOT_TOLD = -1
+
 CHANGING = frozenset(
     {
         names.TIMER_ENQUEUE_MS,
@@ -62,17 +64,26 @@ def identity(message: StoredMessage) -> Hashable:
     )
 
 
+def origin(message: StoredMessage) -> int:
+    """Where in the log a message's first record was: of a copy of ours that goes round again it is
+    what that says, of anything else its own place.
+    """
+    told = ~message.prepared_transaction_offset
+    return told if 0 <= told < message.commit_log_offset else message.commit_log_offset
+
+
 class Copies:
     """Where copies lie, by what they are copies of; each is taken once.
 
-    ``found`` has for each its identity, its place and whether it went round again, in the order of
-    the log.
+    ``found`` has for each its identity, its place, whether it went round again, and its origin, in
+    the order of the log.
     """
 
-    def __init__(self, found: Iterable[tuple[Hashable, int, bool]] = ()) -> None:
-        self._places: defaultdict[tuple[Hashable, bool], list[int]] = defaultdict(list)
-        for identity, offset, is_roll in reversed(list(found)):
-            self._places[identity, is_roll].append(offset)  # so that the first is the last
+    def __init__(self, found: Iterable[tuple[Hashable, int, bool, int]] = ()) -> None:
+        self._places: defaultdict[tuple[Hashable, bool, int], list[int]] = defaultdict(list)
+        for identity, offset, is_roll, first in reversed(list(found)):
+            told = first if is_roll and first < offset else _NOT_TOLD
+            self._places[identity, is_roll, told].append(offset)  # so that the first is the last
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -80,16 +91,20 @@ class Copies:
     @property
     def have_rolled(self) -> bool:
         """Whether any of them went round again."""
-        return any(is_roll for _, is_roll in self._places)
+        return any(is_roll for _, is_roll, _ in self._places)
 
-    def take(self, identity: Hashable, offset: int, *, may_have_rolled: bool) -> bool:
+    def take(self, identity: Hashable, offset: int, origin: int, *, may_have_rolled: bool) -> bool:
         """Take the first copy behind a message's place, if there is one; equal messages are asked
         for in the order of the log.
 
-        What was to roll has gone round again or, when the wheel was late, been delivered.
+        What was to roll has gone round again or, when the wheel was late, been delivered. A copy
+        that says of which message it is, is no equal one's: retention may have taken that one's
+        record, or a hand that moved back may have delivered it without a roll.
         """
-        kinds = (True, False) if may_have_rolled else (False,)
-        return any(self._take(self._places.get((identity, kind)), offset) for kind in kinds)
+        delivered = (identity, False, _NOT_TOLD)
+        rolled = ((identity, True, origin), (identity, True, _NOT_TOLD))
+        kinds = (*rolled, delivered) if may_have_rolled else (delivered,)
+        return any(self._take(self._places.get(kind), offset) for kind in kinds)
 
     @staticmethod
     def _take(places: list[int] | None, offset: int) -> bool:

@@ -28,6 +28,7 @@ from message_store.log_kernels import (
     TOPIC_AT,
     TOPIC_BYTES,
     find_parts,
+    prepared_offset_at,
     store_time_at,
 )
 from message_store.raw_memory import load_i32, load_i64, load_u8
@@ -44,9 +45,11 @@ from timer_wheel.copies import CHANGING
 
 Int64s = NDArray[np.int64]
 
-OFFSET, IS_ROLL, STORE_MS, ONE, TWO = range(5)
-COPY_COLUMNS = 5
-"""Where a copy lies, whether it went round again, when it was stored, and its identity."""
+OFFSET, IS_ROLL, STORE_MS, ONE, TWO, ORIGIN = range(6)
+COPY_COLUMNS = 6
+"""Where a copy lies, whether it went round again, when it was stored, its identity, and where the
+message's first record was.
+"""
 
 _TIMER_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8)
 _REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
@@ -184,6 +187,13 @@ def _is_record(record: int, room: int, offset: int, parts: Any) -> bool:
     return find_parts(record, size, parts.ctypes.data)
 
 
+@inline_kernel
+def _origin(record: int, offset: int) -> int:
+    """Where the message's first record was: see ``copies``."""
+    told = ~prepared_offset_at(record)
+    return int(told if 0 <= told < offset else offset)
+
+
 @kernel("int64(int64, int64, int64, int64[:, ::1])")
 def find_copies(buffer: int, length: int, base: int, copies: Any) -> int:
     """Find the copies among the records of a log file, which stand one behind another from ``base``
@@ -207,6 +217,7 @@ def find_copies(buffer: int, length: int, base: int, copies: Any) -> int:
                 copies[STORE_MS, count] = store_time_at(record)
                 copies[ONE, count] = np.int64(one)
                 copies[TWO, count] = np.int64(two)
+                copies[ORIGIN, count] = _origin(record, base + place)
             count += 1
         place += load_i32(record + AT_SIZE)
     return count
@@ -221,8 +232,9 @@ def identify_rows(addresses: Int64s, sizes: Int64s, offsets: Int64s, found: Any)
     spots = np.empty(_SPOTS, np.int64)
     for row in range(len(addresses)):
         found[OFFSET, row], found[IS_ROLL, row] = offsets[row], 0
-        found[ONE, row], found[TWO, row] = 0, 0
+        found[ONE, row], found[TWO, row], found[ORIGIN, row] = 0, 0, offsets[row]
         record = addresses[row]
         if record >= 0 and _is_record(record, sizes[row], offsets[row], parts):
             one, two = _identify(record, parts, spots)
             found[ONE, row], found[TWO, row] = np.int64(one), np.int64(two)
+            found[ORIGIN, row] = _origin(record, offsets[row])

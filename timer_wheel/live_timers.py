@@ -33,6 +33,10 @@ from timer_wheel.wheel_kernels import (
 from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
 
 _PIECE = 1 << 17
+_ROUND_SLOTS = WHEEL_SLOTS - 1
+"""As many slots, from the hand on, as may hold what waits: the one that would be the next has its
+place on the wheel where the slot before the hand has its, to which what was dealt with is put.
+"""
 _NOTHING: Int64s = np.empty(0, np.int64)
 
 
@@ -138,7 +142,7 @@ class LiveTimers:
     def _first_unfit(self, found: Unplaced) -> int:
         slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
         fits = (slot_ms >= hand_ms) & ~is_overdue(slot_ms)
-        fits &= slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms
+        fits &= slot_ms - hand_ms < _ROUND_SLOTS * self.precision_ms
         if len(self.done):
             fits &= ~np.isin(found.rows.commit_log_offset, self.done)
         misfits = np.flatnonzero(~fits)
@@ -179,13 +183,15 @@ class LiveTimers:
 
     def _move_back(self, to_ms: int) -> None:
         """Move the hand back over slots whose units are still in the timer log, and no farther than
-        what waits lies within a round. The checkpoint says so before anything is placed there.
+        what waits lies within a round. The checkpoint says so, on the disk, before anything is
+        placed there.
         """
         last_ms = self.wheel.last_slot_ms()
         if last_ms is not None:
-            to_ms = max(to_ms, last_ms - (WHEEL_SLOTS - 1) * self.precision_ms)
+            to_ms = max(to_ms, last_ms - (_ROUND_SLOTS - 1) * self.precision_ms)
         to_ms = min(to_ms, self.wheel.hand_ms)
         self.files.save(to_ms, self.placed_end)
+        self.store.finish(self.files.sync_saved)
         self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
         self._first_needed = 0
         self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)
@@ -197,7 +203,7 @@ class LiveTimers:
         which what was overdue keeps in any slot.
         """
         hand_ms = self.wheel.hand_ms
-        last_ms = hand_ms + (WHEEL_SLOTS - 1) * self.precision_ms
+        last_ms = hand_ms + (_ROUND_SLOTS - 1) * self.precision_ms
         is_behind = waits & (rows.slot_time_ms < hand_ms)
         is_beyond = waits & (rows.slot_time_ms >= last_ms + self.precision_ms)
         is_parked = is_behind | is_beyond

@@ -135,6 +135,10 @@ class WheelFiles:
         """Come back when it is on disk, and says up to where log and wheel are too."""
         self.begin_checkpoint_sync(flush_position, own).finish()
 
+    def sync_saved(self) -> None:
+        """Come back when what was saved is on disk."""
+        self.sync_checkpoint(self.checkpoint.flush_position, self.own)
+
     # --- the wheel --------------------------------------------------------------------------------
 
     def compare(self, wheel: LiveWheel, log_end: int) -> None:

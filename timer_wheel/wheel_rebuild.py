@@ -71,7 +71,8 @@ def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> Ti
     last = timers.log.last_unit()
     if len(rows) and last.commit_log_offset[0] <= rows.commit_log_offset[-1]:
         return rows
-    last.table[SLOT_TIME] = last.table[WRITE_TIME] = wheel.hand_ms - wheel.precision_ms
+    last.table[WRITE_TIME] = wheel.hand_ms - wheel.precision_ms
+    last.table[SLOT_TIME] = last.table[WRITE_TIME] + OVERDUE_MARK_MS  # a search comes upon it
     return TimerRows.together([rows, last])
 
 

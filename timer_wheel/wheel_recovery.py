@@ -16,6 +16,7 @@ from timer_wheel.copy_kernels import (
     IS_ROLL,
     OFFSET,
     ONE,
+    ORIGIN,
     STORE_MS,
     TWO,
     find_copies,
@@ -149,16 +150,18 @@ def which_are_done(
     wanted = copies[:, np.isin(copies[ONE], found[ONE])]
     keys = zip(wanted[ONE].tolist(), wanted[TWO].tolist(), strict=True)
     is_roll = wanted[IS_ROLL] != 0
-    known = Copies(zip(keys, wanted[OFFSET].tolist(), is_roll.tolist(), strict=True))
+    places_and_kinds = wanted[OFFSET].tolist(), is_roll.tolist(), wanted[ORIGIN].tolist()
+    known = Copies(zip(keys, *places_and_kinds, strict=True))
     done = np.zeros(len(offsets), bool)
     columns = zip(
         may_be.tolist(),
         offsets[may_be].tolist(),
         found[ONE, may_be].tolist(),
         found[TWO, may_be].tolist(),
+        found[ORIGIN, may_be].tolist(),
         may_have_rolled[may_be].tolist(),
         strict=True,
     )
-    for row, offset, one, two, rolls in columns:
-        done[row] = known.take((one, two), offset, may_have_rolled=rolls)
+    for row, offset, one, two, origin, rolls in columns:
+        done[row] = known.take((one, two), offset, origin, may_have_rolled=rolls)
     return done

@@ -19,9 +19,9 @@ from message_store.message import LOCAL_HOST
 from message_store.message_codec import body_crc, encode_message
 from message_store.raw_memory import address_of
 from message_store.record_layout import SMALLEST_RECORD_BYTES
-from timer_wheel.copies import CHANGING, is_copy, is_put_again, is_roll
+from timer_wheel.copies import CHANGING, is_copy, is_put_again, is_roll, origin
 from timer_wheel.copies import identity as identity_of
-from timer_wheel.copy_kernels import COPY_COLUMNS, IS_ROLL, OFFSET, ONE, TWO, identify_rows
+from timer_wheel.copy_kernels import COPY_COLUMNS, IS_ROLL, OFFSET, ONE, ORIGIN, TWO, identify_rows
 from timer_wheel.timer_record_kernel import is_any_placed_again
 from timer_wheel.timer_rows import read_facts
 from timer_wheel.wheel_recovery import copies_in_log
@@ -203,6 +203,7 @@ copied = st.builds(
     topic=few,
     queue_id=st.sampled_from([0, 1, 17]),
     reconsume_times=st.sampled_from([0, 0, 0, 3]),
+    prepared_transaction_offset=st.sampled_from([0, 0, 7, -1, -2, -200, -100_000]),
 )
 
 
@@ -223,6 +224,11 @@ def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(
     expected = [row for row, each in enumerate(found) if is_copy(each) or is_put_again(each)]
     assert list(told) == [(offsets[row], is_roll(found[row])) for row in expected]
     assert copies[ONE].tolist() == [by_kernel[row][0] for row in expected]
+    placed = [
+        attrs.evolve(each, commit_log_offset=at) for each, at in zip(found, offsets, strict=True)
+    ]
+    assert table[ORIGIN].tolist() == [origin(each) for each in placed]
+    assert copies[ORIGIN].tolist() == [origin(placed[row]) for row in expected]
     store.close()
 
 

@@ -136,3 +136,27 @@ def test_the_precision_of_a_brokers_wheel_is_told_by_its_slots(tmp_path: Path) -
     real = unpack(WHEEL_55_CLEAN, tmp_path)
     with pytest.raises(UnsupportedStoreError, match="slots of 1000 ms"):
         WheelStore.open(real.root, clock=ManualClock(real.stopped_ms), precision_ms=500)
+
+
+def test_what_was_dealt_with_last_does_not_come_again_after_a_change_where_the_hand_moves_back(
+    tmp_path: Path,
+) -> None:
+    """Its unit is made anew, to tell where placing goes on, before the hand of a clock that was
+    ahead.
+    """
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock, 1000)
+    store.advance(START_MS + 161_000)
+    clock.tick(5_000)
+    store.schedule(Message("orders", b"", unique_key="WAITS"), AfterMs(400_000))
+    store.advance(START_MS + 161_000)
+    store.schedule(Message("orders", b"", unique_key="CAME"), AfterMs(0))
+    assert len(store.advance(clock.now_ms())) == 1
+    store.close()
+    store = open_store(tmp_path, clock, 500, on_precision_change="rebuild")
+    store.schedule(Message("orders", b"", unique_key="NEAR"), AfterMs(10_000))
+    store.advance(clock.now_ms())
+    store.flush()
+    store.abandon()
+    with open_store(tmp_path, clock, 500) as store:
+        assert sorted(each.unique_key or "" for each in store.pending()) == ["NEAR", "WAITS"]
