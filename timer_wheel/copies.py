@@ -64,7 +64,7 @@ def identity(message: StoredMessage) -> Hashable:
     )
 
 
-def origin(message: StoredMessage) -> int:
+def first_offset(message: StoredMessage) -> int:
     """Where in the log a message's first record was: of a copy of ours that goes round again it is
     what that says, of anything else its own place.
     """
@@ -75,8 +75,8 @@ def origin(message: StoredMessage) -> int:
 class Copies:
     """Where copies lie, by what they are copies of; each is taken once.
 
-    ``found`` has for each its identity, its place, whether it went round again, and its origin, in
-    the order of the log.
+    ``found`` has for each its identity, its place, whether it went round again, and its
+    ``first_offset``, in the order of the log.
     """
 
     def __init__(self, found: Iterable[tuple[Hashable, int, bool, int]] = ()) -> None:
@@ -93,7 +93,9 @@ class Copies:
         """Whether any of them went round again."""
         return any(is_roll for _, is_roll, _ in self._places)
 
-    def take(self, identity: Hashable, offset: int, origin: int, *, may_have_rolled: bool) -> bool:
+    def take(
+        self, identity: Hashable, offset: int, first_offset: int, *, may_have_rolled: bool
+    ) -> bool:
         """Take the first copy behind a message's place, if there is one; equal messages are asked
         for in the order of the log.
 
@@ -102,7 +104,7 @@ class Copies:
         record, or a hand that moved back may have delivered it without a roll.
         """
         delivered = (identity, False, _NOT_TOLD)
-        rolled = ((identity, True, origin), (identity, True, _NOT_TOLD))
+        rolled = ((identity, True, first_offset), (identity, True, _NOT_TOLD))
         kinds = (*rolled, delivered) if may_have_rolled else (delivered,)
         return any(self._take(self._places.get(kind), offset) for kind in kinds)
 

@@ -45,7 +45,7 @@ from timer_wheel.copies import CHANGING
 
 Int64s = NDArray[np.int64]
 
-OFFSET, IS_ROLL, STORE_MS, ONE, TWO, ORIGIN = range(6)
+OFFSET, IS_ROLL, STORE_MS, ONE, TWO, FIRST_OFFSET = range(6)
 COPY_COLUMNS = 6
 """Where a copy lies, whether it went round again, when it was stored, its identity, and where the
 message's first record was.
@@ -188,7 +188,7 @@ def _is_record(record: int, room: int, offset: int, parts: Any) -> bool:
 
 
 @inline_kernel
-def _origin(record: int, offset: int) -> int:
+def _first_offset(record: int, offset: int) -> int:
     """Where the message's first record was: see ``copies``."""
     told = ~prepared_offset_at(record)
     return int(told if 0 <= told < offset else offset)
@@ -217,7 +217,7 @@ def find_copies(buffer: int, length: int, base: int, copies: Any) -> int:
                 copies[STORE_MS, count] = store_time_at(record)
                 copies[ONE, count] = np.int64(one)
                 copies[TWO, count] = np.int64(two)
-                copies[ORIGIN, count] = _origin(record, base + place)
+                copies[FIRST_OFFSET, count] = _first_offset(record, base + place)
             count += 1
         place += load_i32(record + AT_SIZE)
     return count
@@ -232,9 +232,9 @@ def identify_rows(addresses: Int64s, sizes: Int64s, offsets: Int64s, found: Any)
     spots = np.empty(_SPOTS, np.int64)
     for row in range(len(addresses)):
         found[OFFSET, row], found[IS_ROLL, row] = offsets[row], 0
-        found[ONE, row], found[TWO, row], found[ORIGIN, row] = 0, 0, offsets[row]
+        found[ONE, row], found[TWO, row], found[FIRST_OFFSET, row] = 0, 0, offsets[row]
         record = addresses[row]
         if record >= 0 and _is_record(record, sizes[row], offsets[row], parts):
             one, two = _identify(record, parts, spots)
             found[ONE, row], found[TWO, row] = np.int64(one), np.int64(two)
-            found[ORIGIN, row] = _origin(record, offsets[row])
+            found[FIRST_OFFSET, row] = _first_offset(record, offsets[row])

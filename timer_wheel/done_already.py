@@ -27,7 +27,7 @@ from message_store.segment_files import SegmentReader
 from message_store.small_files import read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
-from timer_wheel.copies import Copies, identity, is_copy, is_roll, origin
+from timer_wheel.copies import Copies, first_offset, identity, is_copy, is_roll
 from timer_wheel.pending_timers import PendingTimers, pending_records, record_at
 from timer_wheel.timer_log import TimerUnits
 from timer_wheel.timer_queue import to_be_placed
@@ -71,7 +71,7 @@ def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) ->
         if is_roll(message) and offset >= tail:
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
         if is_copy(message):
-            copies.append((identity(message), offset, is_roll(message), origin(message)))
+            copies.append((identity(message), offset, is_roll(message), first_offset(message)))
     return LogSince(Copies(copies), newest_ms, *to_be_placed(not_in_queue))
 
 
@@ -99,7 +99,7 @@ def still_to_do(
         rows.tolist(), may_have_rolled[rows].tolist(), records, strict=True
     ):
         if message is not None:
-            place = message.commit_log_offset, origin(message)
+            place = message.commit_log_offset, first_offset(message)
             is_done[row] = since.copies.take(identity(message), *place, may_have_rolled=rolls)
     return timers.rows(~is_done), int(is_done.sum())
 

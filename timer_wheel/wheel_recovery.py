@@ -13,10 +13,10 @@ from message_store.live_log import LiveLog
 from timer_wheel.copies import Copies
 from timer_wheel.copy_kernels import (
     COPY_COLUMNS,
+    FIRST_OFFSET,
     IS_ROLL,
     OFFSET,
     ONE,
-    ORIGIN,
     STORE_MS,
     TWO,
     find_copies,
@@ -150,7 +150,7 @@ def which_are_done(
     wanted = copies[:, np.isin(copies[ONE], found[ONE])]
     keys = zip(wanted[ONE].tolist(), wanted[TWO].tolist(), strict=True)
     is_roll = wanted[IS_ROLL] != 0
-    places_and_kinds = wanted[OFFSET].tolist(), is_roll.tolist(), wanted[ORIGIN].tolist()
+    places_and_kinds = wanted[OFFSET].tolist(), is_roll.tolist(), wanted[FIRST_OFFSET].tolist()
     known = Copies(zip(keys, *places_and_kinds, strict=True))
     done = np.zeros(len(offsets), bool)
     columns = zip(
@@ -158,10 +158,10 @@ def which_are_done(
         offsets[may_be].tolist(),
         found[ONE, may_be].tolist(),
         found[TWO, may_be].tolist(),
-        found[ORIGIN, may_be].tolist(),
+        found[FIRST_OFFSET, may_be].tolist(),
         may_have_rolled[may_be].tolist(),
         strict=True,
     )
-    for row, offset, one, two, origin, rolls in columns:
-        done[row] = known.take((one, two), offset, origin, may_have_rolled=rolls)
+    for row, offset, one, two, first_offset, rolls in columns:
+        done[row] = known.take((one, two), offset, first_offset, may_have_rolled=rolls)
     return done

@@ -20,9 +20,10 @@ from message_store.consume_queue import read_queue
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_levels
 from tests.faults.full_disk import Killed, full_disk
-from timer_wheel import WheelStore, pending_records, read_wheel_store
+from timer_wheel import WheelStore
 from timer_wheel.pending_timers import record_at
 
 START_MS = 1_793_000_000_000
@@ -127,15 +128,13 @@ class History:
     def _look_as_a_broker(self) -> None:
         """All that waits is found by one who takes over now."""
         self._count_what_came()
-        root = StoreRoot(self.path)
-        if self.engine != "wheel" or not root.timer_queue().exists() or DAMAGE in self.modes:
+        is_any = StoreRoot(self.path).timer_queue().exists()
+        if self.engine != "wheel" or not is_any or DAMAGE in self.modes:
             return
         now_ms, is_on = self.clock.now_ms(), SNAPSHOTS in self.modes
-        state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000, snapshots_on=is_on)
-        with SegmentReader(root.commit_log) as log:
-            found = Counter(each.unique_key for each in pending_records(log, state.pending) if each)
-        self._expect(len(state.shared_positions) == 0, f"shared {state.shared_positions}")
-        self._expect(state.blocking_queue_offsets == (), state.blocking_queue_offsets)
+        view = look_as_a_broker(self.path, now_ms, snapshots_on=is_on)
+        found = Counter(view.keys)
+        self._expect(view.wrong == [], view.wrong)
         for group in self.groups.values():
             self._expect(found[group.key] >= group.waiting, f"a broker loses some of {group}")
 

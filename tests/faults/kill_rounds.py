@@ -19,15 +19,13 @@ from typing import IO
 import attrs
 
 from message_store import Cancellation, ManualClock, Severity
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import ENGINES
 from tests.faults.full_disk import KILLED
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import Journal, read_journal
 from tests.faults.kill_worker import Task, can_be_asked_for
 from tests.faults.store_reading import delivered, disagreements
-from timer_wheel import pending_records, read_wheel_store
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONGEST_LIFE_S = 0.4
@@ -99,18 +97,15 @@ def lost_to_a_broker(task: Task) -> list[str]:
     chains lead astray, by the reader that follows its rules. What it would repeat is not told.
     """
     history = read_journal(task.journal)
-    root = StoreRoot(task.store)
-    state = read_wheel_store(root, now_ms=history.now_ms, precision_ms=1_000)
+    view = look_as_a_broker(task.store, history.now_ms)
     comes = Counter(found.name for found in delivered(task.store))
-    with SegmentReader(root.commit_log) as log:
-        waiting = pending_records(log, state.pending)
-        comes.update(message.unique_key or "" for message in waiting if message is not None)
+    comes.update(view.keys)
     lives = [each for each in history.lives if each.receipt and not each.was_asked_back]
     promised = Counter(life.row.name for life in lives)
     wrong = [
         f"lost to a broker: {name}, {count} of them" for name, count in (promised - comes).items()
     ]
-    return wrong + [f"shared: {each}" for each in state.shared_positions.tolist()]
+    return wrong + view.wrong
 
 
 def settle(task: Task) -> list[str]:

@@ -19,9 +19,17 @@ from message_store.message import LOCAL_HOST
 from message_store.message_codec import body_crc, encode_message
 from message_store.raw_memory import address_of
 from message_store.record_layout import SMALLEST_RECORD_BYTES
-from timer_wheel.copies import CHANGING, is_copy, is_put_again, is_roll, origin
+from timer_wheel.copies import CHANGING, first_offset, is_copy, is_put_again, is_roll
 from timer_wheel.copies import identity as identity_of
-from timer_wheel.copy_kernels import COPY_COLUMNS, IS_ROLL, OFFSET, ONE, ORIGIN, TWO, identify_rows
+from timer_wheel.copy_kernels import (
+    COPY_COLUMNS,
+    FIRST_OFFSET,
+    IS_ROLL,
+    OFFSET,
+    ONE,
+    TWO,
+    identify_rows,
+)
 from timer_wheel.timer_record_kernel import is_any_placed_again
 from timer_wheel.timer_rows import read_facts
 from timer_wheel.wheel_recovery import copies_in_log
@@ -227,8 +235,8 @@ def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(
     placed = [
         attrs.evolve(each, commit_log_offset=at) for each, at in zip(found, offsets, strict=True)
     ]
-    assert table[ORIGIN].tolist() == [origin(each) for each in placed]
-    assert copies[ORIGIN].tolist() == [origin(placed[row]) for row in expected]
+    assert table[FIRST_OFFSET].tolist() == [first_offset(each) for each in placed]
+    assert copies[FIRST_OFFSET].tolist() == [first_offset(placed[row]) for row in expected]
     store.close()
 
 

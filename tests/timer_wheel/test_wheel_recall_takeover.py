@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Receipt
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from tests.faults.broker_view import look_as_a_broker
+from tests.faults.full_disk import Killed
 from tests.independent.raw_files import read_timer_check, timer_units
-from timer_wheel import WheelStore, pending_records, read_wheel_store
+from timer_wheel import WheelStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.wheel_files import WheelFiles
@@ -21,20 +21,8 @@ from timer_wheel.wheel_files import WheelFiles
 START_MS = 1_793_000_000_000
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL."""
-
-
 def killed(*_given: object, **_named: object) -> None:
     raise Killed
-
-
-def found_by_a_broker(path: Path, now_ms: int) -> list[str | None]:
-    """The keys of what a broker that starts would deliver."""
-    root = StoreRoot(path)
-    state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000)
-    with SegmentReader(root.commit_log) as log:
-        return [each.unique_key for each in pending_records(log, state.pending) if each is not None]
 
 
 def with_one_recalled(path: Path, clock: ManualClock) -> tuple[WheelStore, Receipt]:
@@ -70,7 +58,7 @@ def test_a_broker_does_not_find_it_once_its_unit_is_written(
         store.advance(clock.now_ms())
         store.flush()
     store.abandon()
-    assert "TAKEN" not in found_by_a_broker(tmp_path, clock.now_ms())
+    assert "TAKEN" not in look_as_a_broker(tmp_path, clock.now_ms()).keys
     hand_ms = read_timer_check(tmp_path / "config" / "timercheck").last_read_time_ms
     slots = [unit.slot_time_ms // 1000 for unit in timer_units(tmp_path / "timerlog")]
     assert len(slots) == 3
@@ -124,7 +112,7 @@ def test_a_broker_that_comes_late_does_not_find_what_was_taken_back_just_before_
     receipt = store.schedule(Message("orders", b"", unique_key="TAKEN"), AfterMs(5_000))
     assert store.cancel(receipt) is Cancellation.CANCELLED
     store.abandon()
-    assert found_by_a_broker(tmp_path, START_MS + 60_000) == []
+    assert look_as_a_broker(tmp_path, START_MS + 60_000).keys == []
 
 
 def test_a_broker_finds_what_was_due_when_stored_and_taken_back_where_nothing_placed_it(
@@ -135,7 +123,7 @@ def test_a_broker_finds_what_was_due_when_stored_and_taken_back_where_nothing_pl
     store, _ = with_one_recalled(tmp_path, clock)
     store.abandon()
     clock.tick(1_000)
-    assert found_by_a_broker(tmp_path, clock.now_ms()) == ["STAYS", "TAKEN"]
+    assert look_as_a_broker(tmp_path, clock.now_ms()).keys == ["STAYS", "TAKEN"]
     with WheelStore.open(tmp_path, clock=clock) as store:
         assert [each.message.unique_key for each in store.advance(clock.now_ms())] == ["STAYS"]
-    assert found_by_a_broker(tmp_path, clock.now_ms()) == []
+    assert look_as_a_broker(tmp_path, clock.now_ms()).keys == []

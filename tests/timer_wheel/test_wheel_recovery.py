@@ -18,8 +18,10 @@ from message_store.message import StoredMessage
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from tests.faults.broker_view import found_by_a_broker
+from tests.faults.full_disk import Killed
 from tests.independent.raw_files import read_timer_check, timer_units
-from timer_wheel import WheelStore, pending_records, read_wheel_store
+from timer_wheel import WheelStore
 
 START_MS = 1_793_000_000_000
 SMALL = StoreSettings(
@@ -27,10 +29,6 @@ SMALL = StoreSettings(
 )
 FAITHFUL = attrs.evolve(SMALL, repeat_after_kill=True)
 HORIZON_MS = START_MS + 3_600_000
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL."""
 
 
 def open_store(path: Path, clock: ManualClock, settings: StoreSettings = SMALL) -> WheelStore:
@@ -183,17 +181,6 @@ def test_any_history_of_kills_and_stops_delivers_each_once(tmp_path: Path, seed:
 
 
 # --- who takes over -------------------------------------------------------------------------------
-
-
-def found_by_a_broker(path: Path, now_ms: int) -> Counter[str]:
-    """What a starting broker would deliver, by the reader that follows its rules."""
-    root = StoreRoot(path)
-    state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000)
-    with SegmentReader(root.commit_log) as log:
-        found = [message for message in pending_records(log, state.pending) if message is not None]
-    assert len(state.shared_positions) == 0
-    assert state.blocking_queue_offsets == ()
-    return Counter(message.unique_key or "" for message in found)
 
 
 @pytest.mark.parametrize("seed", range(12))

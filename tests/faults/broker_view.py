@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a broker that takes a wheel over would deliver, by the reader that follows its rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import attrs
+
+from message_store.segment_files import SegmentReader
+from message_store.store_root import StoreRoot
+from timer_wheel import pending_records, read_wheel_store
+
+
+@attrs.frozen
+class BrokerView:
+    """Unique keys of what would come, each with the time of its slot, in order; and what is wrong:
+    units that two chains lead to, queue entries that nobody gets past.
+    """
+
+    found: list[tuple[str, int]]
+    wrong: list[str]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys alone."""
+        return [key for key, _ in self.found]
+
+
+def look_as_a_broker(path: Path | str, now_ms: int, *, snapshots_on: bool = False) -> BrokerView:
+    """A broker with slots of a second that starts now."""
+    root = StoreRoot(Path(path))
+    state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000, snapshots_on=snapshots_on)
+    wrong = [f"shared: {each}" for each in state.shared_positions.tolist()]
+    wrong += [f"blocking: {each}" for each in state.blocking_queue_offsets]
+    slots = state.pending.slot_time_ms.tolist()
+    with SegmentReader(root.commit_log) as log:
+        records = zip(pending_records(log, state.pending), slots, strict=True)
+        found = [(each.unique_key or "", slot_ms) for each, slot_ms in records if each is not None]
+    return BrokerView(found, wrong)
+
+
+def found_by_a_broker(path: Path, now_ms: int, *, snapshots_on: bool = False) -> Counter[str]:
+    """How often each key would come; nothing is wrong."""
+    view = look_as_a_broker(path, now_ms, snapshots_on=snapshots_on)
+    assert view.wrong == []
+    return Counter(view.keys)
