@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop faults pysparks lint format docs bench clean java broker watchers
+.PHONY: help demo test check nightly interop pysparks lint format docs bench clean java broker watchers
 SHELL := /bin/bash
 
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest
-# A file's tests stay together, with what they share; each of the processes may start a Spark of its own.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --durations 30 --durations-min 1
+# Brokers mostly wait for due times, so there are more processes than cores where there are brokers.
+FEW := --numprocesses 3
+MANY := --numprocesses 6
+# What `make nightly` runs in parts of less than an hour each; PART=2 is the second of them.
+PARTS := 4
 INSTALLED := .venv/.installed
+COMMIT = $(shell git rev-parse HEAD 2>/dev/null || echo 0)
 
 help:  ## say what can be made (this list)
 	@echo "make TARGET, where TARGET is"
@@ -18,14 +22,17 @@ demo: $(INSTALLED) java  ## convert the small real store that ships with the pro
 	$(BIN)/delaywheel demo
 	@echo "The command delaywheel is $(BIN)/delaywheel (or: source $(BIN)/activate)"
 
-test: $(INSTALLED) java broker watchers  ## run the tests, but for the slow ones and most of those against real brokers
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not matrix and not slow"
+test: $(INSTALLED) java broker watchers  ## run the tests of the first tier, five minutes (tests/README.md)
+	$(PYTEST) --tier test $(FEW) $(PYTEST_MORE)
+
+check: $(INSTALLED) java broker watchers  ## run what every commit has to pass beside `make test`
+	$(PYTEST) --tier check --turn $(COMMIT) $(MANY) $(PYTEST_MORE)
+
+nightly: $(INSTALLED) java broker watchers  ## run everything, all brokers, random seeds; PART=2 runs the second of four parts
+	$(PYTEST) --tier nightly $(if $(PART),--part $(PART)/$(PARTS)) $(MANY) $(PYTEST_MORE)
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
-	$(PYTEST) $(SIDE_BY_SIDE) -m interop
-
-faults: $(INSTALLED) java watchers  ## run the slow tests: stores and runs that are killed, torn, filled up
-	$(PYTEST) -m "slow and not interop"
+	$(PYTEST) -m interop $(MANY) $(PYTEST_MORE)
 
 pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest and on the newest PySpark that we claim
 	@for wanted in "==4.0.0" ">=4,<5"; do \

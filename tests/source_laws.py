@@ -3,6 +3,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -33,12 +34,17 @@ class Source:
 
     @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
+        return _parsed(self)
 
     @property
     def part(self) -> str:
         """The part of the house it belongs to."""
         return part_of(self.path.split("/")[0].removesuffix(".py"))
+
+
+@cache
+def _parsed(source: Source) -> ast.Module:
+    return ast.parse(source.text, source.path)
 
 
 def part_of(name: str) -> str:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +56,6 @@ def target_conf(tmp_path: Path) -> Path:
         "mappedFileSizeTimerLog=10240\n"
     )
     return path
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[None]:
-    """One session for all commands of this file: starting one takes seconds."""
-    from migrate.session import spark_session
-
-    with spark_session("local[2]"):
-        yield
 
 
 def run(*words: object) -> Result:

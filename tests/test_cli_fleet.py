@@ -3,7 +3,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,6 @@ from tests.independent.level_store_builder import T0, LevelMessage, build_level_
 
 NAMES = ("north", "south", "west")
 CONF = "mappedFileSizeCommitLog=4096\nmappedFileSizeConsumeQueue=400\nmappedFileSizeTimerLog=436\n"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[None]:
-    """One session for all commands of this file: starting one takes seconds."""
-    from migrate.session import spark_session
-
-    with spark_session("local[2]"):
-        yield
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,6 @@ def store(tmp_path: Path) -> Path:
     """A store in which one message waits."""
     build_level_store(tmp_path / "store", [LevelMessage(level=3)])
     return tmp_path / "store"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[None]:
-    """One session for the commands that need one."""
-    from migrate.session import spark_session
-
-    with spark_session("local[2]"):
-        yield
 
 
 def usage_error(result: Result, *sentences: str) -> None:

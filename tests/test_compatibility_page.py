@@ -124,7 +124,7 @@ def test_every_test_with_a_broker_is_on_the_page_but_the_harness_s_own() -> None
         ("@pytest.mark.skip", True),
         ("@pytest.mark.xfail", True),
         ("@pytest.mark.skipif(ON_A_LAPTOP, reason='no disk')", False),
-        ("@pytest.mark.matrix", False),
+        ("@pytest.mark.nightly", False),
     ],
 )
 def test_a_test_that_is_never_run_is_noticed(decorator: str, is_never_run: bool) -> None:

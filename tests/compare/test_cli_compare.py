@@ -252,7 +252,7 @@ def test_engines_run_in_processes_of_their_own_and_leave_nothing(tmp_path: Path)
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_race_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     words = ["--messages", "50000", "--rate", "5", "--directory", str(tmp_path)]

@@ -232,7 +232,7 @@ class DurableStoreContract(DelayStoreContract):
     @pytest.mark.parametrize(
         ("due_ms", "is_advanced", "is_joined", "is_flushed"),
         [
-            pytest.param(*steps, marks=() if steps in PAST_AND_FLUSHED else pytest.mark.slow)
+            pytest.param(*steps, marks=() if steps in PAST_AND_FLUSHED else pytest.mark.nightly)
             for steps in itertools.product(
                 [-1_500, 0, 700], [False, True], [False, True], [False, True]
             )

@@ -164,7 +164,8 @@ IN_TURNS = [OwnersInTurnsMachine, FineOwnersInTurnsMachine, ForgetfulOwnersInTur
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
-    "effort", [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
+    "effort",
+    [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.nightly)],
 )
 def test_an_engine_does_what_the_model_does(machine: type[EngineMachine], effort: settings) -> None:
     run_state_machine_as_test(machine, settings=effort)
@@ -174,7 +175,7 @@ def test_engines_that_have_a_store_in_turns_do_what_the_model_does() -> None:
     run_state_machine_as_test(ForgetfulOwnersInTurnsMachine, settings=brief)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("machine", IN_TURNS)
 def test_engines_in_turns_do_so_for_long(machine: type[EngineMachine]) -> None:
     run_state_machine_as_test(machine, settings=many)

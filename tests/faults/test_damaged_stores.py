@@ -22,8 +22,8 @@ REMOVING = ("cut", "empty", "gone")
 SEEDS = [
     pytest.param("damages", range(15), id="15 damages"),
     pytest.param("lies", range(15), id="15 lies"),
-    pytest.param("damages", range(1_000, 1_100), id="100 damages", marks=pytest.mark.slow),
-    pytest.param("lies", range(1_000, 1_100), id="100 lies", marks=pytest.mark.slow),
+    pytest.param("damages", range(1_000, 1_100), id="100 damages", marks=pytest.mark.nightly),
+    pytest.param("lies", range(1_000, 1_100), id="100 lies", marks=pytest.mark.nightly),
 ]
 
 

@@ -83,7 +83,7 @@ def hexadecimal(text: Path | str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in str(text).encode())
 
 
-@pytest.mark.parametrize("last", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("last", [4, pytest.param(8, marks=pytest.mark.nightly)])
 def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
     tmp_path: Path, last: int
 ) -> None:
@@ -93,7 +93,7 @@ def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
     assert_survived(ENGINE, events, cuts, tmp_path)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_any_part_of_what_nobody_waited_for_may_be_missing(tmp_path: Path, rounds: int) -> None:
     warm_up(ENGINES[ENGINE])
     rng = random.Random(rounds)

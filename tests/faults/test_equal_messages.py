@@ -34,7 +34,7 @@ HISTORIES = [
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=", ".join)
-@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.nightly)])
 def test_each_of_many_equal_messages_comes_once_whatever_is_killed(
     tmp_path: Path, history: tuple[str, ...], count: int
 ) -> None:

@@ -144,7 +144,7 @@ def page_cuts(run: Run, moment: int) -> Iterator[Cut]:
 
 
 @pytest.mark.parametrize("dialect", [Dialect.ROCKETMQ_4_9, Dialect.ROCKETMQ_5_5])
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_kill_at_any_write_loses_nothing_and_tears_nothing(
     tmp_path: Path, checked: Callable[..., list[StoredMessage]], dialect: Dialect, seed: int
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_kill_at_any_write_loses_nothing_and_tears_nothing(
 
 
 @pytest.mark.parametrize("dialect", [Dialect.ROCKETMQ_4_9, Dialect.ROCKETMQ_5_5])
-@pytest.mark.parametrize("seed", [3, *(pytest.param(s, marks=pytest.mark.slow) for s in (4, 5))])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(s, marks=pytest.mark.nightly) for s in (4, 5))])
 def test_a_loss_of_power_takes_back_nothing_that_was_flushed_and_tears_nothing(
     tmp_path: Path, checked: Callable[..., list[StoredMessage]], dialect: Dialect, seed: int
 ) -> None:

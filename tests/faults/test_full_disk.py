@@ -20,7 +20,7 @@ STEPS = 40
 REFUSALS = 3
 EVERY = [
     pytest.param(31, id="some"),
-    pytest.param(3, id="many", marks=pytest.mark.slow),
+    pytest.param(3, id="many", marks=pytest.mark.nightly),
 ]
 
 

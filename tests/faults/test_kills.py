@@ -31,7 +31,7 @@ FAITHFUL_ENGINES = ("levels", "wheel")
 
 ROUNDS = [
     pytest.param(2, 5, id="10 kills"),
-    pytest.param(26, GENERATIONS, id="208 kills", marks=pytest.mark.slow),
+    pytest.param(26, GENERATIONS, id="208 kills", marks=pytest.mark.nightly),
 ]
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_lost_early_or_repeated_by_a_kill(
             assert read_journal(task.journal).delivered, task
 
 
-@pytest.mark.parametrize("stores", [1, pytest.param(10, id="80 kills", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stores", [1, pytest.param(10, id="80 kills", marks=pytest.mark.nightly)])
 def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
     tmp_path: Path, stores: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
 
 
 @pytest.mark.parametrize("engine", FAITHFUL_ENGINES)
-@pytest.mark.parametrize("stores", [1, pytest.param(5, id="40 kills", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stores", [1, pytest.param(5, id="40 kills", marks=pytest.mark.nightly)])
 def test_the_faithful_setting_repeats_what_brokers_would_and_no_more(
     tmp_path: Path, engine: str, stores: int
 ) -> None:

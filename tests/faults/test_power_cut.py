@@ -129,7 +129,7 @@ def assert_survived(engine: str, events: Sequence[Event], cuts: Iterator[Cut], p
     ("last", "seeds"),
     [
         pytest.param(4, 1, id="last 4 writes"),
-        pytest.param(10, 1, id="last 10 writes", marks=pytest.mark.slow),
+        pytest.param(10, 1, id="last 10 writes", marks=pytest.mark.nightly),
     ],
 )
 def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
@@ -144,7 +144,7 @@ def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "cuts", [pytest.param(40, id="40"), pytest.param(400, id="400", marks=pytest.mark.slow)]
+    "cuts", [pytest.param(40, id="40"), pytest.param(400, id="400", marks=pytest.mark.nightly)]
 )
 def test_any_part_of_what_nobody_waited_for_may_be_missing(
     tmp_path: Path, engine: str, cuts: int

@@ -21,7 +21,7 @@ from tests.faults.kill_rounds import kill_generations, nursery, settle
 from tests.faults.kill_worker import START_MS, Task, warm_up
 
 LONGEST_OPENING_S = 0.08
-STORES = [pytest.param(1, id="1 store"), pytest.param(8, id="8", marks=pytest.mark.slow)]
+STORES = [pytest.param(1, id="1 store"), pytest.param(8, id="8", marks=pytest.mark.nightly)]
 
 
 def a_task(engine: str, folder: Path, seed: int) -> Task:

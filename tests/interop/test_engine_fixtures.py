@@ -111,7 +111,7 @@ def due_ms(line: TruthLine) -> int:
     return line.store_timestamp_ms + LEVELS.delay_ms(line.level)
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop("4.9.7", "5.5.0")
 @pytest.mark.parametrize("name", ALL_STORES)
 def test_what_waited_is_delivered_at_its_time_and_nothing_else(
@@ -128,7 +128,7 @@ def test_what_waited_is_delivered_at_its_time_and_nothing_else(
     assert list((waited - found.delivered).elements())[:5] == []
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop("4.9.7", "5.5.0")
 @pytest.mark.parametrize("name", ALL_STORES)
 def test_a_broker_then_reads_every_message_once_and_as_it_was_sent(

@@ -63,7 +63,7 @@ def test_a_broker_goes_on_with_what_an_engine_left(
     assert relay.delivered()[0, 1] > 0
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
 @each_engine
 def test_nothing_is_lost_early_or_changed_by_three_changes_of_owner(
@@ -80,7 +80,7 @@ def test_nothing_is_lost_early_or_changed_by_three_changes_of_owner(
     assert faults == {}
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
 @each_engine
 def test_what_one_side_takes_the_other_delivers(
@@ -94,7 +94,7 @@ def test_what_one_side_takes_the_other_delivers(
     assert [pair for pair in by_the_next if not delivered.get(pair)] == []
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
 @each_engine
 def test_what_was_taken_back_never_comes(
@@ -118,7 +118,7 @@ def test_what_was_taken_back_never_comes(
     assert len(came) < len(relay.taken_back) / 2
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop("4.9.7", "5.3.3", NEWEST)
 @each_engine
 def test_only_a_broker_repeats_and_only_what_it_would_repeat_after_its_own_kill(

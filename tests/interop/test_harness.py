@@ -19,7 +19,7 @@ every_version = pytest.mark.parametrize(
     [
         pytest.param(version, marks=[pytest.mark.interop(version)])
         if version == NEWEST
-        else pytest.param(version, marks=[pytest.mark.interop(version), pytest.mark.matrix])
+        else pytest.param(version, marks=[pytest.mark.interop(version), pytest.mark.nightly])
         for version in VERSIONS
     ],
 )

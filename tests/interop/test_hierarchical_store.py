@@ -23,7 +23,7 @@ SETTINGS = StoreSettings(
 MESSAGES = 300
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop(NEWEST)
 def test_a_broker_gets_the_store_by_way_of_a_wheel_and_not_before(
     make_broker: MakeBroker, scratch: Path

@@ -39,7 +39,7 @@ FRESH: Final = "fresh"
 
 Changes = Sequence[Mapping[str, Any]]
 
-pytestmark = [pytest.mark.matrix, pytest.mark.interop(OLD, *NEW)]
+pytestmark = [pytest.mark.nightly, pytest.mark.interop(OLD, *NEW)]
 each_new_version = pytest.mark.parametrize("version", NEW)
 
 

@@ -35,11 +35,11 @@ OVERDUE: Final = "all overdue before it was ready"
         ),
         pytest.param(
             "4.9.7", TABLE, 4000, 18, False,
-            id="4.9.7 stopped", marks=[pytest.mark.interop("4.9.7", NEWEST), pytest.mark.matrix],
+            id="4.9.7 stopped", marks=[pytest.mark.interop("4.9.7", NEWEST), pytest.mark.nightly],
         ),
         pytest.param(
             "4.9.7", TABLE, 4000, 18, True,
-            id="4.9.7 killed", marks=[pytest.mark.interop("4.9.7", NEWEST), pytest.mark.matrix],
+            id="4.9.7 killed", marks=[pytest.mark.interop("4.9.7", NEWEST), pytest.mark.nightly],
         ),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ HOUR_MS: Final = 3_600_000
 SENT, OVERDUE, ROLLING = 300, 700, 500
 SETTINGS: Final[Mapping[str, object]] = {**SMALL_FILES, "timerRollWindowSlot": 20}
 
-pytestmark = [pytest.mark.matrix, pytest.mark.interop(OLD, *NEW)]
+pytestmark = [pytest.mark.nightly, pytest.mark.interop(OLD, *NEW)]
 
 
 @attrs.frozen

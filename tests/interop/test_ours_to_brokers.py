@@ -37,7 +37,7 @@ TABLE: Final = "1s 35s 80s 95s 105s 115s 125s 135s 145s 155s"
 DELAYS: Final = level_delays_ms(TABLE)
 GROUPS: Final = ("orders", "latecomers")
 
-pytestmark = [pytest.mark.matrix, pytest.mark.interop("4.9.7", *NEW)]
+pytestmark = [pytest.mark.nightly, pytest.mark.interop("4.9.7", *NEW)]
 each_new_version = pytest.mark.parametrize("version", NEW)
 
 

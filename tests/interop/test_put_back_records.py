@@ -61,7 +61,7 @@ def receive(broker: Any, judge: Judge, count: int) -> list[Received]:
     ("version", "engine"),
     [
         pytest.param("5.5.0", "wheel", marks=pytest.mark.interop("5.5.0")),
-        pytest.param("4.9.7", "levels", marks=[pytest.mark.matrix, pytest.mark.interop("4.9.7")]),
+        pytest.param("4.9.7", "levels", marks=[pytest.mark.nightly, pytest.mark.interop("4.9.7")]),
     ],
 )
 def test_records_that_were_put_back_are_delivered_once_and_in_time(

@@ -31,7 +31,7 @@ ROLLING_SETTINGS: Final[Mapping[str, object]] = {
 }
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop(NEWEST)
 def test_many_messages_beyond_the_roll_window_come_once(
     make_broker: MakeBroker, scratch: Path, tell: Tell
@@ -78,7 +78,7 @@ def opened_late(
         return store, dict(zip(NEW, pool.map(open_one, NEW), strict=True))
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.interop(*NEW)
 @pytest.mark.parametrize("version", NEW)
 def test_a_target_opened_an_hour_late_delivers_everything_once(

@@ -26,7 +26,7 @@ ALL_LINES: Final = 10_000
 RENAMES: Final = ("delaywheel/broker.conf", "delaywheel/staging/store/timerwheel")
 
 
-@pytest.mark.matrix
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "version",
     [

@@ -30,7 +30,7 @@ COLUMNS: Final = (
     " unique_key string, properties map<string,string>, flag int, sys_flag int"
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.matrix, pytest.mark.interop(VERSION)]
+pytestmark = [pytest.mark.spark, pytest.mark.nightly, pytest.mark.interop(VERSION)]
 
 
 def table_of(base_ms: int) -> list[dict[str, Any]]:

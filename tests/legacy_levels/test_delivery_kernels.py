@@ -154,7 +154,7 @@ def test_properties_count_as_the_map_that_a_broker_reads(
     assert (digests[0] == digests[1]) == same
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_as_many_properties_as_a_record_can_hold_are_counted() -> None:
     names = [chr(33 + number % 90) + chr(33 + number // 90) for number in range(6_500)]
     pairs = [(name, "v") for name in names if "\x01" not in name]

@@ -264,7 +264,7 @@ def damage(path: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 200))]
+    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(12, 200))]
 )
 def test_damage_is_never_an_exception(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

@@ -5,11 +5,11 @@ tries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from migrate.convert import convert
 from migrate.session import spark_session
@@ -98,15 +98,24 @@ def in_process(store: RealStore, tmp_path_factory: pytest.TempPathFactory) -> di
     return broker_files(target)
 
 
-@pytest.fixture(params=["local[1]", "local[2,4]"])
-def spark(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with spark_session(request.param) as session:
-        yield session
-
-
 @pytest.mark.spark
-def test_spark_writes_the_same_bytes_on_one_core_and_on_two(
-    store: RealStore, in_process: dict[str, str], spark: Any, tmp_path: Path
+def test_spark_writes_the_same_bytes_on_two_cores(
+    store: RealStore, in_process: dict[str, str], spark: SparkSession, tmp_path: Path
+) -> None:
+    _same_bytes(store, in_process, spark, tmp_path)
+
+
+@pytest.mark.check
+@pytest.mark.spark
+def test_spark_writes_the_same_bytes_on_one_core(
+    store: RealStore, in_process: dict[str, str], tmp_path: Path
+) -> None:
+    with spark_session("local[1]") as spark:
+        _same_bytes(store, in_process, spark, tmp_path)
+
+
+def _same_bytes(
+    store: RealStore, in_process: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:
     seen: list[tuple[str, int, int]] = []
     options = real_options(store, tmp_path / "target")
@@ -120,12 +129,11 @@ def test_spark_writes_the_same_bytes_on_one_core_and_on_two(
 
 
 @pytest.mark.spark
-def test_spark_brings_bad_and_odd_records_home(tmp_path: Path) -> None:
+def test_spark_brings_bad_and_odd_records_home(tmp_path: Path, spark: SparkSession) -> None:
     build_level_store(tmp_path / "source", ITEMS)
     plain = converted(tmp_path, target=tmp_path / "plain")
     options = options_for(tmp_path, on_bad_record="quarantine")
-    with spark_session("local[2,4]") as session:
-        report = convert(options, spark=session)
+    report = convert(options, spark=spark)
     assert [bad.reason for bad in report.bad_records] == [
         "no REAL_QID: nobody knows where to deliver it"
     ]

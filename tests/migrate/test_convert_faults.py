@@ -71,8 +71,8 @@ def assert_unfinished(target: Path, right: dict[str, str]) -> None:
         pytest.param(1, False, 7, id="once"),
         pytest.param(1, True, 7, id="torn"),
         pytest.param(10**9, False, 7, id="stays"),
-        pytest.param(1, True, 1, id="torn at each", marks=pytest.mark.slow),
-        pytest.param(10**9, False, 1, id="stays at each", marks=pytest.mark.slow),
+        pytest.param(1, True, 1, id="torn at each", marks=pytest.mark.nightly),
+        pytest.param(10**9, False, 1, id="stays at each", marks=pytest.mark.nightly),
     ],
 )
 def test_a_disk_that_is_full_at_any_stage_loses_nothing(
@@ -142,7 +142,7 @@ def in_a_process(
         (1, WHEEL, 1, 3),
         (3, WHEEL, 1, 3),
         *(
-            pytest.param(sources, engine, seed, 8, marks=pytest.mark.slow)
+            pytest.param(sources, engine, seed, 8, marks=pytest.mark.nightly)
             for sources, engine in ((1, WHEEL), (3, WHEEL), (2, HIERARCHY))
             for seed in range(2, 6)
         ),
@@ -199,7 +199,7 @@ def has_parts_or_ended(staging: Staging, enough: int, driver: subprocess.Popen[b
     return count_receipts(staging) >= enough or driver.poll() is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.parametrize(("sources", "seed"), [(1, 1), (1, 2), (2, 3), (3, 4)])
 def test_drivers_and_workers_of_a_local_spark_killed_at_random_change_no_byte(

@@ -166,7 +166,7 @@ def test_the_broker_s_settings_say_that_a_wheel_must_take_the_store_over(
 # --- stopped and continued ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", [61, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [61, pytest.param(7, marks=pytest.mark.nightly)])
 def test_a_conversion_that_was_stopped_ends_in_the_same_store(
     options: ConvertOptions, tmp_path: Path, step: int
 ) -> None:

@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from legacy_levels.generate import generate_level_store
 from migrate.convert import convert
-from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.stored_plan import load_plan
 from migrate.write import write_parts
@@ -68,7 +68,7 @@ def _is_ours(pid: int, parents: dict[int, int]) -> bool:
 
 @pytest.mark.spark
 def test_workers_killed_in_the_middle_are_replaced_and_no_byte_changes(
-    source: Path, right: dict[str, str], tmp_path: Path
+    source: Path, right: dict[str, str], tmp_path: Path, spark: SparkSession
 ) -> None:
     killed: list[int] = []
 
@@ -79,8 +79,7 @@ def test_workers_killed_in_the_middle_are_replaced_and_no_byte_changes(
                 os.kill(pid, signal.SIGKILL)
 
     options = options_of(source, tmp_path / "target")
-    with spark_session("local[2,4]") as spark:
-        report = convert(options, spark=spark, progress=kill_once)
+    report = convert(options, spark=spark, progress=kill_once)
     assert killed, "the write stage was over before anybody could be killed"
     assert report.total("converted") == MESSAGES
     assert broker_files(options.target) == right

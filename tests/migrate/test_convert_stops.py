@@ -55,7 +55,7 @@ def assert_cannot_be_booted(target: Path) -> None:
         assert stub.stat().st_size not in (0, WHEEL_BYTES)
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_stop_before_any_change_of_the_disk_loses_nothing(
     options: ConvertOptions, right: dict[str, str], step: int
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.harm_rounds import harm_rounds
 from tests.migrate.damaged_worker import PRISTINE, SHAPES, Outcome, Round, build, copy_with_times
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.nightly
 
 QUICK = ("levels of 5.x, killed", "a wheel")
 """One whose conversion is looked at from all sides, and one that is itself a conversion."""

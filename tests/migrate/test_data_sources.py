@@ -17,11 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from message_store.delay_store import Pending
 from message_store.errors import OptionsError, UncleanStoreError
-from migrate import register_data_sources
 from migrate.data_sources import LevelsDataSource, PushdownReader, WheelDataSource, spark_schema
 from migrate.pending import pending_messages
 from migrate.pending_table import SCHEMA
-from migrate.session import spark_session
 from tests.independent.level_messages import LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import LEVELS_49_CRASH, RealStore, unpack
@@ -35,14 +33,6 @@ knows_filters = pytest.mark.skipif(
     not hasattr(DataSourceReader, "pushFilters"), reason="PySpark 4.0 hands no filters over"
 )
 PLACE = ("level", "store_ms", "size_bytes", "commit_log_offset")
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    conf = {"spark.sql.shuffle.partitions": "2"}
-    with spark_session("local[2,4]", conf) as session:
-        register_data_sources(session)
-        yield session
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 """The demo: the shipped sample, converted as of the moment it was stopped, and verified."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,10 @@ from click.testing import CliRunner
 import cli
 from message_store.errors import TargetError
 from migrate.demo import ABOUT, ARCHIVE, run_demo, unpack_sample
-from migrate.session import spark_session
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:
     """No progress wanted."""
-
-
-@pytest.fixture
-def small_spark() -> Iterator[None]:
-    with spark_session("local[2]"):
-        yield
 
 
 def test_the_sample_keeps_its_holes(tmp_path: Path) -> None:
@@ -55,7 +47,7 @@ def test_every_message_of_the_sample_is_converted(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("small_spark")
+@pytest.mark.usefixtures("spark")
 def test_the_verb_says_what_such_a_target_is_for(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.main, ["demo", "--directory", str(tmp_path)])
     assert result.exit_code == cli.DONE, result.output

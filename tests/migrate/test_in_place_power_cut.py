@@ -39,7 +39,7 @@ ITEMS: list[Item] = [
     LevelMessage(level=18, topic="TopicB"),
 ]
 
-often = pytest.mark.parametrize("cuts", [12, pytest.param(400, marks=pytest.mark.slow)])
+often = pytest.mark.parametrize("cuts", [12, pytest.param(400, marks=pytest.mark.nightly)])
 
 
 Contents = dict[str, str]

@@ -47,7 +47,7 @@ ITEMS: list[Item] = [
 ]
 Tree = dict[str, tuple[str, int]]
 
-steps = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+steps = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
 """Every fifth change always, every single one among the slow tests."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
+from pyspark.sql import SparkSession
 
 from message_store.clock import ManualClock
 from message_store.delay_levels import DelayLevels
@@ -29,7 +30,6 @@ from migrate.quarantined import Quarantine
 from migrate.replicas import SameBrokerError
 from migrate.report import ConversionReport
 from migrate.retire import retire
-from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.verify import verify, verify_all
 from migrate.verify_alone import verify_alone
@@ -209,12 +209,14 @@ def test_options_of_one_source_are_for_it_alone(members: list[ConvertOptions]) -
     assert report.total("skipped") == 3 + 12
 
 
-def test_on_spark_the_target_is_the_same(members: list[ConvertOptions]) -> None:
+@pytest.mark.spark
+def test_on_spark_the_target_is_the_same(
+    members: list[ConvertOptions], spark: SparkSession
+) -> None:
     convert_merged(members)
     again = [attrs.evolve(one, target=one.target.with_name("spark")) for one in members]
-    with spark_session("local[2,4]") as spark:
-        convert_merged(again, spark=spark)
-        report = verify(again[1].source, again[1].target, spark=spark)
+    convert_merged(again, spark=spark)
+    report = verify(again[1].source, again[1].target, spark=spark)
     assert broker_files(again[0].target) == broker_files(members[0].target)
     assert (report.converted, report.is_clean) == (7, True)
 

@@ -29,7 +29,7 @@ from tests.migrate.standalone_cluster import (
 )
 from tests.source_laws import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.nightly, pytest.mark.spark]
 
 MESSAGES = 60_000
 LOG_FILE_BYTES = 1 << 20

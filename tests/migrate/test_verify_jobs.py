@@ -28,7 +28,6 @@ from message_store.errors import (
 from message_store.small_files import replace_file
 from migrate import verify_compare, verify_jobs, verify_tasks
 from migrate.convert import convert
-from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.verify import VerifyOptions, verify
 from migrate.verify_chains import END, NOWHERE, walk_chains
@@ -158,21 +157,20 @@ def test_tasks_run_here_in_order_and_say_how_far_they_are() -> None:
 
 @pytest.mark.spark
 def test_spark_finds_what_this_process_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
     stores = make_stores(tmp_path)
     monkeypatch.setattr(verify_jobs, "_TASK_MIN_ENTRIES", 10)
     monkeypatch.setattr(verify_jobs, "_INLINE_BYTES", 500)
     seen: list[tuple[str, int, int]] = []
-    with spark_session("local[2,4]") as spark:
-        report = verify(
-            stores.source.root,
-            stores.target,
-            spark=spark,
-            progress=lambda stage, done, total: seen.append((stage, done, total)),
-        )
-        (stores.target / "timerwheel").unlink()
-        damaged = verify(stores.source.root, stores.target, spark=spark)
+    report = verify(
+        stores.source.root,
+        stores.target,
+        spark=spark,
+        progress=lambda stage, done, total: seen.append((stage, done, total)),
+    )
+    (stores.target / "timerwheel").unlink()
+    damaged = verify(stores.source.root, stores.target, spark=spark)
     assert report == VerifyReport(len(MESSAGES), 0, 0, 0, sampled=len(MESSAGES))
     assert ("digest", 4, 4) in seen
     assert damaged.missing == len(MESSAGES)
@@ -180,7 +178,9 @@ def test_spark_finds_what_this_process_finds(
 
 
 @pytest.mark.spark
-def test_what_goes_wrong_on_a_worker_is_one_sentence_of_its_own_kind(tmp_path: Path) -> None:
+def test_what_goes_wrong_on_a_worker_is_one_sentence_of_its_own_kind(
+    tmp_path: Path, spark: SparkSession
+) -> None:
     def refuse(error: Exception) -> int:
         raise error
 
@@ -191,14 +191,13 @@ def test_what_goes_wrong_on_a_worker_is_one_sentence_of_its_own_kind(tmp_path: P
         MigrationError("something else"),
     ]
     kinds = [SourceError, SourceError, FormatError, MigrationError]
-    with spark_session("local[1]") as spark:
-        for error, kind in zip(refusals, kinds, strict=True):
-            with pytest.raises(kind) as caught:
-                run_tasks(spark, [error], refuse, lambda _done: None)
-            assert str(caught.value) == str(error)
-            assert isinstance(caught.value, DelayStoreError)
-        with pytest.raises(MigrationError, match="could not finish the verification") as given_up:
-            run_tasks(spark, [ZeroDivisionError()], refuse, lambda _done: None)
+    for error, kind in zip(refusals, kinds, strict=True):
+        with pytest.raises(kind) as caught:
+            run_tasks(spark, [error], refuse, lambda _done: None)
+        assert str(caught.value) == str(error)
+        assert isinstance(caught.value, DelayStoreError)
+    with pytest.raises(MigrationError, match="could not finish the verification") as given_up:
+        run_tasks(spark, [ZeroDivisionError()], refuse, lambda _done: None)
     assert "\n" not in str(given_up.value)
 
 
@@ -211,7 +210,7 @@ def test_a_cluster_needs_a_directory_that_all_its_workers_see(tmp_path: Path) ->
 
 @pytest.mark.spark
 def test_entries_are_laid_down_in_the_scratch_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
     stores = make_stores(tmp_path)
     monkeypatch.setattr(verify_jobs, "_INLINE_BYTES", 500)
@@ -223,12 +222,11 @@ def test_entries_are_laid_down_in_the_scratch_directory(
 
     monkeypatch.setattr(verify_jobs, "replace_file", lay_down)
     scratch = tmp_path / "scratch"
-    with spark_session("local[2]") as spark:
-        options = VerifyOptions(scratch=scratch)
-        with pytest.raises(TargetError, match=r"scratch.*: cannot be written"):
-            verify(stores.source.root, stores.target, spark=spark, options=options)
-        scratch.mkdir()
-        assert verify(stores.source.root, stores.target, spark=spark, options=options).is_clean
+    options = VerifyOptions(scratch=scratch)
+    with pytest.raises(TargetError, match=r"scratch.*: cannot be written"):
+        verify(stores.source.root, stores.target, spark=spark, options=options)
+    scratch.mkdir()
+    assert verify(stores.source.root, stores.target, spark=spark, options=options).is_clean
     assert {path.parent.parent for path in seen} == {scratch}
     assert not list(scratch.iterdir())
 

@@ -138,7 +138,7 @@ def test_a_kill_at_any_write_while_the_hand_moves_back_leaves_a_broker_all_that_
     assert number > 3
 
 
-@pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=pytest.mark.nightly)])
 def test_a_loss_of_power_in_a_close_leaves_all_that_waits_beside_what_came(
     tmp_path: Path, cuts: int
 ) -> None:

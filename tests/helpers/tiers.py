@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests run when: three tiers by marker, parts of a night, a turn for each commit.
+
+tests/README.md says what belongs into which tier. A test without a marker is of the first one.
+"""
+
+from typing import Final
+from zlib import crc32
+
+import attrs
+
+TIERS: Final = ("test", "check", "nightly")
+SLOWER: Final = TIERS[1:]
+
+#: `make check` runs one of so many turns of the nightly tests, chosen by the commit's hash.
+TURNS: Final = 16
+#: Broker tests share their stores by module, so that a module has its turn as a whole.
+BROKER_TURNS: Final = 4
+
+
+@attrs.frozen
+class Case:
+    """What the choice depends on: a test's markers, and the name of the group that it shares
+    something dear with (its own name if it shares nothing).
+    """
+
+    markers: frozenset[str]
+    group: str
+
+    @property
+    def tier(self) -> str:
+        """The slowest tier that the test is marked for."""
+        return next((tier for tier in reversed(SLOWER) if tier in self.markers), TIERS[0])
+
+
+def share(name: str, count: int) -> int:
+    """Which of ``count`` shares a name falls into; the same in every process and on every day."""
+    return crc32(name.encode()) % count
+
+
+def has_its_turn(case: Case, commit: str) -> bool:
+    """Whether a nightly test is among those that `make check` runs on this commit (hexadecimal)."""
+    turns = BROKER_TURNS if "interop" in case.markers else TURNS
+    return share(case.group, turns) == int(commit, 16) % turns
+
+
+def is_chosen(case: Case, tier: str, commit: str) -> bool:
+    """Whether a tier runs the test. `check` leaves out what `test` runs: the two run beside each
+    other. `nightly` runs everything.
+    """
+    if tier == "nightly":
+        return True
+    if tier == "check":
+        turn = case.tier == "nightly" and has_its_turn(case, commit)
+        return case.tier == "check" or turn
+    return case.tier == "test"
+
+
+def is_in_part(case: Case, part: int, parts: int) -> bool:
+    """Whether the test belongs to this part (1 to ``parts``) of a night's work."""
+    return share(case.group, parts) == part - 1

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiers: every test belongs to one, nightly tests have their turns, parts leave nothing out."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.tiers import (
+    BROKER_TURNS,
+    SLOWER,
+    TIERS,
+    TURNS,
+    Case,
+    has_its_turn,
+    is_chosen,
+    is_in_part,
+)
+from tests.source_laws import ROOT, other_sources
+
+NAMES = [f"tests/faults/test_{number}.py::test_it" for number in range(200)]
+COMMITS = [f"{number:040x}" for number in range(TURNS)]
+KNOWN_MARKERS = {
+    "parametrize", "usefixtures", "skip", "skipif", "xfail", "filterwarnings", "xdist_group",
+    "spark", "interop", "disk", *SLOWER,
+}  # fmt: skip
+
+
+def case(name: str, *markers: str) -> Case:
+    return Case(frozenset(markers), name)
+
+
+def test_a_test_belongs_to_the_slowest_tier_that_it_is_marked_for() -> None:
+    assert case("a").tier == "test"
+    assert case("a", "spark", "check").tier == "check"
+    assert case("a", "check", "nightly").tier == "nightly"
+
+
+@pytest.mark.parametrize("commit", COMMITS[:3])
+def test_what_a_commit_runs_it_runs_once(commit: str) -> None:
+    for name in NAMES:
+        for marker in ((), ("check",), ("nightly",), ("nightly", "interop")):
+            one = case(name, *marker)
+            assert is_chosen(one, "test", commit) + is_chosen(one, "check", commit) <= 1
+            assert is_chosen(one, "nightly", commit)
+
+
+def test_every_nightly_test_has_its_turn() -> None:
+    for markers, turns in ((("nightly",), TURNS), (("nightly", "interop"), BROKER_TURNS)):
+        for name in NAMES:
+            mine = [has_its_turn(case(name, *markers), commit) for commit in COMMITS[:turns]]
+            assert mine.count(True) == 1
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_a_night_s_parts_hold_every_test_once(parts: int) -> None:
+    for name in NAMES:
+        assert sum(is_in_part(case(name), part, parts) for part in range(1, parts + 1)) == 1
+
+
+def _markers(tree: ast.Module) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"
+    }
+
+
+def test_every_module_belongs_to_a_tier() -> None:
+    """A tier is a marker of the table or none; another word would be no tier at all."""
+    modules = [each for each in other_sources() if Path(each.path).name.startswith("test_")]
+    assert len(modules) > 200
+    strange = {each.path: _markers(each.tree) - KNOWN_MARKERS for each in modules}
+    assert {path: names for path, names in strange.items() if names} == {}
+
+
+def test_the_page_names_each_tier_and_each_folder() -> None:
+    page = (ROOT / "tests/README.md").read_text(encoding="utf-8")
+    assert {tier for tier in TIERS if not re.search(rf"\| {tier} \|", page)} == set()
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert {folder for folder in folders if f"`{folder}`" not in page} == set()
