@@ -8,7 +8,7 @@ unique key, so that it takes back what one handle names and nothing beside it.
 
 import numpy as np
 
-from message_store.byte_column import int64s
+from message_store.byte_column import Int64s, int64s
 from message_store.live_log import LiveLog
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
@@ -66,10 +66,16 @@ class HierarchyMarks(RecallMarks):
 
     def drop_old(self, batch: IndexBatch, from_ms: int) -> None:
         """Let a batch take away the markers whose time was long over at a time."""
-        over_ms = max(0, from_ms - from_ms % SECONDS.slot_ms - SECONDS.slot_ms)
-        if len(self.rows):
+        over_ms = _over_before(from_ms)
+        is_over = np.asarray(self.rows["due_ms"] < over_ms)
+        if is_over.any():
             batch.drop_slots(MARKS, 0, over_ms)
-        self._drop(np.asarray(self.rows["due_ms"] < over_ms))
+            self._drop(is_over)
+
+    def offsets_since(self, from_ms: int) -> Int64s:
+        """Commit log offsets of the markers that count at a time."""
+        counts = self.rows["due_ms"] >= _over_before(from_ms)
+        return int64s(self.rows["commit_log_offset"])[counts]
 
     def put_new(self, batch: IndexBatch) -> int:
         """Let a batch take what is new to the database; returns how many that were."""
@@ -81,3 +87,8 @@ class HierarchyMarks(RecallMarks):
     def written(self, count: int) -> None:
         """The batch was written."""
         self._unwritten -= count
+
+
+def _over_before(from_ms: int) -> int:
+    """The end of the slots whose markers are long over at a time: a whole slot is dropped."""
+    return max(0, from_ms - from_ms % SECONDS.slot_ms - SECONDS.slot_ms)

@@ -7,7 +7,7 @@ over gets a younger record, with the same out time, as a broker's wheel does by 
 
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
+from message_store.byte_column import int64s
 from message_store.properties import LEVEL_TOPIC
 from message_store.redelivery import ROLLED, redeliver
 from message_store.wheel_stamps import wheel_stamps
@@ -95,7 +95,9 @@ class Renewal:
             self._index.losses.append(undeliverable(int(places[0][row]), error))
 
     def _first_needed(self) -> int:
-        """The first place in the log that something which waits needs."""
-        parts: list[Int64s] = [int64s(self._index.marks.rows["commit_log_offset"])]
-        parts += [int64s(rows["commit_log_offset"]) for rows in self._index.waiting.parts()]
+        """The first commit log offset that a pending message or a marker that counts needs."""
+        index = self._index
+        parts = [int64s(rows["commit_log_offset"]) for rows in index.waiting.parts()]
+        if len(index.marks.rows):
+            parts.append(index.marks.offsets_since(index.marked_from_ms))
         return min((int(part.min()) for part in parts if len(part)), default=self._store.log.end)

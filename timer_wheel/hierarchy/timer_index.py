@@ -164,18 +164,17 @@ class TimerIndex:
         """What brings the database to this moment, and to the end of the queue; to be written when
         the log is as far.
 
-        ``tidies`` leaves nothing in memory alone, and nothing in the database that is over.
+        ``tidies`` leaves nothing in memory alone. Markers that are over go in any case.
         """
         self.settle()
         self.is_writing = True
         changes = self.db.batch()
         writing = self.waiting.put_all(changes, self.placed_end)
         state, ids_end = self.state(), None
-        tidies = tidies or self.ids.in_memory > SPILL
-        if tidies:
+        if len(self.marks.rows):
             self.marks.drop_old(changes, self.marked_from_ms)
         marks = self.marks.put_new(changes)
-        if tidies:
+        if tidies or self.ids.in_memory > SPILL:
             ids_end = self.placed_end
             state = attrs.evolve(state, ids_end=ids_end)
             self.ids.put_all(changes)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A message that was cancelled keeps no log file once its time is over: retention goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store import AfterMs, AtMs, Cancellation, Clock, DelayStore, ManualClock, Message
+from message_store.store_settings import StoreSettings
+from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
+
+START_MS = 1_793_000_000_000
+DAY_MS = 86_400_000
+SETTINGS = StoreSettings(commit_log_file_bytes=8_192, queue_file_bytes=50 * 20, retention_ms=DAY_MS)
+DAYS = 9
+
+
+@attrs.frozen
+class Opening:
+    """An engine with one precision, None where it has none."""
+
+    open: Callable[..., DelayStore]
+    precision_ms: int | None = None
+
+    def __call__(self, folder: Path, clock: Clock) -> DelayStore:
+        widths = {} if self.precision_ms is None else {"precision_ms": self.precision_ms}
+        return self.open(folder, clock, SETTINGS, **widths)
+
+
+OPENINGS = {
+    "levels": Opening(open_levels),
+    **{f"wheel {ms}": Opening(open_wheel, ms) for ms in (100, 1_000)},
+    **{f"hierarchy {ms}": Opening(open_hierarchy, ms) for ms in (1, 100, 1_000)},
+}
+
+
+def leave_open(store: DelayStore, _: Path, __: Clock) -> DelayStore:
+    return store
+
+
+def flushed(store: DelayStore, _: Path, __: Clock) -> DelayStore:
+    store.flush()
+    return store
+
+
+@pytest.mark.parametrize("at_night", [leave_open, flushed], ids=["never flushed", "flushed"])
+@pytest.mark.parametrize("name", OPENINGS)
+def test_files_go_however_many_were_cancelled(
+    tmp_path: Path, name: str, at_night: Callable[[DelayStore, Path, Clock], DelayStore]
+) -> None:
+    """As many log files are left as where nobody cancels anything, give or take the markers."""
+    counts = []
+    for cancels in (False, True):
+        folder, clock = tmp_path / f"{cancels}", ManualClock(START_MS)
+        store = OPENINGS[name](folder, clock)
+        for day in range(DAYS):
+            receipts = [
+                store.schedule(
+                    Message("orders", b"x" * 700, unique_key=f"{day}.{n}"), AfterMs(1_000 * n)
+                )
+                for n in range(5)
+            ]
+            if cancels:
+                assert store.cancel(receipts[3]) is Cancellation.CANCELLED
+            for _ in range(2):
+                clock.tick(DAY_MS // 2)
+                store.advance(clock.now_ms())
+                store = at_night(store, folder, clock)
+        counts.append(len(list((folder / "commitlog").iterdir())))
+        assert store.check() == []
+        store.close()
+    without, with_cancels = counts
+    assert with_cancels <= without + 1 <= 4
+
+
+@pytest.mark.parametrize("is_kill", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize("precision_ms", [1, 1_000])
+def test_a_marker_keeps_its_file_while_its_target_may_come(
+    tmp_path: Path, precision_ms: int, is_kill: bool
+) -> None:
+    """What was cancelled and is due after its file is gone stays cancelled."""
+    folder, clock = tmp_path / "store", ManualClock(START_MS)
+    opening = OPENINGS[f"hierarchy {precision_ms}"]
+    store = opening(folder, clock)
+    due_ms = START_MS + DAYS * DAY_MS
+    taken = store.schedule(Message("orders", b"taken", unique_key="taken"), AtMs(due_ms))
+    kept = store.schedule(Message("orders", b"kept", unique_key="kept"), AtMs(due_ms))
+    assert store.cancel(taken) is Cancellation.CANCELLED
+    came = []
+    for day in range(DAYS + 1):
+        for number in range(5):
+            store.schedule(Message("other", b"x" * 700), AfterMs(1_000 * number))
+        clock.tick(DAY_MS)
+        came += [each.message.body for each in store.advance(clock.now_ms())]
+        if day % 3 == 1:
+            store.flush()
+            if is_kill:
+                abandon(store)
+            else:
+                store.close()
+            store = opening(folder, clock)
+    assert came.count(b"kept") == 1
+    assert came.count(b"taken") == 0
+    assert store.cancel(kept) is not Cancellation.CANCELLED
+    assert len(list((folder / "commitlog").iterdir())) < 5
+    store.close()
