@@ -34,10 +34,12 @@ def hand_over(
     try:
         slot_ms = index.slot_precision_ms
         asked_ms = precision_ms or slot_ms
+        is_early = asked_ms % slot_ms > 0  # 500 too, where they end every 200 ms
+        is_refused = is_early and index.waits_for_slot_ends()
         offsets = _waiting(index.marks.rows, *index.waiting.parts())
     finally:
         index.db.close()
-    if asked_ms < slot_ms and len(offsets):
+    if is_refused:
         raise UnsupportedStoreError(
             f"{store.root.path}: messages wait that were promised for slots of {slot_ms} ms; with"
             f" {asked_ms} they would come early. Open it with precision_ms={slot_ms}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
-from message_store.errors import UnsupportedStoreError
+from message_store.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.copy_kernels import IS_ROLL, OFFSET, STORE_MS
@@ -20,12 +20,15 @@ from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND
 from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
+from timer_wheel.hierarchy.index_view import read_index
 from timer_wheel.hierarchy.ownership import Active, claim, guard, index_path, read_active
+from timer_wheel.hierarchy.recall_marks import HierarchyMarks
+from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.takeover import clear_wheel, take_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
 from timer_wheel.timer_rows import Bools
-from timer_wheel.wheel_math import DEFAULT_PRECISION_MS
+from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.wheel_recovery import copies_in_log, which_are_done
 
 
@@ -41,26 +44,59 @@ def open_index(
     settings = HierarchySettings(precision_ms=precision_ms or known_ms, **wheel)
     if active is None:
         return _taken_over(store, settings), settings
-    slot_ms = _slot_precision(store, settings, active.slot_precision_ms)
-    chosen = Active(settings.precision_ms, slot_ms)
-    if chosen != active:
-        claim(store.root, chosen)
+    if _slot_ms(active, settings) != active.slot_precision_ms:
+        _refuse_without_a_trace(store, active, settings)
     guard(store.root)
     clear_wheel(store.root)
-    return _opened(store, chosen), settings
+    index = _opened(store, active)
+    try:
+        _set_widths(index, active, settings)
+    except BaseException:
+        index.db.close()
+        raise
+    return index, settings
 
 
-def _slot_precision(store: LiveStore, settings: HierarchySettings, known_ms: int) -> int:
-    """What out times mean that are multiples of 100, where promises may have another width."""
+def _slot_ms(active: Active, settings: HierarchySettings) -> int:
+    """The width of slots that is asked for; promises to the millisecond keep the one known."""
     asked_ms = settings.precision_ms
-    if asked_ms in (TO_THE_MILLISECOND, known_ms):
-        return known_ms
-    if store.queue(TIMER_TOPIC, 0).max_offset:
-        raise UnsupportedStoreError(
-            f"{store.root.path}: its messages were promised for slots of {known_ms} ms, not"
-            f" {asked_ms}; open it with precision_ms={known_ms}, or {TO_THE_MILLISECOND}"
-        )
-    return asked_ms
+    return active.slot_precision_ms if asked_ms == TO_THE_MILLISECOND else asked_ms
+
+
+def _refuse_without_a_trace(store: LiveStore, active: Active, settings: HierarchySettings) -> None:
+    """Raise what ``_set_widths`` would, where a look at an index that is up to date tells, and
+    before the database is opened, which writes.
+    """
+    try:
+        content = read_index(store.root)
+    except (SourceError, FormatError):
+        return
+    if content.state is None or content.state.placed_end != store.queue(TIMER_TOPIC, 0).max_offset:
+        return
+    if not len(content.marks) and wait_for_slot_ends(
+        store.log, [content.waiting], HierarchyMarks()
+    ):
+        raise _other_width(store, active.slot_precision_ms, settings.precision_ms)
+
+
+def _set_widths(index: TimerIndex, active: Active, settings: HierarchySettings) -> None:
+    """Let promises be as wide as is asked for. Raises UnsupportedStoreError where pending messages
+    were promised for the ends of slots of another width.
+    """
+    asked_ms, slot_ms = settings.precision_ms, _slot_ms(active, settings)
+    if slot_ms != active.slot_precision_ms and index.waits_for_slot_ends():
+        raise _other_width(index.store, active.slot_precision_ms, asked_ms)
+    if Active(asked_ms, slot_ms) != active:
+        claim(index.store.root, Active(asked_ms, slot_ms))
+        index.precision_ms, index.slot_precision_ms = asked_ms, slot_ms
+        index.write_now(durably=True)
+
+
+def _other_width(store: LiveStore, known_ms: int, asked_ms: int) -> UnsupportedStoreError:
+    return UnsupportedStoreError(
+        f"{store.root.path}: messages wait that were promised for slots of {known_ms} ms, not"
+        f" {asked_ms}; open it with precision_ms={known_ms}, or {TO_THE_MILLISECOND}"
+    )
 
 
 def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
@@ -71,10 +107,9 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
     found = take_over(store, default_ms)
     slot_ms = found.slot_precision_ms
     if asked_ms not in (TO_THE_MILLISECOND, slot_ms):
-        raise UnsupportedStoreError(
-            f"{store.root.path}: messages wait on a wheel with slots of {slot_ms} ms, not"
-            f" {asked_ms}; open it with precision_ms={slot_ms}, or {TO_THE_MILLISECOND}"
-        )
+        if found.waits_for_slot_ends:
+            raise _other_width(store, slot_ms, asked_ms)
+        slot_ms = asked_ms
     db = IndexDb(index_path(store.root))
     try:
         state = _nothing(store, Active(asked_ms, slot_ms))
@@ -112,7 +147,7 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
         db = IndexDb(index_path(store.root))
         try:
             state = db.state()
-            if state is not None and not _is_ahead(store, state, db.newest()):
+            if state is not None and _is_of(store, state, db.newest(), active):
                 return _brought_up(store, db, state, active)
             db.close()
         except BaseException:
@@ -129,14 +164,19 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
         raise
 
 
-def _is_ahead(store: LiveStore, state: IndexState, newest: Newest | None) -> bool:
-    """Whether the index knows of what the log or the queue has lost, as after a loss of power; also
-    where another engine has let the log grow again since.
+def _is_of(store: LiveStore, state: IndexState, newest: Newest | None, active: Active) -> bool:
+    """Whether the index is of this log and queue, or older, and made with the same slots.
+
+    It may know of what log or queue have lost, as after a loss of power; also where another engine
+    has let the log grow again since. And whoever set another width may have been stopped before the
+    index knew.
     """
     log, queue = store.log, store.queue(TIMER_TOPIC, 0)
     if newest is not None and log.head_checksum(newest.last_start) != newest.last_head:
-        return True
-    return state.log_end > log.end or state.placed_end > queue.max_offset
+        return False
+    if state.slot_precision_ms != active.slot_precision_ms:
+        return False
+    return state.log_end <= log.end and state.placed_end <= queue.max_offset
 
 
 def _brought_up(store: LiveStore, db: IndexDb, state: IndexState, active: Active) -> TimerIndex:
@@ -155,7 +195,9 @@ def _account(index: TimerIndex, copies_from: int) -> None:
     copies = copies_in_log(index.store.log, copies_from)
     if not len(copies[OFFSET]):
         return
-    index.waiting.reach(int(copies[STORE_MS].max()))
+    # A message of narrower slots, of which none waits any more, was delivered before its time as
+    # slots of today have it: at most a widest slot before.
+    index.waiting.reach(int(copies[STORE_MS].max()) + max(PRECISIONS_MS))
     near = index.waiting.near()
     if not copies[IS_ROLL].any():
         index.waiting.drop_near(_done(index, near, copies))

@@ -11,7 +11,9 @@ from message_store.segment_files import list_segments
 from message_store.small_files import remove_file
 from message_store.store_root import StoreRoot
 from timer_wheel.hierarchy.due_times import due_times
+from timer_wheel.hierarchy.slot_promises import are_slot_ends
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.recall import RecallMarks, pending_markers
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 from timer_wheel.timer_rows import TimerRows
@@ -23,11 +25,15 @@ from timer_wheel.wheel_opening import open_timers
 
 @attrs.frozen(eq=False)
 class OnWheel:
-    """What waits on a wheel, or on its way there: where the records are, in order; markers too."""
+    """What waits on a wheel, or on its way there: where the records are, in order; markers too.
+
+    ``waits_for_slot_ends`` says whether one of the messages was promised for the end of a slot.
+    """
 
     commit_log_offsets: Int64s
     slot_precision_ms: int
     hand_ms: int
+    waits_for_slot_ends: bool
 
 
 def take_over(store: LiveStore, default_ms: int) -> OnWheel:
@@ -36,16 +42,21 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
     Raises SourceError and TargetError.
     """
     if not _has_wheel(store):
-        return OnWheel(np.empty(0, np.int64), default_ms, 0)
+        return OnWheel(np.empty(0, np.int64), default_ms, 0, waits_for_slot_ends=False)
     timers, _ = open_timers(store, None, {"max_delay_ms": None})
     try:
         rest = timers.unplaced(EVERYTHING)
         rest_rows = rest.rows.rows(rest.facts.is_fine)
         rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
         placed = timers.in_slots(timers.wheel.used_slots())
-        offsets = TimerRows.together([placed, rest_rows]).commit_log_offset
+        rows = TimerRows.together([placed, rest_rows])
         slot_ms = _slot_precision(timers, placed)
-        return OnWheel(np.unique(offsets), slot_ms, timers.wheel.hand_ms)
+        return OnWheel(
+            np.unique(rows.commit_log_offset),
+            slot_ms,
+            timers.wheel.hand_ms,
+            waits_for_slot_ends=_wait_for_slot_ends(timers, rows),
+        )
     finally:
         timers.log.segments.close()
         timers.files.close()
@@ -60,9 +71,18 @@ def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:
     was made anew with another, so that none comes early.
     """
     facts = timers.facts(placed)
-    promised_ms = timers.promised_ms(placed, facts)[facts.is_fine]
-    by_record = due_times(facts.out_ms, facts.store_ms, timers.precision_ms)[facts.is_fine]
-    return timers.precision_ms if (by_record >= promised_ms).all() else max(PRECISIONS_MS)
+    promised_ms = timers.promised_ms(placed, facts)
+    by_record = due_times(facts.out_ms, facts.store_ms, timers.precision_ms)
+    is_early = are_slot_ends(facts) & (by_record < promised_ms)
+    return max(PRECISIONS_MS) if is_early.any() else timers.precision_ms
+
+
+def _wait_for_slot_ends(timers: LiveTimers, rows: TimerRows) -> bool:
+    facts = timers.facts(rows, keys=True)
+    marks = RecallMarks()
+    for of_markers in pending_markers(timers):
+        marks.add(of_markers)
+    return bool((are_slot_ends(facts) & ~facts.is_marker & ~marks.take_away(facts)).any())
 
 
 def clear_wheel(root: StoreRoot) -> None:

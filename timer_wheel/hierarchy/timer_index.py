@@ -24,6 +24,7 @@ from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
 from timer_wheel.hierarchy.recall_marks import EXACT_MS, HierarchyMarks
+from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.timer_record_kernel import ID
 from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
@@ -149,6 +150,10 @@ class TimerIndex:
                 "it was passed over; look at the record",
             )
         )
+
+    def waits_for_slot_ends(self) -> bool:
+        """Whether a pending message was promised for the end of a slot of today's width."""
+        return wait_for_slot_ends(self.store.log, self.waiting.parts(), self.marks)
 
     @property
     def marked_from_ms(self) -> int:
