@@ -45,12 +45,19 @@ _SNAPSHOTS_KEPT = 2
 
 
 class WheelFiles:
-    """The files, and what the checkpoint says; ``found`` is what it said at opening."""
+    """The files, and what the checkpoint says; ``found`` is what it said at opening.
 
-    def __init__(self, root: StoreRoot, clock: Clock, *, snapshots: bool) -> None:
+    With ``keeps_guard`` the sentence in the place of the wheel file, which keeps brokers from
+    starting, stays until ``replace_guard``.
+    """
+
+    def __init__(
+        self, root: StoreRoot, clock: Clock, *, snapshots: bool, keeps_guard: bool = False
+    ) -> None:
         self._root = root
         self._clock = clock
         self._writes_snapshots = snapshots
+        self._keeps_guard = keeps_guard
         content = read_small_file(root.config_file(TIMER_CHECKPOINT_NAME)) or b""
         self.found = decode_timer_checkpoint(content)
         self.found_own = decode_own(content, self.found)
@@ -145,7 +152,8 @@ class WheelFiles:
         """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
         content = self.wheel_content()
         if content is None:
-            remove_file(self._root.timer_wheel)
+            if not self._keeps_guard:
+                remove_file(self._root.timer_wheel)
             return
         wheel.dirty[:] = 0
         wheel.note_differences(content, log_end)
@@ -166,6 +174,8 @@ class WheelFiles:
         """
         if self._writes_snapshots:
             self._write_snapshot(wheel, log_position)
+            return
+        if self._keeps_guard:
             return
         if self._wheel_file is None:
             self._wheel_file = InPlaceFile(self._root.timer_wheel)
@@ -188,9 +198,21 @@ class WheelFiles:
         for _, old in snapshots(self._root)[:-_SNAPSHOTS_KEPT]:
             remove_file(old)
 
+    def replace_guard(self, wheel: LiveWheel) -> None:
+        """Put the whole wheel file in the place of the guard, at once and durably: brokers may
+        start from then on. Raises TargetError.
+        """
+        image = b"" if self._writes_snapshots else wheel.image.tobytes()
+        replace_file(self._root.timer_wheel, image)
+        if not self._writes_snapshots:
+            wheel.dirty[:] = 0
+        self._keeps_guard = False
+
     def forget_wheel(self) -> None:
         """Take away what was written of a wheel that is no more."""
-        for path in (self._root.timer_wheel, *(path for _, path in snapshots(self._root))):
+        if not self._keeps_guard:
+            remove_file(self._root.timer_wheel)
+        for _, path in snapshots(self._root):
             remove_file(path)
 
     def begin_wheel_sync(self) -> Unsynced:

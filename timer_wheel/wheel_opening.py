@@ -58,12 +58,18 @@ def open_timers(
     """The wheel of a store whose log and queues are whole, and its settings.
 
     Where there is no wheel yet, ``waiting`` may tell where in the log the records of all are that
-    still wait; otherwise the log has to tell. Raises SourceError and TargetError.
+    still wait; otherwise the log has to tell. The guard against brokers stays then, until the
+    wheel is whole (``WheelFiles.replace_guard``). Raises SourceError and TargetError.
     """
     segments = LiveSegments(
         store.root.timer_log, store.settings.timer_log_file_bytes, root=store.root.path
     )
-    files = WheelFiles(store.root, store.clock, snapshots=bool(wheel.get("snapshots")))
+    files = WheelFiles(
+        store.root,
+        store.clock,
+        snapshots=bool(wheel.get("snapshots")),
+        keeps_guard=waiting is not None,
+    )
     try:
         return _open(store, LiveTimerLog(segments), files, precision_ms, wheel, waiting)
     except BaseException:

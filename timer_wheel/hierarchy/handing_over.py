@@ -2,7 +2,8 @@
 """Makes a hierarchical wheel's store that of a wheel in files again, which a broker goes on with.
 
 Every entry of the timer queue gets its unit, those that were dealt with before the hand. The index
-counts until the wheel is on disk: whoever is stopped before begins again.
+counts until the wheel is on disk, and so long brokers are kept from starting: whoever is stopped
+before begins again.
 """
 
 from collections.abc import Mapping
@@ -72,3 +73,4 @@ def _make_durable(store: LiveStore, timers: LiveTimers) -> None:
     timers.files.sync_wheel()
     timers.files.sync_checkpoint(timers.log.end, own)
     timers.write_metrics(durably=True)
+    timers.files.replace_guard(timers.wheel)  # last: a broker that starts finds everything
