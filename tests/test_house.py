@@ -287,9 +287,10 @@ def test_every_example_in_a_docstring_is_run() -> None:
     assert [path for path in shown if path.split("/")[0] not in places] == []
 
 
-def test_modules_stay_readable_in_one_sitting() -> None:
+def test_a_module_is_a_chapter() -> None:
+    # A bound of 350 lines cut algorithms into files that call each other crosswise.
     lengths = {source.path: source.text.count("\n") for source in PRODUCT}
-    assert {path: lines for path, lines in lengths.items() if lines > 350} == {}
+    assert {path: lines for path, lines in lengths.items() if lines > 500} == {}
 
 
 def test_functions_fit_a_screen() -> None:
