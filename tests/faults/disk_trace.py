@@ -20,8 +20,8 @@ from pathlib import Path
 
 import attrs
 
-from tests.faults.disk_events import Event, Name, Note, Resize, Sync, SyncNames, Write
 from tests.faults.traced_worker import NOTES
+from tests.simulation.simulated_disk import Event, Name, Note, Resize, Sync, SyncNames, Write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _LONGEST_S = 120

@@ -22,7 +22,7 @@ from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_levels
-from tests.faults.full_disk import Killed, full_disk
+from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.pending_timers import record_at
 

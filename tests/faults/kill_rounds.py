@@ -21,11 +21,11 @@ import attrs
 from message_store import Cancellation, ManualClock, Severity
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import ENGINES
-from tests.faults.full_disk import KILLED
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import Journal, read_journal
 from tests.faults.kill_worker import Task, can_be_asked_for
 from tests.faults.store_reading import delivered, disagreements
+from tests.simulation.simulated_disk import KILLED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONGEST_LIFE_S = 0.4

@@ -22,8 +22,8 @@ import numpy as np
 
 from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch, pages_ahead
 from tests.faults.engines import ENGINES, Engine
-from tests.faults.full_disk import full_disk
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
+from tests.simulation.simulated_disk import full_disk
 from timer_wheel import foresight
 
 START_MS = 1_793_000_000_000

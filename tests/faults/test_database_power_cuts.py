@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.disk_events import Name, Sync, Write
 from tests.faults.disk_trace import Call, TracedDisk, calls, is_installed, traced, why_not
 from tests.faults.engines import ENGINES
 from tests.faults.kill_worker import warm_up
-from tests.faults.power_cut import any_choice, every_choice, loose
 from tests.faults.test_power_cut import assert_survived
 from tests.faults.traced_worker import ENGINE
+from tests.simulation.simulated_disk import Name, Sync, Write, any_choice, every_choice, loose
 
 INDEX = "delaywheel/hierarchy/index/"
 

@@ -12,9 +12,9 @@ import pytest
 
 from message_store.errors import DelayStoreError, StoreClosedError
 from tests.faults.engines import ENGINES, Engine
-from tests.faults.full_disk import FullDisk, full_disk
 from tests.faults.kill_rounds import settle
 from tests.faults.kill_worker import Task, Worker, warm_up
+from tests.simulation.simulated_disk import SimulatedDisk, full_disk
 
 STEPS = 40
 REFUSALS = 3
@@ -24,7 +24,7 @@ EVERY = [
 ]
 
 
-def work_on(task: Task, engine: Engine, disk: FullDisk) -> list[DelayStoreError]:
+def work_on(task: Task, engine: Engine, disk: SimulatedDisk) -> list[DelayStoreError]:
     """So many steps, whatever is refused; a store that refuses though there is room was left in
     doubt by a failed write, and is opened again.
     """

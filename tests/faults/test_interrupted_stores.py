@@ -27,7 +27,7 @@ from tests.faults.engines import (
     open_levels,
     open_wheel,
 )
-from tests.faults.full_disk import full_disk
+from tests.simulation.simulated_disk import full_disk
 from timer_wheel.hierarchy.hands import WaitingMessages
 from timer_wheel.turning import Turning
 from timer_wheel.wheel_store import WheelStore

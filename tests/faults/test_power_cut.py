@@ -16,13 +16,22 @@ import attrs
 import pytest
 
 from message_store import ManualClock, Severity
-from tests.faults.disk_events import Event, Note, Recorder, Write, recording
 from tests.faults.engines import ENGINES, Engine, abandon
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import History, Life
 from tests.faults.kill_worker import START_MS, Task, Worker, warm_up
-from tests.faults.power_cut import Cut, any_choice, every_choice, make_disk
 from tests.faults.store_reading import delivered, disagreements
+from tests.simulation.simulated_disk import (
+    Cut,
+    Event,
+    Note,
+    SimulatedDisk,
+    Write,
+    any_choice,
+    every_choice,
+    make_disk,
+    recording,
+)
 
 _STEPS_TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 
@@ -30,7 +39,7 @@ _STEPS_TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 class RecordedWorker(Worker):
     """Notes every step among the changes of the disk, and every flush that came back."""
 
-    def __init__(self, task: Task, engine: Engine, recorder: Recorder) -> None:
+    def __init__(self, task: Task, engine: Engine, recorder: SimulatedDisk) -> None:
         self.recorder = recorder
         super().__init__(task, engine)
 

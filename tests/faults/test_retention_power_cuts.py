@@ -14,10 +14,18 @@ import attrs
 import pytest
 
 from message_store import AfterMs, Clock, DelayStore, ManualClock, Message, Severity
-from tests.faults.disk_events import Event, Name, Note, Recorder, recording
 from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
 from tests.faults.kill_worker import START_MS
-from tests.faults.power_cut import Cut, loose, make_disk
+from tests.simulation.simulated_disk import (
+    Cut,
+    Event,
+    Name,
+    Note,
+    SimulatedDisk,
+    loose,
+    make_disk,
+    recording,
+)
 
 SHORT = attrs.evolve(SMALL, commit_log_file_bytes=16 << 10, retention_ms=60_000)
 FOR_EVER = attrs.evolve(SHORT, retention_ms=10**12)
@@ -33,7 +41,7 @@ OPEN_AGAIN: dict[str, Callable[[Path, Clock], DelayStore]] = {
 }
 
 
-def work(store: DelayStore, clock: ManualClock, recorder: Recorder, rounds: int) -> None:
+def work(store: DelayStore, clock: ManualClock, recorder: SimulatedDisk, rounds: int) -> None:
     """Messages for the next minutes, all the time, and a flush now and then."""
     for turn in range(rounds):
         for number in range(10):

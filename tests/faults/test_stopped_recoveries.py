@@ -15,10 +15,10 @@ import pytest
 from message_store import ManualClock
 from message_store.errors import TargetError
 from tests.faults.engines import ENGINES, abandon
-from tests.faults.full_disk import full_disk
 from tests.faults.kill_journal import read_journal
 from tests.faults.kill_rounds import kill_generations, nursery, settle
 from tests.faults.kill_worker import START_MS, Task, warm_up
+from tests.simulation.simulated_disk import full_disk
 
 LONGEST_OPENING_S = 0.08
 STORES = [pytest.param(1, id="1 store"), pytest.param(8, id="8", marks=pytest.mark.nightly)]

@@ -24,7 +24,6 @@ from migrate.convert import convert, convert_merged
 from migrate.settings import HIERARCHY, WHEEL, ConvertOptions, TargetSettings
 from migrate.staged_output import Staging, count_receipts
 from migrate.verify import verify
-from tests.faults.full_disk import full_disk
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files, checked_target
 from tests.migrate.standalone_cluster import (
@@ -35,6 +34,7 @@ from tests.migrate.standalone_cluster import (
     wait_for,
 )
 from tests.migrate.stopped_conversions import MARKER, made, made_merge, never_stopped
+from tests.simulation.simulated_disk import full_disk
 from tests.source_laws import ROOT
 
 

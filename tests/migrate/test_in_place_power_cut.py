@@ -20,8 +20,6 @@ from message_store.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.retire import retire
 from migrate.rollback import roll_back
-from tests.faults.disk_events import Event, Note, recording
-from tests.faults.power_cut import any_choice, make_disk
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -31,6 +29,7 @@ from tests.independent.level_store_builder import (
 )
 from tests.migrate.conversions import options_for
 from tests.migrate.in_place_stores import do, timer_records, tree
+from tests.simulation.simulated_disk import Event, Note, any_choice, make_disk, recording
 
 NOW_MS = T0 + 500
 ITEMS: list[Item] = [

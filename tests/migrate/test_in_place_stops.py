@@ -20,7 +20,6 @@ from message_store.errors import PlanError, SourceError, TargetError, UncleanSto
 from message_store.store_root import StoreRoot
 from migrate.inspect_store import inspect_store
 from migrate.rollback import roll_back
-from tests.faults.full_disk import full_disk
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -38,6 +37,7 @@ from tests.migrate.in_place_stores import (
     timer_records,
     tree,
 )
+from tests.simulation.simulated_disk import full_disk
 
 NOW_MS = T0 + 500
 ITEMS: list[Item] = [

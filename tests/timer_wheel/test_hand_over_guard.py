@@ -17,7 +17,7 @@ from message_store.errors import TargetError
 from message_store.store_root import StoreRoot
 from tests.faults.broker_view import found_by_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
-from tests.faults.full_disk import Killed, full_disk
+from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.hierarchy import handing_over
 from timer_wheel.hierarchy.ownership import is_guarded, read_active, release

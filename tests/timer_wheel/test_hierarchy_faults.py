@@ -22,9 +22,8 @@ from message_store.message_codec import body_crc, encode_message
 from message_store.properties import TIMER_TOPIC
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
-from tests.faults.disk_events import Name, Write, recording
 from tests.faults.engines import SMALL, open_hierarchy
-from tests.faults.power_cut import loose
+from tests.simulation.simulated_disk import Name, Write, loose, recording
 from timer_wheel import HierarchicalWheelStore, wheel_recovery
 from timer_wheel.hierarchy import hierarchy_opening, hierarchy_turn, timer_index, waiting_rows
 from timer_wheel.hierarchy.index_db import IndexDb

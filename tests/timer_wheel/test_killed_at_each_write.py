@@ -19,10 +19,8 @@ from message_store import AfterMs, AtMs, ManualClock, Message, Severity
 from message_store.errors import TargetError
 from message_store.store_settings import StoreSettings
 from tests.faults.broker_view import found_by_a_broker, look_as_a_broker
-from tests.faults.disk_events import recording
-from tests.faults.full_disk import Killed, full_disk
-from tests.faults.power_cut import any_choice, make_disk
 from tests.independent.raw_files import read_timer_check
+from tests.simulation.simulated_disk import Killed, any_choice, full_disk, make_disk, recording
 from timer_wheel import WheelStore
 from timer_wheel.leaving import place_all
 

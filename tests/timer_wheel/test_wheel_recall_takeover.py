@@ -11,8 +11,8 @@ import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Receipt
 from tests.faults.broker_view import look_as_a_broker
-from tests.faults.full_disk import Killed
 from tests.independent.raw_files import read_timer_check, timer_units
+from tests.simulation.simulated_disk import Killed
 from timer_wheel import WheelStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers

@@ -19,8 +19,8 @@ from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from tests.faults.broker_view import found_by_a_broker
-from tests.faults.full_disk import Killed
 from tests.independent.raw_files import read_timer_check, timer_units
+from tests.simulation.simulated_disk import Killed
 from timer_wheel import WheelStore
 
 START_MS = 1_793_000_000_000

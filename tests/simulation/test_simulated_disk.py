@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 from message_store.small_files import replace_file
-from tests.faults.disk_events import Write, recording
-from tests.faults.power_cut import Cut, every_choice, loose, make_disk
+from tests.simulation.simulated_disk import Cut, Write, every_choice, loose, make_disk, recording
 
 
 def test_what_was_synced_is_never_missing_and_the_rest_in_every_choice(tmp_path: Path) -> None:
