@@ -30,7 +30,9 @@ def refuse_unwritable(root: StoreRoot) -> None:
     try:
         root.path.mkdir(parents=True, exist_ok=True)
         is_new = not root.commit_log.exists() and not root.consume_queues.exists()
-        if (root.staging if is_new else root.staging / "plan.json").exists():
+        has_plan = (root.staging if is_new else root.staging / "plan.json").exists()
+        is_moved = (root.staging / "publishing.json").exists()
+        if has_plan or (is_moved and not (root.own / "written.json").exists()):
             raise SourceError(
                 f"{root.path}: an unfinished conversion; run the same convert command again"
             )

@@ -40,11 +40,12 @@ from migrate.staged_output import (
     clear_staging,
     is_published,
     make_directory,
-    names_in_the_way,
     publish,
     refuse_links,
     remove_empty,
     remove_unfinished,
+    require_own_publishing,
+    require_unused,
     sole_writer,
     target_errors,
 )
@@ -154,6 +155,7 @@ class _Conversion:
         with ExitStack() as stack:
             made = make_directory(self.target.path)
             stack.enter_context(sole_writer(self.target))
+            stack.enter_context(self.target.shared_lock())
             stack.callback(remove_empty, made)
             self.sources.hold(stack)
             yield
@@ -183,8 +185,7 @@ class _Conversion:
                 f"{self.target.path}: already holds a finished conversion;"
                 " verify that one, or choose another directory"
             )
-        if names := names_in_the_way(self.staging):
-            raise TargetError(f"{self.target.path}: is not empty: {', '.join(names[:5])}")
+        require_unused(self.staging)
 
     def _plan(self) -> tuple[Plan, Amendments]:
         facts = read_plan_facts(self.staging)
@@ -203,11 +204,13 @@ class _Conversion:
         plan = self._make_plan(amendments)
         if facts and facts["identity"] != plan.identity:
             raise PlanError(mismatch(self.staging, self.sources.request, facts))
+        require_own_publishing(self.staging, plan.identity)
         self._begin(plan, amendments, take_up if facts else make_room)
         self.progress("plan", 1, 1)
         return plan, amendments
 
     def _begin(self, plan: Plan, amendments: Amendments, begin: Callable[..., None]) -> None:
+        self.staging = Staging(self.target, plan.identity)
         begin(plan, self.staging, self.sources.paths, self.sources.request, amendments)
 
     def _make_plan(self, amendments: Amendments) -> Plan:
@@ -256,6 +259,7 @@ class _Conversion:
         return receipts
 
     def _seal(self, plan: Plan, amendments: Amendments, receipts: list[Receipt]) -> None:
+        require_unused(self.staging)
         if is_published(self.staging):  # stopped between the last rename and the report
             publish(self.staging)
             return

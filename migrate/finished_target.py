@@ -9,7 +9,7 @@ from message_store.small_files import is_directory, is_ordinary_file, is_present
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import refuse_unfinished_change
 from migrate.conversion_marker import CONVERSION_NAME
-from migrate.staged_output import Staging
+from migrate.staged_output import Staging, signs_of_use
 from migrate.store_backup import IN_PLACE, changes_of
 
 WRITTEN_NAME = "written.json"
@@ -17,6 +17,10 @@ WRITTEN_NAME = "written.json"
 
 UNFINISHED = "an unfinished conversion; run the same convert command again"
 UNFINISHED_WRITE = "an unfinished write of a table; write it again"
+UNFINISHED_USED = (
+    "an unfinished conversion or write, on which a broker or an engine was started ({signs} left);"
+    " do it again to another directory"
+)
 
 
 IN_PLACE_TOLD = (
@@ -34,6 +38,8 @@ def told_unfinished(store: StoreRoot) -> str | None:
     staging = Staging(store)
     if is_whole or not is_directory(staging.path):
         return None
+    if used := signs_of_use(store):
+        return UNFINISHED_USED.format(signs=", ".join(used))
     is_write = is_directory(staging.path / "writes") and not is_present(staging.plan_file)
     return UNFINISHED_WRITE if is_write else UNFINISHED
 

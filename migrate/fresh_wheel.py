@@ -16,26 +16,27 @@ from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import WRITTEN_NAME
 from migrate.row_output import create_row
 from migrate.staged_output import (
+    PublishingNote,
     Staging,
+    begin_publishing,
     clear,
     clear_staging,
     forbid_start,
     is_published,
     is_publishing,
     make_directory,
-    names_in_the_way,
     publish,
     refuse_links,
     remove_file,
     remove_unfinished,
+    require_unused,
+    signs_of_use,
     sole_writer,
     write_note,
 )
 from migrate.wheel_staging import WriteRun
 
 CONF_NAME = "broker.conf"
-_SIGNS_OF_USE = ("lock", "abort", "checkpoint")
-"""What every broker leaves in a store that it has opened, as do the engines."""
 
 
 def begin_write(run: WriteRun, *, overwrite: bool) -> None:
@@ -45,11 +46,11 @@ def begin_write(run: WriteRun, *, overwrite: bool) -> None:
     Raises TargetError.
     """
     make_directory(run.target)
-    with sole_writer(run.staging.target):
+    with sole_writer(run.staging.target), run.staging.target.shared_lock():
         require_free(run.staging, overwrite=overwrite)
         create_row(run.directory, count=0, file_bytes=0)
         if not _marker_exists(run.staging.target):
-            forbid_start(run.staging.target)
+            forbid_start(run.staging)
 
 
 def require_free(staging: Staging, *, overwrite: bool) -> None:
@@ -58,17 +59,17 @@ def require_free(staging: Staging, *, overwrite: bool) -> None:
     refuse_links(staging)
     if (target.own / CONVERSION_NAME).exists() or staging.plan_file.exists():
         raise TargetError(f"{target.path}: belongs to a conversion; choose another directory")
-    _finish_stopped(staging)
     if not _marker_exists(target):
-        if names := names_in_the_way(staging):
-            raise TargetError(f"{target.path}: is not empty: {', '.join(names[:5])}")
+        require_unused(staging)
+        _finish_stopped(staging)
+    if not _marker_exists(target):
         return
     if not overwrite:
         raise TargetError(
             f"{target.path}: already holds a written wheel; mode overwrite replaces it as long as"
             " no broker has opened it"
         )
-    if used := [name for name in _SIGNS_OF_USE if (target.path / name).exists()]:
+    if used := signs_of_use(target):
         raise TargetError(
             f"{target.path}: was opened since it was written ({', '.join(used)} is there); what"
             " waits in it would be lost, so it is not overwritten"
@@ -87,7 +88,12 @@ def prepare_marker(staging: Staging, facts: dict[str, Any]) -> None:
 
 
 def withdraw_marker(staging: Staging) -> None:
-    """From here on the store that was here is being replaced, and counts as unfinished."""
+    """From here on the store that was here is being replaced, and counts as unfinished. The note
+    that its files may be replaced comes first. Raises TargetError.
+    """
+    note = PublishingNote.read(staging)
+    is_there = _marker_exists(staging.target) or (note is not None and note.replaces)
+    begin_publishing(staging, replaces=is_there)
     remove_file(staging.target.own / WRITTEN_NAME)
 
 

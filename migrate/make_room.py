@@ -16,6 +16,7 @@ from migrate.staged_output import (
     clear_staging,
     forbid_start,
     is_publishing,
+    require_unused,
     target_errors,
 )
 from migrate.stored_plan import store_plan
@@ -38,6 +39,7 @@ def make_room(
 
     Raises TargetError.
     """
+    require_unused(staging)
     clear_staging(staging)
     needed = bytes_needed(plan)
     if needed > free_bytes(staging.target.path):
@@ -47,7 +49,7 @@ def make_room(
         )
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
-    forbid_start(staging.target)
+    forbid_start(staging)
     take_up(plan, staging, sources, request, amendments)
 
 
@@ -66,6 +68,8 @@ def take_up(
     """
     if not is_publishing(staging):
         create_rows(plan, staging)
+    with target_errors(staging.parts):
+        staging.parts.mkdir(parents=True, exist_ok=True)
     store_plan(plan, staging, sources=sources, request=request, amendments=amendments)
 
 

@@ -52,7 +52,7 @@ def roll_back(root: StoreRoot, *, execute: bool = False) -> RollbackReport:
     a broker has written to the store since, or what was set aside was put back, and TargetError.
     """
     root.require_readable()
-    if not execute:
+    if not execute or not all_changes_of(root):  # a lock file stays, and says that it was opened
         with root.shared_lock():
             return _look(root, PLANNED)
     require_owner(root)

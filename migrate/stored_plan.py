@@ -95,12 +95,18 @@ def read_plan_facts(staging: Staging) -> dict[str, Any] | None:
     return facts
 
 
-def load_plan(target: Path) -> StoredPlan:
-    """The plan of an unfinished conversion. Raises PlanError or TargetError when there is none."""
+def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
+    """The plan of an unfinished conversion: the one with this identity, if one is given.
+
+    Raises PlanError or TargetError when there is none, or another one by now.
+    """
     staging = Staging(StoreRoot(target))
     facts = read_plan_facts(staging)
     if facts is None:
         raise PlanError(f"{staging.plan_file}: no plan")
+    if identity not in (None, facts["identity"]):
+        raise PlanError(f"{staging.plan_file}: another plan has taken the place of this task's")
+    staging = Staging(staging.target, facts["identity"])
     return StoredPlan(
         staging=staging,
         identity=facts["identity"],

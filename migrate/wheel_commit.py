@@ -68,7 +68,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
     written.
     """
     staging, parts = run.staging, sorted(staged, key=lambda rows: rows.partition)
-    with sole_writer(staging.target):
+    with sole_writer(staging.target), staging.target.shared_lock():
         require_free(staging, overwrite=overwrite)
         nothing = np.empty((4, 0), np.int64)
         index = np.concatenate([nothing, *(load_array(part.index(run)) for part in parts)], axis=1)

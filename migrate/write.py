@@ -75,9 +75,11 @@ class Receipt:
             return None
 
 
-def write_parts(target: Path, parts: range) -> Iterator[int]:
-    """Write these parts unless they have a receipt; yields the number of each as it is done."""
-    plan = load_plan(target)
+def write_parts(target: Path, parts: range, identity: str | None = None) -> Iterator[int]:
+    """Write these parts of the plan with this identity unless they have a receipt; yields the
+    number of each as it is done. Raises PlanError where another plan counts by now.
+    """
+    plan = load_plan(target, identity)
     for number in parts:
         path = plan.staging.receipt(number)
         known = Receipt.read(path)

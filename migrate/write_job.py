@@ -46,7 +46,9 @@ def write_all(
     watcher.start()
     try:
         if spark is None:
-            outcomes = list(_write_task(str(staging.target.path), [(0, part_count)]))
+            outcomes = list(
+                _write_task(str(staging.target.path), staging.identity, [(0, part_count)])
+            )
         else:
             outcomes = _run_on_spark(spark, staging, part_count)
     finally:
@@ -60,7 +62,8 @@ def write_all(
 
 def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> list[tuple[str, str]]:
     context = spark.sparkContext
-    write = partial(_write_on_executor, str(staging.target.path.absolute()))
+    target = str(staging.target.path.absolute())
+    write = partial(_write_on_executor, target, staging.identity)
     group = f"delaywheel-{secrets.token_hex(6)}"
     try:
         task_count = max(1, min(part_count, TASKS_PER_CORE * context.defaultParallelism))
@@ -85,12 +88,16 @@ def _settle() -> None:
     gc.freeze()
 
 
-def _write_on_executor(target: str, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def _write_on_executor(
+    target: str, identity: str, runs: Iterable[tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
     _settle()
-    return _write_task(target, runs)
+    return _write_task(target, identity, runs)
 
 
-def _write_task(target: str, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def _write_task(
+    target: str, identity: str, runs: Iterable[tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
     """On an executor: write the parts of each run; yields ("", "") or the kind and sentence of an
     error.
 
@@ -99,7 +106,7 @@ def _write_task(target: str, runs: Iterable[tuple[int, int]]) -> Iterator[tuple[
     """
     for first, end in runs:
         try:
-            for _number in write_parts(Path(target), range(first, end)):
+            for _number in write_parts(Path(target), range(first, end), identity):
                 pass
         except DelayStoreError as error:
             kind = next(

@@ -2,12 +2,13 @@
 """Runs one delaywheel command in this process and dies, as by a crash, before one chosen rename.
 
 A program: ``python -m tests.interop.stopped_command PATH VERB ARGUMENT…`` kills itself when PATH is
-about to be renamed, or about to be replaced.
+about to be renamed, or about to be replaced; PATH may be a pattern, as of a shell.
 """
 
 import os
 import signal
 import sys
+from fnmatch import fnmatchcase
 from typing import Any
 
 from cli import main
@@ -18,7 +19,7 @@ def die_before(path: str) -> None:
     rename = os.replace
 
     def dying(source: Any, target: Any) -> None:
-        if path in (os.fspath(source), os.fspath(target)):
+        if any(fnmatchcase(os.fspath(name), path) for name in (source, target)):
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)
 

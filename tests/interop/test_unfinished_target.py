@@ -23,7 +23,7 @@ MESSAGES: Final = 1_000
 ALL_LINES: Final = 10_000
 
 # All parts are written and nothing is published; all is published but the wheel.
-RENAMES: Final = ("delaywheel/broker.conf", "delaywheel/staging/store/timerwheel")
+RENAMES: Final = ("delaywheel/broker.conf", "delaywheel/staging/*/store/timerwheel")
 
 
 @pytest.mark.nightly

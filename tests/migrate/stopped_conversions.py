@@ -6,6 +6,7 @@ nothing stops it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -103,6 +104,13 @@ def asked(tmp_path: Path, target: str = "target") -> ConvertOptions:
 def made(tmp_path: Path) -> ConvertOptions:
     """The same, its source made."""
     return made_merge(tmp_path, 1)[0]
+
+
+def staged_of(target: Path) -> Path:
+    """Where an unfinished conversion keeps what belongs to its plan."""
+    staging = target / "delaywheel/staging"
+    identity: str = json.loads((staging / "plan.json").read_bytes())["identity"]
+    return staging / identity[:16]
 
 
 def never_stopped(tmp_path: Path) -> dict[str, str]:

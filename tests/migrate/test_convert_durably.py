@@ -33,7 +33,7 @@ def watched(target: Path, make: Callable[[], object]) -> list[str]:
 
     def look(watch: DiskWatch, name: Path) -> None:
         if name == target / "config" and not moments:
-            but = own / "staging/plan"
+            but = next((own / "staging").glob("*/plan"), own / "no plan")
         elif name == target / "timerwheel" and (target / "commitlog").exists():
             but = own / "staging"
         elif name in (own / CONVERSION_NAME, own / WRITTEN_NAME):

@@ -30,7 +30,7 @@ from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, SMALL, options_for
-from tests.migrate.stopped_conversions import Stopped, stopping_before
+from tests.migrate.stopped_conversions import Stopped, staged_of, stopping_before
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.hierarchy.index_db import IndexDb
 from timer_wheel.hierarchy.index_layouts import HOURS, IDS
@@ -202,7 +202,7 @@ def test_a_part_whose_table_was_lost_is_written_again(
         patch.setattr("migrate.convert.seal", stop)
         with pytest.raises(Stopped):
             convert(options)
-    tables = sorted((options.target / "delaywheel/staging/parts").glob(f"*.{HOURS.name}.sst"))
+    tables = sorted((staged_of(options.target) / "parts").glob(f"*.{HOURS.name}.sst"))
     assert len(tables) > 2
     tables[0].write_bytes(b"")
     tables[1].unlink()

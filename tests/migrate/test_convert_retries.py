@@ -3,20 +3,31 @@
 target.
 """
 
+import itertools
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from legacy_levels.generate import generate_level_store
+from message_store.errors import PlanError, TargetError
+from message_store.store_root import StoreRoot
+from migrate import write_job
 from migrate.convert import convert
-from migrate.settings import ConvertOptions, TargetSettings
+from migrate.row_output import PartStream
+from migrate.settings import ENGINES, ConvertOptions, TargetSettings
+from migrate.staged_output import Staging, clear_staging, count_receipts, write_note
 from migrate.stored_plan import load_plan
-from migrate.write import write_parts
-from tests.migrate.conversions import NOW_MS, broker_files
+from migrate.verify import verify
+from migrate.write import PartWriter, write_parts
+from tests.independent.level_messages import LevelMessage
+from tests.independent.level_store_builder import build_level_store
+from tests.migrate.conversions import NOW_MS, broker_files, options_for
 
 MESSAGES = 60_000
 SETTINGS = TargetSettings(commit_log_file_bytes=4 << 20, timer_log_file_bytes=1 << 20)
@@ -104,3 +115,113 @@ def test_attempts_that_run_at_the_same_time_write_the_same(
     monkeypatch.setattr("migrate.convert.write_all", twice)
     convert(options)
     assert broker_files(options.target) == right
+
+
+def bad_store(path: Path) -> None:
+    """A store of which one record is bad, so that its conversion makes two plans."""
+    items = [LevelMessage(level=3, without=["REAL_TOPIC"])]
+    items += [LevelMessage(level=one % 4 + 1, body=bytes([one]) * 200) for one in range(24)]
+    build_level_store(path, items)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("moment", ["opened", "planned", "while the next plan is made"])
+def test_an_attempt_of_an_earlier_plan_changes_no_byte_of_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, moment: str
+) -> None:
+    bad_store(tmp_path / "source")
+    facts = {"part_bytes": 1500, "on_bad_record": "quarantine", "to": engine}
+    options = options_for(tmp_path, **facts)
+    alone = options_for(tmp_path, target=tmp_path / "alone", **facts)
+    convert(alone)
+    stale: list[Any] = []
+    known = write_job.write_all
+
+    def go_on_writing() -> None:
+        """Whatever the stale attempt can still reach, it writes; a receipt it does not write."""
+        for writer in stale:
+            with suppress(TargetError):
+                writer._write_records()
+            with suppress(TargetError):
+                writer._write_units()
+        if moment == "opened":
+            for stream in streams:
+                stream.room(1000)[:] = 255
+                stream.advance(1000)
+                stream.__exit__(None)
+            streams.clear()
+
+    streams: list[PartStream] = []
+
+    def write_all(staging: Staging, part_count: int, *rest: Any) -> None:
+        if stale and moment == "while the next plan is made":
+            go_on_writing()
+        known(staging, part_count, *rest)
+        if stale:
+            go_on_writing()
+            return
+        plan = load_plan(options.target)
+        stale.extend(PartWriter(plan, number) for number in range(part_count))
+        if moment == "opened":
+            paths = sorted(plan.staging.store.commit_log.iterdir())
+            streams.extend(PartStream(path, 100) for path in paths)
+
+    monkeypatch.setattr("migrate.convert.write_all", write_all)
+    report = convert(options)
+    assert stale
+    assert not streams
+    assert report.total("quarantined") == 1
+    assert broker_files(options.target) == broker_files(alone.target)
+    assert not (options.target / "delaywheel/staging").exists()
+
+
+def test_a_task_of_an_earlier_plan_that_starts_late_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad_store(tmp_path / "source")
+    options = options_for(tmp_path, part_bytes=1500, on_bad_record="quarantine")
+    known, identities = write_job.write_all, list[str]()
+
+    def write_all(staging: Staging, part_count: int, *rest: Any) -> None:
+        identities.append(staging.identity)
+        if len(identities) == 2:
+            with pytest.raises(PlanError, match="another plan has taken the place"):
+                list(write_parts(options.target, range(part_count), identities[0]))
+            assert count_receipts(staging) == 0
+        known(staging, part_count, *rest)
+
+    monkeypatch.setattr("migrate.convert.write_all", write_all)
+    convert(options)
+    assert len(set(identities)) == 2
+    assert verify(options.source, options.target, spark=None).missing == 0
+
+
+def test_a_receipt_that_comes_too_late_brings_nothing_back(tmp_path: Path) -> None:
+    staging = Staging(StoreRoot(tmp_path), "a" * 64)
+    with pytest.raises(TargetError):
+        write_note(staging.receipt(3), b"{}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clearing_is_not_stopped_by_a_stale_writer(tmp_path: Path) -> None:
+    staging = Staging(StoreRoot(tmp_path), "a" * 64)
+    staging.parts.mkdir(parents=True)
+    is_over = threading.Event()
+
+    def write_on() -> None:
+        for number in itertools.count():
+            try:
+                write_note(staging.receipt(number), b"{}")
+            except TargetError:
+                return
+            if is_over.is_set():
+                return
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    try:
+        clear_staging(staging)
+    finally:
+        is_over.set()
+        writer.join()
+    assert not staging.path.exists()

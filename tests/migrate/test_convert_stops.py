@@ -29,6 +29,7 @@ from tests.migrate.stopped_conversions import (
     Stopped,
     made,
     never_stopped,
+    staged_of,
     stopping_at,
     stopping_before,
 )
@@ -111,7 +112,7 @@ def test_a_killed_process_is_continued_by_the_next(
         assert child.stdout.readline() == "in the middle\n"
         child.send_signal(signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
-    receipts = sorted((options.target / "delaywheel/staging/parts").glob("*.json"))
+    receipts = sorted((staged_of(options.target) / "parts").glob("*.json"))
     assert [path.name for path in receipts] == ["000000.json", "000001.json", "000002.json"]
     assert_cannot_be_booted(options.target)
     continued = convert(options)
@@ -121,16 +122,15 @@ def test_a_killed_process_is_continued_by_the_next(
 
 def stop_in_the_middle(options: ConvertOptions, after_parts: int = 2) -> None:
     """Leave a conversion with its plan and the receipts of some parts."""
-    receipts = options.target / "delaywheel/staging/parts"
-
     with pytest.raises(Stopped):
         convert(options, progress=stopping_at("seal"))
-    for path in sorted(receipts.glob("*.json"))[after_parts:]:
+    receipts = sorted((staged_of(options.target) / "parts").glob("*.json"))
+    for path in receipts[after_parts:]:
         path.unlink()
 
 
 def receipts_of(options: ConvertOptions) -> dict[str, int]:
-    parts = options.target / "delaywheel/staging/parts"
+    parts = staged_of(options.target) / "parts"
     return {path.name: path.stat().st_mtime_ns for path in sorted(parts.glob("*.json"))}
 
 
@@ -151,7 +151,7 @@ def test_a_receipt_that_is_torn_or_of_another_plan_counts_for_nothing(
     options: ConvertOptions, right: dict[str, str]
 ) -> None:
     stop_in_the_middle(options, after_parts=99)
-    staging = options.target / "delaywheel/staging"
+    staging = staged_of(options.target)
     torn, foreign, *_ = sorted((staging / "parts").glob("*.json"))
     torn.write_bytes(torn.read_bytes()[:-9])
     foreign.write_text(json.dumps({**json.loads(foreign.read_bytes()), "identity": "another"}))
@@ -168,7 +168,7 @@ def test_pages_lost_with_the_power_are_written_again_though_a_receipt_remains(
     options: ConvertOptions, right: dict[str, str], place: str, which: int
 ) -> None:
     stop_in_the_middle(options, after_parts=99)
-    path = sorted((options.target / "delaywheel/staging/store" / place).iterdir())[which]
+    path = sorted((staged_of(options.target) / "store" / place).iterdir())[which]
     size = path.stat().st_size
     os.truncate(path, 0)
     os.truncate(path, size)
@@ -281,7 +281,7 @@ def test_plan_arrays_that_a_loss_of_power_took_are_made_anew(
     options: ConvertOptions, right: dict[str, str], name: str, loss: str
 ) -> None:
     stop_in_the_middle(options)
-    array = options.target / f"delaywheel/staging/plan/{name}.npy"
+    array = staged_of(options.target) / f"plan/{name}.npy"
     content = array.read_bytes()
     lost = {"zeros": content[:128] + bytes(len(content) - 128), "cut": content[:70]}
     if loss == "gone":

@@ -27,6 +27,7 @@ from migrate.session import spark_session
 from migrate.settings import ConvertOptions
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import broker_files, checked_target, options_for
+from tests.migrate.stopped_conversions import staged_of
 
 NAMES = ("north", "south", "west")
 
@@ -117,7 +118,7 @@ def test_a_fleet_that_was_stopped_goes_on_where_it_was(members: list[ConvertOpti
 
     with pytest.raises(Stopped):
         run(members, stop)
-    receipts = sorted((members[1].target / "delaywheel/staging/parts").iterdir())
+    receipts = sorted((staged_of(members[1].target) / "parts").iterdir())
     assert receipts
     assert not members[2].target.exists() or not any(members[2].target.iterdir())
     assert states(run(members)) == [FINISHED_BEFORE, CONVERTED, CONVERTED]

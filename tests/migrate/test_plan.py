@@ -190,7 +190,7 @@ def test_the_identity_is_that_of_everything_that_decides_about_bytes() -> None:
 
 
 def stored(tmp_path: Path, plan: Plan) -> Staging:
-    staging = Staging(StoreRoot(tmp_path))
+    staging = Staging(StoreRoot(tmp_path), plan.identity)
     amendments = Amendments(bad={3: "why"}, sizes={5: 77})
     sources = [tmp_path / "source"]
     store_plan(plan, staging, sources=sources, request={"a": [1]}, amendments=amendments)
@@ -211,6 +211,14 @@ def test_a_stored_plan_comes_back(tmp_path: Path, count: int) -> None:
     for name in loaded.arrays:
         assert loaded.slice_of(name, 0, count).tolist() == getattr(plan, name).tolist()
         assert loaded.slice_of(name, 0, count).flags.writeable
+
+
+def test_a_task_of_another_plan_than_the_one_that_counts_is_told_so(tmp_path: Path) -> None:
+    plan = plan_of([Entry()])
+    stored(tmp_path, plan)
+    assert load_plan(tmp_path, plan.identity).identity == plan.identity
+    with pytest.raises(PlanError, match="another plan has taken the place"):
+        load_plan(tmp_path, "0" * 64)
 
 
 def test_what_was_learned_comes_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """What a target holds while it is made, and how it becomes a store: whole or not at all."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from migrate.row_output import write_sparse
 from migrate.staged_output import (
     UNFINISHED_WHEEL,
     Staging,
+    begin_publishing,
     clear_staging,
     count_receipts,
     forbid_start,
@@ -23,6 +25,7 @@ from migrate.staged_output import (
     publish,
     refuse_links,
     remove_unfinished,
+    require_unused,
     save_array,
     write_note,
 )
@@ -46,6 +49,7 @@ def test_arrays_come_back_and_torn_ones_are_named(tmp_path: Path) -> None:
 def test_notes_appear_whole_and_are_counted(tmp_path: Path) -> None:
     staging = Staging(StoreRoot(tmp_path))
     assert count_receipts(staging) == 0
+    staging.parts.mkdir(parents=True)
     for number in range(3):
         write_note(staging.receipt(number), b"%d" % number)
     write_note(staging.receipt(1), b"again")
@@ -62,8 +66,9 @@ def staging(tmp_path: Path) -> Staging:
     """An unfinished target whose store is ready to be published."""
     staging = Staging(StoreRoot(tmp_path / "target"))
     for name in ("config", "consumequeue", "timerlog", "commitlog"):
+        (staging.store.path / name).mkdir(parents=True)
         write_note(staging.store.path / name / "file", name.encode())
-    forbid_start(staging.target)
+    forbid_start(staging)
     write_note(staging.plan_file, b"{}")
     write_sparse(staging.store.timer_wheel, WHEEL_FILE_BYTES, [(32, b"slot")])
     return staging
@@ -84,19 +89,40 @@ def test_publishing_moves_everything_and_can_be_done_again(staging: Staging) -> 
 
 @pytest.mark.parametrize("content", [b"", UNFINISHED_WHEEL, b"x" * 100])
 def test_a_wheel_of_another_length_is_not_a_published_one(staging: Staging, content: bytes) -> None:
+    begin_publishing(staging)
     staging.store.timer_wheel.unlink()
     staging.target.timer_wheel.write_bytes(content)
     assert not is_published(staging)
 
 
 def test_a_full_wheel_is_not_published_while_another_is_staged(staging: Staging) -> None:
+    begin_publishing(staging)
+    write_sparse(staging.target.timer_wheel, WHEEL_FILE_BYTES, [])
+    assert not is_published(staging)
+    with pytest.raises(TargetError, match="not empty: timerwheel"):
+        publish(staging)
+
+
+def test_a_wheel_that_was_published_is_known_by_its_length(staging: Staging) -> None:
+    publish(staging)
+    with staging.target.timer_wheel.open("r+b") as file:
+        file.truncate(WHEEL_FILE_BYTES // 2)
+    assert not is_published(staging)
+    with pytest.raises(TargetError, match="not empty: timerwheel"):
+        require_unused(staging)
+
+
+def test_a_full_wheel_counts_for_nothing_before_publishing_has_begun(staging: Staging) -> None:
+    staging.store.timer_wheel.unlink()
     write_sparse(staging.target.timer_wheel, WHEEL_FILE_BYTES, [])
     assert not is_published(staging)
 
 
-def test_what_a_stopped_call_moved_is_replaced_by_what_is_staged_again(staging: Staging) -> None:
-    write_note(staging.target.path / "config/file", b"old")
-    write_note(staging.target.path / "config/older", b"old")
+def test_a_store_that_may_be_replaced_is_replaced_as_a_whole(staging: Staging) -> None:
+    (staging.target.path / "config").mkdir()
+    for name in ("config/file", "config/older"):
+        write_note(staging.target.path / name, b"old")
+    begin_publishing(staging, replaces=True)
     publish(staging)
     assert [path.name for path in (staging.target.path / "config").iterdir()] == ["file"]
 
@@ -109,11 +135,71 @@ def test_only_what_is_ours_may_be_in_a_target(tmp_path: Path) -> None:
     assert names_in_the_way(staging) == []
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "delaywheel").mkdir()
-    forbid_start(staging.target)
+    forbid_start(staging)
     assert names_in_the_way(staging) == []
     (tmp_path / "timerwheel").write_bytes(UNFINISHED_WHEEL[:-1] + b"?")
     (tmp_path / "commitlog").mkdir()
     assert names_in_the_way(staging) == ["commitlog", "timerwheel"]
+
+
+def started(target: Path) -> None:
+    (target / "lock").write_bytes(b"lock")
+
+
+def running(target: Path) -> None:
+    (target / "abort").touch()
+
+
+def stopped(target: Path) -> None:
+    (target / "checkpoint").touch()
+
+
+def at_work_without_a_trace(target: Path) -> None:
+    (target / "timerwheel").unlink()
+    write_sparse(target / "timerwheel", WHEEL_FILE_BYTES, [])
+
+
+def with_records(target: Path) -> None:
+    (target / "commitlog").mkdir(exist_ok=True)
+    (target / "commitlog" / f"{0:020d}").touch()
+
+
+def with_a_queue(target: Path) -> None:
+    (target / "consumequeue/orders/0").mkdir(parents=True)
+    (target / "consumequeue/orders/0" / f"{0:020d}").touch()
+
+
+def with_an_index(target: Path) -> None:
+    (target / "delaywheel/hierarchy").mkdir(parents=True)
+    (target / "delaywheel/hierarchy/CURRENT").touch()
+
+
+TRACES = (started, running, stopped, at_work_without_a_trace, with_records, with_a_queue,
+          with_an_index)  # fmt: skip
+
+
+@pytest.mark.parametrize("use", TRACES)
+def test_an_unfinished_target_that_somebody_works_with_is_not_published(
+    staging: Staging, use: Callable[[Path], None]
+) -> None:
+    use(staging.target.path)
+    before = {path: path.stat() for path in staging.target.path.rglob("*")}
+    for step in (publish, forbid_start, begin_publishing, require_unused):
+        with pytest.raises(TargetError, match=r"was started here|is not empty"):
+            step(staging)
+        assert {path: path.stat() for path in staging.target.path.rglob("*")} == before
+
+
+def test_what_a_broker_leaves_that_refused_to_start_is_in_nobodys_way(staging: Staging) -> None:
+    target = staging.target.path
+    for name in ("commitlog", "consumequeue", "config", "rocksdbstore", "compaction"):
+        (target / name).mkdir()
+    for name in ("lock", "config/topics.json", "config/timercheck", "rocksdbstore/CURRENT"):
+        (target / name).touch()
+    require_unused(staging)
+    publish(staging)
+    assert is_published(staging)
+    assert [path.name for path in (target / "config").iterdir()] == ["file"]
 
 
 def test_giving_up_leaves_an_empty_directory_and_nothing_else(staging: Staging) -> None:
@@ -150,6 +236,7 @@ def test_the_room_of_a_disk_is_told(tmp_path: Path) -> None:
 
 def test_two_attempts_may_write_one_note_at_a_time(tmp_path: Path) -> None:
     path, content = tmp_path / "parts/000001.json", b"x" * 5000
+    path.parent.mkdir()
     write_note(path, content)
     failures: list[BaseException] = []
 

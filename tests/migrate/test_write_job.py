@@ -56,7 +56,7 @@ def test_a_receipt_of_another_version_is_none(tmp_path: Path) -> None:
 def test_the_writers_errors_come_home_as_what_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    def refuse(_target: Path, _parts: range) -> None:
+    def refuse(_target: Path, _parts: range, _identity: str) -> None:
         raise kind("/some/path: cannot be read at 7: Input/output error")
 
     monkeypatch.setattr("migrate.write_job.write_parts", refuse)

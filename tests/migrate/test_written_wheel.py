@@ -188,7 +188,7 @@ def test_overwrite_replaces_what_no_broker_has_opened(tmp_path: Path) -> None:
 def test_a_store_that_was_opened_is_not_overwritten(sign: str, tmp_path: Path) -> None:
     target = tmp_path / "store"
     write(target, [messages(10)])
-    (target / sign).touch()
+    (target / sign).write_bytes(b"lock")
     with pytest.raises(TargetError, match="was opened since it was written"):
         begin_write(run_for(target, "second"), overwrite=True)
     (target / sign).unlink()
