@@ -9,14 +9,18 @@ directory.
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from message_store.errors import SourceError, TargetError
+from message_store.errors import FormatError, SourceError, TargetError
 
 SMALL_FILE_MAX_BYTES = 256 << 20
 """A configuration file larger than this is no configuration file."""
 
 PRIVATE_MODE = 0o600
+
+_BLOCK_BYTES = 4096
+_PIECE_BYTES = 4 << 20
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -27,17 +31,11 @@ def read_small_file(path: Path) -> bytes | None:
     Links are not followed. Raises SourceError when it cannot be read, is no ordinary file, or is
     absurdly large.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
+    descriptor = _open_for_reading(path)
+    if descriptor is None:
         return None
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise SourceError(f"{path}: cannot be read: no ordinary file")
-        if facts.st_size > SMALL_FILE_MAX_BYTES:
+        if os.fstat(descriptor).st_size > SMALL_FILE_MAX_BYTES:
             raise SourceError(f"{path}: too large for what it should be")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
@@ -45,6 +43,76 @@ def read_small_file(path: Path) -> bytes | None:
         raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
+
+
+def _open_for_reading(path: Path) -> int | None:
+    """An ordinary file's descriptor, or None when nothing is there. Raises SourceError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceError(f"{path}: cannot be read: no ordinary file")
+    return descriptor
+
+
+def read_extents(path: Path, size_bytes: int, what: str) -> list[tuple[int, bytearray]] | None:
+    """What a sparse file holds, as (offset, bytes) in order of offset; all between is zeros.
+
+    Pieces begin and end at multiples of 4,096 bytes, or at the file's end. Where the file system
+    knows no holes they are the whole file. None when no file is there, or an empty one. Links are
+    not followed. Raises FormatError, which says ``what`` the file should be, for any other length
+    than ``size_bytes``; SourceError when it cannot be read or is no ordinary file.
+    """
+    descriptor = _open_for_reading(path)
+    if descriptor is None:
+        return None
+    try:
+        found_bytes = os.fstat(descriptor).st_size
+        if found_bytes not in (0, size_bytes):
+            raise FormatError(
+                f"not the length of {what}", path=path, expected=size_bytes, found=found_bytes
+            )
+        if not found_bytes:
+            return None
+        extents = data_extents(descriptor, 0, size_bytes)
+        return [
+            (at, piece) for begin, end in extents for at, piece in _pieces(descriptor, begin, end)
+        ]
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _pieces(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, bytearray]]:
+    for at in range(begin, end, _PIECE_BYTES):
+        piece = bytearray(min(_PIECE_BYTES, end - at))
+        count = os.preadv(descriptor, [piece], at)
+        if count < len(piece):
+            raise OSError(errno.EIO, "it was cut short while it was read")
+        yield at, piece
+
+
+def data_extents(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of a file from ``begin``, a multiple of 4,096, to ``end`` that are no holes, as
+    (begin, end): multiples of 4,096, or ``end``. Raises OSError.
+    """
+    while begin < end:
+        try:
+            data = os.lseek(descriptor, begin, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole from there on
+                return
+            raise
+        hole = os.lseek(descriptor, data, os.SEEK_HOLE)
+        begin, hole = data - data % _BLOCK_BYTES, min(hole + -hole % _BLOCK_BYTES, end)
+        if begin < hole:
+            yield begin, hole
+        begin = max(begin, hole)
 
 
 def is_present(path: Path) -> bool:

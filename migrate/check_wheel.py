@@ -181,7 +181,7 @@ def _precision(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     if "timerPrecisionMs" not in picture.options.conf or not len(files.units):
         return
     wheel = read_wheel(picture.root, snapshots_on=picture.is_set("timerWheelSnapshotFlush"))
-    written_ms, stated_ms = guess_precision(files.units, wheel.slots), picture.broker.precision_ms
+    written_ms, stated_ms = guess_precision(files.units, wheel), picture.broker.precision_ms
     if written_ms != stated_ms and len(files.state.pending):
         told = f"written with timerPrecisionMs={written_ms}, the broker has {stated_ms}"
         yield PRECISION.at("timerwheel", told)
@@ -231,7 +231,7 @@ def _slots(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     slots = wheel.slots
     times = slots["time_units"].astype(np.int64)
     is_ahead = (times >= max(1, state.read_time_ms // state.precision_ms)) & (
-        times % WHEEL_SLOTS == np.arange(WHEEL_SLOTS)
+        times % WHEEL_SLOTS == wheel.index
     )
     last = slots["last_position"][is_ahead].astype(np.int64)
     dead = units.index_at(last) < 0

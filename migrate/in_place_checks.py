@@ -221,7 +221,7 @@ def check_wheel(
         )
     warnings = []
     if len(units):
-        precision_ms = guess_precision(units, read_wheel(root).slots)
+        precision_ms = guess_precision(units, read_wheel(root))
         if precision_ms != settings.precision_ms:
             raise OptionsError(
                 f"the store's own wheel has a precision of {precision_ms} ms, not"

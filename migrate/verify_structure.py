@@ -30,8 +30,8 @@ from timer_wheel.timer_log import (
     unit_position,
     units_per_file,
 )
-from timer_wheel.wheel_file import SLOT, read_wheel
-from timer_wheel.wheel_math import WHEEL_SLOTS, effective_read_time_ms, slot_index
+from timer_wheel.wheel_file import NO_SLOTS, read_wheel
+from timer_wheel.wheel_math import effective_read_time_ms, slot_index
 
 QUEUE = "timer queue"
 TIMER_LOG = "timer log"
@@ -158,12 +158,11 @@ def _read_slots(
     problems: list[Problem],
 ) -> _Slots:
     try:
-        slots = read_wheel(root).slots
+        wheel = read_wheel(root)
     except FormatError as error:
         problems.append(Problem(WHEEL, str(error)))
-        slots = np.zeros(WHEEL_SLOTS, SLOT.dtype)
-    used = np.flatnonzero(slots.view(f"S{SLOT.size}") != b"")
-    found = slots[used]
+        wheel = NO_SLOTS
+    used, found = wheel.index, wheel.slots
     times_ms = found["time_units"].astype(np.int64) * settings.precision_ms
     read_ms = effective_read_time_ms(
         checkpoint.last_read_time_ms, settings.now_ms, settings.precision_ms

@@ -14,10 +14,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import BadFieldError, FormatError
+from message_store.errors import BadFieldError
 from message_store.java_numbers import LONG_MAX
 from message_store.layout import Field, Layout
-from message_store.small_files import read_small_file
+from message_store.small_files import read_extents
 from message_store.store_root import StoreRoot
 from timer_wheel.wheel_math import WHEEL_SLOTS, Int64Array, slot_index
 
@@ -33,18 +33,33 @@ SLOT = Layout(
 )
 WHEEL_FILE_BYTES = WHEEL_SLOTS * SLOT.size
 
+_NO_INDEX = np.empty(0, np.int64)
+_NO_SLOTS = np.empty(0, SLOT.dtype)
+
 
 @attrs.frozen(eq=False)
 class WheelSlots:
-    """All slots as one array of SLOT's dtype, read-only, and where they came from.
+    """The slots of a wheel that are in use, which are those that are not all zeros.
 
-    ``path`` is None when there was no file, which is a wheel of zeros. ``log_position`` is the
-    timer log position that a snapshot is right up to; None for the plain file.
+    ``index`` says which slots of the 1,209,600 they are (int64, ascending), ``slots`` has one row
+    of SLOT's dtype for each. ``path`` is None when there was no file, which is a wheel of zeros.
+    ``log_position`` is the timer log position that a snapshot is right up to; None for the plain
+    file.
     """
 
+    index: Int64Array
     slots: NDArray[np.void]
     path: Path | None = None
     log_position: int | None = None
+
+    def slot(self, index: int) -> NDArray[np.void]:
+        """The slot of this index as an array of one row; zeros when it is not in use."""
+        row = self.slots[self.index == index]
+        return row if len(row) else np.zeros(1, self.slots.dtype)
+
+
+NO_SLOTS = WheelSlots(_NO_INDEX, _NO_SLOTS)
+"""A wheel of zeros."""
 
 
 def snapshots(root: StoreRoot) -> list[tuple[int, Path]]:
@@ -68,24 +83,33 @@ def read_wheel(root: StoreRoot, *, snapshots_on: bool = False) -> WheelSlots:
     log_position, path = 0, root.timer_wheel
     if snapshots_on and (known := snapshots(root)):
         log_position, path = known[-1]
-    slots = _slots_of(path)
-    if slots is None:
-        return WheelSlots(np.zeros(WHEEL_SLOTS, SLOT.dtype))
-    return WheelSlots(slots, path, log_position or None)
+    found = read_slots(path)
+    return NO_SLOTS if found is None else attrs.evolve(found, log_position=log_position or None)
 
 
-def _slots_of(path: Path) -> NDArray[np.void] | None:
-    content = read_small_file(path)
-    if not content:
+def read_slots(path: Path) -> WheelSlots | None:
+    """The slots in use of one wheel file; None when it is not there or empty.
+
+    What is read is what the file holds: of a sparse file, as brokers and this package make it, a
+    few pages. Raises FormatError for a file of another length, SourceError when it cannot be read.
+    """
+    extents = read_extents(path, WHEEL_FILE_BYTES, "a timer wheel")
+    if extents is None:
         return None
-    if len(content) != WHEEL_FILE_BYTES:
-        raise FormatError(
-            "not the length of a timer wheel",
-            path=path,
-            expected=WHEEL_FILE_BYTES,
-            found=len(content),
-        )
-    return np.frombuffer(content, SLOT.dtype)
+    index, slots = [_NO_INDEX], [_NO_SLOTS]
+    for offset, content in extents:
+        piece = np.frombuffer(content, SLOT.dtype)
+        used = used_slots(piece)
+        index.append(offset // SLOT.size + used)
+        slots.append(piece[used])
+    return WheelSlots(np.concatenate(index), np.concatenate(slots, dtype=SLOT.dtype), path)
+
+
+def used_slots(slots: NDArray[np.void]) -> Int64Array:
+    """Which of these slots, contiguous rows of SLOT's dtype, are not all zeros (int64)."""
+    words = slots.view(np.int64).reshape(-1, SLOT.size // 8)
+    is_used: NDArray[np.bool_] = (words[:, 0] | words[:, 1] | words[:, 2] | words[:, 3]) != 0
+    return np.flatnonzero(is_used)
 
 
 def encode_slots(

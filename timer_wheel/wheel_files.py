@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
 from message_store.clock import Clock
-from message_store.errors import TargetError
+from message_store.errors import FormatError, TargetError
 from message_store.small_files import (
     InPlaceFile,
     read_small_file,
@@ -39,7 +37,7 @@ from timer_wheel.timer_metrics import (
     TopicCount,
     encode_timer_metrics,
 )
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES, snapshots
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES, WheelSlots, read_slots, snapshots
 
 _SNAPSHOTS_KEPT = 2
 
@@ -150,23 +148,23 @@ class WheelFiles:
 
     def compare(self, wheel: LiveWheel, log_end: int) -> None:
         """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
-        content = self.wheel_content()
-        if content is None:
-            if not self._keeps_guard:
-                remove_file(self._root.timer_wheel)
-            return
-        wheel.dirty[:] = 0
-        wheel.note_differences(content, log_end)
+        file = self.slots_on_disk()
+        if file is not None:
+            wheel.note_differences(file, log_end)
+        elif not self._keeps_guard:
+            remove_file(self._root.timer_wheel)
 
-    def wheel_content(self) -> NDArray[np.uint8] | None:
-        """The wheel file, or the newest snapshot where those are written; None where none is."""
+    def slots_on_disk(self) -> WheelSlots | None:
+        """The wheel file, or the newest snapshot where those are written; None where none is that
+        could be one.
+        """
         path = self._root.timer_wheel
         if self._writes_snapshots and (known := snapshots(self._root)):
             path = known[-1][1]
-        content = read_small_file(path)
-        if not content or len(content) != WHEEL_FILE_BYTES:
+        try:
+            return read_slots(path)
+        except FormatError:
             return None
-        return np.frombuffer(content, np.uint8)
 
     def write_wheel(self, wheel: LiveWheel, log_position: int) -> None:
         """Put what changed into the file, or all into a snapshot that is right up to a position of
@@ -194,7 +192,7 @@ class WheelFiles:
             InPlaceFile(path).close()
         path = path.with_name(f"{path.name}.{log_position}")
         replace_file(path, wheel.image.tobytes())
-        wheel.dirty[:] = 0
+        wheel.all_is_written()
         for _, old in snapshots(self._root)[:-_SNAPSHOTS_KEPT]:
             remove_file(old)
 
@@ -205,7 +203,7 @@ class WheelFiles:
         image = b"" if self._writes_snapshots else wheel.image.tobytes()
         replace_file(self._root.timer_wheel, image)
         if not self._writes_snapshots:
-            wheel.dirty[:] = 0
+            wheel.all_is_written()
         self._keeps_guard = False
 
     def forget_wheel(self) -> None:

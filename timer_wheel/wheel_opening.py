@@ -31,7 +31,6 @@ from timer_wheel.resuming import (
 )
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.unplaced import EVERYTHING
-from timer_wheel.wheel_file import SLOT
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS, floor_ms
@@ -239,11 +238,10 @@ def known_precision(log: LiveTimerLog, files: WheelFiles) -> int | None:
     """
     if files.found_own is not None:
         return files.found_own.precision_ms
-    content = files.wheel_content()
-    if content is None:
+    wheel = files.slots_on_disk()
+    if wheel is None:
         return None
-    slots = content.view(SLOT.dtype)
-    used = slots[np.flatnonzero(slots["time_units"] > 0)[:_SLOTS_ASKED]]
+    used = wheel.slots[wheel.slots["time_units"] > 0][:_SLOTS_ASKED]
     votes: Counter[int] = Counter()
     for time_units, position in zip(
         used["time_units"].tolist(), used["last_position"].tolist(), strict=True

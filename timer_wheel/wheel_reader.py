@@ -12,7 +12,6 @@ each message that still waits in the queue costs a look at its record.
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from message_store.engine_choice import hierarchy_mark
 from message_store.segment_files import SegmentReader
@@ -25,7 +24,7 @@ from timer_wheel.pending_timers import PendingTimers
 from timer_wheel.timeline import Timeline
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.timer_log import TimerUnits, read_units
-from timer_wheel.wheel_file import read_wheel
+from timer_wheel.wheel_file import NO_SLOTS, WheelSlots, read_wheel
 from timer_wheel.wheel_math import (
     DEFAULT_PRECISION_MS,
     PRECISIONS_MS,
@@ -99,16 +98,16 @@ def read_wheel_store(
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
         begin_position = 0 if whole_log else max(0, flush_position - log.file_bytes)
         units = read_units(log, begin_position)
-        precision_ms = precision_ms or guess_precision(units, wheel.slots)
+        precision_ms = precision_ms or guess_precision(units, wheel)
         read_time_ms = effective_read_time_ms(checkpoint.last_read_time_ms, now_ms, precision_ms)
-        slots = revised_slots(
-            wheel.slots,
+        revised = revised_slots(
+            wheel,
             units,
             begin_position=begin_position,
             read_time_ms=read_time_ms,
             precision_ms=precision_ms,
         )
-        placed, shared_positions = _placed(slots, units, read_time_ms, precision_ms)
+        placed, shared_positions = _placed(revised, units, read_time_ms, precision_ms)
         found = outstanding(root, commit_log, units, placed, checkpoint, after_crash=after_crash)
         timers = found.timers
         recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
@@ -132,22 +131,21 @@ def read_wheel_store(
     )
 
 
-def guess_precision(units: TimerUnits, slots: NDArray[np.void] | None = None) -> int:
+def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS) -> int:
     """The precision that a wheel was written with, which is stored nowhere.
 
     A slot divided its time by it, and the unit that the slot leads to has that time (or one marked
     as overdue, which our own engine makes): where slots
-    are given and lead to units, this is certain. Otherwise the coarsest precision that divides all
+    lead to units, this is certain. Otherwise the coarsest precision that divides all
     times, which for few units may be too coarse; without units, the default.
     """
-    if slots is not None:
-        used = slots[slots["time_units"] > 0]
-        at = units.index_at(used["last_position"].astype(np.int64))
-        ratios = units.slot_time_ms[at[at >= 0]] // used["time_units"][at >= 0]
-        known = ratios[np.isin(ratios, PRECISIONS_MS)]
-        if len(known):
-            values, counts = np.unique(known, return_counts=True)
-            return int(values[counts.argmax()])
+    used = wheel.slots[wheel.slots["time_units"] > 0]
+    at = units.index_at(used["last_position"].astype(np.int64))
+    ratios = units.slot_time_ms[at[at >= 0]] // used["time_units"][at >= 0]
+    known = ratios[np.isin(ratios, PRECISIONS_MS)]
+    if len(known):
+        values, counts = np.unique(known, return_counts=True)
+        return int(values[counts.argmax()])
     if not len(units):
         return DEFAULT_PRECISION_MS
     times = np.concatenate([units.slot_time_ms, units.units["write_time_ms"].astype(np.int64)])
@@ -156,12 +154,12 @@ def guess_precision(units: TimerUnits, slots: NDArray[np.void] | None = None) ->
 
 
 def _placed(
-    slots: NDArray[np.void], units: TimerUnits, read_time_ms: int, precision_ms: int
+    wheel: WheelSlots, units: TimerUnits, read_time_ms: int, precision_ms: int
 ) -> tuple[PendingTimers, Int64Array]:
     """What the hand will find, slot by slot; and the positions at which two chains meet."""
-    time_units = slots["time_units"]
-    is_in_its_place = time_units % WHEEL_SLOTS == np.arange(WHEEL_SLOTS)
-    used = slots[is_in_its_place & (time_units >= max(1, read_time_ms // precision_ms))]
+    time_units = wheel.slots["time_units"]
+    is_in_its_place = time_units % WHEEL_SLOTS == wheel.index
+    used = wheel.slots[is_in_its_place & (time_units >= max(1, read_time_ms // precision_ms))]
     used = used[np.argsort(used["time_units"], kind="stable")]
     chains = walk_chains(
         units.index_at(used["last_position"]),

@@ -268,7 +268,7 @@ def test_a_message_two_windows_away_rolls_once(open_wheel: Open, clock: ManualCl
 
 
 def slot_at(tmp_path: Path, slot_ms: int) -> tuple[int, ...]:
-    held = read_wheel(StoreRoot(tmp_path)).slots[slot_ms // P % WHEEL_SLOTS]
+    held = read_wheel(StoreRoot(tmp_path)).slot(slot_ms // P % WHEEL_SLOTS)[0]
     return tuple(int(number) for number in held)
 
 

@@ -4,10 +4,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from timer_wheel.timer_log import TIMER_UNIT, TimerUnits
-from timer_wheel.wheel_file import SLOT
+from timer_wheel.wheel_file import SLOT, WheelSlots
 from timer_wheel.wheel_math import WHEEL_SLOTS
 from timer_wheel.wheel_revision import NATIVE_SLOT, revise_slots, revised_slots
 
@@ -17,16 +16,10 @@ HERE = 1_700_000_000 % WHEEL_SLOTS
 ROUND_MS = WHEEL_SLOTS * 1000
 
 
-#: Made once, because a whole wheel for each example takes long.
-NATIVE_WHEEL = np.zeros(WHEEL_SLOTS, NATIVE_SLOT)
-
-
-def wheel_of(slots: dict[int, tuple[int, int, int]]) -> NDArray[np.void]:
+def wheel_of(slots: dict[int, tuple[int, int, int]]) -> WheelSlots:
     """Slots by index, each (time in slots, first, last); their counts are 7."""
-    wheel = np.zeros(WHEEL_SLOTS, SLOT.dtype)
-    for index, (time_units, first, last) in slots.items():
-        wheel[index] = (time_units, first, last, 7, 0)
-    return wheel
+    rows = [(*slot, 7, 0) for _, slot in sorted(slots.items())]
+    return WheelSlots(np.array(sorted(slots), np.int64), np.array(rows, SLOT.dtype))
 
 
 def log_of(slot_times_ms: list[int]) -> TimerUnits:
@@ -38,8 +31,8 @@ def log_of(slot_times_ms: list[int]) -> TimerUnits:
     return TimerUnits(positions, units, len(units) * 52, start, start, start)
 
 
-def slot_at(wheel: NDArray[np.void], index: int) -> tuple[int, ...]:
-    return tuple(int(number) for number in wheel[index])
+def slot_at(wheel: WheelSlots, index: int) -> tuple[int, ...]:
+    return tuple(int(number) for number in wheel.slot(index)[0])
 
 
 @given(
@@ -54,11 +47,13 @@ def slot_at(wheel: NDArray[np.void], index: int) -> tuple[int, ...]:
 def test_all_at_once_is_one_after_the_other(
     slot_times_ms: list[int], rounds_there: dict[int, int]
 ) -> None:
-    NATIVE_WHEEL[HERE : HERE + 6] = np.zeros(6, NATIVE_SLOT)
-    for place, rounds in rounds_there.items():
-        time_units = 1_700_000_000 + place + rounds * WHEEL_SLOTS
-        NATIVE_WHEEL[HERE + place] = (time_units, -111, -222, 7, 0)
-    expected = NATIVE_WHEEL[HERE : HERE + 6].copy()
+    there = {
+        HERE + place: (1_700_000_000 + place + rounds * WHEEL_SLOTS, -111, -222)
+        for place, rounds in rounds_there.items()
+    }
+    expected = np.zeros(6, NATIVE_SLOT)
+    for index, slot in there.items():
+        expected[index - HERE] = (*slot, 7, 0)
     positions = np.arange(len(slot_times_ms), dtype=np.int64) * 52 + 1000
     for position, time_ms in zip(positions, slot_times_ms, strict=True):
         slot = expected[time_ms // 1000 % WHEEL_SLOTS - HERE]
@@ -66,8 +61,10 @@ def test_all_at_once_is_one_after_the_other(
             slot["time_units"] = time_ms // 1000
             slot["first_position"] = position
         slot["last_position"] = position
-    revise_slots(NATIVE_WHEEL, positions, np.array(slot_times_ms, np.int64), 1000)
-    assert np.array_equal(NATIVE_WHEEL[HERE : HERE + 6], expected)
+    revised = revise_slots(wheel_of(there), positions, np.array(slot_times_ms, np.int64), 1000)
+    used = np.flatnonzero(expected["time_units"])
+    assert (revised.index - HERE).tolist() == used.tolist()
+    assert np.array_equal(revised.slots, expected[used])
 
 
 def test_a_slot_of_the_same_time_keeps_its_first_unit_and_its_count() -> None:
@@ -107,12 +104,12 @@ def test_precision_decides_which_slot_a_unit_belongs_to() -> None:
 
 
 def test_the_slots_that_were_read_are_not_changed() -> None:
-    wheel = wheel_of({})
-    before = wheel.copy()
+    wheel = wheel_of({HERE: (1_700_000_000, 0, 0)})
+    before = wheel.slots.copy()
     revised_slots(
         wheel, log_of([WRITE_TIME_MS]), begin_position=0, read_time_ms=0, precision_ms=1000
     )
-    assert np.array_equal(wheel, before)
+    assert np.array_equal(wheel.slots, before)
 
 
 def two_files(slot_times_ms: list[int]) -> TimerUnits:
@@ -135,7 +132,7 @@ def revised_from_the_second_file(last: int, *, read_time_ms: int = WRITE_TIME_MS
         read_time_ms=read_time_ms,
         precision_ms=1000,
     )
-    return int(revised["last_position"][HERE])
+    return slot_at(revised, HERE)[2]
 
 
 def test_a_slot_that_points_behind_the_log_is_hung_on_its_last_unit_again() -> None:
