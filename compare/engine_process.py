@@ -146,7 +146,8 @@ def run_in_process(
         "result": str(result),
         "parent": os.getpid(),
     }
-    command = [sys.executable, "-c", _PROGRAM, json.dumps(request)]
+    # -P: else a module of the working directory is imported in the place of one that is installed.
+    command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(request)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said: dict[str, Any] = {}
     try:

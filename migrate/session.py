@@ -153,6 +153,9 @@ def _settings(master: str) -> dict[str, str]:
         "spark.log.level": "ERROR",
         "spark.pyspark.python": sys.executable,
         "spark.executorEnv.PYTHONPATH": _python_path(),
+        # Workers are started with `-m`: without this they import from the working directory first,
+        # so a `migrate.py` there would be executed in the place of this package.
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
