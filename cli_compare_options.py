@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from cli_input import PRECISIONS, STORE, all_of, said
-from cli_values import TIME_FORMS, Duration, Time
+from cli_values import TIME_FORMS, Duration, ParamType, Time
 from message_store.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"
@@ -52,7 +52,7 @@ class Count(click.IntRange):
     name = "integer"
 
 
-class Rate(click.ParamType[float]):
+class Rate(ParamType[float]):
     """Messages a second, above 0."""
 
     name = "rate"
@@ -85,7 +85,7 @@ class DurationWithin(Duration):
         return length_ms
 
 
-class DelayRange(click.ParamType[tuple[int, int]]):
+class DelayRange(ParamType[tuple[int, int]]):
     """``30s-10m``; becomes two numbers of milliseconds."""
 
     name = "delays"
@@ -106,7 +106,7 @@ class DelayRange(click.ParamType[tuple[int, int]]):
         return bounds
 
 
-class Engines(click.ParamType[tuple[str, ...]]):
+class Engines(ParamType[tuple[str, ...]]):
     """``levels,wheel``; becomes a tuple of names, none of them twice."""
 
     name = "engines"

@@ -13,6 +13,7 @@ from cli_values import (
     LevelTable,
     Mode,
     Owner,
+    ParamType,
     Place,
     Setting,
     Time,
@@ -184,7 +185,7 @@ conversion_options = all_of(
 
 
 def said(
-    flag: str, kind: click.ParamType[Any], default: Any, meaning: str, name: str | None = None
+    flag: str, kind: ParamType[Any], default: Any, meaning: str, name: str | None = None
 ) -> Decorator:
     """A flag whose default its help says; ``name`` is its parameter's, unless that of the flag."""
     names = (flag,) if name is None else (flag, name)

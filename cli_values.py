@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,17 @@ from message_store.durations import DURATION_FORMS, TOO_LONG, parse_duration
 from message_store.errors import BadFieldError
 from message_store.recall_handle import RecallHandle
 
+if TYPE_CHECKING:
+    from click import ParamType
+else:
+
+    class ParamType(click.ParamType):
+        """Takes a parameter in every click: click's own class is generic only from 8.4 on."""
+
+        def __class_getitem__(cls, _converted):
+            return cls
+
+
 EPOCH_MS_MIN = 10**11
 """A smaller number of milliseconds is a time before March 1973: somebody meant seconds."""
 EPOCH_MS_DIGITS = 13
@@ -26,7 +37,7 @@ EPOCH_MS_DIGITS = 13
 TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 
-class Time(click.ParamType[int]):
+class Time(ParamType[int]):
     """ISO 8601 (UTC unless it says otherwise) or epoch milliseconds; becomes epoch milliseconds."""
 
     name = "time"
@@ -57,7 +68,7 @@ class Time(click.ParamType[int]):
         return int(digits)
 
 
-class Duration(click.ParamType[int]):
+class Duration(ParamType[int]):
     """``90s``, ``1h30m``, ``250ms``, ``2d``; becomes milliseconds."""
 
     name = "duration"
@@ -71,7 +82,7 @@ class Duration(click.ParamType[int]):
             self.fail(f"{value!r} is {what}", param, ctx)
 
 
-class Handle(click.ParamType[str]):
+class Handle(ParamType[str]):
     """A recall handle, as ``schedule`` prints it and RocketMQ's own clients get it."""
 
     name = "handle"
@@ -85,7 +96,7 @@ class Handle(click.ParamType[str]):
         return str(value)
 
 
-class LevelRange(click.ParamType[tuple[int, ...]]):
+class LevelRange(ParamType[tuple[int, ...]]):
     """Levels such as ``1-18`` or ``3,5,7-9``; becomes a tuple of numbers."""
 
     name = "levels"
@@ -131,7 +142,7 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
-class LevelTable(click.ParamType[DelayLevels]):
+class LevelTable(ParamType[DelayLevels]):
     """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
 
     name = "level table"
@@ -146,7 +157,7 @@ class LevelTable(click.ParamType[DelayLevels]):
             self.fail(str(error), param, ctx)
 
 
-class Owner(click.ParamType[tuple[int, int]]):
+class Owner(ParamType[tuple[int, int]]):
     """``USER``, ``USER:GROUP``, by name or number; becomes user and group id."""
 
     name = "user:group"
@@ -176,7 +187,7 @@ def _is_id(text: str) -> bool:
     return re.fullmatch(r"[0-9]{1,10}", text) is not None and int(text) < 2**32 - 1
 
 
-class Mode(click.ParamType[int]):
+class Mode(ParamType[int]):
     """Permissions in octal, such as ``640``."""
 
     name = "octal"
@@ -188,7 +199,7 @@ class Mode(click.ParamType[int]):
         return int(value, 8)
 
 
-class Setting(click.ParamType[tuple[str, str]]):
+class Setting(ParamType[tuple[str, str]]):
     """``KEY=VALUE``."""
 
     name = "key=value"
