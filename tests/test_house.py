@@ -262,6 +262,18 @@ def test_every_part_is_packaged() -> None:
     assert set(listed["py-modules"]) == {path.removesuffix(".py") for path in COMMAND_LINE}
 
 
+def test_every_package_says_that_it_has_types() -> None:
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = facts["tool"]["setuptools"]
+    untyped = [
+        name
+        for name in listed["packages"]["find"]["include"]
+        if not (ROOT / name.replace(".", "/") / "py.typed").is_file()
+    ]
+    assert untyped == []
+    assert "py.typed" in listed["package-data"]["*"]
+
+
 # --- the look of a file -------------------------------------------------------------------------
 
 
