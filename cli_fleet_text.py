@@ -73,7 +73,8 @@ def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
         if entry.error is None:
             continue
         first, *others = map(printable, str(entry.error).splitlines())
-        yield f"{entry.options.target.name}: {first}"
+        label = f"{printable(entry.options.target.name)}: "
+        yield label + first.removeprefix(label)
         yield from (f"  {line}" for line in others)
         if isinstance(entry.error, BadRecordsError):
             yield from (f"  {line}" for line in refused_lines(list(entry.error.records)))  # type: ignore[arg-type]

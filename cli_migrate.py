@@ -44,6 +44,8 @@ def require_places(
     report: bool,
 ) -> None:
     """Raise UsageError for arguments of ``convert`` that do not go together."""
+    if merge and not is_fleet and len(stores) == 2:
+        raise click.UsageError("--merge needs two or more SOURCEs")
     if merge and in_place:
         raise click.UsageError("--merge is for a fresh TARGET; --in-place has none")
     if in_place and is_fleet:

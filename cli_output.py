@@ -5,7 +5,6 @@ Results go to stdout, warnings and refusals to stderr. Everything that comes out
 escaped before it reaches a terminal.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -109,7 +108,7 @@ class Output(Printer):
                 unreadable += 1
                 self.warn(f"cannot be read: {text.bad_record_line(message)}")
             elif as_json:
-                self._print(json.dumps(attrs.asdict(message)))
+                self._print(self._json(attrs.asdict(message)))
             else:
                 self._say(text.pending_line(message, now_ms))
         return unreadable
@@ -288,7 +287,7 @@ class Output(Printer):
         """``schedule``."""
         if self.as_json:
             self._print_lines(
-                json.dumps({**receipt._asdict(), "handle": receipt.handle}) for receipt in receipts
+                self._json({**receipt._asdict(), "handle": receipt.handle}) for receipt in receipts
             )
         else:
             self._say_lines(engine_text.receipt_lines(receipts, now_ms))
@@ -303,7 +302,7 @@ class Output(Printer):
             def take(delivered: Deliveries) -> None:
                 nonlocal count
                 if self.as_json:
-                    self._print_lines(json.dumps(delivered_json(each)) for each in delivered)
+                    self._print_lines(self._json(delivered_json(each)) for each in delivered)
                 count += len(delivered)
                 progress("delivering", count, 0)
 
@@ -324,7 +323,7 @@ class Output(Printer):
         parts = RecallHandle.parse(handle)
         if self.as_json:
             facts = {"handle": handle, **attrs.asdict(parts), "cancellation": answer.value}
-            self._print(json.dumps(facts))
+            self._print(self._json(facts))
         else:
             self._say(engine_text.cancellation_line(parts, answer, now_ms, is_new))
 
@@ -339,7 +338,7 @@ class Output(Printer):
                 unreadable += 1
                 self.warn(f"cannot be read: {engine_text.unreadable_line(message)}")
             elif as_json:
-                self._print(json.dumps(message_json(message)))
+                self._print(self._json(message_json(message)))
             else:
                 self._say(engine_text.message_line(message, now_ms))
         return unreadable

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cli_progress import say_on_stderr
 from message_store.errors import DelayStoreError
-from message_store.printable import printable
+from message_store.printable import json_text, printable
 
 WIDTH_WITHOUT_TERMINAL = 100
 LINES_AT_ONCE = 1_000
@@ -42,7 +42,13 @@ class Printer:
         say_on_stderr(f"warning: {printable(sentence)}")
 
     def _print_json(self, value: Any) -> None:
-        self._print(json.dumps(value, indent=1))
+        self._print(self._json(value, indent=1))
+
+    def _json(self, value: Any, *, indent: int | None = None) -> str:
+        """JSON in ASCII alone where stdout could not take anything else."""
+        if _is_utf8(sys.stdout):
+            return json_text(value, indent=indent)
+        return json.dumps(value, indent=indent)
 
     def _say(self, line: str) -> None:
         self._print(printable(line))
@@ -78,6 +84,10 @@ class Printer:
             with console.capture() as drawn:
                 console.print(table)
             self._print(drawn.get().removesuffix("\n"))
+
+
+def _is_utf8(stream: TextIO) -> bool:
+    return (stream.encoding or "").lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def _make_fit(console: Console, table: Table) -> None:

@@ -104,7 +104,7 @@ def _print_version(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -
     if is_asked and not ctx.resilient_parsing:
         from importlib.metadata import version
 
-        _print_and_end(ctx, f"{ctx.find_root().info_name}, version {version('delaywheel')}")
+        _print_and_end(ctx, f"delaywheel, version {version('delaywheel')}")
 
 
 class _Helpful(click.Command):

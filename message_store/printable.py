@@ -5,10 +5,12 @@ A topic or a key is chosen by whoever sends the message. Printed as it is, it co
 colour a terminal, or turn the direction of what follows.
 """
 
+import json
 import os
 import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
@@ -23,6 +25,24 @@ def printable(text: str) -> str:
     'a\\x1b[31mb\\u202ec'
     """
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    r"""The value as JSON in which other scripts can be read: only what ``printable`` escapes is
+    escaped, as JSON does it.
+
+    >>> print(json_text({"tags": "取消", "keys": "a\u202eb\x7f"}))
+    {"tags": "取消", "keys": "a\u202eb\u007f"}
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    # Outside of strings JSON has nothing but printable characters, and the line feeds of indents.
+    return "".join(char if char.isprintable() or char == "\n" else _in_json(char) for char in text)
+
+
+def _in_json(char: str) -> str:
+    return "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
 
 def shell_word(text: str) -> str:

@@ -23,6 +23,7 @@ from migrate.staged_output import new_file, target_errors
 GROUP_ROWS = 131_072
 GROUP_BYTES = 64 << 20
 BOTH = "both"
+SUFFIX = ".parquet"
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,6 +47,8 @@ class ExportReport:
 
 def check_out(store: Path, out: Path) -> None:
     """Raise what ``export_parquet`` would raise about the place of its file."""
+    if out.suffix.lower() != SUFFIX:
+        raise OptionsError(f"{out}: the file is written as Parquet; its name ends in {SUFFIX}")
     with target_errors(out):
         if out.exists():
             raise TargetError(f"{out}: is already there")

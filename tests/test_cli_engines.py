@@ -102,6 +102,20 @@ def test_for_people(engine: str, place: Path) -> None:
     assert done("run", place, "--now", NOW_MS + 60_000) == ("0 messages delivered; nothing waits\n")
 
 
+def test_json_holds_other_scripts_as_they_are_and_no_signs_that_turn_a_terminal(
+    place: Path,
+) -> None:
+    tags = "\u53d6\u6d88\u202e\x9b"
+    schedule(place, "--after", "1s", "--tags", tags)
+    said = done("pending", place, "--json", "--now", NOW)
+    assert '"tags": "\u53d6\u6d88\\u202e\\u009b"' in said
+    assert json.loads(said)["tags"] == tags
+    command = [sys.executable, "-m", "cli", "pending", place, "--json", "--now", NOW]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    raw = subprocess.run(command, cwd=ROOT, env=ascii_only, stdout=subprocess.PIPE, check=True)
+    assert json.loads(raw.stdout.decode("ascii"))["tags"] == tags
+
+
 def test_a_promise_is_not_rounded_below_what_was_asked_for(place: Path) -> None:
     words = ("--topic", "orders", "--body", "x", "--after", "1250ms", "--precision-ms", 100)
     said = done("schedule", place, "--engine", "wheel", *words, "--now", NOW)

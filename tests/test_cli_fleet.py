@@ -288,3 +288,16 @@ def test_words_that_do_not_go_together(
 def test_two_places_are_one_conversion() -> None:
     assert not cli_fleet.is_fleet([Path("a"), Path("b")], None)
     assert cli_fleet.is_fleet([Path("a"), Path("b"), Path("c")], None)
+
+
+def test_a_merge_of_one_source_is_refused(stores: list[Path]) -> None:
+    no_traceback(convert(stores[0], "wheel", "--merge"), cli.USAGE, "two or more SOURCEs")
+    assert not Path("wheel").exists()
+
+
+def test_a_place_is_named_once_where_source_and_target_are_called_the_same(
+    stores: list[Path],
+) -> None:
+    result = convert("missing", "absent", "wheels")
+    no_traceback(result, cli.SOURCE_UNREADABLE, "\nmissing: no such directory;")
+    assert "missing: missing" not in result.stderr

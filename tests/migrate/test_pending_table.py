@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from cli import main
 from message_store.byte_column import ByteColumn
 from message_store.delay_store import Pending
-from message_store.errors import SourceError, TargetError, UncleanStoreError
+from message_store.errors import OptionsError, SourceError, TargetError, UncleanStoreError
 from message_store.message_rules import RESERVED_PROPERTIES
 from message_store.properties import decode_properties
 from migrate.export_table import export_parquet
@@ -273,6 +273,15 @@ def test_an_export_replaces_no_file_and_leaves_no_half_one(store: Path, tmp_path
         export_parquet(tmp_path / "nothing", tmp_path / "out.parquet", options=options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "there.parquet"]
     assert (tmp_path / "there.parquet").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl", "out"])
+def test_a_file_of_another_format_is_refused(name: str, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionsError, match=r"its name ends in \.parquet"):
+        export_parquet(store, tmp_path / name, options=TableOptions(now_ms=NOW_MS))
+    refused = run_export(store, tmp_path / name)
+    assert (refused.exit_code, (tmp_path / name).exists()) == (2, False)
+    assert run_export(store, tmp_path / "out.PARQUET").exit_code == 0
 
 
 def run_export(*words: object) -> Any:
