@@ -20,7 +20,7 @@ from message_store.errors import BadFieldError
 from message_store.recall_handle import RecallHandle
 
 if TYPE_CHECKING:
-    from click import ParamType
+    from click import ParamType as ParamType
 else:
 
     class ParamType(click.ParamType):

@@ -110,7 +110,7 @@ def test_json_holds_other_scripts_as_they_are_and_no_signs_that_turn_a_terminal(
     said = done("pending", place, "--json", "--now", NOW)
     assert '"tags": "\u53d6\u6d88\\u202e\\u009b"' in said
     assert json.loads(said)["tags"] == tags
-    command = [sys.executable, "-m", "cli", "pending", place, "--json", "--now", NOW]
+    command = [sys.executable, "-m", "cli", "pending", str(place), "--json", "--now", NOW]
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     raw = subprocess.run(command, cwd=ROOT, env=ascii_only, stdout=subprocess.PIPE, check=True)
     assert json.loads(raw.stdout.decode("ascii"))["tags"] == tags
