@@ -50,6 +50,6 @@ def bring_back(live: LiveStore) -> Losses:
         return Losses(log_bytes)
     from message_store.live_dispatch import Dispatcher
 
-    dispatcher = Dispatcher(live)
+    dispatcher = Dispatcher(live, {})
     dispatcher.run(live.log.min_offset, live.log.end)
     return Losses(log_bytes, missing, dispatcher.dispatched)

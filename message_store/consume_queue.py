@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from message_store.errors import BadFieldError, SourceError, TruncatedRecordError
-from message_store.java_numbers import INT_MAX, LONG_MIN
+from message_store.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
 from message_store.layout import Field, Layout
 from message_store.segment_files import Segment, SegmentReader
 
@@ -105,8 +105,10 @@ class QueueEntries:
         real = self.units[~self.is_pre_blank & is_filled(self.units)]
         if not len(real):
             return 0
-        ends = real["commit_log_offset"].astype(np.int64) + real["size_bytes"].astype(np.int64)
-        return int(ends.max())
+        # A damaged entry may lead beyond what 64 bits hold.
+        offsets = real["commit_log_offset"].astype(np.int64)
+        sizes = real["size_bytes"].astype(np.int64)
+        return int((np.minimum(offsets, LONG_MAX - sizes) + sizes).max())
 
     def slice(self, from_queue_offset: int, to_queue_offset: int) -> "QueueEntries":
         """The entries from one queue offset up to another, as far as they are here."""

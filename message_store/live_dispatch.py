@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from message_store import properties as names
 from message_store.byte_column import ByteColumn, Int64s, numbers_of
-from message_store.consume_queue import QUEUE_UNIT, UnitArray
+from message_store.commit_log import NO_TIME
+from message_store.consume_queue import QUEUE_UNIT, UnitArray, is_filled
 from message_store.dispatch_kernels import FOUND_LENGTH, ROW_FIELDS, hash_texts, list_records
 from message_store.errors import BadFieldError
 from message_store.java_numbers import parse_long, string_hash
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 1 << 16
 _SYS_INNER_BATCH = 0x80
+_NEUTRAL = (1, 2)  # the sizes of what was delivered or taken back
 _HASH_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
@@ -67,10 +69,15 @@ class _Rows:
 
 
 class Dispatcher:
-    """Brings queues up to the log, and counts what that took."""
+    """Brings queues up to the log, and counts what that took.
 
-    def __init__(self, store: "LiveStore") -> None:
+    The last entries of ``doubted`` queues, by topic and queue id, may be damaged; the dictionary
+    says where the newest record ends that they lead to all the same.
+    """
+
+    def __init__(self, store: "LiveStore", doubted: dict[tuple[str, int], int]) -> None:
         self._store = store
+        self._known_ends = dict(doubted)
         self.dispatched = 0
         self.repaired = 0
         self._is_whole_log = True
@@ -112,21 +119,41 @@ class Dispatcher:
             start = file_start + int(found[0])
             if found[1] == FILE_ENDS:
                 start = file_start + segments.file_bytes
-            elif found[1] != RECORD:
-                return
+            elif found[1] != RECORD and start < end:
+                start = self._store.log.next_record(start)  # past a damaged one
+                if start < 0:
+                    return
 
     def _append_new(self, queue: LiveQueue, rows: _Rows) -> None:
         """Give a queue the entries of the records that lie behind its last one."""
-        rows = rows.take(rows.ends > queue.end_position)
+        name = (queue.topic, queue.queue_id)
+        rows = rows.take(rows.ends > self._known_ends.get(name, queue.end_position))
+        rows = rows.take(~self._is_listed(queue, rows))
         if not len(rows):
             return
         first = int(rows["queue_offset"][0])
-        if not queue.max_offset and first > 0 and not self._is_whole_log:
+        if first > queue.max_offset and not self._is_whole_log:
             self._lacks_beginning = True
             return
         queue.begin_at(first)
         queue.append(self._units(queue.topic, rows))
+        self._known_ends.pop(name, None)
         self.dispatched += len(rows)
+
+    def _is_listed(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
+        """Which of these records the queue leads to at their ordinals."""
+        is_listed = np.zeros(len(rows), bool)
+        there = np.flatnonzero(self._is_held(queue, rows))
+        if len(there):
+            stored = _units_at(queue, rows["queue_offset"][there])
+            ends = stored["commit_log_offset"] + stored["size_bytes"].astype(np.int64)
+            is_listed[there] = is_filled(stored) & (ends == rows.ends[there])
+        return is_listed
+
+    def _is_held(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
+        """Which of these records' ordinals the queue has."""
+        places, first = rows["queue_offset"], queue.segments.min_offset // QUEUE_UNIT.size
+        return np.asarray((places >= first) & (places < queue.max_offset))
 
     def _units(self, topic: str, rows: _Rows) -> UnitArray:
         """The entries that these records should have."""
@@ -161,16 +188,12 @@ class Dispatcher:
 
     def _repair(self, queue: LiveQueue, rows: _Rows) -> None:
         """Write torn entries again, among those that stand at their records' ordinals."""
-        first = queue.segments.min_offset // QUEUE_UNIT.size
-        rows = rows.take(
-            (rows["queue_offset"] >= first) & (rows["queue_offset"] < queue.max_offset)
-        )
+        rows = rows.take(self._is_held(queue, rows))
         if not len(rows):
             return
         places = rows["queue_offset"]
         wanted = self._units(queue.topic, rows)
-        low = int(places.min())
-        stored = queue.units(low, int(places.max()) + 1)[places - low].astype(QUEUE_UNIT.dtype)
+        stored = _units_at(queue, places).astype(QUEUE_UNIT.dtype)
         neutral = wanted.copy()
         neutral["commit_log_offset"] = rows.ends - NEUTRAL_SIZE
         neutral["size_bytes"] = NEUTRAL_SIZE
@@ -188,14 +211,31 @@ class Dispatcher:
                 is_wanted[:, : QUEUE_UNIT.offset_of("tags_code")].all(axis=1) & is_due_at_once
             )
         is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
-        for row in np.flatnonzero(is_part & ~is_whole).tolist():
+        is_lost = self._leads_nowhere(stored) & ~is_part
+        for row in np.flatnonzero((is_part | is_lost) & ~is_whole).tolist():
             # Half neutralised: finish it, because nobody was told that it was not.
             # A byte that is zero may be one that was never written.
             tells = is_neutral[row] & ~is_wanted[row] & (stored_bytes[row] != 0)
             became_neutral = bool(tells.any())
+            if is_lost[row]:  # by chance, a damaged byte is any
+                offset = int(stored["commit_log_offset"][row])
+                is_near_end = 0 < int(rows.ends[row]) - offset < SMALLEST_RECORD_BYTES
+                is_at_record = offset == int(rows["commit_log_offset"][row])
+                became_neutral = is_near_end or (sizes[row] in _NEUTRAL and not is_at_record)
             unit = (neutral if became_neutral else wanted)[row]
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self.repaired += 1
+
+    def _leads_nowhere(self, stored: UnitArray) -> NDArray[np.bool_]:
+        """Which entries were damaged, so that no record of their size begins where they lead."""
+        offsets = stored["commit_log_offset"].astype(np.int64)
+        sizes = stored["size_bytes"].astype(np.int64)
+        return np.asarray(self._store.log.store_times_ms(offsets, sizes) == NO_TIME)
+
+
+def _units_at(queue: LiveQueue, queue_offsets: Int64s) -> UnitArray:
+    low = int(queue_offsets.min())
+    return queue.units(low, int(queue_offsets.max()) + 1)[queue_offsets - low]
 
 
 def _hashes(tags: ByteColumn) -> Int64s:

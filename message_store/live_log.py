@@ -7,6 +7,7 @@ locks; the store does.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from zlib import crc32
 
 import numpy as np
@@ -15,12 +16,13 @@ from numpy.typing import NDArray
 from message_store.errors import (
     BadFieldError,
     DelayStoreError,
+    FormatError,
     TargetError,
     TruncatedRecordError,
 )
 from message_store.live_segments import LiveSegments
 from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
+from message_store.message_codec import decode_message_at, record_size_at
 from message_store.piece_writer import PIECE_BYTES, PieceWriter, pieces_of
 from message_store.record_layout import (
     BLANK_RECORD,
@@ -42,6 +44,8 @@ Fill = Callable[[slice, Int64s, int], None]
 PUBLISHED_LAST_BYTES = BLANK_RECORD.size
 """Size and magic: without them nothing begins at a place."""
 
+_MAGIC_AT = HEAD_V4_V4.offset_of("magic")
+_MAGICS_BEGIN = (MAGIC_V1 % (1 << 32)).to_bytes(4, "big")[:3]  # those of both kinds of records
 _PIECES_FOR_A_THREAD = 4
 _NO_ROOM = -1
 
@@ -229,17 +233,41 @@ class LiveLog:
         return is_inside and size_bytes <= self.file_bytes - offset % self.file_bytes
 
     def record(self, offset: int, size_bytes: int) -> StoredMessage:
-        """The record that a queue says is there. Raises FormatError when it is not."""
+        """The record that a queue says is there, exactly so long. Raises FormatError when it is
+        not.
+        """
         if not self.holds(offset, size_bytes):
             raise TruncatedRecordError(
                 "not in the log", path=self.segments.directory, offset=offset, expected=size_bytes
             )
-        message = decode_message_at(self.segments.view(offset, size_bytes))
+        view = self.segments.view(offset, size_bytes)
+        message = decode_message_at(view)
         if message.commit_log_offset != offset:
             raise BadFieldError(
                 "a record of another place", expected=offset, found=message.commit_log_offset
             )
+        length_bytes = record_size_at(view, 0)
+        if length_bytes != size_bytes:
+            raise BadFieldError(
+                "a record of another length than its queue entry says",
+                offset=offset,
+                expected=size_bytes,
+                found=length_bytes,
+            )
         return message
+
+    def next_record(self, offset: int) -> int:
+        """Where the first whole record begins at or behind ``offset``; -1 when there is none."""
+        place = offset + _MAGIC_AT
+        while (place := self.segments.find(_MAGICS_BEGIN, place)) >= 0:
+            start = place - _MAGIC_AT
+            if start % self.file_bytes + SMALLEST_RECORD_BYTES <= self.file_bytes:
+                size_bytes = int.from_bytes(self.segments.read_at(start, 4), "big", signed=True)
+                with suppress(FormatError):
+                    self.record(start, size_bytes)
+                    return start
+            place += 1
+        return -1
 
     def addresses(self, offsets: Int64s) -> Int64s:
         """Where in memory each of these offsets is, for kernels; -1 outside the log.
@@ -259,15 +287,20 @@ class LiveLog:
 
     def store_time_ms(self, offset: int) -> int:
         """When the record at ``offset`` was stored; 0 where none begins."""
+        head = self.head(offset)
+        return 0 if head is None else head["store_timestamp_ms"]
+
+    def head(self, offset: int) -> dict[str, int] | None:
+        """The fields of fixed place of the record at ``offset``; None where none begins."""
         if not self.holds(offset, SMALLEST_RECORD_BYTES):
-            return 0
+            return None
         head = self.segments.read_at(offset, SMALLEST_RECORD_BYTES)
         fields = HEAD_V4_V4.decode_at(head, 0)
         if fields["magic"] not in (MAGIC_V1, MAGIC_V2) or fields["commit_log_offset"] != offset:
-            return 0
+            return None
         if fields["sys_flag"] & SYS_BORN_HOST_IPV6:
             fields = HEAD_V6_V4.decode_at(head.ljust(HEAD_V6_V4.size, b"\0"), 0)
-        return fields["store_timestamp_ms"]
+        return fields
 
     def store_times_ms(self, offsets: Int64s, sizes: Int64s | None = None) -> Int64s:
         """The same for many, and ``NO_TIME`` of ``commit_log`` where no record begins, or none

@@ -195,10 +195,18 @@ class LiveQueue:
         return self.max_offset * _UNIT_BYTES
 
     def begin_at(self, queue_offset: int) -> None:
-        """Let a queue without files begin at this queue offset, as a broker does for a topic whose
-        first record is not its first any more: units before it, in its file, say nothing.
+        """Let a queue that leads to no record begin at this queue offset, as a broker does for a
+        topic whose first record is not its first any more: units before it, in its file, say
+        nothing. A queue of such units only was left by a process that was killed here.
         """
-        if self.segments.starts or queue_offset == 0:
+        if self.end_position or queue_offset == self.max_offset:
+            return
+        if (self.units(0, self.max_offset)["size_bytes"] != PRE_BLANK_SIZE).any():
+            return
+        self.segments.remove_all()
+        self._file_end = _NO_ROOM
+        self.min_offset = self.max_offset = 0
+        if queue_offset == 0:
             return
         position = queue_offset * _UNIT_BYTES
         start = position - position % self.segments.file_bytes
@@ -215,8 +223,9 @@ class LiveQueue:
         while kept > self.segments.min_offset // _UNIT_BYTES:
             low = max(self.segments.min_offset // _UNIT_BYTES, kept - 4096)
             units = self.units(low, kept)
-            ends = units["commit_log_offset"] + units["size_bytes"].astype(np.int64)
-            is_inside = is_filled(units) & (ends <= log_end)
+            # The sum could be beyond what 64 bits hold.
+            rooms = log_end - np.maximum(units["commit_log_offset"], 0)
+            is_inside = is_filled(units) & (units["size_bytes"] <= rooms)
             inside = np.flatnonzero(is_inside | (units["size_bytes"] == PRE_BLANK_SIZE))
             kept = low + int(inside[-1]) + 1 if len(inside) else low
             if len(inside):

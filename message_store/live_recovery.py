@@ -7,26 +7,32 @@ zeros, because the rest of a torn append would come to light behind the next one
 to its queue unless that has it.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from message_store.consume_queue import QUEUE_UNIT
+from message_store.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.errors import FormatError, SourceError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_dispatch import Dispatcher
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
-from message_store.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
 from message_store.store_checkpoint import StoreCheckpoint
 
 if TYPE_CHECKING:
     from message_store.live_store import LiveStore
 
+SAVED_NAME = "commitlog-behind"
+"""In front of the offset where the log ended: what was cut off behind it."""
+
 _QUEUE_FILES_IN_DOUBT = 3
 _HEAD = END_OF_FILE_MIN_BYTES
+_ENTRIES_LOOKED_AT = 4_096
+_ENTRIES_AT_ONCE = 64
 
 
 @attrs.frozen
@@ -34,7 +40,8 @@ class Recovery:
     """What was found and done: the log from ``start`` to ``end`` was walked.
 
     ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` told of
-    records behind the log's end; ``zeroed_bytes`` behind it were not zero.
+    records behind the log's end; ``zeroed_bytes`` behind it were not zero. Whole records among them
+    are in the file ``saved``.
     """
 
     start: int
@@ -43,18 +50,35 @@ class Recovery:
     repaired: int = 0
     cut: int = 0
     zeroed_bytes: int = 0
+    saved: Path | None = None
 
 
 @attrs.frozen
 class Extent:
-    """The log as it was found: whole from ``start`` to ``end``; its last record begins at
-    ``last_start``, -1 when that was not met on the way.
+    """The log as it was found: walked from ``start`` and whole up to ``end``; its last record
+    begins at ``last_start``, -1 when that was not met on the way. Queues have to be compared with
+    the log from ``dispatch_from`` on; those in ``doubted`` may have entries that lead nowhere.
     """
 
     start: int
     end: int
     last_start: int
     is_clean: bool
+    is_known_end: bool
+    dispatch_from: int
+    doubted: "tuple[NewestRecord, ...]"
+
+
+@attrs.frozen
+class NewestRecord:
+    """The newest record that a queue's entries lead to: where it begins, -1 without one, and where
+    it ends. ``is_doubted`` says that the queue has lost a part, or has other entries behind.
+    """
+
+    queue: LiveQueue
+    start: int
+    end: int
+    is_doubted: bool
 
 
 def survey(
@@ -62,17 +86,30 @@ def survey(
 ) -> Extent:
     """Find where the log ends, and change nothing.
 
-    Raises SourceError when the log is damaged where it was known to be whole: what follows the
-    damage would be lost without a word.
+    A queue's entry tells where the log goes on only if a record of that queue begins there: a
+    damaged entry would end the log anywhere. Raises SourceError when the log is damaged where it
+    was known to be whole: what follows the damage would be lost without a word.
     """
     log.end = log.segments.end_offset
-    start, last_start = _clean_start(log, queues) if was_clean else (-1, -1)
-    if start < 0:
-        start = _unclean_start(log, queues, checkpoint.found)
+    known = [_newest_record(log, queue) for queue in queues if queue.min_offset < queue.max_offset]
+    newest_end, last_start = max(((one.end, one.start) for one in known), default=(-1, -1))
+    if was_clean and newest_end >= 0:
+        start = newest_end
+    else:
+        start, last_start = _unclean_start(log, queues, checkpoint.found), -1
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
     synced = LONG_MAX if was_clean else checkpoint.synced_place
     end, last_record = _find_end(log, start, synced)
-    extent = Extent(start, end, last_record if last_record >= 0 else last_start, was_clean)
+    doubted = tuple(record for record in known if record.is_doubted)
+    extent = Extent(
+        start,
+        end,
+        last_record if last_record >= 0 else last_start,
+        was_clean,
+        start == newest_end,
+        min([start, *(max(record.end, log.min_offset) for record in doubted)]),
+        doubted,
+    )
     _refuse_damage(log, queues, checkpoint, extent)
     return extent
 
@@ -80,7 +117,8 @@ def survey(
 def recover(store: "LiveStore", extent: Extent) -> Recovery:
     """Give the log its end and every queue what it lacks. Raises TargetError."""
     log, queues = store.log, store.queues()
-    start, end = extent.start, extent.end
+    end = extent.end
+    saved = _save_records_behind(store, end)
     zeroed_bytes = log.segments.zero_from(end)
     log.end = end
     log.last_start = extent.last_start
@@ -91,7 +129,9 @@ def recover(store: "LiveStore", extent: Extent) -> Recovery:
         if queue.end_position > end or queue.has_stale_rest:
             cut += queue.cut(end)
             queue.correct_min_offset(log.min_offset)
-    dispatcher = Dispatcher(store)
+    doubted = {(one.queue.topic, one.queue.queue_id): one.end for one in extent.doubted}
+    dispatcher = Dispatcher(store, doubted)
+    start = extent.dispatch_from
     if not dispatcher.run(start, end):
         start = log.min_offset
         dispatcher.run(start, end)
@@ -104,43 +144,51 @@ def recover(store: "LiveStore", extent: Extent) -> Recovery:
         dispatcher.repaired,
         cut,
         zeroed_bytes=zeroed_bytes,
+        saved=saved,
     )
 
 
 # --- where to begin -------------------------------------------------------------------------------
 
 
-def _clean_start(log: LiveLog, queues: list[LiveQueue]) -> tuple[int, int]:
-    """Behind the newest record that a queue knows, and where that begins; -1 when none does.
+def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
+    """Look through a queue from its end for an entry that leads to a record of this queue.
 
-    A queue with something behind its end has lost a part: the log is walked from what it knows.
+    The head of the record is compared, so that a damaged body takes no part in it. What was
+    neutralised tells nothing.
     """
-    known = sorted(
-        (queue for queue in queues if queue.end_position > log.min_offset),
-        key=lambda queue: -queue.end_position,
-    )
-    lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
-    for queue in known:
-        [unit] = queue.units(queue.max_offset - 1, queue.max_offset).tolist()
-        try:
-            message = log.record(unit[0], unit[1])
-        except FormatError:
-            continue
-        start = message.commit_log_offset
-        return min([queue.end_position, *lowest]), start
-    return -1, -1
+    is_doubted = queue.has_stale_rest
+    first = max(queue.min_offset, queue.max_offset - _ENTRIES_LOOKED_AT)
+    for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):
+        low = max(first, high - _ENTRIES_AT_ONCE)
+        units = queue.units(low, high)
+        for index in range(len(units) - 1, -1, -1):
+            offset, size_bytes, _ = units[index].tolist()
+            head = log.head(offset)
+            is_short = 0 < size_bytes < SMALLEST_RECORD_BYTES
+            if size_bytes == PRE_BLANK_SIZE or (is_short and head is None):
+                continue
+            if (
+                head is not None
+                and head["size_bytes"] == size_bytes
+                and head["queue_id"] == queue.queue_id
+                and head["queue_offset"] == low + index
+                and log.holds(offset, size_bytes)
+            ):
+                return NewestRecord(queue, offset, offset + size_bytes, is_doubted)
+            is_doubted = True
+    return NewestRecord(queue, -1, -1, is_doubted)
 
 
 def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint) -> int:
-    """Where a record begins before which everything is on disk and in its queue; the beginning of
-    its file where that is not known to the record.
+    """Where a record begins before which everything is on disk; the beginning of its file where
+    that is not known to the record.
     """
-    lowest = [max(q.end_position, log.min_offset) for q in queues if q.has_stale_rest]
     starts = log.segments.starts
     if not any(queue.max_offset * QUEUE_UNIT.size > queue.segments.min_offset for queue in queues):
         return log.min_offset
     place = checkpoint.queue_commit_log_offset
-    if not lowest and _is_record(log, place) and _is_of_our_making(log, checkpoint):
+    if _is_record(log, place) and _is_of_our_making(log, checkpoint):
         return place
     is_in_first_file = 0 < place < log.min_offset + log.file_bytes
     if is_in_first_file or (place > 0 and _is_record(log, place)):
@@ -148,10 +196,9 @@ def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheck
     else:
         times = [(start, log.store_time_ms(start)) for start in starts]
         passed = [s for s, ms in times if 0 < ms <= checkpoint.recover_from_ms]
-        limit = max(passed, default=starts[0])
-    limit = min([limit, *lowest])
+        limit = max(passed, default=log.min_offset)
     whole = [s for s in starts if s <= limit and _is_record(log, s)]
-    return max(whole, default=starts[0])
+    return max(whole, default=log.min_offset)
 
 
 def _is_of_our_making(log: LiveLog, checkpoint: StoreCheckpoint) -> bool:
@@ -214,11 +261,34 @@ def _refuse_damage(
     is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
     has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)
     may_have_lost_all = checkpoint.nothing_was_synced and not extent.is_clean
-    if is_short or (has_lost_all and not may_have_lost_all):
+    # After an orderly end nothing lies behind what the newest entry leads to; where there is none,
+    # a whole record may.
+    is_broken_off = extent.is_clean and not extent.is_known_end and log.next_record(end) >= 0
+    if is_short or is_broken_off or (has_lost_all and not may_have_lost_all):
+        if not log.segments.starts:
+            raise SourceError(
+                f"{log.segments.directory}: no commit log file is there, but consume queues are;"
+                " take the commit log from a backup; nothing was changed"
+            )
         raise SourceError(
             f"{log.segments.directory}: damaged at {end}: no whole record begins there, and the log"
             " goes on behind it; nothing was changed"
         )
+
+
+def _save_records_behind(store: "LiveStore", end: int) -> Path | None:
+    """Copy what lies behind the log's end where whole records are there, before it is made zeros.
+
+    A loss of power leaves such records, of which nobody was told that they are durable. So does
+    damage to one record of a store that was killed.
+    """
+    if store.log.next_record(end) < 0:
+        return None
+    name = f"{SAVED_NAME}-{end}"
+    taken = [path.name for path in store.root.own.glob(f"{name}*")]
+    path = store.root.own / (name if name not in taken else f"{name}-{len(taken)}")
+    store.log.segments.save_from(end, path)
+    return path
 
 
 def _last_known(queues: list[LiveQueue], end: int) -> int:

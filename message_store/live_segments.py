@@ -18,8 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.errors import SourceError, TargetError, TruncatedRecordError
-from message_store.segment_files import list_segments, require_appendable, segment_name
-from message_store.small_files import identity_of, require_same_directory
+from message_store.segment_files import (
+    list_segments,
+    require_appendable,
+    segment_name,
+    write_whole,
+)
+from message_store.small_files import identity_of, require_same_directory, sync_directory
 from message_store.unsynced import Unsynced, handles_of_its_own
 
 Int64s = NDArray[np.int64]
@@ -199,6 +204,39 @@ class LiveSegments:
         pieces = (piece for start in starts for piece in self._data_pieces(start, offset))
         return any(any(self.read_at(*piece)) for piece in pieces)
 
+    def save_from(self, offset: int, path: Path) -> None:
+        """Copy what lies from ``offset`` on into a file, durably; holes stay holes. Raises
+        TargetError.
+        """
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(temporary, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                os.ftruncate(descriptor, self.end_offset - offset)
+                for start in [start for start in self.starts if start + self.file_bytes > offset]:
+                    for place, size_bytes in self._data_pieces(start, offset):
+                        data = memoryview(self.read_at(place, size_bytes))
+                        write_whole(descriptor, data, place - offset)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+            sync_directory(path.parent)
+            sync_directory(path.parent.parent)
+        except OSError as error:
+            raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def find(self, wanted: bytes, offset: int) -> int:
+        """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
+        for start in [start for start in self.starts if start + self.file_bytes > offset]:
+            memory = self._mapping(start).memory
+            for place, size_bytes in self._data_pieces(start, offset):
+                stop = min(place - start + size_bytes + len(wanted) - 1, self.file_bytes)
+                if (found := memory.find(wanted, place - start, stop)) >= 0:
+                    return start + found
+        return -1
+
     def _data_pieces(self, start: int, offset: int) -> Iterator[tuple[int, int]]:
         """What is no hole in one file from ``offset`` on, in pieces of a bounded size."""
         if offset >= start + self.file_bytes:
@@ -225,6 +263,11 @@ class LiveSegments:
         while len(self.starts) > 1 and self.starts[0] + self.file_bytes <= offset:
             gone.append(self._remove(self.starts[0]))
         return gone
+
+    def remove_all(self) -> None:
+        """Take away all files, the last one first. Raises TargetError."""
+        while self.starts:
+            self._remove(self.starts[-1])
 
     def _remove(self, start: int) -> Path:
         path = self.path_of(start)

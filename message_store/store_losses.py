@@ -90,6 +90,26 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
             "nobody finds the messages that they led to",
             "find out what was removed; the log may still have the messages",
         )
+    if saved := store.recovery.saved:
+        yield Finding(
+            Severity.WARNING,
+            "commitlog",
+            f"whole records lay behind a damaged one, where the log ended at {store.recovery.end}"
+            " when the store was opened",
+            f"they were cut off, as a broker does; their bytes are in {saved}",
+            "nothing after a loss of power: no flush had taken them; else take the log from a"
+            " backup, or send the messages again",
+        )
+    repaired = store.recovery.repaired if store.was_clean else 0
+    if repaired:
+        yield Finding(
+            Severity.WARNING,
+            "consumequeue",
+            f"{counted(repaired, 'entry was', 'entries were')} damaged while nobody had the store"
+            " open",
+            "they were made again from the log; of messages taken back, they may be delivered",
+            "find out what damaged the files",
+        )
     if cut := store.recovery.cut:
         yield Finding(
             Severity.WARNING,

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damage to a consume queue or to one record never decides where the log ends, and entries that
+were hit are made again from the log.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from message_store.consume_queue import PRE_BLANK, QUEUE_UNIT, QueueEntries
+from message_store.dialect import Dialect
+from message_store.errors import BadFieldError, SourceError
+from message_store.java_numbers import LONG_MAX
+from message_store.live_segments import LiveSegments
+from message_store.live_store import LiveStore
+from message_store.store_losses import queue_findings
+from tests.message_store.live_workload import (
+    SMALL,
+    append,
+    log_records,
+    neutralise,
+    require_sound,
+    stored,
+)
+
+QUEUE = Path("consumequeue/orders/0") / ("0" * 20)
+COUNT = 12
+UNIT = QUEUE_UNIT.size
+
+
+def opened(path: Path, dialect: Dialect = Dialect.ROCKETMQ_5_3) -> LiveStore:
+    return LiveStore.open(path, settings=SMALL, dialect=dialect)
+
+
+@pytest.fixture(params=["closed", "killed"])
+def whole(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A store of two queues, the newest message in neither always."""
+    store = opened(tmp_path / "whole")
+    for number in range(COUNT):
+        append(store, stored(bytes([number + 1]) * 200))
+    for number in range(COUNT):
+        append(store, stored(b"later" * 20, topic="later" if number % 3 else "orders"))
+    neutralise(store, "orders", 0, 5)
+    store.flush()
+    store.close() if request.param == "closed" else store.abandon()
+    return tmp_path / "whole"
+
+
+def require_whole(path: Path, log_end: int, bodies: list[bytes]) -> None:
+    store = opened(path)
+    assert store.log.end == log_end
+    assert require_sound(store) == bodies
+    append(store, stored(b"one more"))
+    store.abandon()
+    again = opened(path)  # a gap in the log would end it here
+    assert require_sound(again) == [*bodies, b"one more"]
+    again.close()
+
+
+def facts(path: Path) -> tuple[int, list[bytes]]:
+    store = opened(path)
+    end, bodies = store.log.end, [message.body for message, _ in log_records(store)]
+    store.abandon()
+    return end, bodies
+
+
+def test_a_flipped_bit_in_the_newest_entry_does_not_move_the_log_s_end(
+    tmp_path: Path, whole: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "other")
+    end, bodies = facts(tmp_path / "other")
+    data = (whole / QUEUE).read_bytes()
+    last = (len(data.rstrip(b"\0")) - 1) // UNIT * UNIT
+    for bit in range(8 * QUEUE_UNIT.offset_of("tags_code")):
+        copy = tmp_path / f"bit {bit}"
+        shutil.copytree(whole, copy)
+        harmed = bytearray(data)
+        harmed[last + bit // 8] ^= 1 << bit % 8
+        (copy / QUEUE).write_bytes(harmed)
+        require_whole(copy, end, bodies)
+        shutil.rmtree(copy)
+
+
+def test_zeros_anywhere_in_a_queue_do_not_move_the_log_s_end(
+    tmp_path: Path, whole: Path, seed: int
+) -> None:
+    shutil.copytree(whole, tmp_path / "other")
+    end, bodies = facts(tmp_path / "other")
+    data, chance = (whole / QUEUE).read_bytes(), random.Random(seed)
+    for number in range(30):
+        copy = tmp_path / f"zeros {number}"
+        shutil.copytree(whole, copy)
+        place, size = 7 * UNIT + 2 * number, chance.choice([1, 8, 52, 300])
+        harmed = data[:place] + bytes(size) + data[place + size :]
+        (copy / QUEUE).write_bytes(harmed[: len(data)])
+        store = opened(copy)
+        assert store.log.end == end, (place, size)
+        assert [message.body for message, _ in log_records(store)] == bodies
+        store.abandon()
+        shutil.rmtree(copy)
+
+
+def test_a_record_of_another_length_than_its_entry_says_is_not_read(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    position = append(store, stored(b"x"))
+    size_bytes = store.log.end - position
+    append(store, stored(b"y"))
+    assert store.log.record(position, size_bytes).body == b"x"
+    with pytest.raises(BadFieldError, match="another length"):
+        store.log.record(position, size_bytes + 1)
+    store.close()
+
+
+def test_a_queue_whose_beginning_was_being_filled_in_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    for number in range(330):
+        append(store, stored(b"%d" % number * 100))
+    store.log.segments.delete_before(2 * SMALL.commit_log_file_bytes)
+    first = log_records(store)[0][0].queue_offset
+    assert first > 20
+    store.close()
+    write_at = LiveSegments.write_at
+    for written in (0, 1, 7, first - 1):
+        shutil.rmtree(tmp_path / "consumequeue")
+
+        def killed(row: LiveSegments, offset: int, data: bytes, count: int = written) -> None:
+            if data[:UNIT] != PRE_BLANK:
+                write_at(row, offset, data)
+                return
+            write_at(row, offset, data[: count * UNIT])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(LiveSegments, "write_at", killed)
+        with pytest.raises(KeyboardInterrupt):
+            opened(tmp_path)
+        monkeypatch.undo()
+        again = opened(tmp_path)
+        [read] = again.topic("orders").read(0, first, 1)
+        assert read.queue_offset == first
+        queue = again.queue("orders", 0)
+        assert (queue.min_offset, queue.max_offset) == (first, 330)
+        again.close()
+
+
+@pytest.mark.parametrize("offset", [1 << 40, LONG_MAX - 10, LONG_MAX])
+def test_an_entry_beyond_what_64_bits_hold_is_cut(tmp_path: Path, offset: int) -> None:
+    store = opened(tmp_path)
+    for number in range(3):
+        append(store, stored(b"%d" % number))
+    store.abandon()
+    unit = QUEUE_UNIT.encode(commit_log_offset=offset, size_bytes=100, tags_code=0)
+    with (tmp_path / QUEUE).open("r+b") as file:
+        file.seek(3 * UNIT)
+        file.write(unit)
+    again = opened(tmp_path)
+    assert len(require_sound(again)) == 3
+    assert again.recovery.cut == 1
+    again.abandon()
+    entries = QueueEntries(np.frombuffer(unit, QUEUE_UNIT.dtype), 0, 0)
+    assert entries.indexed_end == min(offset + 100, LONG_MAX)
+
+
+def test_whole_records_behind_a_damaged_one_are_kept_in_a_file_and_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = opened(path)
+    places = [append(store, stored(b"%d" % number * 300)) for number in range(60)]
+    end = store.log.end
+    store.abandon()
+    whole_log = b"".join(file.read_bytes() for file in sorted((path / "commitlog").iterdir()))
+    with (path / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(places[9] + 150)
+        file.write(b"\xff")
+    again = opened(path)
+    saved = again.recovery.saved
+    assert again.log.end == places[9]
+    assert saved is not None
+    kept = saved.read_bytes()
+    assert kept[places[10] - places[9] : end - places[9]] == whole_log[places[10] : end]
+    assert str(saved) in "".join(map(str, queue_findings(again)))
+    again.close()
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_a_log_whose_files_are_gone_is_refused(tmp_path: Path, end: str) -> None:
+    store = opened(tmp_path)
+    append(store, stored(b"x"))
+    append(store, stored(b"y"))
+    store.flush()
+    store.close() if end == "closed" else store.abandon()
+    (tmp_path / "commitlog" / ("0" * 20)).unlink()
+    with pytest.raises(SourceError, match="no commit log file is there"):
+        opened(tmp_path)
