@@ -46,6 +46,7 @@ from migrate.store_backup import (
 from migrate.store_owner import require_owner
 from migrate.undo_change import refuse_moved
 from migrate.verify_settings import ConversionSettings, read_settings
+from migrate.whole_target import require_whole
 
 PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 _COUNTS = ("queued", "pending", "already_delivered", "expired")
@@ -104,13 +105,15 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     """Plan, and with ``execute`` do, the retirement of ``source`` after its conversion to
     ``target``.
 
-    Raises SourceError for a side that cannot be read or is in use, PlanError when the target is not
-    of this source or the source has changed, LeftBehindError when messages lie between those that
-    were converted, and TargetError. Twice is fine.
+    Raises SourceError for a side that cannot be read, a source in use, and a target whose files do
+    not hold what its report says; PlanError when the target is not of this source or the source has
+    changed, LeftBehindError when messages lie between those that were converted, and TargetError.
+    Twice is fine.
     """
     root = StoreRoot(source)
     require_pair(source, target)
     conversion = _Conversion.read(StoreRoot(target), root)
+    require_whole(StoreRoot(target), conversion.settings, conversion.in_target)
     if not execute:
         with root.shared_lock():
             return _plan(root, target, conversion, PLANNED)[0]
@@ -164,28 +167,33 @@ def _begun(root: StoreRoot) -> Change | None:
 
 @attrs.frozen
 class _Conversion:
-    """What a target's report says of its conversion."""
+    """What a target's report says of its conversion; ``in_target`` counts what it holds of all
+    sources.
+    """
 
     path: Path
     settings: ConversionSettings
     levels: Mapping[int, LevelReport]
     source_log: tuple[tuple[str, int, int, int], ...]
+    in_target: int
 
     @classmethod
     def read(cls, target: StoreRoot, source: StoreRoot) -> "_Conversion":
         """Raises SourceError, also for a store that the target was not made from, FormatError."""
         settings = read_settings(target, source)
         path = target.own / CONVERSION_NAME
-        facts = share_of(read_marker(target), source, path)
+        marker = read_marker(target)
+        facts = share_of(marker, source, path)
         try:
             levels = {level.level: level for level in map(_level_report, facts["levels"])}
             log = tuple(
                 (str(name), int(size), int(modified_ns), int(first_head))
                 for name, size, modified_ns, first_head in facts["request"]["source_log"]
             )
+            in_target = int(marker["converted"])
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError("not the report of a conversion", path=path) from error
-        return cls(path, settings, levels, log)
+        return cls(path, settings, levels, log, in_target)
 
     def has_chosen(self, level: int) -> bool:
         """Whether the conversion was about this level."""

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import attrs
 import pytest
 
 from legacy_levels.level_backlog import read_backlog
+from message_store.clock import ManualClock
+from message_store.delay_store import AfterMs
 from message_store.errors import (
     FormatError,
     OptionsError,
@@ -22,16 +25,20 @@ from message_store.errors import (
     SourceError,
     UncleanStoreError,
 )
+from message_store.message import Message
 from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
 from migrate.convert import convert
 from migrate.retire import LeftBehindError, retire
 from migrate.rollback import roll_back
-from migrate.settings import TargetSettings
+from migrate.settings import ENGINES, HIERARCHY, TargetSettings
+from migrate.staged_output import UNFINISHED_WHEEL
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.raw_files import read_config
 from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack
-from tests.migrate.conversions import options_for
+from tests.migrate.conversions import SMALL, options_for
 from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+from timer_wheel.wheel_store import WheelStore
 
 NOW_MS = T0 + 500
 FIRST = LevelMessage(level=3, body=b"delivered before")
@@ -308,3 +315,115 @@ def test_a_real_source_is_retired(name: str, tmp_path: Path) -> None:
     assert report.converted == len(store.pending_in_levels())
     assert pending_of(store.root) == 0
     assert (store.root / "abort").exists() == crashed
+
+
+# --- a target that is not whole -------------------------------------------------------------------
+
+
+def every_file(target: Path) -> list[Path]:
+    """The files of a target that hold messages or lead to them."""
+    places = ("commitlog", "consumequeue", "timerlog", "timerwheel")
+    return [
+        path
+        for place in places
+        for path in (target / place, *sorted((target / place).rglob("*")))
+        if path.is_file()
+    ]
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def zeros(path: Path) -> None:
+    size = path.stat().st_size
+    path.write_bytes(bytes(size))
+
+
+def halved(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("harm", [gone, zeros, halved])
+@pytest.mark.parametrize("to", ENGINES)
+def test_a_target_that_lost_any_of_its_files_retires_nothing(
+    source: Path, harm: Callable[[Path], None], to: str
+) -> None:
+    target = converted(source, to=to)
+    before = tree(source)
+    kept = target.parent / "kept"
+    shutil.copytree(target, kept)
+    harmed = 0
+    for path in every_file(target):
+        if path.name == "timerwheel" and (to == HIERARCHY or harm is zeros):
+            continue  # what stands there keeps brokers away; slots are what verify looks at
+        harm(path)
+        harmed += 1
+        for execute in (False, True):
+            with pytest.raises(SourceError, match="does not hold what its report says"):
+                retire(source, target, execute=execute)
+        assert tree(source) == before, path
+        shutil.rmtree(target)
+        shutil.copytree(kept, target)
+    assert harmed >= 2
+    assert retire(source, target, execute=True).state == "done"
+
+
+@pytest.mark.parametrize("names", [("commitlog", "timerlog", "consumequeue"), ("commitlog",)])
+def test_a_target_without_its_log_retires_nothing(source: Path, names: Sequence[str]) -> None:
+    target = converted(source)
+    for name in names:
+        shutil.rmtree(target / name)
+    (target / "commitlog").mkdir()
+    before = tree(source)
+    with pytest.raises(SourceError, match="does not hold what its report says"):
+        retire(source, target, execute=True)
+    assert tree(source) == before
+
+
+def test_a_target_whose_wheel_is_the_stub_retires_nothing(source: Path) -> None:
+    target = converted(source)
+    (target / "timerwheel").write_bytes(UNFINISHED_WHEEL)
+    with pytest.raises(SourceError, match="no wheel is there"):
+        retire(source, target, execute=True)
+
+
+def test_a_target_without_its_index_retires_nothing(source: Path) -> None:
+    target = converted(source, to=HIERARCHY)
+    shutil.rmtree(target / "delaywheel/hierarchy/index")
+    with pytest.raises(SourceError, match="no index is there"):
+        retire(source, target, execute=True)
+
+
+def test_a_target_that_holds_more_without_having_been_opened_retires_nothing(source: Path) -> None:
+    target = converted(source)
+    path = target / "delaywheel/conversion.json"
+    facts = json.loads(path.read_text())
+    facts["converted"] -= 1
+    path.write_text(json.dumps(facts))
+    with pytest.raises(SourceError, match="holds more messages than"):
+        retire(source, target, execute=True)
+
+
+@pytest.mark.parametrize("deliver", [False, True])
+def test_a_target_that_was_opened_and_took_more_retires_its_source(
+    source: Path, deliver: bool
+) -> None:
+    target = converted(source)
+    clock = ManualClock(NOW_MS)
+    settings = StoreSettings(
+        commit_log_file_bytes=SMALL.commit_log_file_bytes, queue_file_bytes=SMALL.queue_file_bytes
+    )
+    with WheelStore.open(target, clock=clock, settings=settings) as store:
+        store.schedule(Message(topic="TopicC", body=b"more"), AfterMs(5_000))
+        if deliver:
+            clock.tick(60_000)
+            assert store.advance(clock.now_ms())
+    assert retire(source, target, execute=True).state == "done"
+    assert pending_of(source) == 0
+
+
+def test_an_empty_conversion_retires_nothing_and_is_right(tmp_path: Path) -> None:
+    build_level_store(tmp_path / "source", [FIRST], offsets={3: 1})
+    target = converted(tmp_path / "source")
+    assert retire(tmp_path / "source", target, execute=True).state == "nothing to do"
