@@ -3,9 +3,10 @@
 
 delayOffset.json says how far each level came, and not when: after a kill the copies in the log that
 it knows of cannot be told from those that it does not. So beside it, among delaywheel's own files,
-stands what it cannot say. Two such marks are kept. The flushed one was synced after the log; the
-latest one survives a kill but maybe no loss of power, after which it may be ahead of the log, also
-of one that has grown again since: so it says which record was the last.
+stands what it cannot say. Two such marks are kept, each with a checksum of its text. The flushed
+one was synced after the log. The latest one survives a kill, but maybe no loss of power: it may
+then be ahead of a log that has grown again since. So a mark also has a checksum of the last record
+before it.
 """
 
 import json
@@ -26,6 +27,7 @@ FLUSHED_NAME = "levels-flushed.json"
 LATEST_NAME = "levels-latest.json"
 
 _MARK_BYTES = 4_096
+_CHECKSUM = "checksum"
 
 Run = tuple[int, int]
 """The first of some queue offsets that follow each other, and how many they are."""
@@ -51,12 +53,15 @@ class DeliveryMark:
     last_head: int = 0
 
     def encode(self) -> bytes:
-        """The file's text."""
-        return json.dumps(attrs.asdict(self)).encode()
+        """The file's text: JSON, and in it a checksum of the JSON without that."""
+        facts = attrs.asdict(self)
+        return json.dumps({**facts, _CHECKSUM: crc32(json.dumps(facts).encode())}).encode()
 
     @classmethod
     def decode(cls, text: bytes) -> "DeliveryMark | None":
-        """What a file says; None for one that is torn.
+        """What a file says; None for one that is torn or changed.
+
+        Older files have no checksum.
 
         >>> mark = DeliveryMark(100, {3: 7}, (1, 2), {3: 9}, {3: [(8, 1)]})
         >>> DeliveryMark.decode(mark.encode()) == mark, DeliveryMark.decode(b'{"log_e')
@@ -64,6 +69,9 @@ class DeliveryMark:
         """
         try:
             facts: Any = json.loads(text)
+            told = facts.pop(_CHECKSUM, None)
+            if told not in (None, crc32(json.dumps(facts).encode())):
+                return None
             return cls(
                 log_end=int(facts["log_end"]),
                 offsets={int(level): int(at) for level, at in facts["offsets"].items()},
@@ -131,28 +139,26 @@ def write_mark(root: Path, name: str, mark: DeliveryMark, *, is_durable: bool) -
         replace_file(path, text, is_durable=is_durable)
 
 
-def mark_to_trust(root: Path, table: bytes | None, log: LiveLog) -> DeliveryMark | None:
-    """What to go on from after a kill; None where delayOffset.json alone is to be believed.
+def mark_to_trust(root: Path, log: LiveLog) -> DeliveryMark | None:
+    """The newest mark that this log bears out; None where there is none.
 
-    The latest mark counts where it belongs to this delayOffset.json and to this log; the flushed
-    one whenever the log is as long as it says, because what was delivered since is found behind it,
-    whoever did it.
+    What was delivered since is found in the log behind it, whoever did it. The flushed mark was
+    synced after the log. It counts unless another record stands where its last one was: there may
+    have been none yet, or retention has taken it.
     """
     latest, flushed = read_mark(root, LATEST_NAME), read_mark(root, FLUSHED_NAME)
-    if latest and latest.is_of(log) and checksum(table) in latest.tables:
-        return latest
+    believed = [latest] if latest and latest.is_of(log) else []
     if flushed and flushed.log_end <= log.end:
-        return flushed
-    return None
+        may_be_checked = flushed.last_head and flushed.last_start >= log.min_offset
+        believed += [flushed] if flushed.is_of(log) or not may_be_checked else []
+    return max(believed, key=lambda mark: mark.log_end, default=None)
 
 
-def is_another_log(root: Path, table: bytes | None, log: LiveLog) -> bool:
-    """Whether the log is not as it was at the latest mark, while this delayOffset.json stayed.
-
-    So it is when the levels were killed, or lost power, and the other engine then closed the store
-    in order.
-    """
-    latest = read_mark(root, LATEST_NAME)
-    if latest is None or checksum(table) not in latest.tables:
-        return False
-    return latest.log_end != log.end or not latest.is_of(log)
+def level_ends(root: Path, log: LiveLog) -> dict[int, int]:
+    """Where each level queue ended at least, as the marks know it."""
+    latest, flushed = read_mark(root, LATEST_NAME), read_mark(root, FLUSHED_NAME)
+    ends: dict[int, int] = {}
+    for mark in (flushed, latest if latest and latest.is_of(log) else None):
+        for level, end in (mark.ends if mark else {}).items():
+            ends[level] = max(end, ends.get(level, 0))
+    return ends

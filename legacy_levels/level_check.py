@@ -75,8 +75,8 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
             state.table.describe(level),
             f"its queue had lost {counted(count, *_ENTRIES)} when the store was opened",
             "a broker does not deliver such messages; this store has made"
-            f" {counted(losses.brought_back, *_ENTRIES)} anew, among them those of messages taken"
-            " back",
+            f" {counted(losses.brought_back.get(level, 0), *_ENTRIES)} anew, among them those of"
+            " messages taken back",
             "find out what was removed",
         )
     yield from queue_findings(state.live)
@@ -84,6 +84,15 @@ def _of_losses(state: LevelState) -> Iterator[Finding]:
 
 
 def _of_offsets(state: LevelState) -> Iterator[Finding]:
+    if state.distrust is not None:
+        yield Finding(
+            Severity.WARNING,
+            str(state.found.main.path),
+            f"it was not believed when the store was opened: {state.distrust}",
+            "a broker would have repeated or passed over messages; this store went on from its own"
+            " marks, and has written the file anew",
+            "find out who changed it; offsets='main' or --offsets main believes it",
+        )
     for file in (state.found.main, state.found.backup):
         if file.damage is not None and file.problem is not None:
             yield Finding(

@@ -49,10 +49,14 @@ class _Snapshot:
     last_start: int
     last_head: int
 
-    def says_the_same(self, other: _Snapshot) -> bool:
+    def has_same_deliveries(self, other: _Snapshot) -> bool:
         """Whether nothing was delivered between the two, and the log is not much longer."""
         is_near = self.log_end - other.log_end < _LOG_BYTES_A_MARK
         return self.offsets == other.offsets and not self.done and is_near
+
+    def says_the_same(self, other: _Snapshot) -> bool:
+        """Whether nothing was delivered between the two, and nothing appended."""
+        return self.has_same_deliveries(other) and self.log_end == other.log_end
 
 
 class LevelProgress:
@@ -114,29 +118,37 @@ class LevelProgress:
         with self._writing, live.lock:
             try:
                 if not live.is_closed and not live.log.is_broken:
-                    self._flush()
+                    self._flush(is_last=True)
             except BaseException:
                 live.abandon()
                 raise
             live.close()
 
-    def _flush(self) -> None:
+    def _flush(self, *, is_last: bool = False) -> None:
+        """Where messages only came in, a flush costs one mark that is not synced: the log has all
+        that it says. The last flush leaves marks that name the very end of the log.
+        """
         live = self._state.live
         with live.lock:
             live.require_open()
             now = self._snapshot()
         live.sync_log()
-        is_new = self._flushed is None or not now.says_the_same(self._flushed)
+        is_new = self._flushed is None or not now.has_same_deliveries(self._flushed)
+        if is_last and self._flushed is not None:
+            is_new |= not now.says_the_same(self._flushed)
         if now.done:
             self._put(now, is_durable=True)
             with live.lock:
                 self._neutralise(now)
         live.flush()
         self._state.skipped.save()
-        if is_new and not now.done:
-            self._put(now, is_durable=True)
         if is_new:
+            if not now.done:
+                self._put(now, is_durable=True)
             self._latest = self._flushed = now
+        elif self._latest is None or not now.says_the_same(self._latest):
+            self._put(now, is_durable=False)
+            self._latest = now
 
     def _snapshot(self) -> _Snapshot:
         # The log of a store in doubt may hold deliveries that nobody has counted.

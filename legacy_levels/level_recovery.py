@@ -7,7 +7,8 @@ equal messages are each delivered once (``reconcile``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import attrs
 import numpy as np
@@ -31,6 +32,10 @@ class _Candidates:
     commit_log_offset: Int64Array
     size_bytes: Int64Array
     due_ms: Int64Array
+    is_counted: Int64Array
+
+
+_NOTHING_COUNTED: Mapping[int, int] = MappingProxyType({})
 
 
 def delivered_already(
@@ -38,15 +43,17 @@ def delivered_already(
     log: LiveLog,
     *,
     since: int | None,
+    counted: Mapping[int, int],
     newest_ms: int,
     at_once_ms: int,
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the scanners know of every delivery; None where
-    only times can tell. ``newest_ms`` is a time before which no copy was stored that is not in the
-    log: what is due later is not looked for. ``at_once_ms`` is the delay of the level that what is
-    due at once waits in.
+    only times can tell. ``counted`` are offsets of each level that a broker saved: what lies before
+    them it delivered at whatever time. ``newest_ms`` is a time before which no copy was stored that
+    is not in the log: what is due later is not looked for. ``at_once_ms`` is the delay of the level
+    that what is due at once waits in.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
@@ -62,7 +69,7 @@ def delivered_already(
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
             last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            found = _candidates(scanners, last_ms, at_once_ms)
+            found = _candidates(scanners, last_ms, at_once_ms, counted)
             delivered = _match(reader, found, copies)
     return {
         scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
@@ -71,15 +78,19 @@ def delivered_already(
 
 
 def _candidates(
-    scanners: Iterable[LevelScanner], newest_ms: int, at_once_ms: int = 0
+    scanners: Iterable[LevelScanner],
+    newest_ms: int,
+    at_once_ms: int = 0,
+    counted: Mapping[int, int] = _NOTHING_COUNTED,
 ) -> _Candidates:
-    """What waits and is, or may have been, due by then."""
+    """What waits and is, or may have been, due by then, and what is counted as delivered."""
     rows: list[Int64Array] = []
     for scanner in scanners:
         for first, units, waits in scanner.waiting():
             due_ms = units["tags_code"].astype(np.int64)
             sooner_ms = at_once_ms if scanner.level == AT_ONCE_LEVEL else 0
-            chosen = np.flatnonzero(waits & (due_ms - sooner_ms <= newest_ms))
+            is_counted = first + np.arange(len(units)) < counted.get(scanner.level, 0)
+            chosen = np.flatnonzero(waits & (is_counted | (due_ms - sooner_ms <= newest_ms)))
             picked = units[chosen]
             rows.append(
                 np.stack(
@@ -89,16 +100,18 @@ def _candidates(
                         picked["commit_log_offset"].astype(np.int64),
                         picked["size_bytes"].astype(np.int64),
                         due_ms[chosen],
+                        is_counted[chosen],
                     ]
                 )
             )
-    table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0), np.int64)
+    table = np.concatenate(rows, axis=1) if rows else np.zeros((6, 0), np.int64)
     table = table[:, np.argsort(table[2], kind="stable")]
     return _Candidates(*(np.ascontiguousarray(row) for row in table))
 
 
 def _match(reader: SegmentReader, found: _Candidates, copies: LogNotes) -> BoolArray:
-    """Which of these have a copy that lies behind them in the log and is not older than their time.
+    """Which of these have a copy that lies behind them in the log and is not older than their time,
+    unless a broker counts them as delivered: it delivers early after its clock was set back.
 
     Times alone do not tell: within one millisecond a message may be delivered and its like be
     scheduled. What was due at once is known by its entry alone: where that was lost with the power
@@ -111,6 +124,7 @@ def _match(reader: SegmentReader, found: _Candidates, copies: LogNotes) -> BoolA
     behind = np.searchsorted(copies.commit_log_offset, found.commit_log_offset, "right")
     behind = behind.astype(np.int64)
     in_time = np.maximum(behind, np.searchsorted(newest_ms, found.due_ms))
+    in_time = np.where(found.is_counted == 1, behind, in_time)
     places = np.arange(len(newest_ms), dtype=np.int64)
     delivered[rows] = match_copies(digests[rows], in_time[rows], copies.digests, places)
     if delivered.sum() < len(places):

@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an open level store consists of, and how it is found when it is opened.
 
-Where the levels stand is told by delayOffset.json after an orderly stop, and by the marks beside it
-and the log's own copies after a kill (``delivery_marks``, ``level_recovery``).
+Where the levels stand is told by delayOffset.json, by the marks beside it (``level_start``), and
+after a kill by the log's own copies (``level_recovery``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
-from legacy_levels.delay_offsets import (
-    DelayOffsets,
-    OffsetsChoice,
-    OffsetsFile,
-    read_delay_offsets,
-)
-from legacy_levels.delivery_marks import Run, from_runs, is_another_log, mark_to_trust
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
+from legacy_levels.delivery_marks import from_runs
 from legacy_levels.due_search import DueRuns
 from legacy_levels.level_losses import Losses, bring_back
 from legacy_levels.level_queues import levels_with_queue
@@ -31,13 +24,12 @@ from legacy_levels.level_repair import (
 )
 from legacy_levels.level_rules import AT_ONCE_LEVEL, LevelRules
 from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
 from legacy_levels.skipped_messages import SkippedMessages
 from message_store.consume_queue import QUEUE_UNIT, Int64Array
 from message_store.delay_levels import DelayLevels
-from message_store.errors import SourceError
 from message_store.properties import LEVEL_TOPIC
-from message_store.small_files import read_small_file
 
 if TYPE_CHECKING:
     from message_store.live_queue import LiveQueue
@@ -57,10 +49,10 @@ class Correction:
 class LevelState:
     """The levels of one open store.
 
-    ``found`` is what delayOffset.json said; ``corrections`` are offsets of it that lay outside
-    their queues, ``losses`` what files lacked. ``already_delivered`` is how much of what they say
-    waits was delivered before a kill, ``to_repeat`` the queue offsets of that where it will be
-    delivered again.
+    ``found`` is what delayOffset.json said, ``distrust`` why the marks are believed instead;
+    ``corrections`` are offsets that lay outside their queues, ``losses`` what files lacked.
+    ``already_delivered`` is how much of what the offsets say waits was delivered before a kill,
+    ``to_repeat`` the queue offsets of that where it will be delivered again.
     """
 
     live: LiveStore
@@ -70,6 +62,7 @@ class LevelState:
     scanners: dict[int, LevelScanner]
     skipped: SkippedMessages
     losses: Losses = attrs.field(factory=Losses)
+    distrust: str | None = None
     corrections: list[Correction] = attrs.field(factory=list)
     already_delivered: int = 0
     to_repeat: dict[int, Int64Array] = attrs.field(factory=dict)
@@ -111,12 +104,14 @@ def open_levels(
     the level table does not fit.
     """
     losses = bring_back(live)
-    start = _where_to_start(live, offsets_choice)
+    start = where_to_start(live, offsets_choice)
     levels = set(range(1, live.levels.max_level + 1))
     if rules.on_table_change != "broker":
         levels |= set(levels_with_queue(live.root.path))
     skipped = SkippedMessages(live.root.path)
-    state = LevelState(live, live.levels, rules, start.found, {}, skipped, losses=losses)
+    state = LevelState(
+        live, live.levels, rules, start.found, {}, skipped, losses=losses, distrust=start.distrust
+    )
     for level in sorted(levels):
         state.scanners[level] = _scanner(state, level, start)
         if not live.was_clean:
@@ -124,53 +119,13 @@ def open_levels(
         repair_due_times(live, state.scanners[level])
     if rules.on_table_change == "refuse":
         refuse_another_table(live, state.scanners.values())
-    if not live.was_clean or start.since is not None:
+    is_known = live.was_clean if start.since is None else start.since >= live.log.end
+    if not is_known:
         _settle_after_kill(state, start)
     return state
 
 
-@attrs.frozen(eq=False)
-class _Start:
-    """What the offsets are, what was delivered behind them, and the place in the log that they
-    belong to, if that is known.
-    """
-
-    found: DelayOffsets
-    offsets: Mapping[int, int]
-    since: int | None = None
-    done: Mapping[int, Sequence[Run]] = attrs.field(factory=dict)
-
-
-def _where_to_start(live: LiveStore, choice: OffsetsChoice) -> _Start:
-    root = live.root.path
-    if choice is not OffsetsChoice.AUTO:
-        chosen = read_delay_offsets(root, choice)
-        return _Start(chosen, chosen.offsets)
-    found = _broker_offsets(root)
-    path = live.root.config_file("delayOffset.json")
-    table = read_small_file(path)
-    is_in_doubt = not live.was_clean or found is None or found.main.problem is not None
-    is_in_doubt = is_in_doubt or is_another_log(root, table, live.log)
-    if is_in_doubt and not live.settings.repeat_after_kill:
-        mark = mark_to_trust(root, table, live.log)
-        if mark is not None:
-            nothing = OffsetsFile(path, None, "not used")
-            known = found or DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
-            return _Start(known, mark.offsets, mark.log_end, mark.done)
-    if found is None:
-        found = read_delay_offsets(root)
-    return _Start(found, found.offsets)
-
-
-def _broker_offsets(root: Path) -> DelayOffsets | None:
-    """What a broker would start from; None where it would not start."""
-    try:
-        return read_delay_offsets(root)
-    except SourceError:
-        return None
-
-
-def _scanner(state: LevelState, level: int, start: _Start) -> LevelScanner:
+def _scanner(state: LevelState, level: int, start: Start) -> LevelScanner:
     """A level from its offset on, moved into the queue as a broker corrects it."""
     queue = state.queue(level)
     stored = start.offsets.get(level, 0)
@@ -192,7 +147,7 @@ def _waited(queue: LiveQueue, from_offset: int, to_offset: int, done: Int64Array
     return bool(len(np.setdiff1d(places, done)))
 
 
-def _settle_after_kill(state: LevelState, start: _Start) -> None:
+def _settle_after_kill(state: LevelState, start: Start) -> None:
     """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
     from legacy_levels.level_recovery import delivered_already
 
@@ -201,7 +156,12 @@ def _settle_after_kill(state: LevelState, start: _Start) -> None:
     scanners = list(state.scanners.values())
     at_once_ms = state.table.delay_ms(AT_ONCE_LEVEL)
     found = delivered_already(
-        scanners, log, since=start.since, newest_ms=newest_ms, at_once_ms=at_once_ms
+        scanners,
+        log,
+        since=start.since,
+        counted=start.counted,
+        newest_ms=newest_ms,
+        at_once_ms=at_once_ms,
     )
     state.already_delivered = sum(map(len, found.values()))
     if state.live.settings.repeat_after_kill:

@@ -5,6 +5,7 @@
 """
 
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def test_what_was_persisted_is_loaded_and_corrected_to_what_is_there(
         assert store.state.found.offset_of(1) == 3
         assert store.state.corrections == []
     text = (tmp_path / "config" / "delayOffset.json").read_text()
+    shutil.rmtree(tmp_path / "delaywheel")  # as a broker leaves it: no marks know better
     (tmp_path / "config" / "delayOffset.json").write_text(text.replace("1:3", "1:300"))
     with open_levels(tmp_path, "5s 8s", clock, dialect) as store:
         assert [each.corrected_offset for each in store.state.corrections] == [3]
