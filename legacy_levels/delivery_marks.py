@@ -41,7 +41,8 @@ class DeliveryMark:
     offsets of those whose units may not say so, the first and how many, run by run.
     ``tables`` are checksums of the delayOffset.json that it goes with: before that was written, and
     after. ``ends`` are the queue offsets where the level queues ended. ``last_start`` is where the
-    last record before ``log_end`` began, ``last_head`` what tells it from any other.
+    last record before ``log_end`` began, ``last_head`` what tells it from any other. ``table`` is
+    the level table in use.
     """
 
     log_end: int
@@ -51,6 +52,7 @@ class DeliveryMark:
     done: Mapping[int, Sequence[Run]] = attrs.field(factory=dict)
     last_start: int = -1
     last_head: int = 0
+    table: str = ""
 
     def encode(self) -> bytes:
         """The file's text: JSON, and in it a checksum of the JSON without that."""
@@ -83,6 +85,7 @@ class DeliveryMark:
                 },
                 last_start=int(facts.get("last_start", -1)),
                 last_head=int(facts.get("last_head", 0)),
+                table=str(facts.get("table", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None

@@ -180,6 +180,7 @@ class LevelProgress:
             {level: to_runs(done) for level, done in snapshot.done.items()},
             snapshot.last_start,
             snapshot.last_head,
+            self._state.table.text(),
         )
         root = self._state.live.root.path
         if is_durable:

@@ -8,7 +8,7 @@ belongs, and then delivers everything at once. That is replaced by the due time 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,14 +17,15 @@ from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS, shown_delays
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.commit_log import NO_TIME, read_store_times
-from message_store.consume_queue import QUEUE_UNIT, QueueEntries, UnitArray
-from message_store.delay_levels import format_delay
+from message_store.consume_queue import QUEUE_UNIT, Int64Array, QueueEntries, UnitArray
+from message_store.delay_levels import DelayLevels, format_delay
 from message_store.errors import OptionsError
 from message_store.properties import LEVEL_TOPIC
 from message_store.segment_files import SegmentReader
 
 if TYPE_CHECKING:
     from message_store.live_log import LiveLog
+    from message_store.live_queue import LiveQueue
     from message_store.live_store import LiveStore
 
 
@@ -99,24 +100,35 @@ def _with_both_halves(log: LiveLog, units: UnitArray) -> UnitArray:
     return whole
 
 
-def refuse_another_table(live: LiveStore, scanners: Iterable[LevelScanner]) -> None:
+def refuse_another_table(
+    live: LiveStore,
+    heads: Mapping[int, int],
+    rebuilt: Collection[int],
+    last_table: DelayLevels | None,
+) -> None:
     """Raise OptionsError where messages wait with another delay than the level table has.
 
-    A sample of each level's messages is looked at.
+    ``heads`` are the queue offsets from which each level waits. A sample of each level's messages
+    is looked at. Opening gives the ``rebuilt`` levels entries by the table. Where nothing that
+    waits in one shows its delay, the last that was delivered does, or the table of the last user.
     """
     table, problems = live.levels, []
     with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
-        for scanner in scanners:
-            if not len(scanner):
+        for level, head in heads.items():
+            queue = live.queue(LEVEL_TOPIC, level - 1)
+            if level > table.max_level:
+                if is_message(queue.units(head, queue.max_offset)).any():
+                    problems.append(f"messages wait in level {level}, which it does not have")
                 continue
-            if scanner.level > table.max_level:
-                problems.append(f"messages wait in level {scanner.level}, which it does not have")
-                continue
-            shown = _shown_delays_ms(reader, scanner) - {table.delay_ms(scanner.level)}
+            shown = set(_shown_delays_ms(reader, queue, head).tolist())
+            if not shown and level in rebuilt:
+                newest = max(queue.min_offset, queue.max_offset - _SAMPLES)
+                shown = set(_shown_delays_ms(reader, queue, newest)[-1:].tolist())
+                if not shown and last_table is not None and level <= last_table.max_level:
+                    shown = {last_table.delay_ms(level)}
             problems += [
-                f"{table.describe(scanner.level)} holds messages that are due after"
-                f" {format_delay(delay_ms)}"
-                for delay_ms in sorted(shown)
+                f"{table.describe(level)} holds messages that are due after {format_delay(delay)}"
+                for delay in sorted(shown - {table.delay_ms(level)})
             ]
     if problems:
         raise OptionsError(
@@ -126,11 +138,13 @@ def refuse_another_table(live: LiveStore, scanners: Iterable[LevelScanner]) -> N
         )
 
 
-def _shown_delays_ms(reader: SegmentReader, scanner: LevelScanner) -> set[int]:
-    """The delays that a sample of the waiting messages was stored with."""
-    places = np.linspace(scanner.head, scanner.queue.max_offset - 1, _SAMPLES)
+def _shown_delays_ms(reader: SegmentReader, queue: LiveQueue, first: int) -> Int64Array:
+    """The delays that a sample of the messages from one queue offset on was stored with."""
+    if first >= queue.max_offset:
+        return np.zeros(0, np.int64)
+    places = np.linspace(first, queue.max_offset - 1, _SAMPLES)
     chosen = np.unique(places.astype(np.int64)).tolist()
-    picked = np.concatenate([scanner.queue.units(at, at + 1) for at in chosen])
+    picked = np.concatenate([queue.units(at, at + 1) for at in chosen])
     sample = QueueEntries(picked[is_message(picked)], 0, 0)
     stored_ms = read_store_times(reader, sample.commit_log_offset, sample.size_bytes)
-    return set(shown_delays(sample.tags_code, stored_ms).tolist())
+    return shown_delays(sample.tags_code, stored_ms)

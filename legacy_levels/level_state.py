@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
-from legacy_levels.delivery_marks import from_runs
+from legacy_levels.delivery_marks import from_runs, mark_to_trust
 from legacy_levels.due_search import DueRuns
-from legacy_levels.level_losses import Losses, bring_back
+from legacy_levels.level_losses import Losses, bring_back, missing_entries
 from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.level_repair import (
     finish_half_neutral,
@@ -29,10 +29,12 @@ from legacy_levels.neutral_units import is_message
 from legacy_levels.skipped_messages import SkippedMessages
 from message_store.consume_queue import QUEUE_UNIT, Int64Array
 from message_store.delay_levels import DelayLevels
+from message_store.live_dispatch import Dispatcher
 from message_store.properties import LEVEL_TOPIC
 
 if TYPE_CHECKING:
     from message_store.live_queue import LiveQueue
+    from message_store.live_recovery import Extent
     from message_store.live_store import LiveStore
 
 
@@ -95,13 +97,35 @@ class LevelState:
         return min(found)
 
 
+def refuse_before_recovery(
+    live: LiveStore, extent: Extent, rules: LevelRules, offsets_choice: OffsetsChoice
+) -> None:
+    """Look whether the levels can be opened, and change nothing.
+
+    Recovery gives entries that are missing due times by the level table, and so does the repair of
+    due times: both would leave those of a wrong table on disk. Raises SourceError where the offsets
+    cannot be read, and OptionsError where messages wait that the level table does not fit.
+    """
+    start = where_to_start(live, offsets_choice)
+    if rules.on_table_change != "refuse":
+        return
+    ids = Dispatcher(live, {}).queue_ids(LEVEL_TOPIC, extent.dispatch_from, extent.end)
+    rebuilt = {queue_id + 1 for queue_id in ids} | missing_entries(live).keys()
+    heads = {
+        level: max(start.offsets.get(level, 0), live.queue(LEVEL_TOPIC, level - 1).min_offset)
+        for level in {*levels_with_queue(live.root.path), *rebuilt}
+    }
+    mark = mark_to_trust(live.root.path, live.log)
+    last_table = DelayLevels.parse(mark.table) if mark and mark.table else None
+    refuse_another_table(live, heads, rebuilt, last_table)
+
+
 def open_levels(
     live: LiveStore, rules: LevelRules, offsets_choice: OffsetsChoice = OffsetsChoice.AUTO
 ) -> LevelState:
     """Find where the levels of an open store stand.
 
-    Raises SourceError where the offsets cannot be read, and OptionsError where messages wait that
-    the level table does not fit.
+    What can be refused was refused by ``refuse_before_recovery``.
     """
     losses = bring_back(live)
     start = where_to_start(live, offsets_choice)
@@ -117,8 +141,6 @@ def open_levels(
         if not live.was_clean:
             finish_half_neutral(live, state.scanners[level])
         repair_due_times(live, state.scanners[level])
-    if rules.on_table_change == "refuse":
-        refuse_another_table(live, state.scanners.values())
     is_known = live.was_clean if start.since is None else start.since >= live.log.end
     if not is_known:
         _settle_after_kill(state, start)

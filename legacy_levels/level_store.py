@@ -9,6 +9,7 @@ level's is rounded up to the next; a longer one than the longest is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -24,7 +25,7 @@ from legacy_levels.level_progress import LevelProgress, neutralise
 from legacy_levels.level_rules import LevelRules
 from legacy_levels.level_scanner import NEVER_MS
 from legacy_levels.level_scheduling import LevelScheduling
-from legacy_levels.level_state import LevelState, open_levels
+from legacy_levels.level_state import LevelState, open_levels, refuse_before_recovery
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.closed_on_exit import ClosedOnExit
 from message_store.delay_store import (
@@ -92,13 +93,20 @@ class LevelStore(ClosedOnExit):
         becomes of a delay that is no level's: up to the next, or refused. ``offsets`` chooses which
         of the two offset files to believe, whatever a broker would. Raises StoreLockedError when
         somebody has it open, SourceError when it cannot be read, OptionsError when messages wait
-        that the level table does not fit, TargetError when the disk refuses.
+        that the level table does not fit, TargetError when the disk refuses. A store that is
+        refused stays as it was, to the byte.
         """
+        choice = OffsetsChoice(offsets)
         live = LiveStore.open(
-            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+            path,
+            clock=clock,
+            dialect=dialect,
+            settings=settings,
+            level_table=levels,
+            before_recovery=partial(refuse_before_recovery, rules=rules, offsets_choice=choice),
         )
         try:
-            store = cls(open_levels(live, rules, OffsetsChoice(offsets)), rounding)
+            store = cls(open_levels(live, rules, choice), rounding)
             store._progress.flush()
         except BaseException:
             # What was in order stays so; what was not is for the next who opens it.

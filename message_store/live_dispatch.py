@@ -99,6 +99,15 @@ class Dispatcher:
                     deal_with(queue, one_queue)
         return not self._lacks_beginning
 
+    def queue_ids(self, wanted: str, start: int, end: int) -> set[int]:
+        """The queues of a topic that records between these places belong to; changes nothing."""
+        return {
+            int(one_queue["queue_id"][0])
+            for rows in self._records(start, end)
+            for topic, one_queue in _by_queue(rows)
+            if topic == wanted
+        }
+
     def _records(self, start: int, end: int) -> Iterator[_Rows]:
         """What lies between two places where records begin, in the order of the log."""
         segments = self._store.log.segments

@@ -20,7 +20,7 @@ from message_store.forks import belongs_to_this_process
 from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
-from message_store.live_recovery import Recovery, recover, survey
+from message_store.live_recovery import Extent, Recovery, recover, survey
 from message_store.live_retention import LiveRetention
 from message_store.live_root import (
     Queues,
@@ -38,9 +38,16 @@ from message_store.store_root import StoreRoot, WriterLock
 from message_store.store_settings import StoreSettings
 from message_store.unsynced import GroupSync
 
+BeforeRecovery = Callable[["LiveStore", Extent], None]
+"""What looks at a store before anything of it is changed."""
+
 _SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 _DEFAULTS = StoreSettings()
 _MAX_QUEUE_HANDLES = 400
+
+
+def _look_at_nothing(_store: "LiveStore", _extent: Extent) -> None:
+    """Nothing has to be known before recovery."""
 
 
 class LiveStore:
@@ -61,6 +68,7 @@ class LiveStore:
         dialect: Dialect,
         settings: StoreSettings,
         levels: DelayLevels,
+        before_recovery: BeforeRecovery = _look_at_nothing,
     ) -> None:
         self.root = root
         self.clock = clock
@@ -83,7 +91,7 @@ class LiveStore:
         try:
             for topic, queue_id, _ in queue_directories(root):
                 self.queue(topic, queue_id).load(self.log.min_offset)
-            self.recovery: Recovery = self._recover()
+            self.recovery: Recovery = self._recover(before_recovery)
             self.losses = StoreLosses.found(self)
         except BaseException:
             self.abandon()
@@ -91,9 +99,12 @@ class LiveStore:
         self._pages_ahead = PagesAhead(self.log.segments, self.log.end)
         belongs_to_this_process(self)
 
-    def _recover(self) -> Recovery:
+    def _recover(self, before_recovery: BeforeRecovery) -> Recovery:
         """Make the store one that can be appended to, durably, before anything is appended."""
         extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+        files_end, self.log.end = self.log.end, extent.end
+        before_recovery(self, extent)
+        self.log.end = files_end  # recovery looks behind the end
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         recovery = recover(self, extent)
         self.sync_log()
@@ -110,10 +121,13 @@ class LiveStore:
         dialect: Dialect = Dialect.ROCKETMQ_5_5,
         settings: StoreSettings = _DEFAULTS,
         level_table: DelayLevels | None = None,
+        before_recovery: BeforeRecovery = _look_at_nothing,
     ) -> "LiveStore":
         """Open the store at ``path`` for writing, and make it when nothing is there.
 
-        A store that was not stopped cleanly is recovered first. Raises StoreLockedError when
+        A store that was not stopped cleanly is recovered first. ``before_recovery`` is called when
+        log and queues were looked at and nothing was changed: what it raises leaves the store as it
+        was. Raises StoreLockedError when
         somebody has it open, UnsupportedStoreError and SourceError for one that cannot be written
         to (the sentence says why; nothing is changed then), TargetError when the disk refuses.
         """
@@ -128,6 +142,7 @@ class LiveStore:
                 dialect=dialect,
                 settings=settings,
                 levels=level_table or DelayLevels.parse(),
+                before_recovery=before_recovery,
             )
         except BaseException:
             writer_lock.release()
