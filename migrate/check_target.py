@@ -12,9 +12,9 @@ from message_store.store_root import StoreRoot
 from migrate.check_picture import Picture
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import UNFINISHED, told_unfinished
+from migrate.publishing import is_stub
 from migrate.quarantined import Quarantine, find_quarantine
 from migrate.settings import TargetSettings
-from migrate.staged_output import is_stub
 from migrate.store_backup import unfinished_change
 from migrate.verify_settings import ConversionSettings, read_settings
 

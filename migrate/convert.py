@@ -30,6 +30,14 @@ from migrate.due_times import DueTimes
 from migrate.make_room import make_room, take_up
 from migrate.merge import marker_of, require_mergeable
 from migrate.plan import Amendments, Plan, implausible_due, make_plan
+from migrate.publishing import (
+    is_published,
+    publish,
+    refuse_links,
+    remove_unfinished,
+    require_own_publishing,
+    require_unused,
+)
 from migrate.report import ConversionReport, Seconds
 from migrate.run_request import known_amendments, mismatch
 from migrate.seal import seal, topic_demands
@@ -37,18 +45,12 @@ from migrate.settings import ConvertOptions
 from migrate.source_set import SourceSet
 from migrate.staged_output import (
     Staging,
-    clear_staging,
-    is_published,
     make_directory,
-    publish,
-    refuse_links,
     remove_empty,
-    remove_unfinished,
-    require_own_publishing,
-    require_unused,
     sole_writer,
     target_errors,
 )
+from migrate.store_owner import tidy_up
 from migrate.stored_plan import read_plan_facts
 from migrate.target_config import broker_conf, broker_settings, config_clashes
 from migrate.write import Receipt
@@ -180,7 +182,7 @@ class _Conversion:
         with target_errors(self.target.path):
             is_finished = (self.target.own / MARKER_NAME).exists()
         if is_finished:
-            clear_staging(self.staging)  # of a run that was stopped at its very end
+            tidy_up(self.staging, self.options.access)  # a run that was stopped at its very end
             raise TargetError(
                 f"{self.target.path}: already holds a finished conversion;"
                 " verify that one, or choose another directory"
@@ -283,10 +285,11 @@ class _Conversion:
         return attrs.evolve(report, warnings=warnings)
 
     def _finish(self, report: ConversionReport) -> None:
-        access, staging = self.options.access, self.staging.path
-        access.give(self.target.path, but=staging)
+        """Say that it is complete, then give everything away, in one walk: where the new owner may
+        write, nothing is written any more. What stops here is gone on with as long as the staging
+        place is there.
+        """
         replace_file(
             self.target.own / MARKER_NAME, json.dumps(marker_of(report), indent=1).encode()
         )
-        access.give(self.target.own, but=staging)
-        clear_staging(self.staging)
+        tidy_up(self.staging, self.options.access)

@@ -15,7 +15,8 @@ from migrate.conversion_marker import CONVERSION_NAME
 from migrate.report import ConversionReport
 from migrate.run_request import request_of
 from migrate.settings import ConvertOptions
-from migrate.staged_output import Staging, clear_staging, target_errors
+from migrate.staged_output import Staging, target_errors
+from migrate.store_owner import tidy_up
 
 
 def finished_before(options: ConvertOptions) -> ConversionReport | None:
@@ -53,5 +54,5 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
     with target_errors(target.path):
         is_left = staging.path.exists()
     if is_left:
-        clear_staging(staging)  # of a run that was stopped at its very end
+        tidy_up(staging, options.access)  # of a run that was stopped at its very end
     return attrs.evolve(report, source=str(options.source), target=str(options.target))

@@ -9,7 +9,8 @@ from message_store.small_files import is_directory, is_ordinary_file, is_present
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import refuse_unfinished_change
 from migrate.conversion_marker import CONVERSION_NAME
-from migrate.staged_output import Staging, signs_of_use
+from migrate.publishing import signs_of_use
+from migrate.staged_output import Staging
 from migrate.store_backup import IN_PLACE, changes_of
 
 WRITTEN_NAME = "written.json"

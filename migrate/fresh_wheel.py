@@ -14,23 +14,25 @@ from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import WRITTEN_NAME
-from migrate.row_output import create_row
-from migrate.staged_output import (
+from migrate.publishing import (
     PublishingNote,
-    Staging,
     begin_publishing,
-    clear,
-    clear_staging,
     forbid_start,
     is_published,
     is_publishing,
-    make_directory,
     publish,
     refuse_links,
-    remove_file,
     remove_unfinished,
     require_unused,
     signs_of_use,
+)
+from migrate.row_output import create_row
+from migrate.staged_output import (
+    Staging,
+    clear,
+    clear_staging,
+    make_directory,
+    remove_file,
     sole_writer,
     write_note,
 )

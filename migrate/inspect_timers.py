@@ -11,8 +11,8 @@ from message_store.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.printable import counted, shell_word
 from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
+from migrate.publishing import is_stub
 from migrate.settings import HIERARCHY, WHEEL
-from migrate.staged_output import is_stub
 from migrate.store_inspection import TimelineSummary, WheelSummary
 from timer_wheel.rocksdb_view import has_database
 from timer_wheel.timeline import Timeline, timeline_directory

@@ -9,16 +9,10 @@ from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import TargetError
 from migrate.disk_room import free_bytes
 from migrate.plan import Amendments, Plan
+from migrate.publishing import forbid_start, is_publishing, require_unused
 from migrate.row_output import create_row
 from migrate.settings import WHEEL
-from migrate.staged_output import (
-    Staging,
-    clear_staging,
-    forbid_start,
-    is_publishing,
-    require_unused,
-    target_errors,
-)
+from migrate.staged_output import Staging, clear_staging, target_errors
 from migrate.stored_plan import store_plan
 from timer_wheel.hierarchy.index_layouts import ID_ROW, WAITING_ROW
 from timer_wheel.timer_log import TIMER_UNIT, units_per_file

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
 from migrate.plan import Plan
+from migrate.publishing import publish
 from migrate.row_output import write_sparse
 from migrate.seal_index import seal_index
 from migrate.settings import WHEEL
-from migrate.staged_output import Staging, publish, sync_tree
+from migrate.staged_output import Staging, sync_tree
 from migrate.target_config import TopicDemand, config_files
 from migrate.write import Receipt
 from timer_wheel.timer_checkpoint import (

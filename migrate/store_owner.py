@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""To whom the files of a store belong: what is added to it has to be its broker's to open."""
+"""To whom the files of a store belong: what is added to it has to be its broker's to open.
 
+Whoever is given a directory may put links into it at once. So each file is opened once, without
+following links, and what is done to it is done to the open file.
+"""
+
+import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
 
 from message_store.errors import OptionsError, TargetError
 from message_store.store_root import StoreRoot
-from migrate.staged_output import target_errors
+from migrate.staged_output import Staging, clear_staging, target_errors
 
+_LOST_AND_FOUND = "lost+found"
 _MODE_BITS = 0o7777
 _READ_BITS = 0o444
 
@@ -34,26 +41,72 @@ class Access:
     def give(self, root: Path, *, but: Path) -> None:
         """Give everything below ``root``, and itself, to the owner; what is private stays so.
 
-        ``but`` is left alone. Directories can be entered by whoever may read. Raises TargetError.
+        ``but`` is left alone, and so are links, files that have another name as well, and
+        ``lost+found``. A directory is given after all that is in it, and can be entered by whoever
+        may read. Raises TargetError.
         """
         if self == Access():
             return
+        left = {but, root / _LOST_AND_FOUND}
         with target_errors(root):
-            for parent, _directories, files in os.walk(root):
-                place = Path(parent)
-                if place == but or but in place.parents:
-                    continue
-                self._give(place, is_directory=True)
-                for name in files:
-                    self._give(place / name, is_directory=False)
+            descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for each in _descriptors(descriptor, root, left):
+                self._give(each)
 
-    def _give(self, path: Path, *, is_directory: bool) -> None:
+    def _give(self, descriptor: int) -> None:
         if self.owner is not None:
-            os.chown(path, *self.owner, follow_symlinks=False)
-        is_private = path.stat(follow_symlinks=False).st_mode & 0o077 == 0
+            os.fchown(descriptor, *self.owner)
+        facts = os.fstat(descriptor)
+        is_private = facts.st_mode & 0o077 == 0
         if self.mode is not None and not is_private:
-            enter = (self.mode & _READ_BITS) >> 2 if is_directory else 0
-            path.chmod(self.mode | enter)
+            enter = (self.mode & _READ_BITS) >> 2 if stat.S_ISDIR(facts.st_mode) else 0
+            os.fchmod(descriptor, self.mode | enter)
+
+
+def tidy_up(staging: Staging, access: Access) -> None:
+    """The end of a conversion whose marker is there: its files given away, its staging place
+    removed. Nothing where that is gone already. Raises TargetError.
+    """
+    if os.path.lexists(staging.path):
+        access.give(staging.target.path, but=staging.path)
+        clear_staging(staging)
+
+
+def _descriptors(directory: int, path: Path, left: set[Path]) -> Iterator[int]:
+    """Everything below an open directory, then itself, each open for as long as it is looked at."""
+    try:
+        for name in sorted(os.listdir(directory)):
+            if path / name in left:
+                continue
+            is_directory = stat.S_ISDIR(
+                os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+            )
+            descriptor = _opened(name, directory, is_directory=is_directory)
+            if descriptor is None:
+                continue
+            if is_directory:
+                yield from _descriptors(descriptor, path / name, left)
+                continue
+            try:
+                facts = os.fstat(descriptor)
+                if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
+                    yield descriptor
+            finally:
+                os.close(descriptor)
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _opened(name: str, directory: int, *, is_directory: bool) -> int | None:
+    """A file or directory, open; None for a link, and for what cannot be opened so."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(name, flags | (os.O_DIRECTORY if is_directory else 0), dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENOENT):
+            return None
+        raise
 
 
 def require_owner(root: StoreRoot) -> None:

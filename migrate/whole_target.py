@@ -12,7 +12,7 @@ from message_store.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
 from message_store.segment_files import Segment, SegmentReader
 from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
-from migrate.staged_output import is_stub, signs_of_use
+from migrate.publishing import is_stub, signs_of_use
 from migrate.verify_settings import ConversionSettings
 from timer_wheel.hierarchy.ownership import index_path, read_active
 from timer_wheel.timer_log import TIMER_UNIT, unit_position

@@ -11,8 +11,8 @@ from typing import Any
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import DONE
 from migrate.in_place_checks import read_ends
+from migrate.publishing import UNFINISHED_WHEEL
 from migrate.settings import TargetSettings
-from migrate.staged_output import UNFINISHED_WHEEL
 from migrate.store_backup import RETIRE, Change, begin_change
 from tests.independent.level_store_builder import T0, LevelMessage
 from tests.migrate.check_case import Case

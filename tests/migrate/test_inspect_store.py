@@ -14,7 +14,7 @@ from message_store.delay_store import Pending
 from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
-from migrate.staged_output import UNFINISHED_WHEEL
+from migrate.publishing import UNFINISHED_WHEEL
 from migrate.store_inspection import StoreInspection
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, OrdinaryMessage
 from tests.independent.level_store_builder import T0, build_level_store

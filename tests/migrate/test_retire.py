@@ -29,10 +29,10 @@ from message_store.message import Message
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from migrate.convert import convert
+from migrate.publishing import UNFINISHED_WHEEL
 from migrate.retire import LeftBehindError, retire
 from migrate.rollback import roll_back
 from migrate.settings import ENGINES, HIERARCHY, TargetSettings
-from migrate.staged_output import UNFINISHED_WHEEL
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.raw_files import read_config
 from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack

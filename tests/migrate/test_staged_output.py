@@ -11,21 +11,23 @@ import pytest
 from message_store.errors import PlanError, TargetError
 from message_store.store_root import StoreRoot
 from migrate.disk_room import free_bytes
-from migrate.row_output import write_sparse
-from migrate.staged_output import (
+from migrate.publishing import (
     UNFINISHED_WHEEL,
-    Staging,
     begin_publishing,
-    clear_staging,
-    count_receipts,
     forbid_start,
     is_published,
-    load_array,
     names_in_the_way,
     publish,
     refuse_links,
     remove_unfinished,
     require_unused,
+)
+from migrate.row_output import write_sparse
+from migrate.staged_output import (
+    Staging,
+    clear_staging,
+    count_receipts,
+    load_array,
     save_array,
     write_note,
 )
@@ -218,7 +220,7 @@ def test_giving_up_leaves_what_is_not_ours(staging: Staging) -> None:
 
 
 def test_clearing_takes_the_plan_first(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(_directory: Path) -> None:
+    def stop(_directory: Path, **_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("migrate.staged_output.shutil.rmtree", stop)
