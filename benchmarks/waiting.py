@@ -3,7 +3,8 @@
 ``delaywheel compare``: what it costs to fill them, to open them again and to empty them.
 
 Each is closed once, killed once, and once killed on a machine that is then started again, so that
-nothing of its files is in the page cache.
+nothing of its files is in the page cache. And what it costs to find one message among those that
+wait in a store, as ``delaywheel pending --key`` does.
 """
 
 import argparse
@@ -20,7 +21,11 @@ from compare.observation import RaceSettings
 from compare.race import Race, run_race
 from compare.results import RaceResults
 from compare.workloads import Recipe, make_workload
+from legacy_levels.generate import generate_level_store
 from message_store.clock import stopwatch_s
+from migrate.convert import convert
+from migrate.pending import PendingFilter, pending_messages
+from migrate.settings import ConvertOptions
 
 ENDS = {
     RESTART: "closed",
@@ -52,6 +57,30 @@ def race(count: int, engine: str, directory: Path) -> RaceResults:
             directory=Path(name),
         )
         return run_race(wanted, _Said())
+
+
+_STOPPED_MS = 1_767_323_045_000
+_FILTERS = {
+    "--key": PendingFilter(key="in no message"),
+    "--topic": PendingFilter(topic="in no message"),
+    "--due-after": PendingFilter(due_after_ms=_STOPPED_MS + 10 * 86_400_000),
+}
+
+
+def listings(count: int, directory: Path) -> Iterator[dict[str, Any]]:
+    """How long a search that finds nothing takes, in levels and in the wheel made of them."""
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        levels, wheel = Path(name, "levels"), Path(name, "wheel")
+        generate_level_store(levels, messages=count, now_ms=_STOPPED_MS, body_bytes=_BODY_BYTES)
+        convert(ConvertOptions(source=levels, target=wheel, now_ms=_STOPPED_MS))
+        for kind, path in (("levels", levels), ("wheel", wheel)):
+            for flag, wanted in _FILTERS.items():
+                started_s = stopwatch_s()
+                found = sum(1 for _ in pending_messages(path, wanted, now_ms=_STOPPED_MS))
+                took_s = stopwatch_s() - started_s
+                if found:
+                    raise AssertionError(f"{kind}: {found} messages that nobody asked for")
+                yield {"store": kind, "messages": count, "filter": flag, "seconds": took_s}
 
 
 class _Said:
@@ -118,6 +147,15 @@ def race_rows(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str
         )
 
 
+LISTING_HEAD = ("store", "waiting", "filter", "s")
+
+
+def listing_rows(listed: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """A row a search."""
+    for one in listed:
+        yield one["store"], f"{one['messages']:,}", one["filter"], f"{one['seconds']:.2f}"
+
+
 _HOW = f"""Bodies of {_BODY_BYTES} bytes, put all at once, due evenly between {_LEAST_MS // 1_000} s
 and {_LONGEST_MS // 60_000} min later; slots of a second. By the virtual clock, so that nothing is
 waited for; a flush a second before each kill. Each was closed {_FIRST_END_MS // 1_000} s after the
@@ -134,6 +172,11 @@ def report_text(measured: Mapping[str, Any]) -> str:
         parts.append(f"## {race_told['messages']:,} messages")
         parts.append(table(OPENING_HEAD, opening_rows(engines)))
         parts.append(table(RACE_HEAD, race_rows(engines)))
+    if listed := measured.get("listings"):
+        parts.append(
+            "## A search that finds nothing\n\nBy `delaywheel pending`, once it has started."
+        )
+        parts.append(table(LISTING_HEAD, listing_rows(listed)))
     return "\n\n".join(parts)
 
 
@@ -141,6 +184,7 @@ def arguments() -> argparse.Namespace:
     """How much of everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--listed", type=int, default=4_000_000, help="how many to search among")
     parser.add_argument("--directory", type=Path, help="where to work; 10 million need 16 GB")
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args()
@@ -158,6 +202,8 @@ def main() -> None:
                 for engine in _ENGINES:  # one by one: what was measured is kept when it is ended
                     prewarm()
                     told["engines"] |= figures(race(count, engine, Path(name)))["engines"]
+            prewarm()
+            measured["listings"] = list(listings(options.listed, Path(name)))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists the messages that wait in a store, in its levels and in its wheel, the next due first.
 
-Places and due times come as columns, so that filters by level and time cost nothing; a record is
-decoded when it is its turn, by the scalar codec. Limitations: a topic or key is found by looking at
-every record, some 20,000 a second.
+Rows and due times come as columns, so filters by level and time cost nothing. What only a record
+can tell is asked of many at once, in log order; the records that may be meant are then decoded by
+the scalar codec, which decides.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import attrs
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.level_backlog import read_backlog
+from legacy_levels.waiting_records import are_plain_numbers, equals
 from message_store import properties as names
+from message_store.batch_codec import decode_batch
+from message_store.byte_column import ByteColumn
 from message_store.delay_store import Pending
 from message_store.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
+from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
 from message_store.segment_files import SegmentReader
 from message_store.small_files import is_directory, is_present
@@ -27,11 +35,19 @@ from message_store.store_root import StoreRoot
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
 from migrate.report import BadRecord
+from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from migrate.timer_due_times import timer_due_times
 from timer_wheel.wheel_reader import read_wheel_store
 
 NO_LEVEL = 0
 NOT_IN_A_LEVEL_QUEUE = -1
+
+_FIRST_ROWS: Final = 4_096
+"""With a limit, so many rows are asked first: mostly they are enough."""
+_GROWTH: Final = 8
+_TIME_DIGITS: Final = 13
+_REPLACED: Final = "\ufffd"
+"""Stands in decoded text for bytes that are no UTF-8, so a search by bytes would not find it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,6 +72,12 @@ class PendingFilter:
             and (self.due_after_ms is None or message.due_ms >= self.due_after_ms)
             and (self.due_before_ms is None or message.due_ms < self.due_before_ms)
         )
+
+    def needs_records(self, rows: "_Rows") -> bool:
+        """Whether rows alone do not tell what is asked for: on a wheel they give no exact time."""
+        has_window = self.due_after_ms is not None or self.due_before_ms is not None
+        asks_time = has_window and bool((rows.level == NO_LEVEL).any())
+        return asks_time or self.topic is not None or self.key is not None
 
     def window(self, rows: "_Rows") -> NDArray[np.bool_]:
         """Which rows may be asked for, by level and due time."""
@@ -85,6 +107,9 @@ class _Rows:
     earliest_ms: NDArray[np.int64]
     will_roll: NDArray[np.bool_]
 
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
     def rows(self, chosen: NDArray[np.int64]) -> "_Rows":
         return _Rows(*(column[chosen] for column in attrs.astuple(self)))
 
@@ -108,11 +133,125 @@ def pending_messages(
     store.require_readable()
     with store.shared_lock(), SegmentReader(store.commit_log) as log:
         rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))
-        chosen = np.flatnonzero(wanted.window(rows))
-        order = np.lexsort(
-            (rows.commit_log_offset[chosen], rows.due_ms[chosen], rows.will_roll[chosen])
-        )
-        yield from _decoded(log, rows.rows(chosen[order]), precision_ms, wanted)
+        rows = rows.rows(np.flatnonzero(wanted.window(rows)))
+        yield from _decoded(log, _candidates(log, rows, precision_ms, wanted), precision_ms, wanted)
+
+
+def _candidates(
+    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
+) -> Iterator[_Rows]:
+    """The rows whose records have to be decoded, the next due first, in pieces.
+
+    With a limit pieces grow: the first one is mostly enough.
+    """
+    if not wanted.needs_records(rows):
+        yield _in_order(rows)
+        return
+    if wanted.limit is None:
+        yield _in_order(rows.rows(_may_pass(log, rows, precision_ms, wanted)))
+        return
+    rows = _in_order(rows)
+    first, count = 0, _FIRST_ROWS
+    while first < len(rows):
+        part = rows.rows(np.arange(first, min(first + count, len(rows))))
+        yield part.rows(_may_pass(log, part, precision_ms, wanted))
+        first, count = first + count, count * _GROWTH
+
+
+def _in_order(rows: _Rows) -> _Rows:
+    return rows.rows(np.lexsort((rows.commit_log_offset, rows.due_ms, rows.will_roll)))
+
+
+def _may_pass(
+    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
+) -> NDArray[np.int64]:
+    """Which rows the scalar codec has to decode: all but those whose records can be read and are
+    certainly not asked for.
+    """
+    may_pass = np.ones(len(rows), np.bool_)
+    order = np.argsort(rows.commit_log_offset, kind="stable")
+    sizes = rows.size_bytes[order].astype(np.int32)
+    with suppress(DelayStoreError):  # what the disk refuses is then said record by record
+        for chunk in read_chunks(log, rows.commit_log_offset[order], sizes):
+            part = order[chunk.first : chunk.end]
+            may_pass[part] = ~_are_passed_over(chunk, rows.rows(part), precision_ms, wanted)
+    return np.flatnonzero(may_pass)
+
+
+def _are_passed_over(
+    chunk: Chunk, rows: _Rows, precision_ms: int, wanted: PendingFilter
+) -> NDArray[np.bool_]:
+    """Which rows of a chunk the scalar codec would read and the filter would not let pass."""
+    passed_over = np.zeros(len(rows), np.bool_)
+    data = np.frombuffer(chunk.buffer, np.uint8)
+    there = np.flatnonzero(chunk.places != NOT_THERE)
+    heads = data[chunk.places[there][:, None] + np.arange(4)]
+    sizes = np.ascontiguousarray(heads).view(">i4").reshape(-1)
+    there = there[sizes == rows.size_bytes[there]]
+    with suppress(FormatError):  # the scalar codec finds which record of the chunk is damaged
+        batch = decode_batch(data, chunk.places[there])
+        is_readable, due_ms = _facts(batch, rows.rows(there), precision_ms)
+        passed_over[there] = is_readable & ~_may_match(batch, due_ms, wanted)
+    return passed_over
+
+
+def _facts(
+    batch: StoredBatch, rows: _Rows, precision_ms: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which records say plainly all that ``Pending`` tells, and when they are due."""
+    is_readable = batch.property(names.REAL_TOPIC).lengths > 0
+    is_readable &= are_plain_numbers(batch.property(names.REAL_QUEUE_ID))
+    is_on_wheel = rows.level == NO_LEVEL
+    if not is_on_wheel.any():
+        return is_readable, rows.due_ms
+    outs_ms = _plain_times(batch.property(names.TIMER_OUT_MS))
+    is_readable &= ~is_on_wheel | (outs_ms >= 0)
+    exact_ms = timer_due_times(outs_ms, batch.store_timestamp_ms, rows.due_ms, precision_ms)
+    return is_readable, np.where(is_on_wheel, exact_ms, rows.due_ms)
+
+
+def _may_match(
+    batch: StoredBatch, due_ms: NDArray[np.int64], wanted: PendingFilter
+) -> NDArray[np.bool_]:
+    """Which records may be asked for: all that are, and for a key some more."""
+    may_match = np.ones(len(batch), np.bool_)
+    if wanted.topic is not None and _REPLACED not in wanted.topic:
+        may_match &= equals(batch.property(names.REAL_TOPIC), _searched_bytes(wanted.topic))
+    if wanted.key is not None and _REPLACED not in wanted.key:
+        key = _searched_bytes(wanted.key)
+        has_key = _hold(batch.property(names.KEYS), key)
+        may_match &= has_key | equals(batch.property(names.UNIQUE_KEY), key)
+    if wanted.due_after_ms is not None:
+        may_match &= due_ms >= wanted.due_after_ms
+    if wanted.due_before_ms is not None:
+        may_match &= due_ms < wanted.due_before_ms
+    return may_match
+
+
+def _searched_bytes(text: str) -> bytes:
+    """What a text is in a record; half a character, which no record holds, as bytes of its own."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _hold(column: ByteColumn, part: bytes) -> NDArray[np.bool_]:
+    """Which rows of a column hold these bytes somewhere."""
+    held = np.zeros(len(column), np.bool_)
+    rows = np.flatnonzero(column.lengths >= len(part))
+    found = pc.match_substring(column.take(rows).to_arrow(pa.binary()), part)
+    held[rows] = found.to_numpy(zero_copy_only=False)
+    return held
+
+
+def _plain_times(column: ByteColumn) -> NDArray[np.int64]:
+    """The numbers of thirteen digits, as times of our days have; -1 for every other text."""
+    times = np.full(len(column), -1, np.int64)
+    rows = np.flatnonzero(column.lengths == _TIME_DIGITS)
+    digits = column.data[column.starts[rows][:, None] + np.arange(_TIME_DIGITS)].astype(np.int64)
+    digits -= ord("0")
+    powers = 10 ** np.arange(_TIME_DIGITS - 1, -1, -1, dtype=np.int64)
+    is_number = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    times[rows[is_number]] = (digits @ powers)[is_number]
+    return times
 
 
 def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_Rows, int]:
@@ -155,26 +294,38 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
 
 
 def _decoded(
-    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
+    log: SegmentReader, pieces: Iterator[_Rows], precision_ms: int, wanted: PendingFilter
 ) -> Iterator[Pending | BadRecord]:
     left = wanted.limit
-    columns = (rows.level, rows.queue_offset, rows.commit_log_offset, rows.size_bytes, rows.due_ms)
-    listed = (column.tolist() for column in columns)
-    for level, queue_offset, offset, size_bytes, due_ms in zip(*listed, strict=True):
-        if left == 0:
-            return
-        try:
-            record = decode_message_at(_read(log, offset, size_bytes))
-            if level == NO_LEVEL:
-                due_ms = _wheel_due_ms(record, due_ms, precision_ms)
-            message = _pending(record, level, due_ms, size_bytes)
-        except DelayStoreError as error:
-            reason = error.problem if isinstance(error, FormatError) else str(error)
-            yield BadRecord(level, queue_offset, offset, reason)
-            continue
-        if wanted.lets_pass(message):
-            left = None if left is None else left - 1
-            yield message
+    if left == 0:
+        return
+    for rows in pieces:
+        columns = (
+            rows.level, rows.queue_offset, rows.commit_log_offset, rows.size_bytes, rows.due_ms,
+        )  # fmt: skip
+        listed = (column.tolist() for column in columns)
+        for level, queue_offset, offset, size_bytes, due_ms in zip(*listed, strict=True):
+            found = _decoded_row(log, level, offset, size_bytes, due_ms, precision_ms)
+            if isinstance(found, str):
+                yield BadRecord(level, queue_offset, offset, found)
+            elif wanted.lets_pass(found):
+                yield found
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+def _decoded_row(
+    log: SegmentReader, level: int, offset: int, size_bytes: int, due_ms: int, precision_ms: int
+) -> Pending | str:
+    """The message of a row, or why it cannot be read."""
+    try:
+        record = decode_message_at(_read(log, offset, size_bytes))
+        if level == NO_LEVEL:
+            due_ms = _wheel_due_ms(record, due_ms, precision_ms)
+        return _pending(record, level, due_ms, size_bytes)
+    except DelayStoreError as error:
+        return error.problem if isinstance(error, FormatError) else str(error)
 
 
 def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:

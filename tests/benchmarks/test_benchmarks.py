@@ -221,8 +221,12 @@ def test_facts_and_tables_are_readable(tmp_path: Path) -> None:
 def test_much_that_waits_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "results"
     few = ["--messages", "300", "--directory", str(tmp_path)]
-    run(waiting, monkeypatch, *few, "--results", str(results))
+    run(waiting, monkeypatch, *few, "--listed", "300", "--results", str(results))
     measured = json.loads((results / "waiting.json").read_text())
+    assert [(one["store"], one["filter"]) for one in measured["listings"][2:4]] == [
+        ("levels", "--due-after"), ("wheel", "--key"),
+    ]  # fmt: skip
+    assert "| wheel | 300 | --topic |" in (results / "waiting.md").read_text()
     [found] = measured["races"]
     for name in ("levels", "wheel", "hierarchy"):
         told = found["engines"][name]
