@@ -18,7 +18,7 @@ from message_store.segment_files import SegmentReader
 from migrate.check_picture import Picture
 from timer_wheel.pending_timers import record_at
 from timer_wheel.timer_log import NO_POSITION, TimerUnits, read_units
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES, read_wheel, snapshots
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
 from timer_wheel.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, WHEEL_SLOTS
 from timer_wheel.wheel_reader import WheelState, guess_precision
 
@@ -180,8 +180,8 @@ def check_wheel(picture: Picture) -> Iterator[Finding]:
 def _precision(picture: Picture, files: WheelFiles) -> Iterator[Finding]:
     if "timerPrecisionMs" not in picture.options.conf or not len(files.units):
         return
-    wheel = read_wheel(picture.root, snapshots_on=picture.is_set("timerWheelSnapshotFlush"))
-    written_ms, stated_ms = guess_precision(files.units, wheel), picture.broker.precision_ms
+    hand_ms, stated_ms = files.state.checkpoint.last_read_time_ms, picture.broker.precision_ms
+    written_ms = guess_precision(files.units, all_slots(picture.root), hand_ms=hand_ms)
     if written_ms != stated_ms and len(files.state.pending):
         told = f"written with timerPrecisionMs={written_ms}, the broker has {stated_ms}"
         yield PRECISION.at("timerwheel", told)

@@ -36,7 +36,7 @@ from timer_wheel.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
 from timer_wheel.timer_log import read_units
 from timer_wheel.timer_queue import noted_queue_offset
-from timer_wheel.wheel_file import read_wheel, snapshots
+from timer_wheel.wheel_file import all_slots, snapshots
 from timer_wheel.wheel_reader import guess_precision
 
 Conf = Mapping[str, str]
@@ -221,7 +221,7 @@ def check_wheel(
         )
     warnings = []
     if len(units):
-        precision_ms = guess_precision(units, read_wheel(root))
+        precision_ms = guess_precision(units, all_slots(root))
         if precision_ms != settings.precision_ms:
             raise OptionsError(
                 f"the store's own wheel has a precision of {precision_ms} ms, not"

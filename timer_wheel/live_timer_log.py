@@ -21,7 +21,14 @@ from message_store.raw_memory import address_of
 from message_store.record_layout import MAGIC_BLANK
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.timer_log import NO_POSITION, TIMER_BLANK, TIMER_UNIT, blank_bytes, units_per_file
+from timer_wheel.timer_log import (
+    NO_POSITION,
+    TIMER_BLANK,
+    TIMER_UNIT,
+    blank_bytes,
+    slot_time_ms,
+    units_per_file,
+)
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import (
     COUNTS,
@@ -275,6 +282,21 @@ class LiveTimerLog:
         if not (fits and self.segments.min_offset <= position < self.end):
             return TimerRows.empty()
         return self.units(position, 1)
+
+    def slot_times_at(self, positions: Int64s) -> Int64s:
+        """The slot time of the unit at each position; -1 where no unit begins."""
+        per_file = units_per_file(self.file_bytes)
+        times = np.full(len(positions), -1, np.int64)
+        within = positions % self.file_bytes
+        index = within // _UNIT
+        fits = (within % _UNIT == 0) & (index < per_file)
+        for file in self.files():
+            asked = fits & (positions - within == file.start) & (index < file.count)
+            if asked.any():
+                view = self.segments.view(file.start, file.count * _UNIT)
+                units = np.frombuffer(view, TIMER_UNIT.dtype)
+                times[asked] = slot_time_ms(units[index[asked]])
+        return times
 
     def all_units(self, position: int = 0) -> Iterator[TimerRows]:
         """Every unit from a position on, in order and in pieces."""

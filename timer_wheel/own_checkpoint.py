@@ -5,7 +5,12 @@ The numbers of a broker are as new as the last advance: one who takes over after
 little. After a loss of power they may be newer than the deliveries that they tell of. These say
 what was on disk at the last flush, and since when the log may hold copies of what is still on the
 wheel. They count only while the broker's numbers are those that we wrote beside them.
+
+Our part is written twice, each time with a checksum and with the broker's seven numbers. So damage
+to any byte of the file is noticed and costs nothing.
 """
+
+import zlib
 
 import attrs
 
@@ -13,15 +18,20 @@ from message_store.layout import Field, Layout
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT, TimerCheckpoint
 from timer_wheel.wheel_math import PRECISIONS_MS
 
-OWN_PLACE = 64
+OWN_PLACES = (64, 256)
+"""Where the two copies begin: in one sector with the numbers of a broker, which is written at once.
+"""
 UNKNOWN = -1
-assert TIMER_CHECKPOINT.size <= OWN_PLACE
+
+_OF_BROKER = "broker_"
 
 OWN_CHECKPOINT = Layout(
     "timer checkpoint, our own part",
     (
-        Field("last_read_time_ms", "i64", "the broker's number, once more"),
-        Field("counter", "i64", "the broker's number, once more"),
+        *(
+            Field(f"{_OF_BROKER}{field.name}", field.kind, "the broker's number, once more")
+            for field in TIMER_CHECKPOINT.fields
+        ),
         Field("flushed_hand_ms", "i64", "slots before it are done, and that is on disk"),
         Field("copies_from", "i64", "commit log offset from which on the log may hold copies"),
         Field("precision_ms", "i64", "the width of a slot, which is written nowhere else"),
@@ -29,8 +39,14 @@ OWN_CHECKPOINT = Layout(
         Field("flushed_position", "i64", "timer log position up to which units are on disk"),
         Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
         Field("copies_position", "i64", "timer log position where units ended when copies began"),
+        Field("older_until", "i64", "commit log offset before which records are of older slots"),
+        Field("older_precision_ms", "i64", "the width of those slots, of several the multiple"),
+        Field("checksum", "i64", "CRC-32 of the bytes before it"),
     ),
 )
+_CHECKED_BYTES = OWN_CHECKPOINT.offset_of("checksum")
+assert TIMER_CHECKPOINT.size <= OWN_PLACES[0]
+assert OWN_PLACES[0] + OWN_CHECKPOINT.size <= OWN_PLACES[1]
 
 
 @attrs.frozen
@@ -41,6 +57,9 @@ class OwnCheckpoint:
     Copies begin at the last moment when nothing in the slots ahead of the hand was dealt with. The
     hand and the end of the timer log of that moment belong to it: what had its slot there, and what
     got one since, is what the copies are of.
+
+    Records before ``older_until`` were stored for slots of ``older_precision_ms``, before the wheel
+    got slots of another width.
     """
 
     flushed_hand_ms: int
@@ -50,6 +69,8 @@ class OwnCheckpoint:
     flushed_position: int = 0
     copies_hand_ms: int = 0
     copies_position: int = 0
+    older_until: int = 0
+    older_precision_ms: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -57,28 +78,65 @@ class OwnCheckpoint:
         return self.flushed_hand_ms != UNKNOWN
 
 
-def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
-    """The bytes for ``OWN_PLACE``."""
-    return OWN_CHECKPOINT.encode(
-        last_read_time_ms=checkpoint.last_read_time_ms,
-        counter=checkpoint.counter,
-        **attrs.asdict(own),
-    )
+@attrs.frozen
+class FoundCheckpoint:
+    """What the file tells: the numbers of a broker, our own part, and where a broker may have
+    brought the hand since.
 
-
-def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> OwnCheckpoint | None:
-    """Our part of the file; None when there is none.
-
-    When a broker was here since, only the precision and where the log begins are still true: the
-    hand at the flush is then the broker's, and copies may be anywhere.
+    ``numbers`` are those that we wrote where only one of them differs. That is damage, or a broker
+    that delivered and placed nothing, whose deliveries the log tells. ``is_damaged`` says that a
+    copy of our own part, or one of the numbers, is not what was written.
     """
-    if len(content) < OWN_PLACE + OWN_CHECKPOINT.size:
+
+    numbers: TimerCheckpoint
+    own: OwnCheckpoint | None
+    claimed_hand_ms: int
+    is_damaged: bool
+
+
+def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
+    """The bytes of one copy."""
+    numbers = {f"{_OF_BROKER}{name}": value for name, value in attrs.asdict(checkpoint).items()}
+    content = OWN_CHECKPOINT.encode(**numbers, **attrs.asdict(own), checksum=0)[:_CHECKED_BYTES]
+    checksum = OWN_CHECKPOINT.part("checksum", "checksum").encode(checksum=zlib.crc32(content))
+    return content + checksum
+
+
+def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
+    """Our part of the file, and what the numbers of a broker are by it.
+
+    When a broker was here since, only what concerns the precision and where the log begins are
+    still true: the hand at the flush is then the broker's, and copies may be anywhere.
+    """
+    copies = [_decode_copy(content, place) for place in OWN_PLACES]
+    known = [copy for copy in copies if copy is not None]
+    hand_ms = checkpoint.last_read_time_ms
+    if not known:
+        was_there = any(content[OWN_PLACES[0] : OWN_PLACES[-1] + OWN_CHECKPOINT.size])
+        return FoundCheckpoint(checkpoint, None, hand_ms, is_damaged=was_there)
+    written, own = known[0]
+    differing = [
+        name for name, value in attrs.asdict(checkpoint).items() if value != getattr(written, name)
+    ]
+    if len(differing) > 1:
+        of_the_wheel = ("precision_ms", "log_begins", "older_until", "older_precision_ms")
+        unknown = attrs.asdict(own, filter=lambda field, _: field.name not in of_the_wheel)
+        own = attrs.evolve(own, **dict.fromkeys(unknown, UNKNOWN))
+        return FoundCheckpoint(checkpoint, own, hand_ms, is_damaged=None in copies)
+    may_be_a_broker = hand_ms > written.last_read_time_ms
+    is_damaged = None in copies or (bool(differing) and not may_be_a_broker)
+    return FoundCheckpoint(written, own, hand_ms, is_damaged=is_damaged)
+
+
+def _decode_copy(content: bytes, place: int) -> tuple[TimerCheckpoint, OwnCheckpoint] | None:
+    """The numbers of a broker and our own that were written here; None where that is damaged."""
+    copy = content[place : place + OWN_CHECKPOINT.size]
+    if len(copy) < OWN_CHECKPOINT.size:
         return None
-    fields = OWN_CHECKPOINT.decode_at(content, OWN_PLACE)
-    if fields["precision_ms"] not in PRECISIONS_MS:
+    fields = OWN_CHECKPOINT.decode_at(copy, 0)
+    is_whole = fields.pop("checksum") == zlib.crc32(copy[:_CHECKED_BYTES])
+    if not is_whole or fields["precision_ms"] not in PRECISIONS_MS:
         return None
-    same = (checkpoint.last_read_time_ms, checkpoint.counter)
-    if same != (fields.pop("last_read_time_ms"), fields.pop("counter")):
-        of_the_last_flush = set(fields) - {"precision_ms", "log_begins"}
-        fields |= dict.fromkeys(of_the_last_flush, UNKNOWN)
-    return OwnCheckpoint(**fields)
+    names = [field.name for field in TIMER_CHECKPOINT.fields]
+    numbers = TimerCheckpoint(**{name: fields.pop(f"{_OF_BROKER}{name}") for name in names})
+    return numbers, OwnCheckpoint(**fields)

@@ -5,10 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from message_store.byte_column import Int64s
 from message_store.delay_store import Finding, Severity
+from message_store.printable import counted
 from message_store.store_losses import kept_findings, log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.recall import RecallMarks, pending_markers
+from timer_wheel.timer_rows import TimerRows
 from timer_wheel.unplaced import EVERYTHING
+from timer_wheel.wheel_recovery import copies_in_log, which_are_done
 
 _SLOTS_AT_ONCE = 4096
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -24,7 +29,8 @@ def _of_losses(timers: LiveTimers) -> list[Finding]:
     """What was gone when the store was opened."""
     store = timers.store
     of_log = [log_finding(store.losses.log_bytes)] if store.losses.log_bytes else []
-    return [*of_log, *queue_findings(store), *kept_findings(store)]
+    of_checkpoint = [_checkpoint_finding()] if timers.files.is_damaged else []
+    return [*of_log, *of_checkpoint, *queue_findings(store), *kept_findings(store)]
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:
@@ -42,7 +48,9 @@ def _in_queue(timers: LiveTimers) -> list[Finding]:
 
 
 def _on_wheel(timers: LiveTimers) -> list[Finding]:
-    """Chains that lead astray, messages twice on the wheel, records that are not there."""
+    """Chains that lead astray, messages twice on the wheel, records that are not there, messages
+    that no chain leads to.
+    """
     found = []
     slots = timers.wheel.used_slots()
     seen = [np.empty(0, np.int64)]
@@ -55,7 +63,55 @@ def _on_wheel(timers: LiveTimers) -> list[Finding]:
         for row, error in facts.problems.items():
             found.append(_record_finding(int(rows.position[row]), error))
     places, counts = np.unique(np.concatenate(seen), return_counts=True)
-    return [*found, *map(_twice_finding, places[counts > 1].tolist())]
+    found += map(_twice_finding, places[counts > 1].tolist())
+    out_of_reach = _out_of_reach(timers, places)
+    return [*found, _link_finding(out_of_reach)] if len(out_of_reach) else found
+
+
+def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
+    """Messages whose units are in slots to come, though no chain leads there, and which were not
+    dealt with: for the log has no copy of them, and no marker takes them away.
+    """
+    hand_ms = max(timers.wheel.hand_ms, timers.repeating_until_ms)
+    known = np.concatenate([seen, timers.done])
+    parts = [TimerRows.empty()]
+    for rows in timers.log.all_units():
+        is_it = (rows.slot_time_ms >= hand_ms) & ~rows.is_marker
+        is_it &= rows.commit_log_offset >= timers.store.log.min_offset
+        parts.append(rows.rows(is_it & ~np.isin(rows.commit_log_offset, known)))
+    rows = TimerRows.together(parts)
+    if not len(rows):
+        return rows
+    marks = RecallMarks()
+    for facts in pending_markers(timers):
+        marks.add(facts)
+    facts = timers.facts(rows, keys=True)
+    log = timers.store.log
+    copies = copies_in_log(log, log.min_offset)
+    places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
+    is_done = which_are_done(log, *places, np.ones(len(rows), bool), copies)
+    return rows.rows(~is_done & ~marks.take_away(facts))
+
+
+def _checkpoint_finding() -> Finding:
+    return Finding(
+        Severity.WARNING,
+        "config/timercheck",
+        "the wheel's checkpoint was damaged when the store was opened",
+        "a broker believes it: it loses messages, or delivers some again",
+        "none is needed: what was written is known, or was found out from the log",
+    )
+
+
+def _link_finding(rows: TimerRows) -> Finding:
+    count = counted(len(rows), "message is", "messages are")
+    return Finding(
+        Severity.ERROR,
+        f"timerlog {int(rows.position[0])}",
+        f"{count} in a slot to come, but no link leads there",
+        "what no link leads to is not delivered",
+        "close the store, take timerlog away, open the store: all is placed again from the queue",
+    )
 
 
 def _chain_finding(astray: int) -> Finding:

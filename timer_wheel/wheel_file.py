@@ -8,13 +8,14 @@ to which the copy is right (docs/FORMAT.md, timer wheel).
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import BadFieldError
+from message_store.errors import BadFieldError, FormatError
 from message_store.java_numbers import LONG_MAX
 from message_store.layout import Field, Layout
 from message_store.small_files import read_extents
@@ -103,6 +104,20 @@ def read_slots(path: Path) -> WheelSlots | None:
         index.append(offset // SLOT.size + used)
         slots.append(piece[used])
     return WheelSlots(np.concatenate(index), np.concatenate(slots, dtype=SLOT.dtype), path)
+
+
+def all_slots(root: StoreRoot) -> WheelSlots:
+    """The slots in use of the wheel file and of the newest snapshot, one behind the other: a broker
+    that writes snapshots leaves zeros in the file. What is no wheel has none. Raises SourceError.
+    """
+    parts = [NO_SLOTS]
+    for path in (root.timer_wheel, *(path for _, path in snapshots(root)[-1:])):
+        with suppress(FormatError):
+            parts.append(read_slots(path) or NO_SLOTS)
+    return WheelSlots(
+        np.concatenate([part.index for part in parts]),
+        np.concatenate([part.slots for part in parts], dtype=SLOT.dtype),
+    )
 
 
 def used_slots(slots: NDArray[np.void]) -> Int64Array:

@@ -24,7 +24,7 @@ from message_store.small_files import (
 from message_store.store_root import StoreRoot
 from message_store.unsynced import Unsynced
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.own_checkpoint import OWN_PLACE, OwnCheckpoint, decode_own, encode_own
+from timer_wheel.own_checkpoint import OWN_PLACES, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.timer_checkpoint import (
     TIMER_CHECKPOINT_NAME,
     TimerCheckpoint,
@@ -45,6 +45,9 @@ _SNAPSHOTS_KEPT = 2
 class WheelFiles:
     """The files, and what the checkpoint says; ``found`` is what it said at opening.
 
+    ``claimed_hand_ms`` is where it said the hand was, which ``found`` has not where only that is
+    not what we wrote; ``is_damaged`` says that something in it was not (``own_checkpoint``).
+
     With ``keeps_guard`` the sentence in the place of the wheel file, which keeps brokers from
     starting, stays until ``replace_guard``.
     """
@@ -57,8 +60,10 @@ class WheelFiles:
         self._writes_snapshots = snapshots
         self._keeps_guard = keeps_guard
         content = read_small_file(root.config_file(TIMER_CHECKPOINT_NAME)) or b""
-        self.found = decode_timer_checkpoint(content)
-        self.found_own = decode_own(content, self.found)
+        found = decode_own(content, decode_timer_checkpoint(content))
+        self.found, self.found_own = found.numbers, found.own
+        self.claimed_hand_ms, self.is_damaged = found.claimed_hand_ms, found.is_damaged
+        self.is_stale = self.is_damaged or self.claimed_hand_ms != self.found.last_read_time_ms
         self.checkpoint = self.found
         self.own = self.found_own or OwnCheckpoint(0, 0, 0)
         self._checkpoint_file: InPlaceFile | None = None
@@ -119,12 +124,13 @@ class WheelFiles:
             with _disk_may_refuse(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._checkpoint_file = InPlaceFile(path)
-        if in_any_case or checkpoint != self.checkpoint:
+        if in_any_case or self.is_stale or checkpoint != self.checkpoint:
             content = bytearray(encode_timer_checkpoint(checkpoint))
             own = encode_own(self.own, checkpoint)
-            content[OWN_PLACE : OWN_PLACE + len(own)] = own
+            for place in OWN_PLACES:
+                content[place : place + len(own)] = own
             self._checkpoint_file.write(bytes(content))
-            self.checkpoint = checkpoint
+            self.checkpoint, self.is_stale = checkpoint, False
         return self._checkpoint_file
 
     def begin_checkpoint_sync(self, flush_position: int, own: OwnCheckpoint) -> Unsynced:

@@ -2,24 +2,27 @@
 """Opens the wheel of a store for writing: from the timer log, which is the truth, and from what the
 checkpoint says.
 
-The wheel file is not needed for it: units of the timer log are hung on an empty wheel in their
-order, and the file is put right where it says otherwise. So a lost or torn wheel costs nothing, and
-a snapshot adds nothing.
+Slots are not read from the wheel file: units of the timer log are hung on an empty wheel in their
+order, and the file is put right where it says otherwise. A file or a snapshot that a broker wrote
+tells how wide slots are.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
+from message_store.byte_column import Int64s, int64s
+from message_store.errors import UnsupportedStoreError
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
+from message_store.properties import TIMER_TOPIC
+from message_store.segment_files import SegmentReader
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.precision import precision_of_slots, precision_of_times, precision_of_units
 from timer_wheel.recall import RecallMarks, pending_markers
 from timer_wheel.resuming import (
     goes_back,
@@ -29,11 +32,14 @@ from timer_wheel.resuming import (
     take_back_to_gap,
     was_left,
 )
-from timer_wheel.timer_due import is_overdue
+from timer_wheel.timer_due import FINEST_MS, is_overdue
+from timer_wheel.timer_log import read_units
+from timer_wheel.timer_rows import read_facts
 from timer_wheel.unplaced import EVERYTHING
+from timer_wheel.wheel_file import all_slots
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
-from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS, floor_ms
+from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, floor_ms
 from timer_wheel.wheel_rebuild import rebuilt, refuse, waits
 from timer_wheel.wheel_recovery import (
     begin_of_copies,
@@ -44,7 +50,6 @@ from timer_wheel.wheel_recovery import (
 from timer_wheel.wheel_settings import WheelSettings
 
 _NO_SLOT = -1
-_SLOTS_ASKED = 64
 
 
 def open_timers(
@@ -96,7 +101,9 @@ def _open(
     if own is None or not own.is_known:
         take_back_to_gap(log, store, files)
     was_cut = log.end < end
-    known_ms = known_precision(log, files)
+    known_ms = _known_precision(store, log, files) if waiting is None else None
+    if known_ms is None and precision_ms is None:
+        _refuse_unknown(log, store, files)
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
@@ -119,7 +126,8 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
     """
     segments, files, own = timers.log.segments, timers.files, timers.state_to_flush()
     known, flush_position = files.found_own, files.checkpoint.flush_position
-    if not is_in_doubt and known is not None and known.flushed_position == own.flushed_position:
+    is_at_flush = known is not None and known.flushed_position == own.flushed_position
+    if not is_in_doubt and is_at_flush and not files.is_stale:
         files.own = own
         timers.save()
         return
@@ -178,13 +186,22 @@ def _hung(
 def _hand_ms(
     store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
 ) -> int:
-    """Where the hand begins: after a crash, where it was known to be on disk."""
+    """Where the hand begins: after a crash, where it was known to be on disk. Where we did not
+    write it, it is damaged if it is later than any clock was.
+    """
     hand_ms, own = files.found.last_read_time_ms, files.found_own
     if goes_back(own, store):
         hand_ms = own.flushed_hand_ms
+    elif own is None or not own.is_known:
+        hand_ms = min(hand_ms, _latest_ms(store, files))
     if hand_ms == 0:
         return _first_hand_ms(log, store, settings.precision_ms)
     return max(floor_ms(hand_ms, settings.precision_ms), settings.precision_ms)
+
+
+def _latest_ms(store: LiveStore, files: WheelFiles) -> int:
+    """The latest time that a clock is known to have shown: behind it no slot can be over."""
+    return max(store.clock.now_ms(), files.found.timestamp_ms)
 
 
 def _believe(timers: LiveTimers, waiting: Int64s) -> None:
@@ -214,11 +231,14 @@ def _account(timers: LiveTimers) -> None:
             copies_position=own.copies_position,
         )
     settle_accounts(timers, copies_from)
-    if timers.files.found.last_read_time_ms > timers.wheel.hand_ms:
+    files, hand_ms = timers.files, timers.files.claimed_hand_ms
+    if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
+        hand_ms = min(hand_ms, _latest_ms(store, files))
+    if hand_ms > timers.wheel.hand_ms:
         marks = RecallMarks()
         for facts in pending_markers(timers):
             marks.add(facts)
-        move_to(timers, timers.files.found.last_read_time_ms, marks)
+        move_to(timers, hand_ms, marks)
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
@@ -230,24 +250,31 @@ def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> in
     return max(floor_ms(min([now_ms, *times]), precision_ms), precision_ms)
 
 
-def known_precision(log: LiveTimerLog, files: WheelFiles) -> int | None:
-    """The precision that a wheel was written with; None when nothing tells.
-
-    We write it down. A broker does not, but a slot of its wheel divided its time by it, and the
-    unit that the slot leads to has that time.
+def _known_precision(store: LiveStore, log: LiveTimerLog, files: WheelFiles) -> int | None:
+    """The precision that a wheel was written with; None when nothing tells. We write it down, a
+    broker does not (``precision``).
     """
     if files.found_own is not None:
         return files.found_own.precision_ms
-    wheel = files.slots_on_disk()
-    if wheel is None:
-        return None
-    used = wheel.slots[wheel.slots["time_units"] > 0][:_SLOTS_ASKED]
-    votes: Counter[int] = Counter()
-    for time_units, position in zip(
-        used["time_units"].tolist(), used["last_position"].tolist(), strict=True
-    ):
-        unit = log.unit_at(position)
-        if len(unit):
-            slot_ms = int(unit.slot_time_ms[0])
-            votes.update(ms for ms in PRECISIONS_MS if slot_ms // ms == time_units)
-    return votes.most_common(1)[0][0] if votes else None
+    hand_ms = files.found.last_read_time_ms
+    slots = all_slots(store.root).slots
+    told = precision_of_slots(slots, log.slot_times_at(int64s(slots["last_position"])), hand_ms)
+    if told is not None:
+        return told
+    if log.last_position is not None:
+        with SegmentReader(store.root.timer_log) as reader:
+            return precision_of_units(read_units(reader), hand_ms)
+    entries = store.queue(TIMER_TOPIC, 0).units(0, EVERYTHING)
+    places = int64s(entries["commit_log_offset"]), int64s(entries["size_bytes"])
+    facts = read_facts(store.log, *places, FINEST_MS)
+    return precision_of_times(facts.out_ms[facts.is_fine])
+
+
+def _refuse_unknown(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
+    """Raise UnsupportedStoreError where messages are on a wheel and nothing tells its precision."""
+    hand_ms = files.found.last_read_time_ms
+    if any((rows.slot_time_ms >= hand_ms).any() for rows in log.all_units()):
+        raise UnsupportedStoreError(
+            f"{store.root.path}: nothing tells how wide the slots of its wheel are; say it with"
+            " precision_ms (timerPrecisionMs of its broker)"
+        )

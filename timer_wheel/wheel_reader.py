@@ -21,13 +21,13 @@ from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
 from timer_wheel.outstanding import outstanding
 from timer_wheel.pending_timers import PendingTimers
+from timer_wheel.precision import precision_of_slots, precision_of_units
 from timer_wheel.timeline import Timeline
 from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
 from timer_wheel.timer_log import TimerUnits, read_units
-from timer_wheel.wheel_file import NO_SLOTS, WheelSlots, read_wheel
+from timer_wheel.wheel_file import NO_SLOTS, WheelSlots, all_slots, read_wheel
 from timer_wheel.wheel_math import (
     DEFAULT_PRECISION_MS,
-    PRECISIONS_MS,
     WHEEL_SLOTS,
     Int64Array,
     effective_read_time_ms,
@@ -86,20 +86,20 @@ def read_wheel_store(
     `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
     recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
     finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
-    and repeats, and finds what was stored and not yet queued. Of a store whose wheel is
-    hierarchical it is what that holds, in slots of a millisecond. Raises SourceError, FormatError.
+    and repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
+    what that holds, in slots of a millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):
         from timer_wheel.hierarchy.hierarchy_reader import read_hierarchy
 
         return read_hierarchy(root, after_crash=after_crash)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
-    flush_position = wheel.log_position or checkpoint.flush_position
+    hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
-        begin_position = 0 if whole_log else max(0, flush_position - log.file_bytes)
+        begin_position = 0 if whole_log else max(0, flushed - log.file_bytes)
         units = read_units(log, begin_position)
-        precision_ms = precision_ms or guess_precision(units, wheel)
-        read_time_ms = effective_read_time_ms(checkpoint.last_read_time_ms, now_ms, precision_ms)
+        precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
+        read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
         revised = revised_slots(
             wheel,
             units,
@@ -131,26 +131,15 @@ def read_wheel_store(
     )
 
 
-def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS) -> int:
-    """The precision that a wheel was written with, which is stored nowhere.
-
-    A slot divided its time by it, and the unit that the slot leads to has that time (or one marked
-    as overdue, which our own engine makes): where slots
-    lead to units, this is certain. Otherwise the coarsest precision that divides all
-    times, which for few units may be too coarse; without units, the default.
+def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms: int = 0) -> int:
+    """The precision that a wheel was written with, which a broker stores nowhere: told by its
+    slots, else by its units (``precision``). Where nothing tells it is the default.
     """
-    used = wheel.slots[wheel.slots["time_units"] > 0]
-    at = units.index_at(used["last_position"].astype(np.int64))
-    ratios = units.slot_time_ms[at[at >= 0]] // used["time_units"][at >= 0]
-    known = ratios[np.isin(ratios, PRECISIONS_MS)]
-    if len(known):
-        values, counts = np.unique(known, return_counts=True)
-        return int(values[counts.argmax()])
-    if not len(units):
-        return DEFAULT_PRECISION_MS
-    times = np.concatenate([units.slot_time_ms, units.units["write_time_ms"].astype(np.int64)])
-    step_ms = np.gcd.reduce(times)
-    return next((known for known in PRECISIONS_MS if step_ms % known == 0), PRECISIONS_MS[-1])
+    at = units.index_at(wheel.slots["last_position"].astype(np.int64))
+    times = np.full(len(at), -1, np.int64)
+    times[at >= 0] = units.slot_time_ms[at[at >= 0]]
+    told = precision_of_slots(wheel.slots, times, hand_ms)
+    return told or precision_of_units(units, hand_ms) or DEFAULT_PRECISION_MS
 
 
 def _placed(

@@ -556,13 +556,15 @@ def test_the_wheel_tells_its_precision(tmp_path: Path, precision_ms: int) -> Non
         ((1000, 1400), 200),
         ((1500, 1400), 100),
         ((1500, 1700), 100),
-        ((1001,), 100),
+        ((1001,), 1000),  # as what was overdue when it was stored: it says nothing
+        ((1002, 1900), 100),
         ((), 1000),
     ],
 )
 def test_without_slots_the_times_tell_the_precision(
-    builder: WheelStoreBuilder, delays_ms: tuple[int, ...], precision_ms: int
+    tmp_path: Path, delays_ms: tuple[int, ...], precision_ms: int
 ) -> None:
+    builder = WheelStoreBuilder(tmp_path, precision_ms)
     for delay_ms in delays_ms:
         builder.place(builder.put(NOW_MS + delay_ms), NOW_MS + delay_ms)
     root = builder.stop()
