@@ -122,6 +122,7 @@ class _Conversion:
         self.target = StoreRoot(self.options.target)
         self.staging = Staging(self.target)
         self.clock_ms = SystemClock().now_ms()
+        self.lock_warning: str | None = None
 
     def run(self, spark_start_s: float) -> ConversionReport:
         started = stopwatch_s()
@@ -156,7 +157,7 @@ class _Conversion:
         """
         with ExitStack() as stack:
             made = make_directory(self.target.path)
-            stack.enter_context(sole_writer(self.target))
+            self.lock_warning = stack.enter_context(sole_writer(self.target))
             stack.enter_context(self.target.shared_lock())
             stack.callback(remove_empty, made)
             self.sources.hold(stack)
@@ -281,7 +282,8 @@ class _Conversion:
         report = self.sources.report(plan, amendments, receipts, seconds)
         if len(self.sources.roots) > 1:  # of one alone they are in its own report
             report = attrs.evolve(report, due=DueTimes.of(plan.due_ms))
-        warnings = (*report.warnings, *clashes, *disk_warnings(self.target.path))
+        unlocked = () if self.lock_warning is None else (self.lock_warning,)
+        warnings = (*report.warnings, *unlocked, *clashes, *disk_warnings(self.target.path))
         return attrs.evolve(report, warnings=warnings)
 
     def _finish(self, report: ConversionReport) -> None:

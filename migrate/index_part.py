@@ -56,12 +56,14 @@ def index_rows(
     return rows
 
 
-def write_tables(staging: Staging, number: int, rows: Rows, hashes: Int64s) -> int:
+def write_tables(
+    staging: Staging, number: int, rows: Rows, hashes: Int64s, *, durably: bool = False
+) -> int:
     """Write a part's tables; returns a CRC of both. Raises TargetError."""
     waiting, ids = (staging.index_table(number, family) for family in INDEX_FAMILIES)
-    with replaced(waiting) as path:
+    with replaced(waiting, durably=durably) as path:
         write_waiting(path, rows)
-    with replaced(ids) as path:
+    with replaced(ids, durably=durably) as path:
         write_ids(path, hashes, rows["queue_offset"].astype(np.int64))
     return tables_crc(staging, number)
 

@@ -20,7 +20,7 @@ import attrs
 from message_store.errors import PlanError, SourceError, TargetError
 from message_store.small_files import read_small_file, replace_file, sync_directory
 from message_store.store_root import StoreRoot
-from migrate.staged_output import Staging, clear, target_errors
+from migrate.staged_output import LOCK_NAME, Staging, clear, target_errors
 
 UNFINISHED_WHEEL = b"delaywheel: this conversion is not finished; run the same command again\n"
 _PUBLISHED_FIRST = ("config", "consumequeue", "timerlog", "delaywheel/hierarchy", "commitlog")
@@ -146,7 +146,7 @@ def names_in_the_way(staging: Staging) -> list[str]:
     with target_errors(target.path):
         if not staging.path.exists():
             stub = {wheel.name} if is_stub(wheel) else set()
-            ours = {target.own.name, "lost+found", *stub}
+            ours = {target.own.name, "lost+found", LOCK_NAME, *stub}
             return sorted({entry.name for entry in target.path.iterdir()} - ours)
         note = PublishingNote.read(staging)
         if note is None:

@@ -103,11 +103,13 @@ class PartStream:
     be written at the same time. Disks that know no direct writing get all of it through the cache.
 
     ``room`` gives the place for the next bytes, ``advance`` says that they are there; a thread
-    writes one buffer while the next is filled. A context manager; leaving it writes the rest.
+    writes one buffer while the next is filled. A context manager; leaving it writes the rest, and
+    waits until all is on the disk if ``durably``: on shared disks only the machine that wrote can.
     """
 
-    def __init__(self, path: Path, offset: int) -> None:
+    def __init__(self, path: Path, offset: int, *, durably: bool = False) -> None:
         self._path = path
+        self._durably = durably
         self._page_start = offset // _PAGE_BYTES * _PAGE_BYTES
         self._begin = self._filled = offset - self._page_start
         self._writer = ThreadPoolExecutor(1, "part-stream")
@@ -189,6 +191,8 @@ class PartStream:
                 with target_errors(self._path):
                     rest = memoryview(self._buffer)[self._begin : self._filled]
                     self._put(self._cached, rest, self._page_start + self._begin)
+                    if self._durably:
+                        os.fsync(self._cached)
         finally:
             self._writer.shutdown()
             for descriptor in {self._cached, self._direct}:
@@ -197,7 +201,14 @@ class PartStream:
             _spare_buffers.extend(each for each in own if len(each) <= 2 * _STREAM_BYTES)
 
 
-def stream_to_row(directory: Path, file_bytes: int, offset: int, data: NDArray[np.uint8]) -> None:
+def stream_to_row(
+    directory: Path,
+    file_bytes: int,
+    offset: int,
+    data: NDArray[np.uint8],
+    *,
+    durably: bool = False,
+) -> None:
     """Put ``data`` at ``offset`` of a row that ``create_row`` made, across files, as a part of each
     is streamed. Raises TargetError.
     """
@@ -205,7 +216,8 @@ def stream_to_row(directory: Path, file_bytes: int, offset: int, data: NDArray[n
     while done < len(data):
         start = (offset + done) // file_bytes * file_bytes
         end = min(len(data), start + file_bytes - offset)
-        with PartStream(directory / segment_name(start), offset + done - start) as stream:
+        path = directory / segment_name(start)
+        with PartStream(path, offset + done - start, durably=durably) as stream:
             while done < end:
                 piece = data[done : min(done + _STREAM_BYTES, end)]
                 stream.room(len(piece))[:] = piece

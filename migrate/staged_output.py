@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from message_store.errors import PlanError, TargetError
 from message_store.side_by_side import side_by_side
-from message_store.small_files import sync_directory
+from message_store.small_files import identity_of, sync_directory
 from message_store.store_root import StoreRoot
 
 _IDENTITY_CHARACTERS = 16
 _REMOVAL_TRIES = 20
+LOCK_NAME = ".delaywheel.lock"
+"""In a target on a disk that locks no directories."""
+
 WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -123,24 +126,80 @@ def remove_empty(directories: list[Path]) -> None:
 
 
 @contextmanager
-def sole_writer(target: StoreRoot) -> Iterator[None]:
-    """Keep every other conversion out of a target directory for the length of a ``with`` block.
+def sole_writer(target: StoreRoot) -> Iterator[str | None]:
+    """Keep every other conversion out of a target directory for the length of a ``with`` block;
+    gives a warning where the disk lets nobody do so, and None elsewhere.
 
-    A lock on the directory itself: it leaves nothing behind and ends with the process. A disk that
-    knows no such locks is used without. Raises TargetError when another conversion holds it.
+    A lock on the directory itself leaves nothing behind and ends with the process. NFS locks no
+    directories: there it is a file in it, which goes at the end. Raises TargetError when another
+    conversion holds the lock.
     """
     with target_errors(target.path):
         descriptor = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock_file = target.path / LOCK_NAME
     try:
+        warning = None
+        if not _has_locked(descriptor, target):
+            with target_errors(lock_file):
+                file = _open_lock_file(lock_file, target)
+            if file is None:
+                warning = (
+                    f"{target.path}: this disk knows no locks; nothing keeps a second conversion"
+                    " from writing here at the same time"
+                )
+            else:
+                os.close(descriptor)
+                descriptor = file
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise TargetError(f"{target.path}: another conversion is writing here") from error
-        except OSError:
-            pass
-        yield
+            yield warning
+        finally:
+            if warning is None:
+                _remove_lock_file(lock_file, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _has_locked(descriptor: int, target: StoreRoot) -> bool:
+    """Lock what is open; False where the disk refuses. Raises TargetError where it is locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TargetError(f"{target.path}: another conversion is writing here") from error
+    except OSError:
+        return False
+    return True
+
+
+def _open_lock_file(path: Path, target: StoreRoot) -> int | None:
+    """The lock file, open and locked; None where the disk locks no files either.
+
+    It may be removed between opening and locking, by who held it before: then it is made anew.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            is_locked = _has_locked(descriptor, target)
+        except TargetError:
+            os.close(descriptor)
+            raise
+        if is_locked and not _is_at(path, descriptor):
+            os.close(descriptor)
+            continue
+        if not is_locked:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+        return descriptor if is_locked else None
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    facts = os.fstat(descriptor)
+    return identity_of(path) == (facts.st_dev, facts.st_ino)
+
+
+def _remove_lock_file(path: Path, descriptor: int) -> None:
+    with suppress(OSError):  # one that stays locks nobody out
+        if _is_at(path, descriptor):
+            path.unlink()
 
 
 def save_array(path: Path, array: NDArray[Any]) -> None:
@@ -163,24 +222,27 @@ def load_array(path: Path) -> NDArray[Any]:
         raise PlanError(f"{path}: a torn array of the plan; run the same command again") from error
 
 
-def write_note(path: Path, content: bytes) -> None:
-    """A small file that appears whole or not at all, without waiting for the disk: it can be made
-    again. Its directory has to be there: a stale writer must not bring back one that was removed.
+def write_note(path: Path, content: bytes, *, durably: bool = False) -> None:
+    """A small file that appears whole or not at all; without waiting for the disk unless
+    ``durably``: it can be made again. Its directory has to be there: a stale writer must not bring
+    back one that was removed.
     """
     with target_errors(path), _replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def replaced(path: Path, *, durably: bool = False) -> Iterator[Path]:
     """A name for a file that takes the place of ``path`` at the end, whole; where nothing was
-    written, nothing is there. Does not wait for the disk. Raises TargetError, also where its
+    written, nothing is there. Waits for the disk if ``durably``. Raises TargetError, also where its
     directory is not there.
     """
     with target_errors(path):
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
         yield temporary
         if temporary.exists():
+            if durably:
+                sync_file(temporary)
             os.replace(temporary, path)
         else:
             path.unlink(missing_ok=True)
@@ -205,13 +267,14 @@ def sync_tree(directory: Path, *, but: Path | None = None) -> None:
     with target_errors(directory):
         tree = [entry for entry in os.walk(directory) if but is None or Path(entry[0]) != but]
         side_by_side(
-            _sync_file, [os.path.join(parent, name) for parent, _, files in tree for name in files]
+            sync_file, [os.path.join(parent, name) for parent, _, files in tree for name in files]
         )
         for parent, _, _ in tree:
             sync_directory(Path(parent))
 
 
-def _sync_file(path: str) -> None:
+def sync_file(path: str | Path) -> None:
+    """Wait until a file is on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

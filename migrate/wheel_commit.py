@@ -68,7 +68,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
     written.
     """
     staging, parts = run.staging, sorted(staged, key=lambda rows: rows.partition)
-    with sole_writer(staging.target), staging.target.shared_lock():
+    with sole_writer(staging.target) as unlocked, staging.target.shared_lock():
         require_free(staging, overwrite=overwrite)
         nothing = np.empty((4, 0), np.int64)
         index = np.concatenate([nothing, *(load_array(part.index(run)) for part in parts)], axis=1)
@@ -82,6 +82,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
         _write_units(run, plan, index)
         demands = _demands(parts)
         facts = _facts(run, plan, demands)
+        facts["warnings"] += [] if unlocked is None else [unlocked]
         prepare_marker(staging, facts)
         withdraw_marker(staging)
         replace_file(staging.target.own / CONF_NAME, broker_conf(facts["broker_conf"]))

@@ -9,6 +9,7 @@ still are what it says.
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -75,16 +76,22 @@ class Receipt:
             return None
 
 
-def write_parts(target: Path, parts: range, identity: str | None = None) -> Iterator[int]:
+def write_parts(
+    target: Path, parts: range, identity: str | None = None, *, durably: bool = False
+) -> Iterator[int]:
     """Write these parts of the plan with this identity unless they have a receipt; yields the
-    number of each as it is done. Raises PlanError where another plan counts by now.
+    number of each as it is done.
+
+    ``durably``: a part is on the disk before its receipt is there. On a disk that machines share,
+    only the one that wrote can see to that. Raises PlanError where another plan counts by now.
     """
     plan = load_plan(target, identity)
     for number in parts:
         path = plan.staging.receipt(number)
         known = Receipt.read(path)
         if known is None or not _is_done(plan, number, known):
-            write_note(path, PartWriter(plan, number).write().to_json())
+            receipt = PartWriter(plan, number, durably=durably).write()
+            write_note(path, receipt.to_json(), durably=durably)
         yield number
 
 
@@ -96,8 +103,9 @@ def _is_done(plan: StoredPlan, number: int, known: Receipt) -> bool:
 class PartWriter:
     """The work on one part."""
 
-    def __init__(self, plan: StoredPlan, number: int) -> None:
+    def __init__(self, plan: StoredPlan, number: int, *, durably: bool = False) -> None:
         part = plan.parts[number]
+        self.durably = durably
         self.plan = plan
         self.number = number
         self.first, self.end = int(part["first"]), int(part["end"])
@@ -153,9 +161,10 @@ class PartWriter:
         begin = int(self.target_offsets[0])
         file_start = begin // settings.commit_log_file_bytes * settings.commit_log_file_bytes
         crc = 0
+        path = store.commit_log / segment_name(file_start)
         with (
             SegmentReader(source.commit_log) as log,
-            PartStream(store.commit_log / segment_name(file_start), begin - file_start) as stream,
+            PartStream(path, begin - file_start, durably=self.durably) as stream,
         ):
             for chunk in read_chunks(log, self.offsets, self.sizes):
                 block = stream.room(self._end_of(chunk) - int(self.target_offsets[chunk.first]))
@@ -251,9 +260,8 @@ class PartWriter:
             file_bytes, self.plan.write_time_ms, self.target_offsets, self.target_sizes,
             self.tags_hashes, self.topic_hashes, distances, flags, slot_times_ms,
         )  # fmt: skip
-        stream_to_row(
-            store.timer_queue(), settings.queue_file_bytes, self.first * QUEUE_UNIT.size, queue
-        )
+        row = partial(stream_to_row, durably=self.durably)
+        row(store.timer_queue(), settings.queue_file_bytes, self.first * QUEUE_UNIT.size, queue)
         crc = crc32_from(0, address_of(queue), len(queue))
         if self.plan.engine == HIERARCHY:
             return int(crc)
@@ -264,7 +272,7 @@ class PartWriter:
             piece = units[begin_byte:end_byte]
             if is_full:
                 piece = np.append(piece, np.frombuffer(blank_bytes(file_bytes), np.uint8))
-            stream_to_row(store.timer_log, file_bytes, unit_position(begin, file_bytes), piece)
+            row(store.timer_log, file_bytes, unit_position(begin, file_bytes), piece)
         return int(crc32_from(crc, address_of(units), len(units)))
 
     def _write_index(self) -> int:
@@ -277,4 +285,5 @@ class PartWriter:
             now_ms=self.plan.now_ms,
             precision_ms=self.plan.settings.precision_ms,
         )
-        return write_tables(self.plan.staging, self.number, rows, self.key_hashes)
+        hashes = self.key_hashes
+        return write_tables(self.plan.staging, self.number, rows, hashes, durably=self.durably)

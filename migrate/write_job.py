@@ -3,21 +3,25 @@
 payload.
 
 A task costs 12 to 30 ms of nothing in Spark and in its worker, so there are two a core, not one a
-part. A part is the unit of resuming, a task the unit of scheduling.
+part; but never more than 16 parts a task, because cores may come later than the job begins. A part
+is the unit of resuming, a task the unit of scheduling.
 """
 
 import gc
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from message_store.errors import DelayStoreError, MigrationError, SourceError, TargetError
 from migrate.session import reason_of
+from migrate.spark_master import is_one_machine
 from migrate.staged_output import Staging, count_receipts
 from migrate.write import write_parts
 
@@ -25,7 +29,9 @@ Progress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done, and of how much."""
 
 TASKS_PER_CORE = 2
+PARTS_PER_TASK = 16
 _POLL_SECONDS = 0.2
+_GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _ERRORS = {"SourceError": SourceError, "TargetError": TargetError}
 
 
@@ -63,14 +69,15 @@ def write_all(
 def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> list[tuple[str, str]]:
     context = spark.sparkContext
     target = str(staging.target.path.absolute())
-    write = partial(_write_on_executor, target, staging.identity)
+    durably = not is_one_machine(context.master)
+    write = partial(_write_on_executor, target, staging.identity, durably)
     group = f"delaywheel-{secrets.token_hex(6)}"
     try:
-        task_count = max(1, min(part_count, TASKS_PER_CORE * context.defaultParallelism))
+        task_count = count_tasks(part_count, context.defaultParallelism)
         bounds = [part_count * task // task_count for task in range(task_count + 1)]
-        context.setJobGroup(group, "delaywheel: write", interruptOnCancel=True)
-        runs = context.parallelize(list(pairwise(bounds)), task_count)
-        return list(runs.mapPartitions(write).collect())
+        with _job_group(context, group):
+            runs = context.parallelize(list(pairwise(bounds)), task_count)
+            return list(runs.mapPartitions(write).collect())
     except KeyboardInterrupt:
         context.cancelJobGroup(group)  # a session of the caller's own lives on
         raise
@@ -78,6 +85,31 @@ def _run_on_spark(spark: SparkSession, staging: Staging, part_count: int) -> lis
         raise MigrationError(
             f"Spark could not finish the write stage: {reason_of(str(error))}"
         ) from error
+
+
+def count_tasks(part_count: int, core_count: int) -> int:
+    """How many tasks write so many parts, with so many cores there by now.
+
+    >>> count_tasks(160_000, 2), count_tasks(160_000, 20_000), count_tasks(20, 8), count_tasks(0, 8)
+    (10000, 40000, 16, 1)
+    """
+    wanted = max(TASKS_PER_CORE * core_count, -(-part_count // PARTS_PER_TASK))
+    return max(1, min(part_count, wanted))
+
+
+@contextmanager
+def _job_group(context: SparkContext, group: str) -> Iterator[None]:
+    """Jobs of the ``with`` block are of this group; later ones of the caller's are what they were
+    before.
+    """
+    before = {name: context.getLocalProperty(name) for name in _GROUP_PROPERTIES}
+    context.setJobGroup(group, "delaywheel: write", interruptOnCancel=True)
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # a JVM that is gone has no later jobs
+            for name, value in before.items():
+                context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None clears
 
 
 @cache
@@ -89,14 +121,14 @@ def _settle() -> None:
 
 
 def _write_on_executor(
-    target: str, identity: str, runs: Iterable[tuple[int, int]]
+    target: str, identity: str, durably: bool, runs: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[str, str]]:
     _settle()
-    return _write_task(target, identity, runs)
+    return _write_task(target, identity, runs, durably=durably)
 
 
 def _write_task(
-    target: str, identity: str, runs: Iterable[tuple[int, int]]
+    target: str, identity: str, runs: Iterable[tuple[int, int]], *, durably: bool = False
 ) -> Iterator[tuple[str, str]]:
     """On an executor: write the parts of each run; yields ("", "") or the kind and sentence of an
     error.
@@ -106,7 +138,7 @@ def _write_task(
     """
     for first, end in runs:
         try:
-            for _number in write_parts(Path(target), range(first, end), identity):
+            for _number in write_parts(Path(target), range(first, end), identity, durably=durably):
                 pass
         except DelayStoreError as error:
             kind = next(

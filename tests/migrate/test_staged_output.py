@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a target holds while it is made, and how it becomes a store: whole or not at all."""
 
+import errno
+import fcntl
+import os
+import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +15,7 @@ import pytest
 
 from message_store.errors import PlanError, TargetError
 from message_store.store_root import StoreRoot
+from migrate.convert import convert
 from migrate.disk_room import free_bytes
 from migrate.publishing import (
     UNFINISHED_WHEEL,
@@ -29,8 +35,11 @@ from migrate.staged_output import (
     count_receipts,
     load_array,
     save_array,
+    sole_writer,
     write_note,
 )
+from tests.migrate.stopped_conversions import made
+from tests.migrate.written_wheels import messages, write
 from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
 
@@ -267,3 +276,68 @@ def test_a_target_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> 
     (target / name).symlink_to(elsewhere)
     with pytest.raises(TargetError, match=f"{name}: a link"):
         refuse_links(Staging(StoreRoot(target)))
+
+
+# --- who may write --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_directory_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS: a lock needs a file that is open for writing."""
+    known = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        known(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("no_directory_locks")
+def test_where_directories_are_not_locked_a_file_is(tmp_path: Path) -> None:
+    target = StoreRoot(tmp_path)
+    for _ in range(2):
+        with sole_writer(target) as warning:
+            assert warning is None
+            with pytest.raises(TargetError, match="another conversion"), sole_writer(target):
+                pass
+            assert names_in_the_way(Staging(target)) == []
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_directory_locks")
+def test_one_writer_at_a_time_also_by_a_file_that_comes_and_goes(tmp_path: Path) -> None:
+    target, inside, most = StoreRoot(tmp_path), list[int](), list[int]()
+    failures: list[BaseException] = []
+
+    def write_often() -> None:
+        try:
+            for _ in range(100):
+                with suppress(TargetError), sole_writer(target):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write_often) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert set(most) == {1}
+
+
+def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    options = made(tmp_path)
+    report = convert(options)
+    assert any("this disk knows no locks" in warning for warning in report.warnings)
+    facts = write(tmp_path / "reminders", [messages(3)])
+    assert any("this disk knows no locks" in warning for warning in facts["warnings"])
+    assert not list(tmp_path.rglob(".delaywheel.lock"))

@@ -2,18 +2,24 @@
 """What a task of the write stage says to the driver, and what the driver makes of it."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from message_store.errors import MigrationError, SourceError, TargetError
 from message_store.store_root import StoreRoot
 from migrate.convert import convert
+from migrate.settings import ENGINES
 from migrate.staged_output import Staging
 from migrate.write import Receipt
-from migrate.write_job import write_all
+from migrate.write_job import count_tasks, write_all
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import options_for
+from tests.migrate.disk_watch import DiskWatch, watching
 
 RECEIPT = Receipt(
     identity="one",
@@ -56,7 +62,7 @@ def test_a_receipt_of_another_version_is_none(tmp_path: Path) -> None:
 def test_the_writers_errors_come_home_as_what_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    def refuse(_target: Path, _parts: range, _identity: str) -> None:
+    def refuse(_target: Path, _parts: range, _identity: str, **_: bool) -> None:
         raise kind("/some/path: cannot be read at 7: Input/output error")
 
     monkeypatch.setattr("migrate.write_job.write_parts", refuse)
@@ -80,3 +86,84 @@ def test_progress_is_told_for_each_stage_and_ends_at_the_whole(tmp_path: Path) -
     for stage in stages:
         *_, (_, done, total) = [step for step in steps if step[0] == stage]
         assert done == total > 0
+
+
+# --- what Spark is asked for ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64, 5_000])
+@pytest.mark.parametrize("parts", [1, 15, 16, 17, 1_000, 160_000])
+def test_tasks_are_enough_for_cores_that_come_later(parts: int, cores: int) -> None:
+    tasks = count_tasks(parts, cores)
+    assert 1 <= tasks <= parts
+    assert parts / tasks <= 16
+    assert tasks >= min(parts, 2 * cores)
+
+
+class Cluster:
+    """What stands in for Spark: runs its tasks here, and keeps what is said of its jobs."""
+
+    def __init__(self, master: str) -> None:
+        self.sparkContext = self
+        self.master, self.defaultParallelism = master, 2
+        self.properties: dict[str, str | None] = {"spark.jobGroup.id": "the caller's"}
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self.properties.get(name)
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:
+        self.properties[name] = value
+
+    def setJobGroup(self, group: str, description: str, interruptOnCancel: bool) -> None:
+        self.properties |= {"spark.jobGroup.id": group, "spark.job.description": description}
+
+    def parallelize(self, runs: list[Any], count: int) -> Any:
+        def collect(function: Callable[[Iterable[Any]], Iterable[Any]]) -> Any:
+            assert self.properties["spark.jobGroup.id"] != "the caller's"
+            found = [each for run in runs for each in function([run])]
+            return SimpleNamespace(collect=lambda: found)
+
+        assert len(runs) == count
+        return SimpleNamespace(mapPartitions=collect)
+
+
+def converted_on(cluster: Cluster, tmp_path: Path, **changes: Any) -> list[str]:
+    """Convert there; gives what was not on the disk when the last receipt was about to appear."""
+    build_level_store(tmp_path / "source", [LevelMessage(body=bytes(900)) for _ in range(9)])
+    options = options_for(tmp_path, **changes)
+    loose = list[str]()
+
+    def look(watch: DiskWatch, name: Path) -> None:
+        plan = name.parent.parent
+        if name.parent.name == "parts" and name.suffix == ".json":
+            found = watch.loose(plan, but=plan / "plan")
+            loose[:] = [each for each in found if (plan / each).is_file()]
+
+    with watching(look):
+        spark: Any = cluster
+        assert convert(options, spark=spark).total("converted") == 9
+    return loose
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_on_a_cluster_a_part_is_on_the_disk_before_its_receipt(tmp_path: Path, engine: str) -> None:
+    assert converted_on(Cluster("spark://there:7077"), tmp_path, to=engine) == []
+
+
+def test_on_this_machine_nobody_waits_twice(tmp_path: Path) -> None:
+    assert converted_on(Cluster("local[2]"), tmp_path) != []
+
+
+def test_a_job_of_the_caller_s_is_not_of_our_group_afterwards(tmp_path: Path) -> None:
+    cluster = Cluster("local[2]")
+    converted_on(cluster, tmp_path)
+    assert cluster.properties["spark.jobGroup.id"] == "the caller's"
+    assert cluster.properties["spark.job.description"] is None
+
+
+@pytest.mark.spark
+def test_spark_forgets_the_group_too(spark: SparkSession, tmp_path: Path) -> None:
+    build_level_store(tmp_path / "source", [LevelMessage()])
+    convert(options_for(tmp_path), spark=spark)
+    for name in ("spark.jobGroup.id", "spark.job.description"):
+        assert spark.sparkContext.getLocalProperty(name) is None
