@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from cli_values import (
@@ -131,6 +132,14 @@ conversion_options = all_of(
         "--target-conf",
         type=STORE,
         help="The new broker's configuration file, for sizes, precision and roll window.",
+    ),
+    click.option(
+        "--topic-type",
+        type=click.Choice(["mixed", "delay", "keep"]),
+        default="mixed",
+        show_default=True,
+        help="What the topics of TARGET take from gRPC clients, where SOURCE does not say: all"
+        " messages, delayed ones only, or, where topics stay without a type, no delayed ones.",
     ),
     click.option(
         "--on-bad-record",
@@ -260,6 +269,7 @@ def conversion_request(
     broker_conf: Path | None,
     target_conf: Path | None,
     precision_ms: str | None,
+    topic_type: str = "mixed",
     owner: tuple[int, int] | None = None,
     mode: int | None = None,
     **given: Any,
@@ -271,7 +281,7 @@ def conversion_request(
     return ConvertOptions(
         access=Access(owner, mode),
         level_table=given_level_table(level_table, broker_conf),
-        settings=_target_settings(target_conf, precision_ms),
+        settings=_target_settings(target_conf, precision_ms, topic_type),
         **given,
     )
 
@@ -293,12 +303,15 @@ def given_level_table(given: DelayLevels | None, broker_conf: Path | None) -> De
         raise click.BadParameter(f"{broker_conf}: {error}", param_hint=hint) from error
 
 
-def _target_settings(target_conf: Path | None, precision_ms: str | None) -> "TargetSettings":
-    """The settings of the broker that will open the target."""
+def _target_settings(
+    target_conf: Path | None, precision_ms: str | None, topic_type: str
+) -> "TargetSettings":
+    """The settings of the broker that will open the target, and what its topics shall say."""
     from migrate.settings import TargetSettings, read_broker_conf
 
     try:
         conf = read_broker_conf(target_conf) if target_conf else {}
-        return TargetSettings.from_conf(conf, int(precision_ms) if precision_ms else None)
+        settings = TargetSettings.from_conf(conf, int(precision_ms) if precision_ms else None)
+        return attrs.evolve(settings, topic_type=topic_type)
     except DelayStoreError as error:
         raise click.BadParameter(str(error), param_hint="--target-conf") from error

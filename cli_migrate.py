@@ -67,6 +67,10 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
         raise click.UsageError(
             "--owner and --mode are for a fresh TARGET; in place, files are as the store's are"
         )
+    if given["topic_type"] != "mixed":
+        raise click.UsageError(
+            "--topic-type is for a fresh TARGET; in place, topics are what the store says"
+        )
     with loading(output):
         from migrate.in_place import convert_in_place
         from migrate.settings import read_broker_conf

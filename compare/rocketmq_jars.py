@@ -25,12 +25,13 @@ def missing_tools() -> str | None:
     return f"needs {', '.join(absent)} on the PATH" if absent else None
 
 
-def jars(version: str) -> Path:
-    """The folder with every jar of that version's store, broker, name server and client.
+def jars(version: str, pom: Path = POM, name: str = "jars") -> Path:
+    """The folder with every jar of that version's store, broker, name server and client; with
+    another ``pom``, which needs a ``name`` of its own, the jars that it asks for.
 
     Raises OSError, RuntimeError with what Maven said, and subprocess.TimeoutExpired.
     """
-    return _made_once(f"jars-{version}", lambda target: _download(version, target))
+    return made_once(f"{name}-{version}", lambda target: _download(version, pom, target))
 
 
 def classes(version: str, name: str, sources: Sequence[Path]) -> Path:
@@ -42,7 +43,7 @@ def classes(version: str, name: str, sources: Sequence[Path]) -> Path:
     for source in sources:
         digest.update(source.read_bytes())
     place = f"{name}-{version}-{digest.hexdigest()[:12]}"
-    return _made_once(place, lambda target: _compile(library, sources, target))
+    return made_once(place, lambda target: _compile(library, sources, target))
 
 
 def _cache() -> Path:
@@ -50,9 +51,11 @@ def _cache() -> Path:
     return Path(base) / "delaywheel" / "rocketmq"
 
 
-def _made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Make a folder beside its place and rename it: never half there. One run after the other:
-    Maven's own cache is not made for two at a time.
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of this name in the user's cache, which ``make`` fills when it is not there.
+
+    It is made beside its place and renamed: never half there. One run after the other: Maven's own
+    cache is not made for two at a time.
     """
     place = _cache() / name
     if place.is_dir():
@@ -74,9 +77,9 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
     return place
 
 
-def _download(version: str, target: Path) -> None:
+def _download(version: str, pom: Path, target: Path) -> None:
     command = [
-        "mvn", "-q", "-B", "-f", str(POM), f"-Drocketmq.version={version}",
+        "mvn", "-q", "-B", "-f", str(pom), f"-Drocketmq.version={version}",
         "dependency:copy-dependencies", f"-DoutputDirectory={target}",
     ]  # fmt: skip
     _run(command, DOWNLOAD_S)

@@ -23,6 +23,15 @@ GROUPS = "subscriptionGroup.json"
 CONSUMER_OFFSETS = "consumerOffset.json"
 
 PERM_READ_WRITE = 6
+
+MESSAGE_TYPE = "message.type"
+"""The attribute of a topic that says which kinds of messages gRPC clients may send to it."""
+NORMAL, DELAY, MIXED = "NORMAL", "DELAY", "MIXED"
+MESSAGE_TYPES = frozenset(
+    {"UNSPECIFIED", NORMAL, "FIFO", DELAY, "TRANSACTION", "PRIORITY", "LITE", MIXED}
+)
+"""RocketMQ: TopicMessageType (5.5.0). A proxy fails at any other text, whatever is asked."""
+
 DEFAULT_QUEUES = 16
 _SEPARATOR = "@"
 
@@ -70,6 +79,13 @@ class TopicConfig:
             else {},
             members=dict(members),
         )
+
+    @property
+    def message_type(self) -> str | None:
+        """What the topic says of the messages that it takes; None, where it says nothing, means
+        NORMAL to a 5.x proxy (RocketMQ: TopicConfig#getTopicMessageType).
+        """
+        return self.attributes.get(MESSAGE_TYPE)
 
     def as_members(self) -> JsonObject:
         """Every member, by name; what the fields say goes before what ``members`` held."""

@@ -27,6 +27,7 @@ from migrate import (
     check_time,
     check_timeline,
     check_timer_records,
+    check_topics,
     check_wheel,
 )
 from migrate.check_picture import CheckOptions, Picture
@@ -43,6 +44,7 @@ RULES: tuple[FindingRule, ...] = (
     *check_broker.RULES,
     *check_files.RULES,
     *check_target.RULES,
+    *check_topics.RULES,
     *check_offsets.RULES,
     *check_levels.RULES,
     *check_records.RULES,
@@ -73,6 +75,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("metrics", check_broker.check_metrics),
     ("conversion", check_target.check_change),
     ("conversion", check_target.check_target),
+    ("topics", check_topics.check_topic_types),
     ("retention", check_time.check_retention),
     ("load", check_time.check_load),
     ("records", check_records.check_level_records),

@@ -56,7 +56,7 @@ def seal(
     arrays are not: a continued run makes them anew.
     Raises TargetError.
     """
-    files = config_files(sources, demands)
+    files = config_files(sources, demands, plan.settings.topic_type)
     if plan.engine == WHEEL:
         files |= _wheel_files(plan, demands)
     for name, content in files.items():

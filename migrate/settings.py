@@ -14,6 +14,7 @@ from message_store.errors import BadFieldError, OptionsError, SourceError
 from message_store.java_numbers import parse_long
 from message_store.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
 from message_store.small_files import read_small_file
+from message_store.store_config import DELAY, MIXED
 from message_store.store_root import (
     COMMIT_LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
@@ -33,6 +34,12 @@ from timer_wheel.wheel_math import (
 
 WHEEL, HIERARCHY = ENGINES = ("wheel", "hierarchy")
 """What a target can be for: a broker or ``WheelStore``, or ``HierarchicalWheelStore``."""
+
+KEEP = "keep"
+TOPIC_TYPES = {"mixed": MIXED, "delay": DELAY, KEEP: None}
+"""What the topics of a target shall say of the messages that they take, where the source says
+nothing.
+"""
 
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
@@ -73,7 +80,10 @@ def positive_number(conf: Mapping[str, str], key: str, default: int) -> int:
 
 @attrs.frozen
 class TargetSettings:
-    """What the target's files depend on; the broker that opens them must have the same settings."""
+    """What the target's files depend on; the broker that opens them must have the same settings.
+
+    ``topic_type`` is no setting of a broker: it goes into the target's topics.
+    """
 
     precision_ms: int = attrs.field(
         default=DEFAULT_PRECISION_MS, validator=attrs.validators.in_(PRECISIONS_MS)
@@ -86,6 +96,7 @@ class TargetSettings:
     timer_log_file_bytes: int = TIMER_LOG_FILE_BYTES
     max_message_bytes: int | None = None
     retention_hours: int = DEFAULT_RETENTION_HOURS
+    topic_type: str = attrs.field(default="mixed", validator=attrs.validators.in_(TOPIC_TYPES))
 
     def __attrs_post_init__(self) -> None:
         """Raise OptionsError for files in which nothing would fit."""

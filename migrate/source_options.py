@@ -7,12 +7,14 @@ An option that nobody knows is refused: one that is misspelt would otherwise do 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import attrs
+
 from message_store.clock import SystemClock
 from message_store.delay_levels import DelayLevels
 from message_store.errors import BadFieldError, OptionsError
 from message_store.java_numbers import parse_long
 from migrate.pending_table import TableOptions
-from migrate.settings import TargetSettings, read_broker_conf
+from migrate.settings import TOPIC_TYPES, TargetSettings, read_broker_conf
 
 _SPARKS_OWN = frozenset({"path", "paths", "basepath"})
 _READ = frozenset(
@@ -29,7 +31,9 @@ _BROKERS = (
     "fileReservedTime",
 )
 """Settings of a broker that a store's files depend on; also options, under the same names."""
-_WRITE = frozenset({"now", "precisionms", "brokerconf", *(name.lower() for name in _BROKERS)})
+_WRITE = frozenset(
+    {"now", "precisionms", "brokerconf", "topictype", *(name.lower() for name in _BROKERS)}
+)
 _TRUTHS = {"true": True, "false": False}
 
 Options = Mapping[str, str]
@@ -67,7 +71,10 @@ def write_options(options: Options) -> tuple[int, TargetSettings]:
     now_ms = _number(given, "now") or clock_ms
     if now_ms > clock_ms:
         raise OptionsError("now is later than this machine's clock: a broker would skip slots")
-    return now_ms, TargetSettings.from_conf(conf, _number(given, "precisionms"))
+    if (topic_type := given.get("topictype", "mixed")) not in TOPIC_TYPES:
+        raise OptionsError(f"topicType is {', '.join(TOPIC_TYPES)}, not {topic_type!r}")
+    settings = TargetSettings.from_conf(conf, _number(given, "precisionms"))
+    return now_ms, attrs.evolve(settings, topic_type=topic_type)
 
 
 def path_of(options: Options) -> Path:

@@ -14,6 +14,7 @@ from message_store import properties as names
 from message_store.store_config import (
     CONSUMER_OFFSETS,
     GROUPS,
+    MESSAGE_TYPE,
     TOPICS,
     GroupConfig,
     TopicConfig,
@@ -26,7 +27,13 @@ from message_store.store_config import (
 )
 from message_store.store_root import StoreRoot
 from migrate.rewrite import QUEUE_ID_MAX, RECORD_MARGIN_BYTES
-from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, HIERARCHY, WHEEL, TargetSettings
+from migrate.settings import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    HIERARCHY,
+    TOPIC_TYPES,
+    WHEEL,
+    TargetSettings,
+)
 
 _Config = TypeVar("_Config", TopicConfig, GroupConfig)
 
@@ -40,12 +47,13 @@ class TopicDemand:
 
 
 def config_files(
-    sources: Sequence[StoreRoot], demands: Mapping[str, TopicDemand]
+    sources: Sequence[StoreRoot], demands: Mapping[str, TopicDemand], topic_type: str
 ) -> dict[str, bytes]:
     """The JSON files of a target, by name.
 
     A topic keeps what the source says of it, with more queues where messages ask for them, and
     no more than queue ids can count: a damaged number would fill the memory of whoever reads it.
+    A topic without a type gets ``topic_type``: a 5.x proxy would refuse its delayed messages.
     Groups that had read one of these topics start at 0, because a group without an offset may start
     at the end and miss what was delivered before it came.
     """
@@ -57,7 +65,7 @@ def config_files(
         topic = known_topics.get(name, TopicConfig(name, read_queues=queues, write_queues=queues))
         topics.append(
             attrs.evolve(
-                topic,
+                with_message_type(topic, topic_type),
                 read_queues=_queue_count(topic.read_queues, queues),
                 write_queues=_queue_count(topic.write_queues, queues),
             )
@@ -88,17 +96,38 @@ def config_files(
     }
 
 
+def with_message_type(topic: TopicConfig, topic_type: str) -> TopicConfig:
+    """The topic, with a type where it has none and clients send to it by its name."""
+    message_type = TOPIC_TYPES[topic_type]
+    if message_type is None or topic.message_type is not None or not takes_messages(topic.name):
+        return topic
+    return attrs.evolve(topic, attributes={**topic.attributes, MESSAGE_TYPE: message_type})
+
+
+def takes_messages(topic: str) -> bool:
+    """Whether clients send to a topic of this name: only brokers send to those of retries, dead
+    letters and to their own, of which no proxy asks the type.
+    """
+    prefixes = names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX, names.SYSTEM_PREFIX
+    return not topic.startswith(prefixes)
+
+
 def merged_topics(sources: Sequence[StoreRoot]) -> dict[str, TopicConfig]:
-    """What several sources say of their topics: what the first says, and the most queues."""
+    """What several sources say of their topics: what the first says, the most queues, and the
+    type that the first has of those that say one.
+    """
     tables = [read_topics(source.path) for source in sources]
-    return {
-        name: attrs.evolve(
+    found = {}
+    for name, topic in _first_known(tables).items():
+        known = [table[name] for table in tables if name in table]
+        types = [each.message_type for each in known if each.message_type is not None]
+        found[name] = attrs.evolve(
             topic,
-            read_queues=max(table[name].read_queues for table in tables if name in table),
-            write_queues=max(table[name].write_queues for table in tables if name in table),
+            read_queues=max(each.read_queues for each in known),
+            write_queues=max(each.write_queues for each in known),
+            attributes={**topic.attributes, **({MESSAGE_TYPE: types[0]} if types else {})},
         )
-        for name, topic in _first_known(tables).items()
-    }
+    return found
 
 
 def _first_known(tables: Sequence[Mapping[str, _Config]]) -> dict[str, _Config]:

@@ -210,15 +210,18 @@ class Broker:
         lines = [f"{key}={value}\n" for key, value in settings.items()]
         file.write_text("".join(lines), encoding="utf-8")
         opens = _OPENS_FOR_4 if self.version.startswith("4.") else ()
-        command = [
-            "java", *jvm, *opens, f"-Duser.home={self.scratch}",
-            "-cp", f"{jars(self.version)}/*", f"org.apache.rocketmq.{main}", "-c", str(file),
-        ]  # fmt: skip
-        if name == "broker" and self._rolls_every_s is not None:
-            both = f"{jars(self.version)}/*:{rolling_broker(self.version)}"
-            command[-4:] = [both, "RollingBroker", str(self._rolls_every_s), "-c", str(file)]
+        program = self.program(name, main, file)
+        command = ["java", *jvm, *opens, f"-Duser.home={self.scratch}", "-cp", *program]
         environment = {"ROCKETMQ_HOME": str(self.scratch)}
         return processes.spawn(command, self.scratch / f"{name}.out", environment)
+
+    def program(self, name: str, main: str, file: Path) -> list[str]:
+        """Return class path, class and arguments of the `namesrv` or the `broker`."""
+        library = f"{jars(self.version)}/*"
+        if name == "broker" and self._rolls_every_s is not None:
+            both = f"{library}:{rolling_broker(self.version)}"
+            return [both, "RollingBroker", str(self._rolls_every_s), "-c", str(file)]
+        return [library, f"org.apache.rocketmq.{main}", "-c", str(file)]
 
     def _wait_until_ready(self) -> None:
         assert self._broker is not None
@@ -227,10 +230,14 @@ class Broker:
             if self._broker.poll() is not None:
                 code = self._broker.returncode
                 raise BrokerError(f"{self.version} ended with {code}\n{self.log_tail()}")
-            if _answers(self.address) and _is_known(self.name_server_address, self.address):
+            if self.is_ready():
                 return
             time.sleep(0.2)
         raise BrokerError(f"{self.version} not ready after {READY_S:.0f} s\n{self.log_tail()}")
+
+    def is_ready(self) -> bool:
+        """Say whether clients can use both."""
+        return answers(self.address) and _is_known(self.name_server_address, self.address)
 
     def _kill_both(self) -> None:
         for process in (self._broker, self._name_server):
@@ -249,14 +256,15 @@ def read_settings(file: Path) -> dict[str, object]:
 
 
 def _free_ports() -> int:
-    """Find a port with the neighbours a broker also takes (-2 … +2) and one for the name server.
+    """Find a port with the neighbours that a broker (-2 … +2), a name server (+5) and a proxy
+    (+6, +7) take.
 
     Below the range the system hands out to outgoing connections.
     """
     chooser = random.SystemRandom()
     for _ in range(200):
         port = chooser.randrange(20_010, 32_000, 10)
-        if all(_is_free(each) for each in (*range(port - 2, port + 3), port + 5)):
+        if all(_is_free(each) for each in range(port - 2, port + 8)):
             return port
     raise BrokerError("no free ports between 20010 and 32000")
 
@@ -271,7 +279,8 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
+    """Say whether somebody listens there."""
     host, _colon, port = address.partition(":")
     try:
         socket.create_connection((host, int(port)), timeout=1).close()

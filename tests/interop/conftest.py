@@ -61,10 +61,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_broker(scratch: Path) -> Iterator[MakeBroker]:
     """Make brokers (arguments as Broker's, without the scratch folder); kill what is left."""
 
-    def make(version: str, store_root: Path, **options: object) -> Broker:
+    def make(
+        version: str, store_root: Path, kind: type[Broker] = Broker, **options: object
+    ) -> Broker:
         folder = scratch / f"broker-{len(_brokers)}-{version}"
         folder.mkdir()
-        broker = Broker(version, store_root, folder, **options)  # type: ignore[arg-type]
+        broker = kind(version, store_root, folder, **options)  # type: ignore[arg-type]
         _brokers.append(broker)
         return broker
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from message_store.store_config import MESSAGE_TYPE, encode_topics, read_topics
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import DONE
 from migrate.in_place_checks import read_ends
@@ -18,7 +21,7 @@ from tests.independent.level_store_builder import T0, LevelMessage
 from tests.migrate.check_case import Case
 from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then
 from tests.migrate.conversions import NOW_MS as CONVERTED_MS
-from tests.migrate.conversions import build_and_convert
+from tests.migrate.conversions import SMALL, build_and_convert
 
 HOUR_MS = 3_600_000
 SMALL_FILES = {"commit_log_file_bytes": 1024}
@@ -87,6 +90,20 @@ def target(
         change(root)
 
     return make
+
+
+def topic_says(message_type: str) -> Callable[[Path], object]:
+    """Each topic of topics.json has this type."""
+
+    def change(root: Path) -> None:
+        topics = [
+            attrs.evolve(topic, attributes={MESSAGE_TYPE: message_type})
+            for topic in read_topics(root).values()
+        ]
+        assert topics
+        (root / "config/topics.json").write_bytes(encode_topics(topics))
+
+    return change
 
 
 def aged(time_ms: int) -> Callable[[Path], object]:
@@ -177,5 +194,13 @@ CASES = [
         says="timerPrecisionMs is 100, the target was written for 1000",
         options={"target": TargetSettings(precision_ms=100)},
     ),
+    Case(
+        code="topic-refuses-delayed",
+        make=target(settings=attrs.evolve(SMALL, topic_type="keep")),
+        says="no message.type",
+    ),
+    Case(code="topic-refuses-delayed", make=target(topic_says("FIFO")), says="(FIFO)"),
+    Case(code="topic-type-unknown", make=target(topic_says("Mixed")), says="('Mixed')"),
+    Case(code="topic-type-unknown", make=then(store(), topic_says("delay")), says="delay"),
     Case(code="quarantine-left", make=target(on_bad_record="quarantine"), says="1 of 1 record"),
 ]
