@@ -229,6 +229,8 @@ def write_note(path: Path, content: bytes, *, durably: bool = False) -> None:
     """
     with target_errors(path), _replacing(path) as temporary:
         temporary.write_bytes(content)
+        if durably:
+            sync_file(temporary)
 
 
 @contextmanager
