@@ -151,6 +151,7 @@ class LevelStore(ClosedOnExit):
         """
         now_ms = min(now_ms, LONG_MAX)
         with self.live.reading():
+            self.live.log.require_unbroken()  # retention too would take what may not be on disk
             # First what may fail and can wait: an error then hides no deliveries.
             self._progress.at_interval(now_ms)
             self._clean(now_ms)

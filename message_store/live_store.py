@@ -76,6 +76,7 @@ class LiveStore:
         self.settings = settings
         self.levels = levels
         self.lock = threading.RLock()
+        self._syncing = threading.RLock()  # may be waited for with the store's lock held
         self.was_clean = root.was_stopped_cleanly
         self._writer_lock = writer_lock
         self.is_closed = False
@@ -259,6 +260,7 @@ class LiveStore:
         """
         with self.lock:
             self.require_open()
+            self.log.require_unbroken()
             unsynced = self.log.begin_sync()
             last_start = self.log.last_start
         self.finish(unsynced.finish)
@@ -268,6 +270,7 @@ class LiveStore:
         """The same for every queue entry."""
         with self.lock:
             self.require_open()
+            self.log.require_unbroken()
             dirty = [queue for queue in self._queues.values() if queue.segments.is_dirty]
             last_start = self.log.last_start
         for queue in dirty:
@@ -277,12 +280,19 @@ class LiveStore:
         self._checkpoint.queues_are_synced(last_start)
 
     def finish(self, work: Callable[[], None]) -> None:
-        """Do what makes something durable; when it fails, nothing more is taken."""
-        try:
-            work()
-        except TargetError:
-            self.log.break_off()
-            raise
+        """Do what makes something durable; when it fails, nothing more is taken.
+
+        The disk tells one handle of a file that a write was lost, and the next sync succeeds. So
+        nothing counts as durable beside a sync that fails or after it: one at a time. Raises
+        TargetError.
+        """
+        with self._syncing:
+            try:
+                work()
+            except TargetError:
+                self.log.break_off()
+                raise
+            self.log.require_unbroken()
 
     def write_checkpoint(self, *, durably: bool = False) -> None:
         """Say in `checkpoint` what was synced so far; cheap where nothing changed.
@@ -291,10 +301,11 @@ class LiveStore:
         """
         with self.lock:
             self.require_open()
+            self.log.require_unbroken()
             self._checkpoint.write()
             unsynced = self._checkpoint.begin_sync() if durably else None
         if unsynced is not None:
-            unsynced.finish()
+            self.finish(unsynced.finish)
 
     def flush(self) -> None:
         """Log, queues, topics, checkpoint: everything of the floor, durably and in this order."""
