@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process has open stays its own when it forks.
 
-A lock on a file is not inherited: a child that went on writing would write beside its parent, and
-threads that the parent's libraries have running are missing in it.
+A child that went on writing would write beside its parent, under the parent's lock, and threads
+that the parent's libraries have running are missing in it.
 """
 
 import os

@@ -34,7 +34,7 @@ from message_store.live_topics import LiveTopic, is_topic_name, merge_topics
 from message_store.pages_ahead import PagesAhead
 from message_store.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
 from message_store.store_losses import StoreEnds, StoreLosses
-from message_store.store_root import StoreRoot, WriterLock
+from message_store.store_root import StoreLock, StoreRoot
 from message_store.store_settings import StoreSettings
 from message_store.unsynced import GroupSync
 
@@ -62,7 +62,7 @@ class LiveStore:
     def __init__(
         self,
         root: StoreRoot,
-        writer_lock: WriterLock,
+        writer_lock: StoreLock,
         *,
         clock: Clock,
         dialect: Dialect,

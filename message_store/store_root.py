@@ -3,6 +3,7 @@
 ``abort``.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -20,6 +21,7 @@ from message_store.errors import (
     TargetError,
     UnsupportedStoreError,
 )
+from message_store.forks import belongs_to_this_process
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.segment_files import list_directories, list_segments
 from message_store.small_files import is_present, replace_file, sync_directory
@@ -200,11 +202,11 @@ class StoreRoot:
     def shared_lock(self) -> Iterator[None]:
         """Hold the store's lock file for reading, so that no broker starts meanwhile.
 
-        The kind of lock that Java takes (POSIX record lock on the first byte). A store without a
-        lock file, or on a disk that knows no locks, is read without. Raises StoreLockedError when a
-        broker holds it, and SourceError when it cannot be opened: then nothing says that none does.
+        It keeps out who takes the lock as Java does (a POSIX record lock on the first byte). A
+        store without a lock file, or on a disk that knows no locks, is read without. Raises
+        StoreLockedError when a broker or a writer holds it, in this process too, and SourceError
+        when it cannot be opened: then nothing says that none does.
         """
-        self._refuse_own_lock()
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self.lock, flags)
@@ -217,37 +219,40 @@ class StoreRoot:
         if descriptor is None:
             yield
             return
+        lock = StoreLock(descriptor)
         try:
             try:
-                fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
+                lock.take(fcntl.F_RDLCK)
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EAGAIN):
-                    raise self._held() from error
+                    raise self._held(lock, fcntl.F_RDLCK) from error
             yield
         finally:
-            os.close(descriptor)
+            lock.release()
 
-    def take_lock(self) -> "WriterLock":
+    def take_lock(self) -> "StoreLock":
         """Hold the store for writing, against brokers and all who read under ``shared_lock``.
 
         Raises StoreLockedError when somebody holds it, this process included, and TargetError when
         the lock file cannot be made or the disk knows no locks.
         """
-        self._refuse_own_lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self.lock, flags, 0o644)
         except OSError as error:
             raise TargetError(f"{self.lock}: cannot be opened: {error.strerror}") from error
+        lock = StoreLock(descriptor)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            lock.take(fcntl.F_WRLCK)
             os.pwrite(descriptor, _LOCK_TEXT, 0)
         except OSError as error:
-            os.close(descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise self._held() from error
+            is_held = error.errno in (errno.EACCES, errno.EAGAIN)
+            refusal = self._held(lock, fcntl.F_WRLCK) if is_held else None
+            lock.release()
+            if refusal is not None:
+                raise refusal from error
             raise TargetError(f"{self.lock}: cannot be locked: {error.strerror}") from error
-        return WriterLock(descriptor)
+        return lock
 
     def mark_open(self, abort_text: bytes) -> None:
         """Make the `abort` file, durably: from here on the store counts as not stopped cleanly."""
@@ -273,44 +278,68 @@ class StoreRoot:
             if not keeps_directory:
                 os.rmdir(self.path)
 
-    def _held(self) -> StoreLockedError:
-        """What to say of a lock that is held; brokers and delaywheel take the same one."""
+    def _held(self, lock: "StoreLock", kind: int) -> StoreLockedError:
+        """What to say of a lock that is held."""
+        if lock.is_held_by_delaywheel(kind):
+            return StoreLockedError(
+                f"{self.lock}: open in this process, or held by another process that runs"
+                " delaywheel; close it there, or wait for the command that has the store open"
+            )
         return StoreLockedError(
             f"{self.lock}: held by another process; stop the broker first, or wait for the"
             " delaywheel command that has the store open"
         )
 
-    def _refuse_own_lock(self) -> None:
-        """Raise StoreLockedError when this process has the store open for writing.
 
-        Nobody else would notice: such locks hold between processes only, and closing a second
-        handle on the file would give up the lock of the first.
-        """
-        try:
-            facts = os.stat(self.lock, follow_symlinks=False)
-        except OSError:
-            return
-        if (facts.st_dev, facts.st_ino) in _held_here:
-            raise StoreLockedError(f"{self.lock}: this process has the store open for writing")
+class _Flock(ctypes.Structure):
+    """C's struct flock: a lock of the first byte, or who is in its way."""
+
+    _fields_ = (
+        ("l_type", ctypes.c_short),
+        ("l_whence", ctypes.c_short),
+        ("l_start", ctypes.c_int64),
+        ("l_len", ctypes.c_int64),
+        ("l_pid", ctypes.c_int),
+    )
 
 
-class WriterLock:
-    """A store's lock file, locked by this process until ``release``."""
+class StoreLock:
+    """A store's lock file, until ``release``.
+
+    The lock belongs to this open file (Linux: F_OFD_SETLK), and not to the process as with plain
+    POSIX locks: a second opening in this process is refused, and closing another handle of the file
+    gives nothing up. Holders of plain POSIX locks, as brokers are, see it and are seen.
+    """
 
     def __init__(self, descriptor: int) -> None:
-        facts = os.fstat(descriptor)
         self._descriptor: int | None = descriptor
-        self._identity = (facts.st_dev, facts.st_ino)
-        _held_here.add(self._identity)
+        belongs_to_this_process(self)
+
+    def take(self, kind: int) -> None:
+        """Lock it: F_RDLCK together with other readers, F_WRLCK alone. Raises OSError."""
+        self._call(fcntl.F_OFD_SETLK, kind)
+
+    def is_held_by_delaywheel(self, kind: int) -> bool:
+        """Whether what is in the way belongs to an open file, which has no process."""
+        with suppress(OSError):
+            return bool(self._call(fcntl.F_OFD_GETLK, kind).l_pid == -1)
+        return False
+
+    def _call(self, command: int, kind: int) -> _Flock:
+        assert self._descriptor is not None
+        wanted = bytes(_Flock(kind, os.SEEK_SET, 0, 1, 0))
+        return _Flock.from_buffer_copy(fcntl.fcntl(self._descriptor, command, wanted))
 
     def release(self) -> None:
         """Let others in; twice is fine."""
         if self._descriptor is not None:
-            _held_here.discard(self._identity)
+            with suppress(OSError):  # before closing: a forked child may still have the file
+                self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
             os.close(self._descriptor)
             self._descriptor = None
 
-
-_held_here: set[tuple[int, int]] = set()
-"""The lock files that this process holds, by device and inode."""
-os.register_at_fork(after_in_child=_held_here.clear)  # a child has no lock of its parent
+    def leave_to_parent(self) -> None:
+        """In a forked child: give the file back and leave the lock to the parent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

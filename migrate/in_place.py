@@ -23,7 +23,7 @@ from message_store.live_store import LiveStore
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.segment_files import SegmentReader, list_segments
 from message_store.small_files import read_small_file, replace_file
-from message_store.store_root import StoreRoot, WriterLock
+from message_store.store_root import StoreLock, StoreRoot
 from message_store.unfinished_change import UNDOING
 from migrate.in_place_checks import (
     Conf,
@@ -135,7 +135,7 @@ class _InPlace:
         planned = self._plan()
         return planned.report(NOTHING if planned.is_empty else PLANNED, self._seconds(0.0))
 
-    def execute(self, lock: WriterLock) -> InPlaceReport:
+    def execute(self, lock: StoreLock) -> InPlaceReport:
         """Do it, or go on with it; ``lock`` is the store's, and is given up."""
         forget_our_abort(self.root, all_changes_of(self.root))
         if change := unfinished_change(self.root):
@@ -191,7 +191,7 @@ class _InPlace:
                 f" {', '.join(differs)}); repeat that command, or roll it back"
             )
 
-    def _go_on(self, change: Change, lock: WriterLock) -> InPlaceReport | None:
+    def _go_on(self, change: Change, lock: StoreLock) -> InPlaceReport | None:
         """Finish a change whose records are all in the log; else take it back, and answer None."""
         self.progress("continue", 0, 1)
         with opened_store(self.root, lock, change) as store:
@@ -209,7 +209,7 @@ class _InPlace:
         self.progress("continue", 1, 1)
         return InPlaceReport.from_json(change.report, CONTINUED)
 
-    def _recover(self, lock: WriterLock) -> WriterLock:
+    def _recover(self, lock: StoreLock) -> StoreLock:
         """After a crash: give log and queues their ends, as a broker would, and leave the store one
         that has crashed. Returns the lock, taken anew.
         """
@@ -239,7 +239,7 @@ class _InPlace:
 
     # --- doing it ---------------------------------------------------------------------------------
 
-    def _convert(self, planned: InPlacePlan, lock: WriterLock) -> InPlaceReport:
+    def _convert(self, planned: InPlacePlan, lock: StoreLock) -> InPlaceReport:
         planned_s = stopwatch_s() - self.started_s
         change = self._begin(planned)
         report = planned.report(DONE, _NO_SECONDS, change.directory)
@@ -256,7 +256,7 @@ class _InPlace:
         return attrs.evolve(report, conversion=attrs.evolve(report.conversion, seconds=seconds))
 
     @contextmanager
-    def _opened(self, change: Change, lock: WriterLock) -> Iterator[LiveStore]:
+    def _opened(self, change: Change, lock: StoreLock) -> Iterator[LiveStore]:
         """The store, open for appending; where it does not open, the change never was."""
         with ExitStack() as stack:
             try:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from message_store.errors import PlanError
-from message_store.store_root import StoreRoot, WriterLock
+from message_store.store_root import StoreLock, StoreRoot
 from migrate.store_backup import IN_PLACE, Change, all_changes_of, changes_of
 from migrate.store_owner import require_owner
 from migrate.undo_change import (
@@ -90,7 +90,7 @@ def _look(root: StoreRoot, state: str) -> RollbackReport:
     )
 
 
-def _undo(root: StoreRoot, change: Change, lock: WriterLock) -> None:
+def _undo(root: StoreRoot, change: Change, lock: StoreLock) -> None:
     if change.kind != IN_PLACE:
         undo_offsets(root, change)
         return

@@ -21,7 +21,7 @@ from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from message_store.segment_files import SegmentReader, list_segments
 from message_store.small_files import read_small_file, remove_file, sync_directory
-from message_store.store_root import StoreRoot, WriterLock
+from message_store.store_root import StoreLock, StoreRoot
 from message_store.unfinished_change import DONE, UNDOING, UNDONE
 from migrate.in_place_checks import file_sizes, read_ends
 from migrate.staged_output import target_errors
@@ -29,7 +29,7 @@ from migrate.store_backup import OFFSETS, OFFSETS_BACKUP, Change
 
 
 @contextmanager
-def opened_store(root: StoreRoot, lock: WriterLock, change: Change) -> Iterator[LiveStore]:
+def opened_store(root: StoreRoot, lock: StoreLock, change: Change) -> Iterator[LiveStore]:
     """The store, open for appending, for a ``with`` block; leaving it writes nothing and gives up
     ``lock``.
 

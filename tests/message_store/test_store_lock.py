@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock of a store: within a process, between processes, and what a fork makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from message_store import AfterMs, Message
+from message_store.errors import StoreLockedError
+from message_store.store_root import StoreLock, StoreRoot
+from message_store.topic_listing import list_topic
+from tests.faults.engines import ENGINES, abandon
+
+PROBE = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    print("free")
+except OSError:
+    print("held")
+"""
+
+
+def as_a_broker_finds_it(root: StoreRoot) -> str:
+    """Whether another process gets the lock as Java takes it."""
+    command = [sys.executable, "-c", PROBE, str(root.lock)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> StoreRoot:
+    (tmp_path / "lock").write_bytes(b"lock")
+    return StoreRoot(tmp_path)
+
+
+def test_a_writer_keeps_out_writers_and_readers_of_its_own_process(root: StoreRoot) -> None:
+    lock = root.take_lock()
+    with pytest.raises(StoreLockedError, match="open in this process"):
+        root.take_lock()
+    with pytest.raises(StoreLockedError, match="open in this process"), root.shared_lock():
+        pass
+    assert as_a_broker_finds_it(root) == "held"
+    lock.release()
+    lock.release()
+    assert as_a_broker_finds_it(root) == "free"
+
+
+def test_a_reader_keeps_out_writers_and_no_reader(root: StoreRoot) -> None:
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(root.shared_lock())
+    second.enter_context(root.shared_lock())
+    first.close()
+    with pytest.raises(StoreLockedError, match="open in this process"):
+        root.take_lock()
+    assert as_a_broker_finds_it(root) == "held"
+    second.close()
+    root.take_lock().release()
+
+
+def test_who_reads_the_lock_file_gives_up_no_lock(root: StoreRoot) -> None:
+    lock = root.take_lock()
+    assert root.lock.read_bytes() == b"lock"  # as a backup does
+    assert as_a_broker_finds_it(root) == "held"
+    lock.release()
+
+
+def test_of_many_threads_one_gets_the_lock(root: StoreRoot) -> None:
+    for _ in range(100):
+        taken: list[StoreLock] = []
+        go = threading.Barrier(3)
+
+        def take(taken: list[StoreLock] = taken, go: threading.Barrier = go) -> None:
+            go.wait()
+            with suppress(StoreLockedError):
+                taken.append(root.take_lock())
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        [lock] = taken
+        lock.release()
+
+
+@pytest.mark.parametrize("who", ["writer", "reader"])
+def test_a_forked_child_neither_gives_up_nor_keeps_the_lock(root: StoreRoot, who: str) -> None:
+    with ExitStack() as held:
+        if who == "writer":
+            held.callback(root.take_lock().release)
+        else:
+            held.enter_context(root.shared_lock())
+        told, tell = os.pipe()
+        wait, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tell, b"x")  # the hook has run
+            os.read(wait, 1)
+            os._exit(0)
+        os.read(told, 1)
+        assert as_a_broker_finds_it(root) == "held"
+    assert as_a_broker_finds_it(root) == "free"
+    os.write(go, b"x")
+    os.waitpid(child, 0)
+    for descriptor in (told, tell, wait, go):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_listing_that_is_not_read_to_its_end_keeps_writers_out(
+    tmp_path: Path, engine: str
+) -> None:
+    from message_store import ManualClock
+
+    clock = ManualClock(1_793_000_000_000)
+    store = ENGINES[engine].open(tmp_path, clock, False)
+    for _ in range(3):
+        store.schedule(Message("orders", b"x"), AfterMs(1_000))
+    clock.tick(5_000)
+    store.advance(clock.now_ms())
+    store.close()
+    listing = iter(list_topic(tmp_path, "orders"))
+    next(listing)
+    with pytest.raises(StoreLockedError):
+        ENGINES[engine].open(tmp_path, clock, False)
+    del listing
+    store = ENGINES[engine].open(tmp_path, clock, False)
+    assert as_a_broker_finds_it(StoreRoot(tmp_path)) == "held"
+    with pytest.raises(StoreLockedError):
+        next(iter(list_topic(tmp_path, "orders")))
+    assert as_a_broker_finds_it(StoreRoot(tmp_path)) == "held"
+    abandon(store)
