@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
 from message_store import properties as names
+from message_store.java_numbers import LONG_MAX
 from message_store.message import StoredMessage
 
 _NOT_TOLD = -1
@@ -94,25 +95,32 @@ class Copies:
         return any(is_roll for _, is_roll, _ in self._places)
 
     def take(
-        self, identity: Hashable, offset: int, first_offset: int, *, may_have_rolled: bool
+        self,
+        identity: Hashable,
+        offset: int,
+        first_offset: int,
+        *,
+        may_have_rolled: bool,
+        cancelled_at: int = LONG_MAX,
     ) -> bool:
         """Take the first copy behind a message's place, if there is one; equal messages are asked
-        for in the order of the log.
+        for in the order of the log. None is delivered behind the marker that cancelled it.
 
         What was to roll has gone round again or, when the wheel was late, been delivered. A copy
         that says of which message it is, is no equal one's: retention may have taken that one's
         record, or a hand that moved back may have delivered it without a roll.
         """
-        delivered = (identity, False, _NOT_TOLD)
-        rolled = ((identity, True, first_offset), (identity, True, _NOT_TOLD))
-        kinds = (*rolled, delivered) if may_have_rolled else (delivered,)
-        return any(self._take(self._places.get(kind), offset) for kind in kinds)
+        delivered = self._places.get((identity, False, _NOT_TOLD))
+        for told in (first_offset, _NOT_TOLD) if may_have_rolled else ():
+            if self._take(self._places.get((identity, True, told)), offset):
+                return True
+        return self._take(delivered, offset, cancelled_at)
 
     @staticmethod
-    def _take(places: list[int] | None, offset: int) -> bool:
+    def _take(places: list[int] | None, offset: int, until: int = LONG_MAX) -> bool:
         while places and places[-1] <= offset:
             places.pop()
-        if not places:
+        if not places or places[-1] > until:
             return False
         places.pop()
         return True

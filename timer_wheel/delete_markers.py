@@ -17,23 +17,32 @@ from numpy.typing import NDArray
 from message_store.errors import BadFieldError
 from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
-from message_store.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
+from message_store.properties import (
+    TIMER_DELETE_UNIQUE_KEY,
+    TIMER_OUT_MS,
+    TIMER_ROLL_LABEL,
+    TIMER_ROLL_TIMES,
+)
 from message_store.segment_files import SegmentReader
+from timer_wheel.copies import first_offset
 from timer_wheel.pending_timers import PendingTimers, pending_records
 from timer_wheel.wheel_math import floor_ms
 
 
 @attrs.frozen(eq=False)
 class Cancelled:
-    """Which rows are messages that a marker takes away: by the plain key, by topic and key."""
+    """Which rows are messages that a marker takes away: by the plain key, by topic and key; and
+    ``recalled``, in either form, by a marker that was stored behind them.
+    """
 
     by_key: NDArray[np.bool_]
     by_topic_and_key: NDArray[np.bool_]
+    recalled: NDArray[np.bool_]
 
     def for_broker(self, topic_in_delete_key: bool | None) -> NDArray[np.bool_]:
         """What a broker with that setting does not deliver; None: what somebody recalled."""
         if topic_in_delete_key is None:
-            return self.by_key | self.by_topic_and_key
+            return self.recalled
         return self.by_topic_and_key if topic_in_delete_key else self.by_key
 
 
@@ -56,15 +65,15 @@ def cancelled(
     has no effect, and such a message is delivered. Records are read only where a marker makes it
     necessary; with rolling markers that is every rolling message.
     """
-    found = Cancelled(np.zeros(len(timers), bool), np.zeros(len(timers), bool))
+    found = Cancelled(*(np.zeros(len(timers), bool) for _ in range(3)))
     is_placed = (timers.position >= 0) | timers.is_in_timeline
     is_placed |= timers.slot_time_ms >= floor_ms(now_ms, precision_ms)
     markers = timers.rows(timers.is_marker & is_placed)
-    marks = {
-        (end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY))
-        for end_ms, message in _with_end_slots(markers, commit_log, precision_ms)
-        if message is not None
-    }
+    marks: dict[tuple[int | None, str | None], int] = {}
+    for end_ms, message in _with_end_slots(markers, commit_log, precision_ms):
+        if message is not None:
+            mark = end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY)
+            marks[mark] = max(first_offset(message), marks.get(mark, -1))
     if not marks:
         return found
     slots = np.array([end_ms for end_ms, _ in marks if end_ms is not None], np.int64)
@@ -74,8 +83,18 @@ def cancelled(
     for row, (end_ms, message) in zip(candidates.tolist(), ends, strict=True):
         for is_cancelled, with_topic in ((found.by_key, False), (found.by_topic_and_key, True)):
             key = None if message is None else delete_key(message, with_topic=with_topic)
-            is_cancelled[row] = None not in (key, end_ms) and (end_ms, key) in marks
+            if message is None or None in (key, end_ms) or (end_ms, key) not in marks:
+                continue
+            is_cancelled[row] = True
+            found.recalled[row] |= _scheduled_at(message) < marks[end_ms, key]
     return found
+
+
+def _scheduled_at(message: StoredMessage) -> int:
+    """Where in the log a message was scheduled; -1 where a broker rolled it, and nothing tells."""
+    offset = first_offset(message)
+    has_rolled = not message.properties.keys().isdisjoint({TIMER_ROLL_TIMES, TIMER_ROLL_LABEL})
+    return -1 if has_rolled and offset == message.commit_log_offset else offset
 
 
 def _with_end_slots(

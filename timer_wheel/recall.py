@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Taking messages back: the delete markers that are waiting, and where a message of a handle is.
 
-A marker takes away every message of its slot, real topic and unique key; a broker of 5.4 and later
-looks at slot and key alone. Whatever form the text of a marker has, it counts: that is what whoever
-recalled wanted.
+A marker takes away every message of its slot, real topic and unique key that was scheduled before
+it. A broker takes those behind it as well, and from 5.4 on looks at slot and key alone. Whatever
+form the text of a marker has, it counts: that is what whoever recalled wanted.
 """
+
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
 from message_store.delay_store import Cancellation
-from message_store.java_numbers import string_hash
+from message_store.java_numbers import INT_MAX, LONG_MAX, string_hash
 from message_store.message import Message, StoredMessage
-from message_store.properties import TIMER_DELETE_UNIQUE_KEY
+from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
 from message_store.recall_handle import RecallHandle
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import KEY_ONE
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
@@ -26,53 +27,90 @@ from timer_wheel.wheel_math import floor_ms, out_ms
 
 MARKER_BODY = b"0"
 MARKER_TAGS = "_RECALL_TAG_"
-NO_KEY = (0, 0)
+RecallKey = tuple[int, int]
+NO_KEY: RecallKey = (0, 0)
 _NO_SLOT = -1
+_LONGEST_INT = 10
+
+
+@attrs.frozen
+class _Mark:
+    """The last marker of one recall key: when its slot is, and where its first record was."""
+
+    slot_ms: int
+    commit_log_offset: int
 
 
 class RecallMarks:
-    """The recall keys of all delete markers whose slots are not over, with the times of these."""
+    """All delete markers whose slots are not over, by recall key.
+
+    A marker takes away what lies before its first record. A message that a broker rolled does not
+    say where it was scheduled, and counts as older than any marker; a marker that a broker rolled
+    counts from its newest record.
+    """
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[int, int], int] = {}
+        self._marks: dict[RecallKey, _Mark] = {}
         self._first_words: Int64s | None = None
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._marks)
 
-    def add(self, facts: TimerFacts) -> None:
-        """Remember markers."""
+    def add(self, offsets: Int64s, facts: TimerFacts) -> None:
+        """Remember markers, whose records are at these offsets of the log."""
         slots = floor_ms(facts.out_ms, facts.precision_ms).tolist()
-        for key, slot_ms in zip(facts.recall_keys(), slots, strict=True):
-            if key != NO_KEY:
-                self._slots[key] = slot_ms
-        self._first_words = None
+        places = marker_offsets(offsets, facts).tolist()
+        for key, slot_ms, place in zip(facts.recall_keys(), slots, places, strict=True):
+            self.remember(key, slot_ms, place)
 
-    def remember(self, key: tuple[int, int], slot_ms: int) -> None:
-        """Remember one marker."""
-        self._slots[key] = slot_ms
+    def remember(self, key: RecallKey, slot_ms: int, commit_log_offset: int) -> None:
+        """Remember one marker, by where its first record is."""
+        known = self._marks.get(key)
+        if key == NO_KEY:
+            return
+        if known is not None:
+            slot_ms = max(slot_ms, known.slot_ms)
+            commit_log_offset = max(commit_log_offset, known.commit_log_offset)
+        self._marks[key] = _Mark(slot_ms, commit_log_offset)
         self._first_words = None
 
     def forget_before(self, hand_ms: int) -> None:
         """Drop the markers whose slots are over."""
-        if self._slots and min(self._slots.values()) < hand_ms:
-            self._slots = {key: ms for key, ms in self._slots.items() if ms >= hand_ms}
+        if any(mark.slot_ms < hand_ms for mark in self._marks.values()):
+            self._marks = {k: mark for k, mark in self._marks.items() if mark.slot_ms >= hand_ms}
             self._first_words = None
 
-    def __contains__(self, key: tuple[int, int]) -> bool:
-        return key in self._slots
+    def takes(self, key: RecallKey, first_offset: int) -> bool:
+        """Whether a marker takes away the message with this key and first record."""
+        mark = self._marks.get(key)
+        return mark is not None and first_offset < mark.commit_log_offset
 
-    def take_away(self, facts: TimerFacts) -> Bools:
-        """Which of these rows a marker takes away."""
-        found = np.zeros(len(facts), bool)
-        if not self._slots or not len(facts):
+    def take_away(self, offsets: Int64s, facts: TimerFacts) -> Bools:
+        """Which of these rows, with records at these offsets of the log, a marker takes away."""
+        return self.taken_at(offsets, facts) < LONG_MAX
+
+    def taken_at(self, offsets: Int64s, facts: TimerFacts) -> Int64s:
+        """Where in the log each row was taken away: the offset of the marker, or ``LONG_MAX``."""
+        found = np.full(len(facts), LONG_MAX, np.int64)
+        if not self._marks or not len(facts):
             return found
         if self._first_words is None:
-            self._first_words = np.array([one for one, _ in self._slots], np.int64)
+            self._first_words = np.array([one for one, _ in self._marks], np.int64)
         may_be = np.flatnonzero(np.isin(facts.table[KEY_ONE], self._first_words))
-        keys = facts.rows(may_be).recall_keys()
-        found[may_be] = [key in self._slots for key in keys]
+        chosen = facts.rows(may_be)
+        first_offsets = chosen.first_offsets(offsets[may_be]).tolist()
+        for row, key, first in zip(
+            may_be.tolist(), chosen.recall_keys(), first_offsets, strict=True
+        ):
+            if self.takes(key, first):
+                found[row] = self._marks[key].commit_log_offset
         return found
+
+
+def marker_offsets(offsets: Int64s, facts: TimerFacts) -> Int64s:
+    """Where the first records of these markers are; of one that a broker rolled, where it is."""
+    first_offsets = facts.first_offsets(offsets)
+    return np.where(first_offsets < 0, offsets, first_offsets)
 
 
 @attrs.frozen
@@ -81,7 +119,14 @@ class Target:
 
     message: StoredMessage
     out_ms: int
-    recall_key: tuple[int, int]
+    recall_key: RecallKey
+
+
+def real_queue_id(message: StoredMessage) -> int:
+    """The queue that a message goes to; 0 where its record names none that can be."""
+    text = message.properties.get(REAL_QUEUE_ID, "")
+    queue_id = int(text) if text.isdecimal() and len(text) <= _LONGEST_INT else 0
+    return queue_id if queue_id <= INT_MAX else 0
 
 
 def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, tuple[str, str]]:
@@ -93,98 +138,119 @@ def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, t
         topic=message.real_topic,
         body=MARKER_BODY,
         tags=MARKER_TAGS,
-        queue_id=int(message.properties.get("REAL_QID", "0")),
+        queue_id=real_queue_id(message),
         unique_key=key,
     )
     return marker, (TIMER_DELETE_UNIQUE_KEY, text)
 
 
 class Search:
-    """Looks for the messages of one handle, wherever they are or were."""
+    """Looks for the messages of one handle, wherever they are or were.
 
-    def __init__(self, timers: LiveTimers, handle: RecallHandle) -> None:
+    A receipt also tells where the first record of its message is, and names no other.
+    """
+
+    def __init__(
+        self,
+        timers: LiveTimers,
+        marks: RecallMarks,
+        handle: RecallHandle,
+        first_offset: int | None = None,
+    ) -> None:
         self._timers = timers
+        self._marks = marks
         self._handle = handle
+        self._first_offset = first_offset
         self._topic_hash = string_hash(handle.topic)
         self.slot_ms = out_ms(handle.due_ms, timers.precision_ms)
 
-    def waiting(self) -> Target | None:
-        """One of the messages that wait; None when none does."""
+    def waiting(self) -> list[Target]:
+        """The messages that are pending, one for each marker that is needed to take all of them."""
+        found: dict[RecallKey, Target] = {}
+        for rows in self._pending():
+            found |= {target.recall_key: target for target in self._among(rows)}
+        return list(found.values())
+
+    def _pending(self) -> Iterator[TimerRows]:
+        """Everything that is pending where a message of the handle may be."""
         timers = self._timers
         unplaced = timers.unplaced(EVERYTHING).rows
-        unplaced = unplaced.rows(~np.isin(unplaced.commit_log_offset, timers.done))
-        if (found := self._among(unplaced)) is not None:
-            return found
-        if (found := self._among(timers.early)) is not None:
-            return found
+        yield unplaced.rows(~np.isin(unplaced.commit_log_offset, timers.done))
+        yield timers.early
         slot = self.slot_ms // timers.precision_ms
         held = timers.wheel.used_slots(self.slot_ms + timers.precision_ms)
         if len(held) and held[-1] == slot:
             rows = timers.in_slots(held[-1:])
-            if (found := self._among(rows.rows(~rows.is_roll))) is not None:
-                return found
-        return self._parked()
-
-    def _parked(self) -> Target | None:
-        """The message among those that will roll: any slot may hold it."""
-        timers = self._timers
-        if not timers.has_rolled:
-            return None
-        rows = timers.log.find(self._topic_hash, _NO_SLOT, 0, flags=FLAG_ROLL)
-        rows = rows.rows(rows.is_roll)
-        return self._among(rows.rows(timers.are_waiting(rows)))
+            yield rows.rows(~rows.is_roll)
+        if timers.has_rolled:  # what will roll may be in any slot
+            rows = timers.log.find(self._topic_hash, _NO_SLOT, 0, flags=FLAG_ROLL)
+            rows = rows.rows(rows.is_roll)
+            yield rows.rows(timers.are_waiting(rows))
 
     def past(self) -> Cancellation:
-        """What became of a message that does not wait."""
+        """What became of a message that is not pending."""
         timers = self._timers
         rows = timers.log.find(self._topic_hash, self.slot_ms, timers.precision_ms, flags=FLAG_ROLL)
         unplaced = timers.unplaced(EVERYTHING).rows
         unplaced = unplaced.rows(unplaced.table[TOPIC_HASH] == self._topic_hash)
         rows = TimerRows.together([rows, unplaced])
-        facts = timers.facts(rows)
-        is_it = self._is_it(rows, facts)
-        if not is_it.any():
+        facts = timers.facts(rows, keys=True)
+        is_named = self._is_named(rows, facts)
+        if not is_named.any():
             return Cancellation.NEVER_EXISTED
-        messages, markers = is_it & ~facts.is_marker, is_it & facts.is_marker
-        if markers.any():
-            return Cancellation.CANCELLED
-        return Cancellation.ALREADY_DELIVERED if messages.any() else Cancellation.NEVER_EXISTED
+        named = is_named & ~facts.is_marker
+        if not named.any():
+            return Cancellation.CANCELLED  # its marker is all that is left
+        marks, is_marker = RecallMarks(), facts.is_marker & facts.is_fine
+        marks.add(rows.commit_log_offset[is_marker], facts.rows(is_marker))
+        taken = marks.take_away(rows.commit_log_offset[named], facts.rows(named))
+        return Cancellation.CANCELLED if taken.all() else Cancellation.ALREADY_DELIVERED
 
-    def _among(self, rows: TimerRows) -> Target | None:
+    def _among(self, rows: TimerRows) -> Iterator[Target]:
+        """The messages of the handle among these rows that no marker takes yet."""
         rows = rows.rows((rows.table[TOPIC_HASH] == self._topic_hash) & ~rows.is_marker)
         if not len(rows):
-            return None
+            return
         facts = self._timers.facts(rows, keys=True)
-        for row in np.flatnonzero(self._is_it(rows, facts)).tolist():
+        is_live = self._is_named(rows, facts)
+        is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
+        for row in np.flatnonzero(is_live).tolist():
             record = self._record(rows, row)
-            return Target(record, int(facts.out_ms[row]), facts.recall_keys()[row])
-        return None
+            yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row])
 
     def _record(self, rows: TimerRows, row: int) -> StoredMessage:
         return self._timers.store.log.record(
             int(rows.commit_log_offset[row]), int(rows.size_bytes[row])
         )
 
-    def _is_it(self, rows: TimerRows, facts: TimerFacts) -> Bools:
-        """Which rows are what the handle names, by its time, topic and key.
+    def _is_named(self, rows: TimerRows, facts: TimerFacts) -> Bools:
+        """Which rows the handle or the receipt names: by time, topic, key and first record.
 
-        A handle that a broker gave says the millisecond after the out time, ours the promise. A
-        marker is known by its target's key.
+        A handle that a broker gave says the millisecond after the out time, ours the promise.
         """
         handle = self._handle
-        is_it = np.zeros(len(rows), bool)
-        time_fits = (facts.promised_ms == handle.due_ms) | (facts.out_ms + 1 == handle.due_ms)
-        time_fits |= facts.is_marker & is_overdue(facts.out_ms)
-        for row in np.flatnonzero(time_fits & facts.is_fine).tolist():
+        is_named = np.zeros(len(rows), bool)
+        may_be = (facts.promised_ms == handle.due_ms) | (facts.out_ms + 1 == handle.due_ms)
+        may_be &= facts.is_fine
+        if self._first_offset is not None:
+            first_offsets = facts.first_offsets(rows.commit_log_offset)
+            is_it = (first_offsets == self._first_offset) | (first_offsets < 0)
+            is_later = marker_offsets(rows.commit_log_offset, facts) > self._first_offset
+            may_be &= np.where(facts.is_marker, is_later, is_it)
+        for row in np.flatnonzero(may_be).tolist():
             properties = self._record(rows, row).properties
             key = properties.get("UNIQ_KEY")
-            is_it[row] = (properties.get("REAL_TOPIC"), key) == (handle.topic, handle.unique_key)
-        return is_it
+            is_named[row] = (properties.get("REAL_TOPIC"), key) == (handle.topic, handle.unique_key)
+        return is_named
 
 
-def pending_markers(timers: LiveTimers) -> list[TimerFacts]:
-    """The facts of every delete marker that is on the wheel or waits in the queue."""
-    rest = timers.unplaced(EVERYTHING, keys=True).facts
-    rows = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
-    rows = rows.rows(rows.is_marker & (rows.slot_time_ms >= timers.wheel.hand_ms))
-    return [timers.facts(rows, keys=True), rest.rows(rest.is_marker & rest.is_fine)]
+def find_markers(timers: LiveTimers, from_ms: int) -> RecallMarks:
+    """Every delete marker in slots from a time on, or in the queue."""
+    marks = RecallMarks()
+    placed = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
+    placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
+    marks.add(placed.commit_log_offset, timers.facts(placed, keys=True))
+    rest = timers.unplaced(EVERYTHING, keys=True)
+    is_marker = rest.facts.is_marker & rest.facts.is_fine
+    marks.add(rest.rows.commit_log_offset[is_marker], rest.facts.rows(is_marker))
+    return marks

@@ -91,12 +91,12 @@ class TimerIntake(ABC):
             message, self._queue, due_ms, promised_ms, now_ms, None, out, extra
         )
 
-    def recall(self, target: Target, now_ms: int) -> None:
+    def recall(self, target: Target, now_ms: int) -> Receipt:
         """Store the delete marker of a message."""
         by_topic = self._store.dialect.topic_in_delete_key
         marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
         out = target.out_ms
-        self._intake.store(marker, self._queue, out, out, now_ms, None, out, (names_target,))
+        return self._intake.store(marker, self._queue, out, out, now_ms, None, out, (names_target,))
 
     @abstractmethod
     def _overdue_out_ms(self, now_ms: int) -> int:

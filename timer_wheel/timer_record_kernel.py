@@ -4,6 +4,8 @@ properties text.
 
 A recall key stands for slot, real topic and unique key; a message and the delete marker that takes
 it away have the same one. It is two words of hash, 128 bits: good enough to tell messages apart.
+The slot enters between topic and key, through ``mix64``: two topics may differ in the same bits as
+their slots, and a seed that is xor-ed with the slot would give both one key.
 """
 
 from typing import Any
@@ -35,7 +37,7 @@ from message_store.record_layout import (
     MAGIC_V2,
     SMALLEST_RECORD_BYTES,
 )
-from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
+from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
 
 Int64s = NDArray[np.int64]
 
@@ -128,8 +130,8 @@ def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
         if has_topic and load_u8(key + topic_bytes) == _PLUS:
             key += topic_bytes + 1
             key_bytes -= topic_bytes + 1
-    one = hash_bytes(topic, topic_bytes, _SEED_ONE ^ np.uint64(slot))
-    two = hash_bytes(topic, topic_bytes, _SEED_TWO ^ np.uint64(slot))
+    one = mix64(hash_bytes(topic, topic_bytes, _SEED_ONE) ^ np.uint64(slot))
+    two = mix64(hash_bytes(topic, topic_bytes, _SEED_TWO) ^ np.uint64(slot))
     facts[KEY_ONE, row] = np.int64(hash_bytes(key, key_bytes, one)) if key_bytes else 0
     facts[KEY_TWO, row] = np.int64(hash_bytes(key, key_bytes, two)) if key_bytes else 0
 

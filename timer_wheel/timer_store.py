@@ -162,7 +162,8 @@ class TimerStore(ClosedOnExit, ABC):
             if handle.broker_name != self._store.settings.broker_name:
                 return Cancellation.NEVER_EXISTED
             self._settle()
-            return self._recall(handle)
+            first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
+            return self._recall(handle, first_offset)
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading."""
@@ -233,8 +234,8 @@ class TimerStore(ClosedOnExit, ABC):
         """What waits and passes."""
 
     @abstractmethod
-    def _recall(self, handle: RecallHandle) -> Cancellation:
-        """Take back what a handle of this store names."""
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        """Cancel what a handle of this store names; a receipt also tells its first record."""
 
     @abstractmethod
     def _findings(self) -> list[Finding]:

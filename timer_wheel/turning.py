@@ -64,7 +64,7 @@ class Turning:
         rest = timers.unplaced(EVERYTHING, keys=True)
         due = self._due(rest, now_ms, marks)
         is_marker = due.rows.is_marker
-        is_recalled = marks.take_away(due.facts) & ~is_marker
+        is_recalled = marks.take_away(due.rows.commit_log_offset, due.facts) & ~is_marker
         is_due = due.promised_ms <= now_ms
         is_over = due.rows.slot_time_ms < floor_ms(now_ms, timers.precision_ms)
         rolls = is_over & ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
@@ -79,7 +79,8 @@ class Turning:
             due.promised_ms[order[delivered.rows]],
         )
         self._roll(due, np.flatnonzero(rolls), stamp_ms)
-        self._move_on(rest, marks.take_away(rest.facts), due, now_ms, stamp_ms)
+        of_rest = marks.take_away(rest.rows.commit_log_offset, rest.facts)
+        self._move_on(rest, of_rest, due, now_ms, stamp_ms)
         if not len(timers.early):  # what is due before its slot may be taken back by an older slot
             marks.forget_before(timers.wheel.hand_ms)
         later_ms = max(stamp_ms, self._store.clock.now_ms())

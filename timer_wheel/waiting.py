@@ -6,13 +6,12 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store import properties as names
 from message_store.byte_column import Int64s
 from message_store.delay_store import Pending
 from message_store.java_numbers import string_hash
 from message_store.message import StoredMessage
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.recall import RecallMarks
+from timer_wheel.recall import RecallMarks, real_queue_id
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
@@ -102,7 +101,8 @@ def _in_slots(timers: LiveTimers, marks: RecallMarks, wanted: Filter, slots: Int
 
 def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
     """The chosen rows that are messages and were not recalled."""
-    chosen = chosen & ~found.rows.is_marker & ~marks.take_away(found.facts)
+    is_taken = marks.take_away(found.rows.commit_log_offset, found.facts)
+    chosen = chosen & ~found.rows.is_marker & ~is_taken
     return _Live(found.rows.rows(chosen), found.facts.rows(chosen), found.promised_ms[chosen])
 
 
@@ -145,12 +145,10 @@ def _first_slot_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
 
 def pending_of(message: StoredMessage, due_ms: int, size_bytes: int) -> Pending:
     """What ``pending`` says of a message that waits."""
-    properties = message.properties
-    queue_id = properties.get(names.REAL_QUEUE_ID, "0")
     return Pending(
         unique_key=message.unique_key,
         topic=message.real_topic,
-        queue_id=int(queue_id) if queue_id.isdecimal() else 0,
+        queue_id=real_queue_id(message),
         tags=message.tags,
         keys=message.keys,
         level=None,

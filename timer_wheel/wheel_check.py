@@ -7,10 +7,11 @@ import numpy as np
 
 from message_store.byte_column import Int64s
 from message_store.delay_store import Finding, Severity
+from message_store.java_numbers import LONG_MAX
 from message_store.printable import counted
 from message_store.store_losses import kept_findings, log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.recall import RecallMarks, pending_markers
+from timer_wheel.recall import find_markers
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_recovery import copies_in_log, which_are_done
@@ -82,15 +83,13 @@ def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
     rows = TimerRows.together(parts)
     if not len(rows):
         return rows
-    marks = RecallMarks()
-    for facts in pending_markers(timers):
-        marks.add(facts)
-    facts = timers.facts(rows, keys=True)
+    marks = find_markers(timers, timers.wheel.hand_ms)
+    cancelled_at = marks.taken_at(rows.commit_log_offset, timers.facts(rows, keys=True))
     log = timers.store.log
     copies = copies_in_log(log, log.min_offset)
     places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
-    is_done = which_are_done(log, *places, np.ones(len(rows), bool), copies)
-    return rows.rows(~is_done & ~marks.take_away(facts))
+    is_done = which_are_done(log, *places, np.ones(len(rows), bool), copies, cancelled_at)
+    return rows.rows(~is_done & (cancelled_at == LONG_MAX))
 
 
 def _checkpoint_finding() -> Finding:

@@ -23,7 +23,7 @@ from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.precision import precision_of_slots, precision_of_times, precision_of_units
-from timer_wheel.recall import RecallMarks, pending_markers
+from timer_wheel.recall import find_markers
 from timer_wheel.resuming import (
     goes_back,
     has_torn_end,
@@ -235,10 +235,7 @@ def _account(timers: LiveTimers) -> None:
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
         hand_ms = min(hand_ms, _latest_ms(store, files))
     if hand_ms > timers.wheel.hand_ms:
-        marks = RecallMarks()
-        for facts in pending_markers(timers):
-            marks.add(facts)
-        move_to(timers, hand_ms, marks)
+        move_to(timers, hand_ms, find_markers(timers, timers.wheel.hand_ms))
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:

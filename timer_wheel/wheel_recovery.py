@@ -25,11 +25,13 @@ from timer_wheel.copy_kernels import (
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.own_checkpoint import UNKNOWN
 from timer_wheel.put_away import put_away_since
-from timer_wheel.recall import RecallMarks
+from timer_wheel.recall import RecallMarks, find_markers
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
+
+_NO_SLOT = -1
 
 
 def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
@@ -78,7 +80,12 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
         gone.is_roll,
     ]
     places = looked_at.commit_log_offset.copy(), looked_at.size_bytes.copy()
-    done = which_are_done(timers.store.log, *places, np.concatenate(may_have_rolled), copies)
+    marks = find_markers(timers, _NO_SLOT)
+    facts = timers.facts(looked_at, keys=len(marks) > 0)
+    cancelled_at = marks.taken_at(places[0], facts)
+    done = which_are_done(
+        timers.store.log, *places, np.concatenate(may_have_rolled), copies, cancelled_at
+    )
     timers.mark_done(rows.rows(done[: len(rows)]))
 
 
@@ -114,7 +121,8 @@ def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
     rows = timers.in_slots(timers.wheel.used_slots(hand_ms))
     rows = rows.rows(~rows.is_marker)
     facts = timers.facts(rows, keys=len(marks) > 0)
-    left = rows.slot_time_ms[facts.is_fine & ~marks.take_away(facts)]
+    is_taken = marks.take_away(rows.commit_log_offset, facts)
+    left = rows.slot_time_ms[facts.is_fine & ~is_taken]
     to_ms = min(hand_ms, floor_ms(int(left.min(initial=hand_ms)), timers.precision_ms))
     if to_ms > timers.wheel.hand_ms:
         timers.pass_slots(to_ms)
@@ -138,9 +146,16 @@ def copies_in_log(log: LiveLog, begin: int) -> Int64s:
 
 
 def which_are_done(
-    log: LiveLog, offsets: Int64s, sizes: Int64s, may_have_rolled: Bools, copies: Int64s
+    log: LiveLog,
+    offsets: Int64s,
+    sizes: Int64s,
+    may_have_rolled: Bools,
+    copies: Int64s,
+    cancelled_at: Int64s,
 ) -> Bools:
-    """Which of these records have a copy, by the rule of ``copies``."""
+    """Which of these records have a copy, by the rule of ``copies``; ``cancelled_at`` tells where
+    in the log the delete marker of each is, ``LONG_MAX`` for none.
+    """
     addresses = log.addresses(offsets)
     addresses[sizes > log.rooms(offsets)] = -1
     found = np.zeros((COPY_COLUMNS, len(offsets)), np.int64)
@@ -160,8 +175,10 @@ def which_are_done(
         found[TWO, may_be].tolist(),
         found[FIRST_OFFSET, may_be].tolist(),
         may_have_rolled[may_be].tolist(),
+        cancelled_at[may_be].tolist(),
         strict=True,
     )
-    for row, offset, one, two, first_offset, rolls in columns:
-        done[row] = known.take((one, two), offset, first_offset, may_have_rolled=rolls)
+    for row, offset, one, two, first_offset, rolls, marker in columns:
+        place = offset, first_offset
+        done[row] = known.take((one, two), *place, may_have_rolled=rolls, cancelled_at=marker)
     return done

@@ -24,7 +24,7 @@ from message_store.store_settings import StoreSettings
 from timer_wheel.hierarchy.ownership import read_active
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.recall import RecallMarks, Search, pending_markers
+from timer_wheel.recall import RecallMarks, Search, find_markers
 from timer_wheel.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timer_store import TimerStore, made_or_let_go
 from timer_wheel.turning import Turning
@@ -44,7 +44,8 @@ class WheelStore(TimerStore):
     ``levels`` are what ``AtLevel`` means, ``settings`` what was set about the wheel.
 
     Limitations: one thread at a time works, the others wait. A delete marker names a topic, a slot
-    and a key, so that ``cancel`` takes back all messages that share them, also by a receipt.
+    and a key: ``cancel`` takes back all pending messages that share them, also by a receipt. What
+    was scheduled behind a cancel is delivered, but not by a broker (docs/ENGINES.md).
     """
 
     def __init__(self, store: LiveStore, timers: LiveTimers, settings: WheelSettings) -> None:
@@ -125,9 +126,7 @@ class WheelStore(TimerStore):
     def _recall_marks(self) -> RecallMarks:
         """The delete markers, looked for when they are first needed."""
         if self._marks is None:
-            self._marks = RecallMarks()
-            for facts in pending_markers(self._timers):
-                self._marks.add(facts)
+            self._marks = find_markers(self._timers, self._timers.wheel.hand_ms)
         return self._marks
 
     def _may_be_a_marker(self) -> None:
@@ -138,17 +137,18 @@ class WheelStore(TimerStore):
     def _waiting(self, wanted: Filter) -> Iterator[Pending]:
         return waiting(self._timers, self._recall_marks(), wanted)
 
-    def _recall(self, handle: RecallHandle) -> Cancellation:
-        search = Search(self._timers, handle)
-        target = search.waiting()
-        if target is None:
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        marks = self._recall_marks()
+        search = Search(self._timers, marks, handle, first_offset)
+        targets = search.waiting()
+        if not targets:
             return search.past()
-        if target.recall_key not in self._recall_marks():
-            self._knows_next_due = False
+        self._knows_next_due = False
+        for target in targets:
             with self._store.all_or_broken():
-                self._intake.recall(target, self._clock.now_ms())
-            self._recall_marks().remember(target.recall_key, target.out_ms)
-            self._settle()  # after a kill a broker that is late passes over markers in the queue
+                marker = self._intake.recall(target, self._clock.now_ms())
+            marks.remember(target.recall_key, target.out_ms, marker.commit_log_offset)
+        self._settle()  # after a kill a broker that is late passes over markers in the queue
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------

@@ -563,6 +563,56 @@ class DelayStoreContract:
         store.schedule(message(1), AfterMs(120_000))
         assert len(store.advance(START_MS + 600_000)) == 1
 
+    @pytest.mark.parametrize("due", EVERY_DUE, ids=str)
+    def test_a_cancelled_message_can_be_scheduled_again_for_the_same_time(
+        self, store: DelayStore, due: Due
+    ) -> None:
+        """Equal in everything, so that only the order of cancel and schedule tells them apart."""
+        receipts = []
+        for _ in range(3):
+            receipts.append(store.schedule(message(1), due))
+            assert len(list(store.pending())) == 1
+            assert store.cancel(receipts[-1]) is Cancellation.CANCELLED
+            assert list(store.pending()) == []
+        receipts.append(store.schedule(message(1), due))
+        assert store.next_due_ms() is not None
+        for receipt in receipts[:3]:  # nor does another cancel of those take the last
+            assert store.cancel(receipt) is Cancellation.CANCELLED
+        assert len(list(store.pending(unique_key=receipts[-1].unique_key))) == 1
+        assert len(store.advance(receipts[-1].promised_ms - 1)) == 0
+        assert delivered_bodies(store.advance(receipts[-1].promised_ms)) == [b"body 1"]
+        assert store.cancel(receipts[-1]) is Cancellation.ALREADY_DELIVERED
+        assert store.cancel(receipts[-1].handle) is Cancellation.ALREADY_DELIVERED
+        for receipt in receipts[:3]:
+            assert store.cancel(receipt) is not Cancellation.ALREADY_DELIVERED
+
+    @pytest.mark.parametrize("due", [AtMs(0), AfterMs(10_000)])
+    def test_a_cancelled_key_says_nothing_of_a_later_message(
+        self, store: DelayStore, clock: ManualClock, due: Due
+    ) -> None:
+        assert store.cancel(store.schedule(message(1), due)) is Cancellation.CANCELLED
+        clock.tick(60_000)
+        assert len(store.advance(clock.now_ms())) == 0
+        later = store.schedule(message(1), AfterMs(10_000))
+        assert delivered_bodies(store.advance(later.promised_ms)) == [b"body 1"]
+        assert store.cancel(later) is Cancellation.ALREADY_DELIVERED
+        assert store.cancel(later.handle) is Cancellation.ALREADY_DELIVERED
+
+    def test_a_handle_takes_all_that_share_it_however_they_were_scheduled(
+        self, store: DelayStore, clock: ManualClock
+    ) -> None:
+        """One that was scheduled ahead, and one that was due when it was stored."""
+        ahead = store.schedule(message(1), AtMs(START_MS + 2_000))
+        clock.tick(2_000)
+        at_once = store.schedule(message(2, topic="orders"), AtMs(START_MS + 2_000))
+        same = attrs.evolve(message(1), body=b"the same key")
+        store.schedule(same, AtMs(START_MS + 2_000))
+        assert at_once.promised_ms == clock.now_ms()
+        shares = ahead.promised_ms == at_once.promised_ms
+        assert store.cancel(ahead.handle) is Cancellation.CANCELLED
+        left = [b"body 2"] if shares else [b"body 2", b"the same key"]
+        assert delivered_bodies(store.advance(START_MS + 600_000)) == left
+
     @pytest.mark.parametrize("text", ["", "no handle", "djE=", "ÄÖÜ"])
     def test_text_that_is_no_handle_is_refused(self, store: DelayStore, text: str) -> None:
         with pytest.raises(BadFieldError):

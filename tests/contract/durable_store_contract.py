@@ -129,6 +129,23 @@ class DurableStoreContract(DelayStoreContract):
         answer = open_one(clock).cancel(receipts[2])
         assert answer is Cancellation.ALREADY_DELIVERED
 
+    def test_what_was_scheduled_again_after_a_cancel_is_delivered_once(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        """Equal in everything: no copy of the second is taken for one of the first."""
+        store = open_one(clock)
+        for due in (AfterMs(0), AfterMs(5_000), AfterMs(60_000)):
+            assert store.cancel(store.schedule(message(1), due)) is Cancellation.CANCELLED
+            store.schedule(message(1), due)
+        found: list[bytes] = []
+        for _ in range(4):
+            end(store)
+            store = open_one(clock)
+            assert len(list(store.pending())) == 3 - len(found)
+            found += delivered_bodies(store.advance(clock.now_ms()))
+            clock.tick(30_000)
+        assert found == [b"body 1"] * 3
+
     def test_what_was_taken_back_behind_an_advance_ahead_of_the_clock_never_comes(
         self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
     ) -> None:

@@ -32,6 +32,7 @@ from timer_wheel.copy_kernels import (
 )
 from timer_wheel.timer_record_kernel import is_any_placed_again
 from timer_wheel.timer_rows import read_facts
+from timer_wheel.wheel_math import PRECISIONS_MS
 from timer_wheel.wheel_recovery import copies_in_log
 
 NAMES = [
@@ -155,6 +156,35 @@ def test_a_marker_and_its_target_have_one_recall_key_and_nobody_else(tmp_path: P
         assert recall_key(text, tmp_path / f"same{number}") == own
     for number, text in enumerate(other):
         assert recall_key(text, tmp_path / f"other{number}") != own
+
+
+TOPIC_PAIRS = [("a", "b"), ("eu-orders", "us-orders"), ("A_orders", "B_orders"), ("t1", "t2")]
+
+
+@pytest.mark.parametrize("precision_ms", [1, *PRECISIONS_MS])
+def test_topics_that_differ_in_the_same_bits_as_their_slots_have_different_recall_keys(
+    tmp_path: Path, precision_ms: int
+) -> None:
+    """Any two words of a topic, of a seed and of a slot may cancel each other out in a hash."""
+    first_ms = 1_700_003_600_000
+    texts = []
+    for topic, other in TOPIC_PAIRS:
+        words = [
+            int.from_bytes(each.encode()[:8].ljust(8, b"\0"), "little") for each in (topic, other)
+        ]
+        difference = (words[0] ^ words[1]) & (1 << 40) - 1
+        slot = first_ms // precision_ms
+        slots = {slot, slot ^ difference, slot ^ words[0] & 0xFFFF, slot + 1, slot ^ 1}
+        for name, each in itertools.product((topic, other), slots):
+            out = f"TIMER_OUT_MS\x01{each * precision_ms}\x02"
+            texts.append(f"REAL_TOPIC\x01{name}\x02UNIQ_KEY\x01ORDER-42\x02{out}")
+    store, offsets, sizes = store_of(tmp_path, [message(text) for text in dict.fromkeys(texts)])
+    facts = read_facts(store.log, np.array(offsets), np.array(sizes), precision_ms, keys=True)
+    keys = facts.recall_keys()
+    assert facts.is_fine.all()
+    for words_of_keys in (keys, *zip(*keys, strict=True)):
+        assert len(set(words_of_keys)) == len(set(texts))
+    store.close()
 
 
 CHANGED: dict[str, dict[str, Any]] = {

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Receipt
+from message_store.store_root import StoreRoot
 from tests.faults.broker_view import look_as_a_broker
 from tests.independent.raw_files import read_timer_check, timer_units
 from tests.simulation.simulated_disk import Killed
-from timer_wheel import WheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.wheel_files import WheelFiles
+from timer_wheel.wheel_reader import read_wheel_store
 
 START_MS = 1_793_000_000_000
 
@@ -127,3 +129,40 @@ def test_a_broker_finds_what_was_due_when_stored_and_taken_back_where_nothing_pl
     with WheelStore.open(tmp_path, clock=clock) as store:
         assert [each.message.unique_key for each in store.advance(clock.now_ms())] == ["STAYS"]
     assert look_as_a_broker(tmp_path, clock.now_ms()).keys == []
+
+
+@pytest.mark.parametrize(
+    "open_store", [WheelStore.open, HierarchicalWheelStore.open], ids=["wheel", "hierarchy"]
+)
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_readers_find_what_was_scheduled_again_after_a_cancel(
+    tmp_path: Path, open_store: Callable[..., WheelStore | HierarchicalWheelStore], end: str
+) -> None:
+    """Of four equal messages the last is pending; a marker takes only what lies before it."""
+    clock = ManualClock(START_MS)
+    store = open_store(tmp_path, clock=clock)
+    for _ in range(3):
+        receipt = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(5_000))
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+    last = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(5_000))
+    if end == "closed":
+        store.close()
+    else:
+        store.abandon()
+    root = StoreRoot(tmp_path)
+    state = read_wheel_store(root, now_ms=START_MS, topic_in_delete_key=None)
+    offsets = state.pending.commit_log_offset.tolist()
+    assert offsets == [last.commit_log_offset]
+    assert len(state.cancelled) == 3
+
+
+def test_a_broker_drops_what_was_scheduled_again_after_a_cancel(tmp_path: Path) -> None:
+    """The limit that docs/ENGINES.md names: a broker's markers take all of their slot and key."""
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path, clock=clock) as store:
+        receipt = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(5_000))
+        store.cancel(receipt)
+        store.schedule(Message("orders", b"", unique_key="K"), AfterMs(5_000))
+    assert look_as_a_broker(tmp_path, START_MS).keys == []
+    with WheelStore.open(tmp_path, clock=clock) as store:
+        assert len(store.advance(START_MS + 60_000)) == 1

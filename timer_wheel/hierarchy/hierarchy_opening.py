@@ -219,4 +219,6 @@ def _of_rolled(rows: Rows, copies: Int64s, second_ms: int) -> Rows:
 def _done(index: TimerIndex, rows: Rows, copies: Int64s) -> Bools:
     places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
     may_have_rolled = np.ones(len(rows), bool)
-    return which_are_done(index.store.log, *places, may_have_rolled, copies)
+    facts = index.facts_of(rows, keys=len(index.marks) > 0)
+    cancelled_at = index.marks.taken_at(places[0], facts)
+    return which_are_done(index.store.log, *places, may_have_rolled, copies, cancelled_at)

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store.byte_column import int64s
+from message_store.byte_column import Int64s, int64s
 from message_store.delay_store import Cancellation, Pending
 from message_store.message import StoredMessage
 from message_store.recall_handle import RecallHandle
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
-from timer_wheel.recall import Target
-from timer_wheel.timer_due import is_overdue
+from timer_wheel.recall import RecallKey, RecallMarks, Target, marker_offsets
 from timer_wheel.timer_rows import TimerFacts
 from timer_wheel.waiting import Filter, pending_of
 
@@ -38,20 +37,37 @@ class Entry:
         return bool(is_marker(self.row)[0])
 
     @property
-    def recall_key(self) -> tuple[int, int]:
+    def commit_log_offset(self) -> Int64s:
+        """Where its record is, as a column."""
+        return int64s(self.row["commit_log_offset"])
+
+    @property
+    def first_offset(self) -> int:
+        """Where its first record was; -1 where a broker has rolled it."""
+        return int(self.facts.first_offsets(self.commit_log_offset)[0])
+
+    @property
+    def recall_key(self) -> RecallKey:
         """What a message and its marker have in common."""
         return self.facts.recall_keys()[0]
 
-    def is_named_by(self, handle: RecallHandle) -> bool:
-        """Whether a handle names it, by its time, topic and key.
+    def is_taken(self, marks: RecallMarks) -> bool:
+        """Whether one of these markers takes it away."""
+        return marks.takes(self.recall_key, self.first_offset)
 
-        A handle that a broker gave says the millisecond after the out time, ours the promise. A
-        marker is known by its target's key.
+    def is_named_by(self, handle: RecallHandle, first_offset: int | None) -> bool:
+        """Whether a handle, or a receipt, names it: by time, topic and key, and by first record.
+
+        A handle that a broker gave says the millisecond after the out time, ours the promise.
         """
-        out_ms = int(self.facts.out_ms[0])
-        time_fits = handle.due_ms in (self.due_ms, out_ms + 1)
-        time_fits |= self.is_marker and bool(is_overdue(out_ms))
-        return time_fits and self.message.real_topic == handle.topic
+        time_fits = handle.due_ms in (self.due_ms, int(self.facts.out_ms[0]) + 1)
+        is_it = time_fits and self.message.real_topic == handle.topic
+        if first_offset is None:
+            return is_it
+        if self.is_marker:
+            place = marker_offsets(self.commit_log_offset, self.facts)
+            return is_it and int(place[0]) > first_offset
+        return is_it and self.first_offset in (-1, first_offset)
 
 
 def entries(index: TimerIndex, unique_key: str) -> Iterator[Entry]:
@@ -79,20 +95,44 @@ def waits(index: TimerIndex, entry: Entry) -> bool:
     return bool((found == entry.row["queue_offset"][0]).any())
 
 
-def find_target(index: TimerIndex, handle: RecallHandle) -> Target | Cancellation:
-    """A message that a handle names and that waits, or what became of it."""
-    named = [each for each in entries(index, handle.unique_key) if each.is_named_by(handle)]
-    for entry in named:
-        if waits(index, entry):
-            return Target(entry.message, int(entry.facts.out_ms[0]), entry.recall_key)
-    if any(entry.is_marker for entry in named):
-        return Cancellation.CANCELLED
-    return Cancellation.ALREADY_DELIVERED if named else Cancellation.NEVER_EXISTED
+@attrs.frozen
+class Named:
+    """The messages of one handle or receipt: ``targets`` are pending, one for each marker that is
+    needed to take all of them; ``fate`` is what became of the others.
+    """
+
+    targets: tuple[Target, ...]
+    fate: Cancellation
+
+    @classmethod
+    def by(cls, index: TimerIndex, handle: RecallHandle, first_offset: int | None) -> "Named":
+        """Look for them by their unique key."""
+        known = list(entries(index, handle.unique_key))
+        named = [each for each in known if each.is_named_by(handle, first_offset)]
+        live = {
+            each.recall_key: Target(each.message, int(each.facts.out_ms[0]), each.recall_key)
+            for each in named
+            if not each.is_taken(index.marks) and waits(index, each)
+        }
+        return cls(tuple(live.values()), _fate(known, named))
+
+
+def _fate(known: list[Entry], named: list[Entry]) -> Cancellation:
+    """What became of the named entries, by the markers among all that share their key."""
+    messages = [entry for entry in named if not entry.is_marker]
+    if not named:
+        return Cancellation.NEVER_EXISTED
+    marks = RecallMarks()
+    for entry in known:
+        if entry.is_marker:
+            marks.add(entry.commit_log_offset, entry.facts)
+    is_delivered = any(not entry.is_taken(marks) for entry in messages)
+    return Cancellation.ALREADY_DELIVERED if is_delivered else Cancellation.CANCELLED
 
 
 def waiting_with_key(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
     """The messages with a unique key that wait, and pass."""
     for entry in entries(index, wanted.unique_key or ""):
-        is_live = waits(index, entry) and entry.recall_key not in index.marks
+        is_live = waits(index, entry) and not entry.is_taken(index.marks)
         if is_live and wanted.in_time(np.array([entry.due_ms]))[0] and wanted.passes(entry.message):
             yield pending_of(entry.message, entry.due_ms, int(entry.row["size_bytes"][0]))

@@ -25,7 +25,7 @@ from message_store.store_settings import StoreSettings
 from timer_wheel.hierarchy.hierarchy_check import check_hierarchy
 from timer_wheel.hierarchy.hierarchy_intake import HierarchyIntake
 from timer_wheel.hierarchy.hierarchy_opening import open_index
-from timer_wheel.hierarchy.hierarchy_search import find_target, waiting_with_key
+from timer_wheel.hierarchy.hierarchy_search import Named, waiting_with_key
 from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
 from timer_wheel.hierarchy.hierarchy_turn import HierarchyTurn
 from timer_wheel.hierarchy.hierarchy_waiting import first_due_ms, waiting_in_parts
@@ -45,7 +45,7 @@ class HierarchicalWheelStore(TimerStore):
     ``settings.precision_ms`` says so. ``levels`` are what ``AtLevel`` means.
 
     Limitations: one thread at a time works, the others wait. A handle names a topic, a time and a
-    key, so that ``cancel`` takes back all messages that share them, also by a receipt. A broker
+    key: ``cancel`` takes back all pending messages that share them, also by a receipt. A broker
     does not start on this store: open it with ``WheelStore`` first, which makes it a broker's.
     """
 
@@ -121,15 +121,15 @@ class HierarchicalWheelStore(TimerStore):
             return iter(list(waiting_with_key(self._index, wanted)))
         return waiting_in_parts(self._index, wanted)
 
-    def _recall(self, handle: RecallHandle) -> Cancellation:
-        target = find_target(self._index, handle)
-        if isinstance(target, Cancellation):
-            return target
-        if target.recall_key not in self._index.marks:
-            self._knows_next_due = False
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        found = Named.by(self._index, handle, first_offset)
+        if not found.targets:
+            return found.fate
+        self._knows_next_due = False
+        for target in found.targets:
             with self._store.all_or_broken():
                 self._intake.recall(target, self._clock.now_ms())
-            self._index.settle()
+        self._index.settle()
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------

@@ -61,7 +61,8 @@ class HierarchyTurn:
         marks = self._index.marks
         if len(marks) or is_stored_again(due).any():
             facts = self._index.facts_of(due, keys=True)
-            kept = np.flatnonzero(~marks.take_away(facts))
+            is_taken = marks.take_away(int64s(due["commit_log_offset"]), facts)
+            kept = np.flatnonzero(~is_taken)
             due = due[kept[self._order(due[kept], facts.rows(kept))]]
         done = self._redeliver(due, stamp_ms)
         promised_ms = int64s(due["due_ms"])[done.rows]

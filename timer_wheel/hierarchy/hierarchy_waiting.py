@@ -46,7 +46,8 @@ def _may_pass(rows: Rows, wanted: Filter) -> Rows:
 def _live(index: TimerIndex, rows: Rows) -> Rows:
     """The messages whose records can be read and that nobody took back."""
     facts = index.facts_of(rows, keys=len(index.marks) > 0)
-    return rows[facts.is_fine & ~index.marks.take_away(facts)]
+    is_taken = index.marks.take_away(int64s(rows["commit_log_offset"]), facts)
+    return rows[facts.is_fine & ~is_taken]
 
 
 def first_due_ms(index: TimerIndex) -> int | None:

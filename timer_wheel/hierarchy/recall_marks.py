@@ -13,7 +13,7 @@ from message_store.live_log import LiveLog
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
-from timer_wheel.recall import NO_KEY, RecallMarks
+from timer_wheel.recall import RecallMarks, marker_offsets
 from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
 EXACT_MS = 1
@@ -37,9 +37,10 @@ class HierarchyMarks(RecallMarks):
         self._unwritten += len(rows)
 
     def _remember(self, rows: Rows, facts: TimerFacts) -> None:
-        for key, until_ms in zip(facts.recall_keys(), rows["due_ms"].tolist(), strict=True):
-            if key != NO_KEY:
-                self.remember(key, until_ms)
+        places = marker_offsets(int64s(rows["commit_log_offset"]), facts).tolist()
+        times = rows["due_ms"].tolist()
+        for key, until_ms, place in zip(facts.recall_keys(), times, places, strict=True):
+            self.remember(key, until_ms, place)
 
     def load(self, db: IndexDb, log: LiveLog, from_ms: int) -> None:
         """Remember the markers of a database that count at a time, or later."""

@@ -35,6 +35,6 @@ def wait_for_slot_ends(log: LiveLog, parts: Iterable[Rows], marks: HierarchyMark
             piece = rows[begin : begin + _PIECE]
             places = int64s(piece["commit_log_offset"]), int64s(piece["size_bytes"])
             facts = read_facts(log, *places, EXACT_MS, keys=len(marks) > 0)
-            if (are_slot_ends(facts) & ~marks.take_away(facts)).any():
+            if (are_slot_ends(facts) & ~marks.take_away(places[0], facts)).any():
                 return True
     return False

@@ -13,7 +13,7 @@ from message_store.store_root import StoreRoot
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.slot_promises import are_slot_ends
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.recall import RecallMarks, pending_markers
+from timer_wheel.recall import find_markers
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 from timer_wheel.timer_rows import TimerRows
@@ -79,10 +79,8 @@ def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:
 
 def _wait_for_slot_ends(timers: LiveTimers, rows: TimerRows) -> bool:
     facts = timers.facts(rows, keys=True)
-    marks = RecallMarks()
-    for of_markers in pending_markers(timers):
-        marks.add(of_markers)
-    return bool((are_slot_ends(facts) & ~facts.is_marker & ~marks.take_away(facts)).any())
+    is_taken = find_markers(timers, timers.wheel.hand_ms).take_away(rows.commit_log_offset, facts)
+    return bool((are_slot_ends(facts) & ~facts.is_marker & ~is_taken).any())
 
 
 def clear_wheel(root: StoreRoot) -> None:
