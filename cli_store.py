@@ -25,7 +25,7 @@ from message_store.engine_choice import (
     takes_over,
 )
 from message_store.errors import DelayStoreError, OptionsError, PrecisionError
-from message_store.small_files import is_ordinary_file, is_present
+from message_store.small_files import is_ordinary_file
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 
@@ -112,7 +112,7 @@ def opened(
     chosen = choose_engine(root, engine, may_be_new=may_be_new)
     if not may_be_new:
         require_engine(root, chosen)
-    how = _told_dialect(root, chosen) | _settings(chosen, **settings)
+    how = _settings(chosen, **settings)
     if broker_name is not None and "settings" not in how:
         how["settings"] = StoreSettings(broker_name=broker_name)
     for other in engines_in(root):
@@ -185,19 +185,6 @@ def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
     from timer_wheel.wheel_store import WheelStore
 
     return WheelStore.open(path, **settings)
-
-
-def _told_dialect(root: StoreRoot, engine: EngineName) -> dict[str, Any]:
-    """How the levels of a store are written that a 5.x broker has left."""
-    from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-    from migrate.store_files import HIERARCHICAL_WHEEL, ROCKETMQ_5, guess_format
-
-    if engine == "levels" and is_present(root.path):
-        offsets = read_delay_offsets(root.path, OffsetsChoice.NONE)
-        guess = guess_format(root, (offsets.main, offsets.backup))
-        if guess.format in (ROCKETMQ_5, HIERARCHICAL_WHEEL):
-            return {"dialect": Dialect.ROCKETMQ_5_5}
-    return {}
 
 
 def _settings(

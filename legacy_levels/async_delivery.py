@@ -60,8 +60,10 @@ class AsyncLevel:
     ``unsaved_skip`` is the first that was given up since one was stored: giving up saves no offset.
     """
 
-    def __init__(self, rules: AsyncRules) -> None:
+    def __init__(self, rules: AsyncRules, *, is_4_9: bool = False) -> None:
         self._rules = rules
+        first_wait = 0 if is_4_9 else 1
+        self._first_wait = first_wait if rules.first_wait is None else rules.first_wait
         self._puts: deque[AsyncPut] = deque()
         self.unsaved_skip: int | None = None
 
@@ -139,5 +141,5 @@ class AsyncLevel:
             put.next_try_ms = now_ms + self._wait_ms(put)
 
     def _wait_ms(self, put: AsyncPut) -> int:
-        steps = put.resend_count + self._rules.first_wait
+        steps = put.resend_count + self._first_wait
         return min(steps * _WAIT_STEP_MS, _LONGEST_WAIT_MS)

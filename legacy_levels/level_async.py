@@ -16,6 +16,7 @@ from legacy_levels.async_delivery import AsyncLevel, AsyncPut, Resent
 from legacy_levels.level_delivery import RETRY_MS, DueRows, LevelDelivery
 from legacy_levels.level_scanner import NEVER_MS, DueEntries
 from message_store.consume_queue import BoolArray
+from message_store.dialect import Dialect
 from message_store.errors import TargetError
 from message_store.log_deliveries import LogDeliveries
 
@@ -29,13 +30,10 @@ class AsyncDelivery(LevelDelivery):
     def __init__(self, state: LevelState) -> None:
         super().__init__(state)
         rules = state.rules.async_rules
-        self._under_way = {level: AsyncLevel(rules) for level in state.scanners}
+        is_4_9 = state.live.dialect is Dialect.ROCKETMQ_4_9
+        self._under_way = {level: AsyncLevel(rules, is_4_9=is_4_9) for level in state.scanners}
         self._now_ms = 0
-        self._answer = self._nothing()
-
-    def _nothing(self) -> LogDeliveries:
-        nothing = np.zeros(0, np.int64)
-        return LogDeliveries(self._state.live, nothing, nothing, nothing)
+        self._answers: list[LogDeliveries] = []
 
     @property
     def failing(self) -> dict[int, int]:
@@ -49,15 +47,16 @@ class AsyncDelivery(LevelDelivery):
 
     def forget(self, level: int, queue_offset: int) -> None:
         """A message was taken back."""
+        super().forget(level, queue_offset)
         self._under_way[level].forget(queue_offset)
 
     def next_due_ms(self) -> int:
         """When something is due, or sent again; ``NEVER_MS`` when nothing waits."""
         found = NEVER_MS
-        for level, scanner in self._state.scanners.items():
+        for level in self._state.scanners:
             try_ms = self._under_way[level].next_try_ms
             if try_ms is None:
-                found = min(found, scanner.next_due_ms)
+                found = min(found, self._next_due_of(level))
             else:
                 found = min(found, max(try_ms, self._now_ms + 1), self._now_ms + RETRY_MS)
         return found
@@ -65,11 +64,14 @@ class AsyncDelivery(LevelDelivery):
     def deliver(self, now_ms: int) -> LogDeliveries:
         """Everything that is due at ``now_ms`` and can be delivered."""
         self._now_ms = now_ms
-        self._answer = self._nothing()
+        self._answers = []
         self._settle()
         while self._start_a_round():
             self._settle()
-        return self._answer
+        columns = [(one.offsets, one.sizes, one.promised_ms) for one in self._answers]
+        nothing = np.zeros(0, np.int64)
+        joined = zip((nothing, nothing, nothing), *columns, strict=True)
+        return LogDeliveries(self._state.live, *map(np.concatenate, joined))
 
     def _start_a_round(self) -> bool:
         """Put what is due as far as the limits allow; whether there is more to do."""
@@ -93,7 +95,7 @@ class AsyncDelivery(LevelDelivery):
         try:
             for part, mask in zip(parts, kept, strict=True):
                 puts += self._under_way[part.level].start(part.queue_offset[mask].tolist())
-            self._answer = self.put(rows, np.flatnonzero(chosen), self._now_ms, self._answer)
+            self._answers.append(self.put(rows, np.flatnonzero(chosen), self._now_ms))
             is_stored = True
         except TargetError:
             if self._state.live.log.is_broken:  # sending again would not help
@@ -103,11 +105,9 @@ class AsyncDelivery(LevelDelivery):
                 self._finish(put, is_stored=is_stored)
         if is_stored:
             for part, mask in zip(parts, kept, strict=True):
-                scanner = self._state.scanners[part.level]
-                if mask.all():
-                    scanner.delivered(part)
-                else:
-                    scanner.delivered_some(part, mask)
+                self._mark_delivered(part, mask)
+                for queue_offset in self._held.get(part.level, ()):
+                    self._under_way[part.level].forget(queue_offset)
         return is_stored
 
     def _finish(self, put: AsyncPut, *, is_stored: bool) -> None:
@@ -117,16 +117,10 @@ class AsyncDelivery(LevelDelivery):
     def _choose(self) -> tuple[list[DueEntries], list[BoolArray], list[tuple[int, int]]]:
         """What is due, which of it may be started, and where levels had to be cut off."""
         parts, masks, cutoffs = [], [], []
-        for level, scanner in self._state.scanners.items():
-            under_way = self._under_way[level]
-            limit_ms = self._state.limit_ms(level, self._now_ms)
+        for level, under_way in self._under_way.items():
             if not under_way.room:
                 continue
-            found = scanner.due_entries(
-                self._now_ms,
-                limit_ms=NEVER_MS if limit_ms is None else limit_ms,
-                most=under_way.room + len(under_way),
-            )
+            found = self._due_in(level, self._now_ms, under_way.room + len(under_way))
             started = np.array([put.queue_offset for put in under_way.puts], np.int64)
             mask = ~np.isin(found.queue_offset, started)
             in_turn = found.queue_offset < found.stop
@@ -157,18 +151,18 @@ class AsyncDelivery(LevelDelivery):
             found["commit_log_offset"].astype(np.int64),
             found["size_bytes"].astype(np.int64),
             found["tags_code"].astype(np.int64),
-            queue_offset,
+            scanner.head,  # what lies in front of it may still wait
         )
-        before = len(self._answer)
         try:
-            self._answer = self.put(
-                DueRows.merge([entries]), np.zeros(1, np.int64), self._now_ms, self._answer
-            )
+            answer = self.put(DueRows.merge([entries]), np.zeros(1, np.int64), self._now_ms)
         except TargetError:
             if self._state.live.log.is_broken:  # sending again would not help
                 raise
             return Resent.FAILED
-        if len(self._answer) == before:
+        if queue_offset in self._held.get(level, ()):
+            return Resent.FAILED
+        if not len(answer):
             return Resent.MISSING
-        scanner.pass_over(entries.queue_offset)
+        self._answers.append(answer)
+        scanner.delivered_some(entries, np.ones(1, np.bool_))
         return Resent.STORED

@@ -20,8 +20,10 @@ from message_store import properties as names
 from message_store.consume_queue import Int64Array
 from message_store.delay_levels import format_delay
 from message_store.delay_store import Finding, Severity
+from message_store.dialect import Dialect
 from message_store.errors import DelayStoreError, FormatError
 from message_store.printable import counted
+from message_store.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.store_losses import kept_findings, log_finding, queue_findings
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ _MOST_NAMED = 20
 _ARE = "message is", "messages are"
 _DELIVERIES = "delivery before the last kill is", "deliveries before the last kill are"
 _ENTRIES = "entry", "entries"
+_HELD = "a topic too long for brokers of 4.9, in a store that is written for them"
 _WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
 
 
@@ -231,7 +234,7 @@ def _of_records(
     """Records that are none, and those that can go nowhere."""
     bad: list[tuple[int, FormatError]] = []
     for part in read_waiting(state.live.log, offsets, sizes, bad):
-        for row, problem in _undeliverable(part):
+        for row, problem in _undeliverable(part, state.live.dialect):
             place = int(part.rows[row])
             is_half = problem is None
             yield Finding(
@@ -240,6 +243,8 @@ def _of_records(
                 problem or "a half message of a transaction",
                 "it is dropped when it is due"
                 if is_half
+                else "it waits until the store is opened for 5.x; 4.9 stops its level there"
+                if problem is _HELD
                 else "it cannot be delivered: 4.9 stops its level there, 5.x passes over it",
                 f"look at {sizes[place]} bytes at {offsets[place]} of the commit log",
             )
@@ -253,12 +258,13 @@ def _of_records(
         )
 
 
-def _undeliverable(part: WaitingRecords) -> Iterator[tuple[int, str | None]]:
+def _undeliverable(part: WaitingRecords, dialect: Dialect) -> Iterator[tuple[int, str | None]]:
     """Rows that do not say where they go, with the reason; without one for half messages."""
     topics = part.real_topic
     doubtful = (topics.lengths == 0) | ~equals(part.batch.topic, names.LEVEL_TOPIC.encode())
     doubtful |= equals(topics, names.HALF_TOPIC.encode()) | ~are_plain_numbers(part.real_queue_id)
-    for row in np.flatnonzero(doubtful).tolist():
+    is_long = (topics.lengths > TOPIC_MAX_CHARS_V1) & (not dialect.knows_long_topics)
+    for row in np.flatnonzero(doubtful | is_long).tolist():
         message = part.batch.message(row)
         if message.topic != names.LEVEL_TOPIC:
             yield row, f"a record of topic {message.topic!r} and not of a level"
@@ -266,6 +272,8 @@ def _undeliverable(part: WaitingRecords) -> Iterator[tuple[int, str | None]]:
             yield row, None
         elif names.REAL_TOPIC not in message.properties:
             yield row, f"no {names.REAL_TOPIC}"
+        elif is_long[row]:
+            yield row, _HELD
         else:
             try:
                 real_queue_id(message)

@@ -2,7 +2,8 @@
 """What is due in all levels goes to its topics: by due time, and among equals in log order.
 
 A record that can go nowhere is passed over, or blocks its level (``LevelRules``). Half messages of
-transactions are dropped, as brokers do.
+transactions are dropped, as brokers do. A message of a topic that is too long for brokers of 4.9 is
+held in a store that is written for them, and comes when the store is opened for 5.x.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from message_store import properties as names
 from message_store.consume_queue import BoolArray, Int64Array
 from message_store.errors import FormatError, TargetError
 from message_store.log_deliveries import LogDeliveries
+from message_store.redelivered_record import topic_problem
 from message_store.redelivery import FROM_LEVEL, Redelivered, redeliver
 
 if TYPE_CHECKING:
@@ -72,9 +74,13 @@ class DueRows:
             mask[self.place[which & (self.part == number)]] = True
         return masks
 
+    def source(self, row: int) -> tuple[DueEntries, int]:
+        """The part that a row comes from, and its place there."""
+        return self.parts[int(self.part[row])], int(self.place[row])
+
     def skipped(self, row: int, error: FormatError) -> SkippedMessage:
         """A note of a row that could not be delivered."""
-        part, place = self.parts[int(self.part[row])], int(self.place[row])
+        part, place = self.source(row)
         return SkippedMessage(
             level=part.level,
             queue_offset=int(part.queue_offset[place]),
@@ -95,17 +101,28 @@ class LevelDelivery:
         self._state = state
         self._how = attrs.evolve(FROM_LEVEL, takes_long_topics=state.live.dialect.knows_long_topics)
         self._blocked_until_ms: dict[int, int] = {}
+        self._held: dict[int, set[int]] = {}
         self.discarded = 0
 
     def next_due_ms(self) -> int:
         """When something is due, or tried again; ``NEVER_MS`` when nothing waits."""
-        found = NEVER_MS
-        for level, scanner in self._state.scanners.items():
-            due_ms = scanner.next_due_ms
-            if due_ms != NEVER_MS and level in self._blocked_until_ms:
-                due_ms = max(due_ms, self._blocked_until_ms[level])
-            found = min(found, due_ms)
-        return found
+        return min(map(self._next_due_of, self._state.scanners), default=NEVER_MS)
+
+    def _next_due_of(self, level: int) -> int:
+        scanner, now_ms = self._state.scanners[level], self._state.live.clock.now_ms()
+        due_ms = scanner.next_due_ms
+        if due_ms == NEVER_MS:
+            return NEVER_MS
+        if self._is_beyond(level, now_ms):
+            due_ms = min(due_ms, now_ms)
+        return max(due_ms, self._blocked_until_ms.get(level, due_ms))
+
+    def _is_beyond(self, level: int, now_ms: int) -> bool:
+        """Whether a level's head is due so late that it is delivered at once, as brokers do."""
+        limit_ms = self._state.limit_ms(level, now_ms)
+        return (
+            limit_ms is not None and limit_ms < self._state.scanners[level].head_due_ms < NEVER_MS
+        )
 
     def offset_to_save(self, level: int, head: int) -> int:
         """What a level's offset is written down as, when its head is there."""
@@ -113,6 +130,7 @@ class LevelDelivery:
 
     def forget(self, level: int, queue_offset: int) -> None:
         """A message was taken back."""
+        self._held.get(level, set()).discard(queue_offset)
 
     def deliver(self, now_ms: int) -> LogDeliveries:
         """Everything that is due at ``now_ms``.
@@ -124,27 +142,44 @@ class LevelDelivery:
         deliveries, count = self._deliver_rows(rows, now_ms)
         if count == len(rows):
             for part in rows.parts:
-                self._state.scanners[part.level].delivered(part)
+                self._mark_delivered(part, np.ones(len(part), np.bool_))
         else:
             masks = rows.of_part(np.arange(len(rows)) < count)
             for part, mask in zip(rows.parts, masks, strict=True):
-                self._state.scanners[part.level].delivered_some(part, mask)
+                self._mark_delivered(part, mask)
         return deliveries
 
+    def _mark_delivered(self, part: DueEntries, mask: BoolArray) -> None:
+        """These entries of a level were put, but for those that turned out to be held."""
+        if held := self._held.get(part.level):
+            mask &= ~np.isin(part.queue_offset, [*held])
+        scanner = self._state.scanners[part.level]
+        if mask.all():
+            scanner.delivered(part)
+        else:
+            scanner.delivered_some(part, mask)
+
     def _due_parts(self, now_ms: int) -> list[DueEntries]:
-        parts = []
-        for level, scanner in self._state.scanners.items():
-            limit_ms = self._state.limit_ms(level, now_ms)
-            is_due = scanner.next_due_ms <= now_ms
-            is_due |= limit_ms is not None and limit_ms < scanner.next_due_ms < NEVER_MS
-            if is_due:
-                found = scanner.due_entries(
-                    now_ms, limit_ms=NEVER_MS if limit_ms is None else limit_ms
-                )
-                if self._state.rules.poison == "block":
-                    found = self._cut_at_poison(found, now_ms)
-                parts.append(found)
-        return parts
+        return [
+            self._due_in(level, now_ms, NEVER_MS)
+            for level, scanner in self._state.scanners.items()
+            if scanner.next_due_ms <= now_ms or self._is_beyond(level, now_ms)
+        ]
+
+    def _due_in(self, level: int, now_ms: int, most: int) -> DueEntries:
+        """What of a level may be put now; of what is in turn at most so many."""
+        limit_ms = self._state.limit_ms(level, now_ms)
+        held = self._held.get(level, ())
+        found = self._state.scanners[level].due_entries(
+            now_ms, limit_ms=NEVER_MS if limit_ms is None else limit_ms, most=most + len(held)
+        )
+        self._blocked_until_ms.pop(level, None)
+        if held:
+            found = found.without(held)
+            self._blocked_until_ms[level] = now_ms + RETRY_MS
+        if self._state.rules.poison == "block":
+            found = self._cut_at_poison(found, now_ms)
+        return found
 
     def _deliver_rows(self, rows: DueRows, now_ms: int) -> tuple[LogDeliveries, int]:
         """Deliver in this order; also returns how many of the rows are dealt with."""
@@ -154,18 +189,17 @@ class LevelDelivery:
         while done < len(rows):
             stop = min(done + ROWS_AT_ONCE, len(rows))
             try:
-                deliveries = self.put(rows, np.arange(done, stop), now_ms, deliveries)
+                stored = self.put(rows, np.arange(done, stop), now_ms)
             except TargetError:
                 if not done:
                     raise
                 break
+            deliveries = deliveries + stored if done else stored
             done = stop
         return deliveries, done
 
-    def put(
-        self, rows: DueRows, chosen: Int64Array, now_ms: int, before: LogDeliveries
-    ) -> LogDeliveries:
-        """Append these rows to their topics, all or none; answers ``before`` and them.
+    def put(self, rows: DueRows, chosen: Int64Array, now_ms: int) -> LogDeliveries:
+        """Append these rows to their topics, all or none.
 
         What can go nowhere is noted. Raises TargetError; where the log has the copies and a queue
         does not, nothing more is taken, because a second try would deliver them twice.
@@ -180,22 +214,38 @@ class LevelDelivery:
                 store_ms=max(live.clock.now_ms(), now_ms),
             )
         self._note_bad(rows, chosen, found)
-        stored = LogDeliveries(live, found.positions, found.sizes, rows.due_ms[chosen][found.rows])
-        return before + stored if len(before) else stored
+        return LogDeliveries(live, found.positions, found.sizes, rows.due_ms[chosen][found.rows])
 
     def _note_bad(self, rows: DueRows, chosen: Int64Array, found: Redelivered) -> None:
-        bad = [(int(chosen[row]), error) for row, error in found.bad]
+        bad = []
+        for row, error in found.bad:
+            if self._is_too_long(rows, int(chosen[row])):
+                part, place = rows.source(int(chosen[row]))
+                self._held.setdefault(part.level, set()).add(int(part.queue_offset[place]))
+            else:
+                bad.append((int(chosen[row]), error))
         halves = [row for row, _ in bad if self._is_half(rows, row)]
         self.discarded += len(halves)
         self._state.skipped.add(rows.skipped(row, error) for row, error in bad if row not in halves)
 
     def _is_half(self, rows: DueRows, row: int) -> bool:
         """Whether a record goes to the topic of half messages, from where none is delivered."""
+        return self._real_topic(rows, row) == names.HALF_TOPIC
+
+    def _is_too_long(self, rows: DueRows, row: int) -> bool:
+        """Whether a record can go to its topic in a store of 5.x, and not in this one."""
+        if self._how.takes_long_topics:
+            return False
+        topic = self._real_topic(rows, row)
+        long = attrs.evolve(self._how, takes_long_topics=True)
+        return topic_problem(topic, self._how) is not None and topic_problem(topic, long) is None
+
+    def _real_topic(self, rows: DueRows, row: int) -> str:
         offset, size_bytes = int(rows.commit_log_offset[row]), int(rows.size_bytes[row])
         try:
-            return self._state.live.log.record(offset, size_bytes).real_topic == names.HALF_TOPIC
+            return self._state.live.log.record(offset, size_bytes).real_topic or ""
         except FormatError:
-            return False
+            return ""
 
     # --- a level that is blocked ------------------------------------------------------------------
 
@@ -203,7 +253,6 @@ class LevelDelivery:
         """The entries before the first whose record does not say where it goes."""
         from legacy_levels.poison import first_poison
 
-        self._blocked_until_ms.pop(entries.level, None)
         row = first_poison(self._state.live.log, entries)
         if row is None:
             return entries

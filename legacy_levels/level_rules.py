@@ -40,12 +40,14 @@ class AsyncRules:
     ``max_pending`` deliveries of a level may be under way. A level whose oldest one was sent again
     more than ``blocked_after`` times starts no new ones; a record that is missing then is given up
     after twice as many. ``first_wait`` is the number that the waiting times begin with: 0 in 4.9, 1
-    in 5.x.
+    in 5.x; None for what the store's own brokers have.
     """
 
     max_pending: int = attrs.field(default=2_000, validator=attrs.validators.ge(1))
     blocked_after: int = attrs.field(default=3, validator=_not_negative)
-    first_wait: int = attrs.field(default=1, validator=_not_negative)
+    first_wait: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_not_negative)
+    )
 
 
 @attrs.frozen

@@ -7,7 +7,7 @@ moment they were stored, and all that came after a clock was set back. A broker 
 their head; here they are remembered and delivered at their time. Pure but for the queue it reads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import attrs
@@ -23,6 +23,7 @@ NEVER_MS = LONG_MAX
 _FIRST_LOOK = 256
 _LONGEST_LOOK = 1 << 18
 _NONE = np.zeros(0, np.int64)
+_ENTRY_COLUMNS = ("queue_offset", "commit_log_offset", "size_bytes", "due_ms")
 
 
 class UnitQueue(Protocol):
@@ -60,11 +61,15 @@ class DueEntries:
     def before(self, row: int) -> "DueEntries":
         """The entries in front of a row; delivery of the level goes on at that one."""
         in_front = self.queue_offset < self.queue_offset[row]
-        kept = {
-            name: getattr(self, name)[in_front]
-            for name in ("queue_offset", "commit_log_offset", "size_bytes", "due_ms")
-        }
+        kept = {name: getattr(self, name)[in_front] for name in _ENTRY_COLUMNS}
         return attrs.evolve(self, stop=min(self.stop, int(self.queue_offset[row])), **kept)
+
+    def without(self, queue_offsets: Collection[int]) -> "DueEntries":
+        """All but these, which wait on: none is delivered, and the head stays in front of them."""
+        is_kept = ~np.isin(self.queue_offset, np.array([*queue_offsets], np.int64))
+        left_out = self.queue_offset[~is_kept]
+        kept = {name: getattr(self, name)[is_kept] for name in _ENTRY_COLUMNS}
+        return attrs.evolve(self, stop=min([self.stop, *left_out.tolist()]), **kept)
 
 
 @attrs.define(eq=False)

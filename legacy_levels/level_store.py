@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
+from legacy_levels.broker_version import dialect_of
 from legacy_levels.delay_offsets import OffsetsChoice
 from legacy_levels.level_async import AsyncDelivery
 from legacy_levels.level_cancel import Fate, entries_of_handle, entries_of_receipt, verdict
@@ -43,6 +44,7 @@ from message_store.log_deliveries import LogDeliveries
 from message_store.message import Message
 from message_store.properties import TIMER_TOPIC
 from message_store.recall_handle import RecallHandle
+from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class LevelStore(ClosedOnExit):
         *,
         clock: Clock | None = None,
         levels: DelayLevels | None = None,
-        dialect: Dialect = Dialect.ROCKETMQ_4_9,
+        dialect: Dialect | None = None,
         settings: StoreSettings = _SETTINGS,
         rounding: Literal["up", "exact"] = "up",
         rules: LevelRules = _RULES,
@@ -89,7 +91,8 @@ class LevelStore(ClosedOnExit):
     ) -> Self:
         """Open the store at ``path`` for writing, and make it when nothing is there.
 
-        ``levels`` is the level table (a broker's `messageDelayLevel`). ``rounding`` says what
+        ``levels`` is the level table (a broker's `messageDelayLevel`). ``dialect`` None takes what
+        the store's files show, and 4.9 for a new one. ``rounding`` says what
         becomes of a delay that is no level's: up to the next, or refused. ``offsets`` chooses which
         of the two offset files to believe, whatever a broker would. Raises StoreLockedError when
         somebody has it open, SourceError when it cannot be read, OptionsError when messages wait
@@ -100,7 +103,7 @@ class LevelStore(ClosedOnExit):
         live = LiveStore.open(
             path,
             clock=clock,
-            dialect=dialect,
+            dialect=dialect or dialect_of(StoreRoot(path)),
             settings=settings,
             level_table=levels,
             before_recovery=partial(refuse_before_recovery, rules=rules, offsets_choice=choice),

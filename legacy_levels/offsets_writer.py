@@ -39,6 +39,7 @@ class OffsetsWriter:
         self._version = found.main.data_version or DataVersion(timestamp_ms=now_ms)
         self._updates = 0
         self._lengths: dict[Path, int] = {}
+        self._is_torn = found.main.problem is not None
         self.text = read_small_file(self._path)
 
     def count(self, deliveries: int, now_ms: int) -> None:
@@ -53,11 +54,14 @@ class OffsetsWriter:
         return encode_delay_offsets(offsets, self._dialect.config, self._version)
 
     def write(self, text: bytes, *, is_durable: bool) -> None:
-        """Put the text in place and the one before into `.bak`. Raises TargetError."""
-        if self.text is not None:
+        """Put the text in place and the one before into `.bak`. Raises TargetError.
+
+        A text that no broker can read is not kept: its `.bak` may be the only whole one.
+        """
+        if self.text is not None and not self._is_torn:
             self._put(self._path.with_name(FILE_NAME + ".bak"), self.text, is_durable)
         self._put(self._path, text, is_durable)
-        self.text = text
+        self.text, self._is_torn = text, False
 
     def _put(self, path: Path, text: bytes, is_durable: bool) -> None:
         if is_durable or len(text) < self._lengths.get(path, len(text) + 1):

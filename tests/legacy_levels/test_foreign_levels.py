@@ -271,11 +271,18 @@ def test_copies_that_a_queue_refused_are_not_made_again(
     assert bench.bodies("TopicB") == [b"body 0", b"body 2", b"body 4"]
 
 
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        (Dialect.ROCKETMQ_4_9, [100, 200, 400, 700, 1_100]),
+        (Dialect.ROCKETMQ_5_5, [100, 300, 600, 1_000, 1_500]),
+    ],
+)
 def test_an_asynchronous_put_that_fails_is_sent_again_and_blocks_its_level(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, dialect: Dialect, expected: list[int]
 ) -> None:
     rules = LevelRules(async_delivery=True)
-    with bench.open(rules=rules) as store:
+    with bench.open(rules=rules, dialect=dialect) as store:
         for number in range(3):
             store.schedule(message(number), AtLevel(1))
         disk = Refusal(store, monkeypatch)
@@ -285,7 +292,7 @@ def test_an_asynchronous_put_that_fails_is_sent_again_and_blocks_its_level(
             before = disk.refused
             assert bench.advance(store, 100) == []
             refused_at += [step * 100] * (disk.refused > before)
-        assert refused_at == [100, 300, 600, 1_000, 1_500]
+        assert refused_at == expected
         assert len(list(store.pending())) == 3
         [finding] = [each for each in store.check() if each.severity is Severity.WARNING]
         assert "sent again 5 times" in finding.problem

@@ -48,6 +48,22 @@ def test_the_table_before_is_kept_as_bak(tmp_path: Path, dialect: Dialect) -> No
     assert parse_fastjson(text)["offsetTable"] == {"1": 11}
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{1:', b"\0" * 40, b"[]"])
+def test_a_torn_table_does_not_take_the_place_of_the_whole_one(
+    tmp_path: Path, damage: bytes
+) -> None:
+    """A broker was killed in its write. A stop between our two writes leaves what it can read."""
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "delayOffset.json").write_bytes(damage)
+    (config / "delayOffset.json.bak").write_bytes(TEXTS[Dialect.ROCKETMQ_4_9])
+    one = writer(tmp_path, Dialect.ROCKETMQ_4_9)
+    one.write(one.encode({1: 11}), is_durable=True)
+    assert (config / "delayOffset.json.bak").read_bytes() == TEXTS[Dialect.ROCKETMQ_4_9]
+    one.write(one.encode({1: 12}), is_durable=True)
+    assert b"1:11" in (config / "delayOffset.json.bak").read_bytes()
+
+
 def test_every_200_deliveries_make_a_new_version(tmp_path: Path) -> None:
     one = writer(tmp_path, Dialect.ROCKETMQ_5_3)
     one.count(199, NOW_MS + 1)
