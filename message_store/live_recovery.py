@@ -305,7 +305,7 @@ def _doubt_what_is_on_disk(log: LiveLog, queues: list[LiveQueue], start: int) ->
     """What a killed process wrote is in memory and maybe nowhere else: the next sync takes it."""
     for file_start in log.segments.starts:
         if file_start + log.file_bytes > start:
-            log.segments.mark_dirty(file_start)
+            log.segments.doubt(file_start)
     for queue in queues:
         for file_start in queue.segments.starts[-_QUEUE_FILES_IN_DOUBT:]:
-            queue.segments.mark_dirty(file_start)
+            queue.segments.doubt(file_start)

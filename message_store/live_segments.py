@@ -112,6 +112,14 @@ class LiveSegments:
         """Say that the file that begins at ``start`` is being written to."""
         self._dirty.add(start)
 
+    def doubt(self, start: int) -> None:
+        """Say that the file that begins at ``start``, and the names that lead to it, may be in
+        memory alone: a process wrote them that did not live to sync them.
+        """
+        self._dirty.add(start)
+        names = self.directory.relative_to(self._root).parents
+        self._unsynced_names.update([self.directory, *(self._root / each for each in names)])
+
     def make_file(self, start: int) -> None:
         """Make the file that begins at ``start``, and the files between the row's end and it.
 
@@ -129,6 +137,9 @@ class LiveSegments:
             except OSError as error:
                 self._unmake(place)
                 raise self.error("made", place, error) from error
+            except BaseException:  # an interrupt too may leave an empty file
+                self._unmake(place)
+                raise
             self.starts.append(place)
             self._dirty.add(place)
             self._unsynced_names.add(self.directory)

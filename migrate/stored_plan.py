@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from message_store.errors import PlanError
 from message_store.side_by_side import side_by_side
-from message_store.small_files import read_small_file
+from message_store.small_files import read_small_file, replace_file
 from message_store.store_root import StoreRoot
 from migrate.plan import Amendments, Plan
 from migrate.settings import TargetSettings
-from migrate.staged_output import Staging, load_array, save_array, write_note
+from migrate.staged_output import Staging, load_array, save_array
 
 _ARRAYS = (
     "source_offsets",
@@ -58,7 +58,9 @@ def store_plan(
     request: dict[str, Any],
     amendments: Amendments,
 ) -> None:
-    """Write the plan for the executors; ``plan.json`` comes last. Raises TargetError."""
+    """Write the plan for the executors; ``plan.json`` comes last, and is on the disk: what is left
+    of it by a loss of power would be no plan to go on with. Raises TargetError.
+    """
     arrays = {name: getattr(plan, name) for name in _ARRAYS}
     arrays |= {"target_offsets": plan.log.offsets, "parts": plan.log.parts}
 
@@ -77,7 +79,7 @@ def store_plan(
         "settings": attrs.asdict(plan.settings),
         "engine": plan.engine,
     }
-    write_note(staging.plan_file, json.dumps(facts, indent=1).encode())
+    replace_file(staging.plan_file, json.dumps(facts, indent=1).encode())
 
 
 def read_plan_facts(staging: Staging) -> dict[str, Any] | None:
