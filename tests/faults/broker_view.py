@@ -28,10 +28,14 @@ class BrokerView:
         return [key for key, _ in self.found]
 
 
-def look_as_a_broker(path: Path | str, now_ms: int, *, snapshots_on: bool = False) -> BrokerView:
-    """A broker with slots of a second that starts now."""
+def look_as_a_broker(
+    path: Path | str, now_ms: int, *, snapshots_on: bool = False, precision_ms: int = 1000
+) -> BrokerView:
+    """A broker with slots of a second, or of so many milliseconds, that starts now."""
     root = StoreRoot(Path(path))
-    state = read_wheel_store(root, now_ms=now_ms, precision_ms=1000, snapshots_on=snapshots_on)
+    state = read_wheel_store(
+        root, now_ms=now_ms, precision_ms=precision_ms, snapshots_on=snapshots_on
+    )
     wrong = [f"shared: {each}" for each in state.shared_positions.tolist()]
     wrong += [f"blocking: {each}" for each in state.blocking_queue_offsets]
     slots = state.pending.slot_time_ms.tolist()

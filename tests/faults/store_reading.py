@@ -40,14 +40,19 @@ class Found:
 
 
 def delivered(store: Path) -> Iterator[Found]:
-    """What consumers would find, queue by queue; BadRecordError for what they could not read."""
+    """What consumers would find, queue by queue; BadRecordError for what they could not read. What
+    retention took is not there any more.
+    """
     log = store / "commitlog"
     files = segments(log)
     file_bytes = files[0].stat().st_size if files else 0
+    begin = log_begin(store)
     for topic, queue_id, directory in queues(store):
         if topic in SYSTEM_TOPICS:
             continue
         for ordinal, unit in queue_units_by_index(directory).items():
+            if unit.commit_log_offset < begin:
+                continue
             record = record_at(log, file_bytes, unit.commit_log_offset)
             place = record.topic, record.queue_id, record.queue_offset
             if place != (topic, queue_id, ordinal):
@@ -61,6 +66,12 @@ def delivered(store: Path) -> Iterator[Found]:
                 record.store_timestamp_ms,
                 unit.commit_log_offset,
             )
+
+
+def log_begin(store: Path) -> int:
+    """Where the log begins that retention left."""
+    files = segments(store / "commitlog")
+    return int(files[0].name) if files else 0
 
 
 def queues(store: Path) -> Iterator[tuple[str, int, Path]]:
@@ -81,7 +92,13 @@ def disagreements(store: Path) -> list[str]:
         (topic, queue_id): queue_units_by_index(directory)
         for topic, queue_id, directory in queues(store)
     }
-    unexplained = {(*queue, ordinal) for queue, known in units.items() for ordinal in known}
+    begin = log_begin(store)
+    unexplained = {
+        (*queue, ordinal)
+        for queue, known in units.items()
+        for ordinal, unit in known.items()
+        if unit.commit_log_offset >= begin
+    }
     wrong = []
     for placed in commit_log_records(store / "commitlog"):
         record, offset = placed.record, placed.commit_log_offset

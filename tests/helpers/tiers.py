@@ -17,6 +17,9 @@ TURNS: Final = 16
 #: Broker tests share their stores by module, so that a module has its turn as a whole.
 BROKER_TURNS: Final = 4
 
+#: At how many of the places where a fault may strike a tier lets it strike; None: at each of them.
+POSITIONS: Final = {"test": 2, "check": 8, "nightly": None}
+
 
 @attrs.frozen
 class Case:
@@ -59,3 +62,9 @@ def is_chosen(case: Case, tier: str, commit: str) -> bool:
 def is_in_part(case: Case, part: int, parts: int) -> bool:
     """Whether the test belongs to this part (1 to ``parts``) of a night's work."""
     return share(case.group, parts) == part - 1
+
+
+def positions(count: int, wanted: int | None, seed: int) -> range:
+    """So many of ``count`` places, as far apart as can be; which of them, the seed says."""
+    step = 1 if wanted is None else max(1, -(-count // wanted))
+    return range(seed * 7 % step, count, step)

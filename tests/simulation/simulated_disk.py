@@ -134,8 +134,8 @@ class Failing:
     is_torn: bool = False
     done: int = 0
     failed: int = 0
-    sizes: list[int | None] = attrs.field(factory=list)
-    """For each change that was made: how much a kill would leave of it in part, if anything."""
+    changes: list[tuple[str, int | None]] = attrs.field(factory=list)
+    """Each change that was made, and how much of it a kill would leave in part, if anything."""
     torn: tuple[int, int, bytes] | None = None
     """What was written of the change that a kill tore: descriptor, offset, data."""
 
@@ -156,7 +156,7 @@ class Failing:
         part = _part_of_a_write(name, given)
         if not self.is_now:
             self.done += 1
-            self.sizes.append(part)
+            self.changes.append((name, part))
             return real(*given, **options)
         self.failed += 1
         if self.is_torn and self.failed == 1 and name == "pwrite" and len(given[1]) > 1:
@@ -203,6 +203,7 @@ class SimulatedDisk:
         self._records = records
         self._files: dict[tuple[int, int], int] = {}
         self._held: list[int] = []
+        self._is_paused = False
 
     @property
     def refused(self) -> int:
@@ -217,6 +218,14 @@ class SimulatedDisk:
     def note(self, **facts: Any) -> None:
         """Put something between the events."""
         self.events.append(Note(facts))
+
+    def pause(self) -> None:
+        """What changes until ``go_on`` is the test's own work and no part of the run."""
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        """Watch again."""
+        self._is_paused = False
 
     def take_over(self) -> None:
         """What is there before the first event: all of it is on the disk."""
@@ -257,6 +266,8 @@ class SimulatedDisk:
 
     def below(self, given: object, directory: int | None = None) -> str | None:
         """The path of a file, or of what a descriptor is open on, if it is the root or in it."""
+        if self._is_paused:
+            return None
         if isinstance(given, int):
             given = os.readlink(f"/proc/self/fd/{given}")
         text = os.fspath(given)  # type: ignore[call-overload]
