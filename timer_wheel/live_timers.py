@@ -156,30 +156,41 @@ class LiveTimers:
         """
         rows, hand_ms = found.rows, self.wheel.hand_ms
         is_done = is_done | ~found.facts.is_fine
-        # Before the hand that moves back too, or it would come upon what was dealt with again.
-        first_ms = max(0, int(rows.slot_time_ms[~is_done].min(initial=hand_ms)))
-        first_ms = floor_ms(first_ms, self.precision_ms)
-        last_ms = first_ms - self.precision_ms
-        past_ms = last_ms + OVERDUE_MARK_MS  # the mark by which a search still comes upon them
-        # A marker and its target stay in their slot: a target has no copy in the log by which
-        # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
-        # which may begin where the hand was before, markers count in their own slots only.
-        stays = (rows.slot_time_ms < first_ms) | rows.is_marker | is_recalled
-        stays &= is_done & found.facts.is_fine
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
-        rows.table[SLOT_TIME] = np.where(
-            stays, rows.slot_time_ms, np.where(is_done, past_ms, waiting_ms)
-        )
+        rows.table[SLOT_TIME] = np.where(is_done, rows.slot_time_ms, waiting_ms)
         self._plan(rows, ~is_done, max(now_ms, hand_ms))
         waiting_ms = rows.slot_time_ms[~is_done]
         if len(waiting_ms) and waiting_ms.min() < hand_ms:
             self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
         self._park(rows, ~is_done, max(now_ms, hand_ms))
+        # A marker and its target stay in their slot: a target has no copy in the log by which
+        # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
+        # which may begin where the hand was before, markers count in their own slots only.
+        stays = (rows.is_marker | is_recalled) & is_done & found.facts.is_fine
+        stays &= ~self._would_oust(rows, ~is_done)
+        self._put_behind(rows, is_done & ~stays, max(now_ms, hand_ms))
         self._place(found)
         is_early = ~is_done & is_overdue(rows.slot_time_ms)
         self.early = TimerRows.together([self.early, rows.rows(is_early)])
         is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
         self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
+
+    def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
+        """Which rows lie in a slot that is over and whose place on the ring one has that holds what
+        waits. A broker that reads the timer log again would take theirs for it.
+        """
+        is_over = rows.slot_time_ms < self.wheel.hand_ms
+        index = rows.slot_time_ms // self.precision_ms % WHEEL_SLOTS
+        is_held = self.wheel.slots["time_units"][index] >= self.wheel.hand_ms // self.precision_ms
+        return is_over & (is_held | np.isin(index, index[waits]))
+
+    def _put_behind(self, rows: TimerRows, chosen: Bools, now_ms: int) -> None:
+        """Give these rows the slot right before the hand, whose place on the ring no slot of what
+        waits has, and the mark by which a search still comes upon them.
+        """
+        past_ms = self.wheel.hand_ms - self.precision_ms + OVERDUE_MARK_MS
+        rows.table[SLOT_TIME, chosen] = past_ms
+        rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
     def _move_back(self, to_ms: int) -> None:
         """Move the hand back over slots whose units are still in the timer log, and no farther than
