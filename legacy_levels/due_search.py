@@ -45,7 +45,7 @@ class DueRuns:
         """The queue offsets of all entries due at exactly this time, in order."""
         self._read_on()
         queue = self._queue
-        if not self._starts:
+        if not self._starts or queue.min_offset >= queue.max_offset:
             return np.zeros(0, np.int64)
         cut = max(bisect.bisect_right(self._starts, queue.min_offset) - 1, 0)
         starts = [max(start, queue.min_offset) for start in self._starts[cut:]]

@@ -48,7 +48,8 @@ class AsyncDelivery(LevelDelivery):
     def forget(self, level: int, queue_offset: int) -> None:
         """A message was taken back."""
         super().forget(level, queue_offset)
-        self._under_way[level].forget(queue_offset)
+        if level in self._under_way:
+            self._under_way[level].forget(queue_offset)
 
     def next_due_ms(self) -> int:
         """When something is due, or sent again; ``NEVER_MS`` when nothing waits."""

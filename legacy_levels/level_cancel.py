@@ -68,7 +68,7 @@ def entries_of_receipt(state: LevelState, receipt: Receipt) -> list[Entry]:
     if message is None or not _is_meant(message, handle):
         return []
     level = message.queue_id + 1
-    if level not in state.scanners:
+    if level not in state.all_scanners:
         return []
     size_bytes = _size_at(state.live.log, receipt.commit_log_offset)
     queue_offset = find_record_end(state.queue(level), receipt.commit_log_offset + size_bytes)
@@ -80,12 +80,12 @@ def entries_of_handle(state: LevelState, handle: RecallHandle) -> list[Entry]:
     """All entries that a handle names, those already delivered or cancelled too."""
     if handle.broker_name != state.live.settings.broker_name:
         return []
-    return [entry for level in state.scanners for entry in _named_in(state, level, handle)]
+    return [entry for level in state.all_scanners for entry in _named_in(state, level, handle)]
 
 
 def _named_in(state: LevelState, level: int, handle: RecallHandle) -> Iterator[Entry]:
     """The entries of one level that a handle names; of many that are due then, in bulk."""
-    scanner, log = state.scanners[level], state.live.log
+    scanner, log = state.all_scanners[level], state.live.log
     due_then = state.runs(level).find(handle.due_ms)
     for start in range(0, len(due_then), ROWS_AT_ONCE):
         places = due_then[start : start + ROWS_AT_ONCE]
@@ -120,7 +120,7 @@ def _is_meant(message: StoredMessage, handle: RecallHandle) -> bool:
 
 def _entry_at(state: LevelState, level: int, queue_offset: int) -> Entry | None:
     """An entry with its record's place, which a neutral unit does not tell."""
-    scanner = state.scanners[level]
+    scanner = state.all_scanners[level]
     [unit] = scanner.queue.units(queue_offset, queue_offset + 1)
     offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
     if size_bytes == PRE_BLANK_SIZE:

@@ -35,6 +35,7 @@ _MOST_NAMED = 20
 _ARE = "message is", "messages are"
 _DELIVERIES = "delivery before the last kill is", "deliveries before the last kill are"
 _ENTRIES = "entry", "entries"
+_TIMES = "due time", "due times"
 _HELD = "a topic too long for brokers of 4.9, in a store that is written for them"
 _WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
 
@@ -114,6 +115,15 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
             f"delivery went on at {one.corrected_offset}, as a broker's does",
             "where it lay before the queue, messages that waited are gone: retention or somebody"
             " removed the first files of queue or log; only a queue without any is made anew",
+        )
+    for level, count in state.corrected_due_times.items():
+        yield Finding(
+            Severity.WARNING,
+            f"level {level}",
+            f"its queue had {counted(count, *_TIMES)} that cannot be those of their records",
+            "a broker delivers such messages too early or too late; this store has put into its"
+            " queue what their records say",
+            "look for damage to the disk",
         )
     if state.already_delivered:
         yield Finding(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from legacy_levels.level_repair import WrongDueTimes, find_wrong_due_times
 from legacy_levels.level_scanner import NEVER_MS, DueEntries
 from legacy_levels.skipped_messages import SkippedMessage
 from message_store import properties as names
@@ -169,10 +170,13 @@ class LevelDelivery:
     def _due_in(self, level: int, now_ms: int, most: int) -> DueEntries:
         """What of a level may be put now; of what is in turn at most so many."""
         limit_ms = self._state.limit_ms(level, now_ms)
+        limit_ms = NEVER_MS if limit_ms is None else limit_ms
         held = self._held.get(level, ())
-        found = self._state.scanners[level].due_entries(
-            now_ms, limit_ms=NEVER_MS if limit_ms is None else limit_ms, most=most + len(held)
-        )
+        most = most + len(held)
+        scanner = self._state.scanners[level]
+        found = scanner.due_entries(now_ms, limit_ms=limit_ms, most=most)
+        if self._corrects_due_times(found, now_ms):
+            found = scanner.due_entries(now_ms, limit_ms=limit_ms, most=most)
         self._blocked_until_ms.pop(level, None)
         if held:
             found = found.without(held)
@@ -180,6 +184,22 @@ class LevelDelivery:
         if self._state.rules.poison == "block":
             found = self._cut_at_poison(found, now_ms)
         return found
+
+    def _corrects_due_times(self, found: DueEntries, now_ms: int) -> bool:
+        """Put right due times that damage has made too early; whether there were any."""
+        live, level = self._state.live, found.level
+        if not len(found) or level > live.levels.max_level:
+            return False
+        wrong = find_wrong_due_times(live, level, found.units)
+        is_early = wrong.units["tags_code"] > now_ms
+        if not is_early.any():
+            return False
+        early = WrongDueTimes(wrong.rows[is_early], wrong.units[is_early])
+        early.write(live, level, found.queue_offset[early.rows])
+        corrected = self._state.corrected_due_times
+        corrected[level] = corrected.get(level, 0) + len(early.rows)
+        self._state.scanners[level].rescan()
+        return True
 
     def _deliver_rows(self, rows: DueRows, now_ms: int) -> tuple[LogDeliveries, int]:
         """Deliver in this order; also returns how many of the rows are dealt with."""

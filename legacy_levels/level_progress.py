@@ -97,6 +97,7 @@ class LevelProgress:
             return
         if now.done:
             self._state.live.sync_log()
+            self._state.live.sync_queues()
             self._put(now, is_durable=True)
             self._neutralise(now)
             self._state.live.sync_queues()  # the next mark does not name them again
@@ -137,6 +138,7 @@ class LevelProgress:
         if is_last and self._flushed is not None:
             is_new |= not now.says_the_same(self._flushed)
         if now.done:
+            live.sync_queues()  # offsets come after all that they speak of
             self._put(now, is_durable=True)
             with live.lock:
                 self._neutralise(now)

@@ -14,11 +14,11 @@ import attrs
 import numpy as np
 
 from legacy_levels.delivery_kernels import NOTE_COLUMNS
-from legacy_levels.level_rules import AT_ONCE_LEVEL
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
 from legacy_levels.reconcile import Waiting, find_delivered, match_copies
 from message_store.commit_log import BoolArray, Int64Array
+from message_store.delay_levels import DelayLevels
 from message_store.live_log import LiveLog
 from message_store.segment_files import SegmentReader
 
@@ -45,15 +45,15 @@ def delivered_already(
     since: int | None,
     counted: Mapping[int, int],
     newest_ms: int,
-    at_once_ms: int,
+    table: DelayLevels,
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the scanners know of every delivery; None where
     only times can tell. ``counted`` are offsets of each level that a broker saved: what lies before
     them it delivered at whatever time. ``newest_ms`` is a time before which no copy was stored that
-    is not in the log: what is due later is not looked for. ``at_once_ms`` is the delay of the level
-    that what is due at once waits in.
+    is not in the log: what is due later is not looked for. What is due at once waits in the
+    shortest level of the ``table``.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
@@ -69,8 +69,8 @@ def delivered_already(
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
             last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            found = _candidates(scanners, last_ms, at_once_ms, counted)
-            delivered = _match(reader, found, copies)
+            found = _candidates(scanners, last_ms, table, counted)
+            delivered = _match(reader, found, copies, table.shortest_level)
     return {
         scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
         for scanner in scanners
@@ -80,15 +80,16 @@ def delivered_already(
 def _candidates(
     scanners: Iterable[LevelScanner],
     newest_ms: int,
-    at_once_ms: int = 0,
+    table: DelayLevels | None = None,
     counted: Mapping[int, int] = _NOTHING_COUNTED,
 ) -> _Candidates:
     """What waits and is, or may have been, due by then, and what is counted as delivered."""
     rows: list[Int64Array] = []
+    at_once = 0 if table is None else table.shortest_level
     for scanner in scanners:
         for first, units, waits in scanner.waiting():
             due_ms = units["tags_code"].astype(np.int64)
-            sooner_ms = at_once_ms if scanner.level == AT_ONCE_LEVEL else 0
+            sooner_ms = table.delay_ms(at_once) if table and scanner.level == at_once else 0
             is_counted = first + np.arange(len(units)) < counted.get(scanner.level, 0)
             chosen = np.flatnonzero(waits & (is_counted | (due_ms - sooner_ms <= newest_ms)))
             picked = units[chosen]
@@ -104,12 +105,14 @@ def _candidates(
                     ]
                 )
             )
-    table = np.concatenate(rows, axis=1) if rows else np.zeros((6, 0), np.int64)
-    table = table[:, np.argsort(table[2], kind="stable")]
-    return _Candidates(*(np.ascontiguousarray(row) for row in table))
+    columns = np.concatenate(rows, axis=1) if rows else np.zeros((6, 0), np.int64)
+    columns = columns[:, np.argsort(columns[2], kind="stable")]
+    return _Candidates(*(np.ascontiguousarray(row) for row in columns))
 
 
-def _match(reader: SegmentReader, found: _Candidates, copies: LogNotes) -> BoolArray:
+def _match(
+    reader: SegmentReader, found: _Candidates, copies: LogNotes, at_once_level: int
+) -> BoolArray:
     """Which of these have a copy that lies behind them in the log and is not older than their time,
     unless a broker counts them as delivered: it delivers early after its clock was set back.
 
@@ -130,7 +133,7 @@ def _match(reader: SegmentReader, found: _Candidates, copies: LogNotes) -> BoolA
     if delivered.sum() < len(places):
         known = np.flatnonzero(delivered)
         is_left = ~match_copies(copies.digests, -places, digests[known], -in_time[known])
-        rows = rows[~delivered[rows] & (found.level[rows] == AT_ONCE_LEVEL)]
+        rows = rows[~delivered[rows] & (found.level[rows] == at_once_level)]
         delivered[rows] = match_copies(
             digests[rows], behind[rows], copies.digests[is_left], places[is_left]
         )

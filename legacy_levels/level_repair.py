@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from legacy_levels.level_scanner import LevelScanner
-from legacy_levels.level_table import PLAUSIBLE_DUE_MS, shown_delays
+from legacy_levels.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.commit_log import NO_TIME, read_store_times
 from message_store.consume_queue import QUEUE_UNIT, Int64Array, QueueEntries, UnitArray
@@ -36,30 +37,69 @@ _SIZE_FIELD_BYTES = 4
 
 
 def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
-    """Replace what is no due time in the units that wait; returns how many that were.
+    """Correct what is no due time in the units that wait; returns how many of them had a time that
+    damage has changed.
 
-    Only a time before the message was stored is none: what is due at once is due when stored.
+    Due times rise along a queue, and the newest is a delay from now at most. Only units that differ
+    are compared with their records, so that a store that is in order is opened without reading its
+    log. ``find_wrong_due_times`` looks at the others when they are due.
     """
-    if scanner.next_due_ms > PLAUSIBLE_DUE_MS or scanner.level > live.levels.max_level:
+    if scanner.level > live.levels.max_level:
         return 0
-    queue = live.queue(LEVEL_TOPIC, scanner.level - 1)
-    delay_ms = live.levels.delay_ms(scanner.level)
-    repaired = 0
-    with SegmentReader(live.log.segments.directory, live.log.file_bytes) as reader:
-        for first, units, waits in scanner.waiting():
-            rows = np.flatnonzero(waits & (units["tags_code"] <= PLAUSIBLE_DUE_MS))
-            doubted = QueueEntries(units[rows], 0, 0)
-            offsets, sizes = doubted.commit_log_offset, doubted.size_bytes
-            stored_ms = read_store_times(reader, offsets, sizes)
-            wrong = np.flatnonzero((stored_ms != NO_TIME) & (doubted.tags_code < stored_ms))
-            due_ms = stored_ms + delay_ms  # as 64 bits have it: a record can say any time
-            for row in wrong.tolist():
-                at = first + int(rows[row])
-                queue.overwrite(at, int(offsets[row]), int(sizes[row]), int(due_ms[row]))
-            repaired += len(wrong)
+    latest_ms = live.clock.now_ms() + live.levels.delay_ms(scanner.level)
+    is_plausible = scanner.next_due_ms > PLAUSIBLE_DUE_MS and scanner.newest_ms <= latest_ms
+    if not len(scanner) or (is_plausible and scanner.is_in_order):
+        return 0
+    repaired = damaged = 0
+    newest_ms = 0
+    for first, units, waits in scanner.waiting():
+        rows = np.flatnonzero(waits)
+        due_ms = units["tags_code"][rows].astype(np.int64)
+        before_ms = np.maximum.accumulate(np.append(newest_ms, due_ms))[:-1]
+        behind_ms = np.minimum.accumulate(due_ms[::-1])[::-1]
+        doubted = (due_ms <= PLAUSIBLE_DUE_MS) | (due_ms < before_ms)
+        doubted |= (due_ms > behind_ms) | (due_ms > latest_ms)
+        rows, newest_ms = rows[doubted], int(due_ms.max(initial=newest_ms))
+        found = find_wrong_due_times(live, scanner.level, units[rows])
+        replaced = units["tags_code"][rows[found.rows]].astype(np.int64)
+        damaged += int((replaced != replaced.astype(np.int32)).sum())  # no hash of a tag
+        repaired += len(found.rows)
+        found.write(live, scanner.level, first + rows[found.rows])
     if repaired:
         scanner.rescan()
-    return repaired
+    return damaged
+
+
+@attrs.frozen(eq=False)
+class WrongDueTimes:
+    """Rows of units whose due time is not that of their record, and what it should be."""
+
+    rows: Int64Array
+    units: UnitArray
+
+    def write(self, live: LiveStore, level: int, queue_offsets: Int64Array) -> None:
+        """Put the right times into the queue. Raises TargetError."""
+        queue = live.queue(LEVEL_TOPIC, level - 1)
+        for queue_offset, unit in zip(queue_offsets.tolist(), self.units, strict=True):
+            queue.overwrite(queue_offset, *unit.tolist())
+
+
+def find_wrong_due_times(live: LiveStore, level: int, units: UnitArray) -> WrongDueTimes:
+    """Compare due times with store times: a delay is whole seconds, and none is negative.
+
+    So a single flipped bit shows, because no power of two is a multiple of a thousand; and the
+    delay of another level table does not, because a message keeps its due time. What is due at once
+    is due when it was stored. 4.9 leaves the hash of a tag where it has rebuilt a queue.
+    """
+    offsets, sizes = (units[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+    stored_ms = live.log.store_times_ms(offsets, sizes)
+    delays_ms = units["tags_code"].astype(np.int64) - stored_ms
+    delay_ms = live.levels.delay_ms(level)
+    is_wrong = (delays_ms < 0) | (delays_ms % WHOLE_DELAY_MS != 0)
+    rows = np.flatnonzero((stored_ms != NO_TIME) & is_wrong & (delays_ms != delay_ms))
+    right = units[rows]
+    right["tags_code"] = stored_ms[rows] + delay_ms  # as 64 bits have it
+    return WrongDueTimes(rows, right)
 
 
 def finish_half_neutral(live: LiveStore, scanner: LevelScanner) -> int:

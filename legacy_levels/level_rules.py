@@ -7,9 +7,6 @@ from typing import Literal
 
 import attrs
 
-AT_ONCE_LEVEL = 1
-"""Where a message waits that is promised for now."""
-
 _not_negative = attrs.validators.ge(0)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from legacy_levels.neutral_units import is_message
 from message_store.consume_queue import BoolArray, Int64Array, UnitArray
 from message_store.java_numbers import LONG_MAX, LONG_MIN
+from message_store.live_queue import NATIVE_UNIT
 
 NEVER_MS = LONG_MAX
 """When nothing is due."""
@@ -57,6 +58,15 @@ class DueEntries:
 
     def __len__(self) -> int:
         return len(self.queue_offset)
+
+    @property
+    def units(self) -> UnitArray:
+        """The same as the units of a queue."""
+        units = np.empty(len(self), NATIVE_UNIT)
+        units["commit_log_offset"] = self.commit_log_offset
+        units["size_bytes"] = self.size_bytes
+        units["tags_code"] = self.due_ms
+        return units
 
     def before(self, row: int) -> "DueEntries":
         """The entries in front of a row; delivery of the level goes on at that one."""
@@ -121,6 +131,16 @@ class LevelScanner:
     def next_due_ms(self) -> int:
         """When the next message is due."""
         return min(self.head_due_ms, self._early.first_ms)
+
+    @property
+    def newest_ms(self) -> int:
+        """The latest time at which an entry is due."""
+        return max(self.head_due_ms if self.head_due_ms != NEVER_MS else LONG_MIN, self._newest_ms)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether no entry is due earlier than one in front of it."""
+        return self._early.first_ms == NEVER_MS
 
     def __len__(self) -> int:
         """How many entries there are from the head on, those that nobody delivers among them."""

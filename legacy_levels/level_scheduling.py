@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 import numpy as np
 
-from legacy_levels.level_rules import AT_ONCE_LEVEL
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.errors import UnsupportedDelayError
@@ -57,7 +56,7 @@ class LevelScheduling:
                 due_ms = now_ms + delay_ms
                 return level, due_ms, due_ms if delay_ms > 0 else now_ms
         if due_ms <= now_ms:
-            return AT_ONCE_LEVEL, due_ms, now_ms
+            return self._table.shortest_level, due_ms, now_ms
         delay_ms = due_ms - now_ms
         place = bisect.bisect_left(self._delays_ms, delay_ms)
         if place == len(self._delays_ms) or (self._is_exact and self._delays_ms[place] != delay_ms):
@@ -95,7 +94,7 @@ class LevelScheduling:
                 self._rule(int(due_ms[row]), now_ms)  # says why not
             except UnsupportedDelayError as error:
                 raise error.of_row(row) from None
-        levels = np.where(is_past, AT_ONCE_LEVEL, found)
+        levels = np.where(is_past, table.shortest_level, found)
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:

@@ -22,7 +22,7 @@ from legacy_levels.level_repair import (
     refuse_another_table,
     repair_due_times,
 )
-from legacy_levels.level_rules import AT_ONCE_LEVEL, LevelRules
+from legacy_levels.level_rules import LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
@@ -54,7 +54,9 @@ class LevelState:
     ``found`` is what delayOffset.json said, ``distrust`` why the marks are believed instead;
     ``corrections`` are offsets that lay outside their queues, ``losses`` what files lacked.
     ``already_delivered`` is how much of what the offsets say waits was delivered before a kill,
-    ``to_repeat`` the queue offsets of that where it will be delivered again.
+    ``to_repeat`` the queue offsets of that where it will be delivered again. ``left_alone`` are
+    levels that the table does not have, ``corrected_due_times`` how many of each level were not
+    those of their records.
     """
 
     live: LiveStore
@@ -68,7 +70,14 @@ class LevelState:
     corrections: list[Correction] = attrs.field(factory=list)
     already_delivered: int = 0
     to_repeat: dict[int, Int64Array] = attrs.field(factory=dict)
+    left_alone: dict[int, LevelScanner] = attrs.field(factory=dict)
+    corrected_due_times: dict[int, int] = attrs.field(factory=dict)
     _runs: dict[int, DueRuns] = attrs.field(factory=dict)
+
+    @property
+    def all_scanners(self) -> dict[int, LevelScanner]:
+        """Those of every level with a queue, also of those that nothing is delivered from."""
+        return self.scanners | self.left_alone
 
     def queue(self, level: int) -> LiveQueue:
         """The queue of a level."""
@@ -91,7 +100,7 @@ class LevelState:
     def first_waiting_log_offset(self) -> int:
         """Where in the log the oldest message that waits lies; the log's end for none."""
         found = [self.live.log.end]
-        for scanner in self.scanners.values():
+        for scanner in self.all_scanners.values():
             [*units] = scanner.queue.units(scanner.head, scanner.head + 1)
             found += [int(unit["commit_log_offset"]) for unit in units]
         return min(found)
@@ -130,8 +139,10 @@ def open_levels(
     losses = bring_back(live)
     start = where_to_start(live, offsets_choice)
     levels = set(range(1, live.levels.max_level + 1))
+    beyond = set(levels_with_queue(live.root.path)) - levels
     if rules.on_table_change != "broker":
-        levels |= set(levels_with_queue(live.root.path))
+        levels |= beyond
+        beyond = set()
     skipped = SkippedMessages(live.root.path)
     state = LevelState(
         live, live.levels, rules, start.found, {}, skipped, losses=losses, distrust=start.distrust
@@ -140,7 +151,10 @@ def open_levels(
         state.scanners[level] = _scanner(state, level, start)
         if not live.was_clean:
             finish_half_neutral(live, state.scanners[level])
-        repair_due_times(live, state.scanners[level])
+        if corrected := repair_due_times(live, state.scanners[level]):
+            state.corrected_due_times[level] = corrected
+    for level in sorted(beyond):
+        state.left_alone[level] = _scanner(state, level, start)
     is_known = live.was_clean if start.since is None else start.since >= live.log.end
     if not is_known:
         _settle_after_kill(state, start)
@@ -176,14 +190,13 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     scanners = list(state.scanners.values())
-    at_once_ms = state.table.delay_ms(AT_ONCE_LEVEL)
     found = delivered_already(
         scanners,
         log,
         since=start.since,
         counted=start.counted,
         newest_ms=newest_ms,
-        at_once_ms=at_once_ms,
+        table=state.table,
     )
     state.already_delivered = sum(map(len, found.values()))
     if state.live.settings.repeat_after_kill:

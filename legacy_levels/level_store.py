@@ -2,8 +2,9 @@
 """``LevelStore``: RocketMQ's delay levels, on the files that its brokers write.
 
 Each message waits in the queue of its level, whose entries hold due times, until it is appended to
-its real topic. What is due at once waits in level 1, behind nobody. Limitations: a delay that is no
-level's is rounded up to the next; a longer one than the longest is refused.
+its real topic. What is due at once waits in the level with the shortest delay and comes at once; a
+broker that takes over lets it wait for those in front. Limitations: a delay that is no level's is
+rounded up to the next; a longer one than the longest is refused.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class LevelStore(ClosedOnExit):
             on_wheel = self.live.first_record(TIMER_TOPIC)
             keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
         if self.live.retention.clean(now_ms, keep_from, lambda: None):
-            for scanner in self.state.scanners.values():
+            for scanner in self.state.all_scanners.values():
                 scanner.queue_was_cut()
 
     def next_due_ms(self) -> int | None:
@@ -243,7 +244,7 @@ class LevelStore(ClosedOnExit):
                 entries = entries_of_handle(self.state, handle)
             waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
             for entry in waiting:
-                scanner = self.state.scanners[entry.level]
+                scanner = self.state.all_scanners[entry.level]
                 place = np.array([entry.queue_offset], np.int64)
                 neutralise(self.state, scanner, place, CANCELLED_BYTES)
                 scanner.forget(entry.queue_offset)

@@ -66,6 +66,11 @@ class DelayLevels:
         """The level that a broker uses for what a client asked for; 0 means not delayed."""
         return max(0, min(level, self.max_level))
 
+    @property
+    def shortest_level(self) -> int:
+        """The first of the levels with the shortest delay."""
+        return min(range(1, self.max_level + 1), key=self.delay_ms)
+
     def delay_ms(self, level: int) -> int:
         """The delay of a level from 1 to ``max_level``; raises BadFieldError outside."""
         if not 1 <= level <= self.max_level:

@@ -223,6 +223,10 @@ def test_a_cut_queue_is_searched_from_its_beginning() -> None:
     queue.min_offset = 1
     assert runs.find(5).tolist() == [2]
     assert runs.find(6).tolist() == [1, 3]
+    for cut in range(2, 6):
+        queue.min_offset = cut
+        expected = [at for at in (1, 3) if at >= cut]
+        assert runs.find(6).tolist() == expected, "retention may take all that a level had"
 
 
 def test_a_record_is_found_by_its_end_also_when_its_unit_is_neutral() -> None:

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flipped bit in a due time hurries no message, holds none back for ever, and is told."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from legacy_levels import LevelRules
+from message_store import AtLevel, AtMs, DelayLevels
+from message_store.java_numbers import LONG_MAX
+from tests.legacy_levels.level_stores import START_MS, Bench, message
+
+DAY_MS = 86_400_000
+BITS = [
+    pytest.param((0, 9, 12, 20, 40, 63), id="some bits"),
+    pytest.param(tuple(range(64)), id="every bit", marks=pytest.mark.check),
+]
+
+
+def _flip(bench: Bench, queue_offset: int, bit: int) -> None:
+    [path] = (bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/2").iterdir()
+    with path.open("r+b") as file:
+        place = 20 * queue_offset + 12
+        file.seek(place)
+        [due_ms] = struct.unpack(">Q", file.read(8))
+        file.seek(place)
+        file.write(struct.pack(">Q", due_ms ^ 1 << bit))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("how", ["closed", "killed"])
+@pytest.mark.parametrize("queue_offset", [0, 1, 2])
+@pytest.mark.parametrize("bits", BITS)
+def test_a_flipped_bit_in_a_due_time_hurries_no_message(
+    tmp_path: Path, bits: tuple[int, ...], queue_offset: int, how: str, is_async: bool
+) -> None:
+    """Three messages of one level, two seconds apart, each due ten seconds after it was stored."""
+    rules = LevelRules(async_delivery=is_async)
+    for bit in bits:
+        bench = Bench(tmp_path / f"store-{bit}")
+        store = bench.open()
+        due_ms = []
+        for number in range(3):
+            due_ms.append(store.schedule(message(number), AtLevel(3)).promised_ms)
+            bench.clock.tick(2_000)
+        if how == "closed":
+            store.close()
+        else:
+            store.flush()
+            store.abandon()
+        _flip(bench, queue_offset, bit)
+        came: dict[bytes, int] = {}
+        with bench.open(rules=rules) as store:
+            while bench.clock.now_ms() < START_MS + 20_000:
+                for body in bench.advance(store, 500):
+                    assert body not in came, (bit, body)
+                    came[body] = bench.clock.now_ms()
+            problems = [each.problem for each in store.check()]
+        expected = dict(zip([b"body 0", b"body 1", b"body 2"], due_ms, strict=True))
+        late_ms = {body: at_ms - expected[body] for body, at_ms in came.items()}
+        assert min(late_ms.values()) >= 0, bit
+        if queue_offset < 2:  # one that follows shows that it is too late
+            assert set(came) == set(expected), bit
+            assert max(late_ms.values()) <= 2_048, bit
+        is_corrected = how == "closed" and bit > 11 and len(came) == 3
+        if is_corrected and max(late_ms.values()) == 0:
+            assert any("cannot be those" in problem for problem in problems), bit
+
+
+def test_due_times_that_are_right_are_left_alone(tmp_path: Path) -> None:
+    """At once, of another level table, and in any order after a clock was set back."""
+    bench = Bench(tmp_path / "store")
+    with bench.open(levels=DelayLevels.parse("7s 1m")) as store:
+        for number, step_ms in enumerate((0, -3_333, 1_717, 5)):
+            bench.clock.tick(step_ms)
+            store.schedule(message(number), AtLevel(1))
+            store.schedule(message(10 + number), AtMs(0))
+            store.schedule(message(20 + number), AtLevel(2))
+        expected = [each.due_ms for each in store.pending()]
+    for _ in range(2):
+        with bench.open(rules=LevelRules(on_table_change="keep")) as store:
+            assert [each.due_ms for each in store.pending()] == expected
+            assert not any("cannot be those" in each.problem for each in store.check())
+    with bench.open(rules=LevelRules(on_table_change="keep")) as store:
+        for due_ms in sorted(expected):
+            assert all(each.promised_ms <= due_ms for each in store.advance(due_ms))
+        assert len(store.advance(LONG_MAX)) == 0
+        assert not any("cannot be those" in each.problem for each in store.check())
+
+
+# --- what is due at once, and levels that a table does not have -----------------------------------
+
+
+@pytest.mark.parametrize(("table", "level"), [("2h 1s", 2), ("1s 2h", 1), ("1m 1s 1s", 2)])
+def test_what_is_due_at_once_waits_in_the_shortest_level(
+    tmp_path: Path, table: str, level: int
+) -> None:
+    """A broker that takes over lets it wait for what is in front of it."""
+    bench = Bench(tmp_path / "store")
+    with bench.open(levels=DelayLevels.parse(table)) as store:
+        store.schedule(message(1), AtMs(0))
+        assert [each.level for each in store.pending()] == [level]
+        assert bench.advance(store) == [b"body 1"]
+
+
+@pytest.mark.parametrize("by", ["receipt", "handle"])
+def test_what_waits_in_a_level_that_the_table_does_not_have_can_be_cancelled(
+    tmp_path: Path, by: str
+) -> None:
+    bench = Bench(tmp_path / "store")
+    whole, short = DelayLevels.parse("5s 1m 1h"), DelayLevels.parse("5s 1m")
+    with bench.open(levels=whole) as store:
+        receipts = [store.schedule(message(number), AtLevel(3)) for number in range(3)]
+    for is_async in (False, True):
+        rules = LevelRules(on_table_change="broker", async_delivery=is_async)
+        with bench.open(levels=short, rules=rules) as store:
+            receipt = receipts[int(is_async)]
+            wanted = receipt if by == "receipt" else receipt.handle
+            assert [store.cancel(wanted).value for _ in range(2)] == ["cancelled"] * 2
+            assert bench.advance(store, DAY_MS) == []
+    with bench.open(levels=whole) as store:
+        assert bench.advance(store) == [b"body 2"]
