@@ -256,7 +256,7 @@ class _Conversion:
             if receipt is None or receipt.identity != plan.identity:
                 raise PlanError(f"part {number} of {len(plan.log.parts)} was not written")
             receipts.append(receipt)
-        counted = sum(receipt.count for receipt in receipts)
+        counted = sum(receipt.counted for receipt in receipts)
         if counted != len(plan):
             raise PlanError(f"{counted} messages were written where the plan has {len(plan)}")
         return receipts

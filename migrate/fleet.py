@@ -60,6 +60,8 @@ class Fleet:
     def __init__(self, members: Sequence[ConvertOptions], reports: Path | None = None) -> None:
         """``reports``: the directory for a page a store, named after its target."""
         _require_apart(members)
+        if reports is not None:
+            _require_own_pages(members)
         self._members = list(members)
         self._reports = reports
         self._entries: dict[int, FleetEntry] = {}
@@ -110,14 +112,14 @@ class Fleet:
             self._entries[place] = self._with_page(entry)
 
     def _with_page(self, entry: FleetEntry) -> FleetEntry:
-        """Write the page of a store, unless an earlier run has; that it cannot be written is an
-        error of a store that is converted all the same.
+        """Write the page of a store, unless the run that converted it has; that it cannot be
+        written is an error of a store that is converted all the same.
         """
         if self._reports is None or entry.report is None:
             return entry
         page = self._reports / f"{entry.options.target.name}.html"
         try:
-            if not page.exists():
+            if entry.state == CONVERTED or not page.exists():
                 write_html_report(entry.report, page)
         except DelayStoreError as error:
             return attrs.evolve(entry, error=error)
@@ -166,6 +168,19 @@ def _require_apart(members: Sequence[ConvertOptions]) -> None:
         for other, path in taken.items():
             if other != end and (end.is_relative_to(other) or other.is_relative_to(end)):
                 raise OptionsError(f"{options.target} and {path}: one lies in the other")
+
+
+def _require_own_pages(members: Sequence[ConvertOptions]) -> None:
+    """Raise OptionsError where the pages of two stores would have one name."""
+    named: dict[str, Path] = {}
+    for options in members:
+        name = options.target.name.casefold()  # some disks take these for one name
+        if name in named:
+            raise OptionsError(
+                f"{options.target} and {named[name]}: their pages would have one name,"
+                f" {options.target.name}.html; give the targets names of their own"
+            )
+        named[name] = options.target
 
 
 def _check(options: ConvertOptions) -> None:

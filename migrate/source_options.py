@@ -82,6 +82,8 @@ def path_of(options: Options) -> Path:
     if "path" not in options:
         raise OptionsError("the directory of one store is wanted, as load(path) or save(path)")
     path = options["path"].removeprefix("file://")
+    if path.startswith("file:/"):  # as Hadoop writes it
+        path = path.removeprefix("file:")
     if "://" in path:
         raise OptionsError(f"{path}: a store is a directory that all workers see, not a URL")
     return Path(path).absolute()

@@ -351,6 +351,7 @@ def remove_file(path: Path) -> None:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file that appears whole, on the disk, when the ``with`` block ends, or not at all.
 
+    On a disk without hard links a kill at that very moment may leave an empty one.
     Never replaces another: raises TargetError when there is one, before and after.
     """
     if path.exists():
@@ -362,7 +363,22 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                os.link(temporary, path)
+                _rename_to_nothing(temporary, path)
             finally:
-                temporary.unlink()
+                temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
+
+
+def _rename_to_nothing(temporary: Path, path: Path) -> None:
+    """Give a file the name ``path``, where nothing may be. Raises OSError, also where something is.
+
+    A link does it at once. Where the disk refuses links (exFAT, gcsfuse, s3fs), an empty file takes
+    the name first.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.close(os.open(path, WRITE_FLAGS | os.O_CREAT | os.O_EXCL, 0o644))
+        os.replace(temporary, path)

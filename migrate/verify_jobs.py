@@ -123,10 +123,19 @@ class DigestJobs:
 
 
 def _cuts(entries: NDArray[np.void], parallelism: int) -> list[int]:
-    """Where tasks begin and end: equal bytes of log, one task at least, also for no entries."""
+    """Where tasks begin and end: equal bytes of log, but no more entries than a task may have; one
+    task at least, also for no entries.
+    """
     count = len(entries)
     tasks = min(max(parallelism, count // _TASK_MAX_ENTRIES + 1), count // _TASK_MIN_ENTRIES + 1)
     sizes = np.cumsum(np.maximum(entries["size_bytes"], 0), dtype=np.int64)
     total = int(sizes[-1]) if count else 0
     inner = np.searchsorted(sizes, np.arange(1, tasks) * total // tasks)
-    return [0, *(int(cut) for cut in np.unique(inner) if 0 < cut < count), count]
+    cuts = [0, *(int(cut) for cut in np.unique(inner) if 0 < cut < count), count]
+    return [0, *(end for first, last in pairwise(cuts) for end in _ends(first, last))]
+
+
+def _ends(first: int, last: int) -> list[int]:
+    """Where the pieces of one stretch end, none with more entries than a task may have."""
+    pieces = max(1, -(-(last - first) // _TASK_MAX_ENTRIES))
+    return [first + (last - first) * (piece + 1) // pieces for piece in range(pieces)]

@@ -58,6 +58,12 @@ class Receipt:
     odd_sizes: dict[int, int]
     index_crc: int = 0
 
+    @property
+    def counted(self) -> int:
+        """How many messages are accounted for: written to a topic, bad, or of another size."""
+        in_topics = sum(count for _topic, count, _queue_id in self.topics)
+        return in_topics + len(self.bad) + len(self.odd_sizes)
+
     def to_json(self) -> bytes:
         """The receipt's file."""
         return json.dumps(attrs.asdict(self)).encode()

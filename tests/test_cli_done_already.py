@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same ``convert`` command again, on a target that it has finished."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+import attrs
+import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from message_store.errors import PlanError
 from migrate.convert import convert
+from migrate.finished_before import finished_before
 from migrate.retire import retire
 from migrate.settings import TargetSettings
 from tests.independent.level_messages import LevelMessage
@@ -50,3 +56,17 @@ def test_the_same_conversion_again_is_done_already(tmp_path: Path) -> None:
         refused = run(*words, *other)
         assert refused.exit_code == cli.TARGET_UNWRITABLE
         assert "already holds a finished conversion" in refused.stderr
+
+
+def test_a_source_that_was_deleted_does_not_make_it_another_conversion(tmp_path: Path) -> None:
+    options = options_for(
+        tmp_path, source=build_level_store(tmp_path / "source", ITEMS).root, now_ms=NOW_MS
+    )
+    convert(options)
+    shutil.rmtree(options.source)
+    found = finished_before(options)
+    assert found is not None
+    assert found.total("converted") == 3
+    changes: dict[str, Any] = {"only_levels": [3]}
+    with pytest.raises(PlanError, match="differs in: only_levels"):
+        finished_before(attrs.evolve(options, **changes))

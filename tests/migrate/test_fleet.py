@@ -254,6 +254,29 @@ def test_each_store_has_its_page_also_when_it_was_finished_before(
     assert str(members[0].source) in (pages / "north.html").read_text()
 
 
+def test_a_target_that_is_made_anew_gets_a_new_page(
+    tmp_path: Path, members: list[ConvertOptions]
+) -> None:
+    pages = tmp_path / "pages"
+    run(members[:1], reports=pages)
+    before = (pages / "north.html").read_text()
+    shutil.rmtree(members[0].target)
+    changes: dict[str, Any] = {"only_levels": [1]}
+    other = [attrs.evolve(members[0], **changes)]
+    assert states(run(other, reports=pages)) == [CONVERTED]
+    assert (pages / "north.html").read_text() != before
+
+
+@pytest.mark.parametrize("name", ["north", "North"])
+def test_two_pages_of_one_name_are_refused(
+    tmp_path: Path, members: list[ConvertOptions], name: str
+) -> None:
+    alike = attrs.evolve(members[1], target=tmp_path / "elsewhere" / name)
+    Fleet([members[0], alike])
+    with pytest.raises(OptionsError, match="their pages would have one name"):
+        Fleet([members[0], alike], tmp_path / "pages")
+
+
 def test_a_page_that_cannot_be_written_is_an_error_of_a_converted_store(
     tmp_path: Path, members: list[ConvertOptions]
 ) -> None:

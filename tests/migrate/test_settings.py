@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from message_store.errors import DelayStoreError, FormatError, SourceError
+from message_store.errors import DelayStoreError, FormatError, OptionsError, SourceError
 from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
+from migrate.source_options import path_of
 
 CONF = """
 # a comment = not an entry
@@ -93,3 +94,14 @@ def test_a_configuration_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_an_unknown_choice_is_refused(tmp_path: Path, field: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be in"):
         ConvertOptions(source=tmp_path, target=tmp_path, **field)
+
+
+@pytest.mark.parametrize("text", ["/data/store", "file:/data/store", "file:///data/store"])
+def test_a_path_is_the_same_however_spark_writes_it(text: str) -> None:
+    assert path_of({"path": text}) == Path("/data/store")
+
+
+@pytest.mark.parametrize("text", ["hdfs://name/store", "s3a://bucket/store"])
+def test_a_url_is_no_path(text: str) -> None:
+    with pytest.raises(OptionsError, match="not a URL"):
+        path_of({"path": text})

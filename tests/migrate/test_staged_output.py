@@ -34,6 +34,7 @@ from migrate.staged_output import (
     clear_staging,
     count_receipts,
     load_array,
+    new_file,
     save_array,
     sole_writer,
     write_note,
@@ -341,3 +342,26 @@ def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     facts = write(tmp_path / "reminders", [messages(3)])
     assert any("this disk knows no locks" in warning for warning in facts["warnings"])
     assert not list(tmp_path.rglob(".delaywheel.lock"))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_new_file_appears_whole_and_replaces_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    def refuse(source: Path, _target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(source))
+
+    if not has_links:  # exFAT, gcsfuse, s3fs
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "x.parquet"
+    with new_file(path) as file:
+        file.write(b"all the bytes")
+        assert not path.exists()
+    assert path.read_bytes() == b"all the bytes"
+    with pytest.raises(TargetError, match="already there"), new_file(path):
+        pass
+    path.unlink()
+    with pytest.raises(TargetError, match="File exists"), new_file(path):
+        path.write_bytes(b"of somebody else")
+    assert path.read_bytes() == b"of somebody else"
+    assert list(tmp_path.iterdir()) == [path]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -117,6 +118,20 @@ def test_chains_without_end_are_given_up() -> None:
     walk = walk_chains(np.full(units, units - 1), np.arange(-1, units - 1))
     assert walk.broken[-1]
     assert len(walk.units) < units * units
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 16])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_task_has_few_enough_entries_however_sizes_are_spread(
+    monkeypatch: pytest.MonkeyPatch, parallelism: int, order: int
+) -> None:
+    monkeypatch.setattr(verify_jobs, "_TASK_MAX_ENTRIES", 4_000)
+    monkeypatch.setattr(verify_jobs, "_TASK_MIN_ENTRIES", 100)
+    entries = np.zeros(7_003, [("size_bytes", "i4")])
+    entries["size_bytes"] = np.array([200] * 7_000 + [2 << 20] * 3)[::order]
+    cuts = verify_jobs._cuts(entries, parallelism)
+    assert (cuts[0], cuts[-1]) == (0, len(entries))
+    assert all(0 < last - first <= 4_000 for first, last in pairwise(cuts))
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 50])

@@ -7,14 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 from pyspark.sql import SparkSession
 
-from message_store.errors import MigrationError, SourceError, TargetError
+from message_store.errors import MigrationError, PlanError, SourceError, TargetError
 from message_store.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import ENGINES
 from migrate.staged_output import Staging
+from migrate.topic_table import TopicCount, TopicTable
 from migrate.write import Receipt
 from migrate.write_job import count_tasks, write_all
 from tests.independent.level_store_builder import LevelMessage, build_level_store
@@ -86,6 +88,22 @@ def test_progress_is_told_for_each_stage_and_ends_at_the_whole(tmp_path: Path) -
     for stage in stages:
         *_, (_, done, total) = [step for step in steps if step[0] == stage]
         assert done == total > 0
+
+
+def test_a_receipt_that_counts_too_few_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a writer that passed over a message."""
+    build_level_store(tmp_path / "source", [LevelMessage() for _ in range(4)])
+    known = TopicTable.counts
+
+    def one_less(table: TopicTable) -> list[TopicCount]:
+        first, *others = known(table)
+        return [attrs.evolve(first, count=first.count - 1), *others]
+
+    monkeypatch.setattr(TopicTable, "counts", one_less)
+    with pytest.raises(PlanError, match="3 messages were written where the plan has 4"):
+        convert(options_for(tmp_path))
 
 
 # --- what Spark is asked for ----------------------------------------------------------------------
