@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check nightly interop pysparks lint format docs bench clean java broker watchers
+.PHONY: help demo test check nightly interop pysparks lowest lint format docs bench clean java broker watchers
 SHELL := /bin/bash
 
 BIN := .venv/bin
@@ -39,6 +39,9 @@ pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest 
 	  echo "== pyspark$$wanted"; rm -rf build/pyspark; $(BIN)/python -m venv build/pyspark && \
 	  build/pyspark/bin/pip install -q "pyspark[sql]$$wanted" -e '.[dev]' && \
 	  build/pyspark/bin/python -m pytest tests/migrate/test_data_sources.py || exit 1; done
+
+lowest: $(INSTALLED)  ## run a few tests on the lowest versions of all dependencies that we claim
+	$(BIN)/python -m tests.helpers.lowest
 
 lint: $(INSTALLED)  ## check style and format (ruff) and types (mypy --strict)
 	$(BIN)/ruff check .

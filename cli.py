@@ -215,7 +215,7 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
     require_shared_directory(master, directory, "--directory")
     with output.progress() as progress, started_spark(progress, master, conf) as (spark, start_s):
         result = run_demo(directory, spark=spark, spark_start_s=start_s, progress=progress)
-    output.demo(result)
+    output.demo(result, None if directory is not None else str(Path(result.source).parent))
     click.get_current_context().exit(DONE if result.verification.is_clean else FINDINGS)
 
 

@@ -51,8 +51,10 @@ def level_lowered_line(level: int, levels: DelayLevels) -> str:
 def cancellation_line(handle: RecallHandle, answer: Cancellation, now_ms: int, is_new: bool) -> str:
     """What came of taking a message back; ``is_new`` where it may have been cancelled only now."""
     again = "already " if answer is Cancellation.CANCELLED and not is_new else ""
-    due = when(handle.due_ms, now_ms)
-    return f"{again}{answer.value}: {handle.topic} {handle.unique_key}, due {due}"
+    # A message that never existed was not due either, whatever its handle says.
+    is_known = answer is not Cancellation.NEVER_EXISTED
+    due = f", due {when(handle.due_ms, now_ms)}" if is_known else ""
+    return f"{again}{answer.value}: {handle.topic} {handle.unique_key}{due}"
 
 
 def ran_line(delivered: int, next_due_ms: int | None, now_ms: int, signal: str | None) -> str:

@@ -221,8 +221,8 @@ class Output(Printer):
                 self._say(f"{name}:")
             self.verification(report, target)
 
-    def demo(self, result: "DemoResult") -> None:
-        """``demo``."""
+    def demo(self, result: "DemoResult", made_directory: str | None = None) -> None:
+        """``demo``; ``made_directory`` is one that was made for it, which stays."""
         if self.as_json:
             self._print_json(result.as_json())
             return
@@ -240,6 +240,9 @@ class Output(Printer):
         self._say("its slots long past and deliver nothing of them. Look at both sides with")
         self._say(f"  delaywheel inspect {shell_word(result.source)} --now {result.stopped_ms}")
         self._say(f"  delaywheel inspect {shell_word(result.target)} --now {result.stopped_ms}")
+        if made_directory is not None:
+            self._say("They stay until you remove them:")
+            self._say(f"  rm -r {shell_word(made_directory)}")
 
     def generated(self, path: str, made: "GeneratedStore", now_ms: int) -> None:
         """``generate``."""
@@ -301,9 +304,15 @@ class Output(Printer):
 
             def take(delivered: Deliveries) -> None:
                 nonlocal count
-                if self.as_json:
-                    self._print_lines(self._json(delivered_json(each)) for each in delivered)
                 count += len(delivered)
+                try:
+                    if self.as_json:
+                        self._print_lines(self._json(delivered_json(each)) for each in delivered)
+                except OutputError as error:  # no other run prints them again
+                    what = counted(count, "message was delivered", "messages were delivered")
+                    raise OutputError(
+                        f"{error}; {what} all the same, see delaywheel read"
+                    ) from error
                 progress("delivering", count, 0)
 
             yield take

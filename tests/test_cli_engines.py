@@ -321,6 +321,7 @@ def test_a_cancellation_has_a_definite_answer(engine: str, place: Path) -> None:
     other = schedule(place.with_name("other"), "--level", 4, engine=engine)["handle"]
     never = run("cancel", place, other, "--now", NOW)
     assert (never.exit_code, never.stdout.split(":")[0]) == (cli.FINDINGS, "never existed")
+    assert ", due " not in never.stdout
 
 
 # --- which engine, which settings -----------------------------------------------------------------

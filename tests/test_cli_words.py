@@ -419,6 +419,16 @@ def test_what_is_stored_is_said_to_be_although_its_handle_cannot_be_printed(tmp_
     assert len(run("pending", tmp_path / "new", "--json").stdout.splitlines()) == 1
 
 
+def test_what_was_delivered_is_said_to_be_although_it_cannot_be_printed(tmp_path: Path) -> None:
+    words = ("--engine", "levels", "--topic", "t", "--body", "x", "--level", 1)
+    assert run("schedule", tmp_path / "new", *words, "--now", "2029-01-01").exit_code == cli.DONE
+    later = ("run", tmp_path / "new", "--json", "--now", "2030-01-01")
+    result = in_shell('"$@" >/dev/full', *later)
+    assert result.returncode == cli.TARGET_UNWRITABLE
+    assert "No space left on device; 1 message was delivered all the same" in result.stderr
+    assert len(run("read", tmp_path / "new", "t", "--json").stdout.splitlines()) == 1
+
+
 def test_a_time_beyond_the_calendar_is_named_once(tmp_path: Path) -> None:
     words = ("schedule", tmp_path / "new", "--engine", "wheel", "--topic", "t", "--body", "x")
     shown = run(*words, "--after", "1s", "--now", "9999-12-31T23:59:59Z").stdout
