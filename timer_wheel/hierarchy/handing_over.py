@@ -15,7 +15,7 @@ from message_store.byte_column import Int64s, int64s
 from message_store.errors import UnsupportedStoreError
 from message_store.live_store import LiveStore
 from timer_wheel.hierarchy.hierarchy_opening import open_index
-from timer_wheel.hierarchy.index_db import remove_index
+from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
 from timer_wheel.hierarchy.ownership import index_path, release
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
@@ -31,6 +31,25 @@ def hand_over(
     Raises UnsupportedStoreError for slots in which messages would come early, SourceError and
     TargetError.
     """
+    try:
+        asked_ms, offsets = _all_that_waits(store, precision_ms)
+    except DamagedIndexError:  # it is void by now, and made anew
+        asked_ms, offsets = _all_that_waits(store, precision_ms)
+    timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
+    try:
+        place_all(timers, store.clock.now_ms())
+        _make_durable(store, timers)
+        release(store.root)
+        remove_index(index_path(store.root))
+    except BaseException:
+        timers.log.segments.close()
+        timers.files.close()
+        raise
+    return timers, settings
+
+
+def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s]:
+    """The width of slots that is asked for, and where in the log the pending records are."""
     index, _ = open_index(store, None, {})
     try:
         slot_ms = index.slot_precision_ms
@@ -45,17 +64,7 @@ def hand_over(
             f"{store.root.path}: messages wait that were promised for slots of {slot_ms} ms; with"
             f" {asked_ms} they would come early. Open it with precision_ms={slot_ms}"
         )
-    timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
-    try:
-        place_all(timers, store.clock.now_ms())
-        _make_durable(store, timers)
-        release(store.root)
-        remove_index(index_path(store.root))
-    except BaseException:
-        timers.log.segments.close()
-        timers.files.close()
-        raise
-    return timers, settings
+    return asked_ms, offsets
 
 
 def _waiting(*parts: Any) -> Int64s:

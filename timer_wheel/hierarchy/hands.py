@@ -205,20 +205,21 @@ class WaitingMessages:
         """Take out all that is chosen, wherever it stands; returns it. What stood beside it in the
         database comes to memory.
         """
-        gone = []
-        is_gone = chosen(self.near())
-        gone.append(self._near[is_gone])
-        self._keep_near(self._near[~is_gone])
-        fresh = together(self._fresh)
-        is_gone = chosen(fresh)
-        gone.append(fresh[is_gone])
-        kept = [fresh[~is_gone]]
-        for wheel in WHEELS:
-            for block in list(self._blocks_with(chosen, wheel)):
-                is_gone = chosen(block.rows)
-                gone.append(block.rows[is_gone])
-                self._loaded[_place(wheel, block)] = None
-                kept.append(block.rows[~is_gone])
+        near, fresh = self.near(), together(self._fresh)
+        # First everything is read: damage must not leave some of it in neither place.
+        blocks = [
+            (_place(wheel, block), block.rows)
+            for wheel in WHEELS
+            for block in self._blocks_with(chosen, wheel)
+        ]
+        from_near, from_fresh = chosen(near), chosen(fresh)
+        gone, kept = [near[from_near], fresh[from_fresh]], [fresh[~from_fresh]]
+        for place, rows in blocks:
+            is_gone = chosen(rows)
+            gone.append(rows[is_gone])
+            kept.append(rows[~is_gone])
+            self._loaded[place] = None
+        self._keep_near(near[~from_near])
         self._keep_fresh(kept)
         self._first_stored_ms = None
         return together(gone)

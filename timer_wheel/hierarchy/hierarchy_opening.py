@@ -21,7 +21,15 @@ from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
 from timer_wheel.hierarchy.index_view import read_index
-from timer_wheel.hierarchy.ownership import Active, claim, guard, index_path, read_active
+from timer_wheel.hierarchy.ownership import (
+    Active,
+    claim,
+    guard,
+    index_path,
+    is_void,
+    read_active,
+    trust_index,
+)
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.takeover import clear_wheel, take_over
@@ -39,6 +47,15 @@ def open_index(
 
     Raises SourceError and TargetError.
     """
+    try:
+        return _open_index(store, precision_ms, wheel)
+    except DamagedIndexError:  # it is void by now
+        return _open_index(store, precision_ms, wheel)
+
+
+def _open_index(
+    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+) -> tuple[TimerIndex, HierarchySettings]:
     active = read_active(store.root)
     known_ms = TO_THE_MILLISECOND if active is None else active.precision_ms
     settings = HierarchySettings(precision_ms=precision_ms or known_ms, **wheel)
@@ -117,6 +134,7 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
         index.hand_ms = found.hand_ms
         index.settle(found.commit_log_offsets)
         index.write_now(durably=True, tidies=True)
+        trust_index(store.root)
         claim(store.root, Active(asked_ms, slot_ms))
         guard(store.root)
         clear_wheel(store.root)
@@ -144,6 +162,8 @@ def _nothing(store: LiveStore, active: Active) -> IndexState:
 def _opened(store: LiveStore, active: Active) -> TimerIndex:
     """The index as it was left, brought up to date; or a new one where it cannot be believed."""
     try:
+        if is_void(store.root):
+            raise DamagedIndexError("damaged", path=index_path(store.root))
         db = IndexDb(index_path(store.root))
         try:
             state = db.state()
@@ -158,10 +178,12 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
     remove_index(index_path(store.root))
     db = IndexDb(index_path(store.root))
     try:
-        return _brought_up(store, db, _nothing(store, active), active)
+        index = _brought_up(store, db, _nothing(store, active), active)
+        trust_index(store.root)
     except BaseException:
         db.close()
         raise
+    return index
 
 
 def _is_of(store: LiveStore, state: IndexState, newest: Newest | None, active: Active) -> bool:

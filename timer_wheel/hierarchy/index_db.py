@@ -42,6 +42,8 @@ _BLOCK_BYTES = 16 << 10
 _FORMAT_VERSION = 5
 _T = TypeVar("_T")
 _END = 2**62
+_MANY_BLOCKS = 256
+_READ_BYTES = 4 << 20
 
 
 class DamagedIndexError(FormatError):
@@ -57,8 +59,13 @@ class Block:
     rows: Rows
 
 
+def _nothing() -> None:
+    """Nobody needs to know."""
+
+
 class IndexDb:
     """The database of one store, open for writing or, with ``read_only``, for looking.
+    ``on_damage`` is called before any DamagedIndexError is raised.
 
     Raises DamagedIndexError for what cannot be read, TargetError when the disk refuses, SourceError
     when somebody else has it open.
@@ -66,6 +73,7 @@ class IndexDb:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self.on_damage: Callable[[], None] = _nothing
         access = rocksdict.AccessType
         with self._told():
             self._db = rocksdict.Rdict(
@@ -80,13 +88,22 @@ class IndexDb:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn the library's errors, which are of one kind, into ours."""
+        """Turn the library's errors, which are of one kind, into ours, and tell of damage."""
         try:
             yield
+        except DamagedIndexError:
+            self.on_damage()
+            raise
         except DelayStoreError:
             raise
         except Exception as error:
-            raise _ours(self.path, error) from error
+            raise self._ours(error) from error
+
+    def _ours(self, error: Exception) -> DelayStoreError:
+        ours = _ours(self.path, error)
+        if isinstance(ours, DamagedIndexError):
+            self.on_damage()
+        return ours
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -140,21 +157,40 @@ class IndexDb:
     def _range(self, family: str, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values from one key up to another, which is not among them.
 
-        An iterator of the library ends at damage as at an end; only its status tells.
+        An iterator of the library ends at damage as at an end; only its status tells. And it keeps
+        the database open, even behind a close: none outlives the call that made it.
         """
+        count = 1
+        while True:
+            some = self._some(family, begin, end, count)
+            yield from some
+            if len(some) < count and sum(len(value) for _, value in some) < _READ_BYTES:
+                return
+            begin, count = some[-1][0] + b"\0", min(2 * count, _MANY_BLOCKS)
+
+    def _some(self, family: str, begin: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """Some of these, less than ``count`` where there are no more or they are large."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
+        some: list[tuple[bytes, bytes]] = []
+        size_bytes = 0
         with self._told():
             found = self._families[family].iter(options)
-            found.seek(begin)
-            while found.valid():
-                yield found.key(), found.value()
-                found.next()
-            found.status()
+            try:
+                found.seek(begin)
+                while found.valid() and len(some) < count and size_bytes < _READ_BYTES:
+                    some.append((found.key(), found.value()))
+                    size_bytes += len(some[-1][1])
+                    found.next()
+                found.status()
+            finally:
+                del found  # an error that somebody keeps would keep it too
+        return some
 
     def _rows(self, value: bytes, layout: Layout, native: Any) -> Rows:
-        if len(value) % layout.size:
-            raise DamagedIndexError("a block of odd length", path=self.path, found=len(value))
+        with self._told():
+            if len(value) % layout.size:
+                raise DamagedIndexError("a block of odd length", path=self.path, found=len(value))
         return np.frombuffer(value, layout.dtype).astype(native)
 
     # --- writing ----------------------------------------------------------------------------------
@@ -181,11 +217,6 @@ class IndexDb:
         """Make changes that put what stands in one place into another: what holds stays true."""
         with self._told():
             self._db.write(batch.changes)
-
-    def settle(self) -> None:
-        """Come back when nothing is in memory alone, as it should be at the end."""
-        with self._told():
-            self._db.flush_wal(True)
 
     def close(self) -> None:
         """Give the files back; closing twice is fine. Raises TargetError when the disk refuses what

@@ -14,13 +14,14 @@ import attrs
 
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import SourceError
-from message_store.small_files import read_small_file, remove_file, replace_file
+from message_store.small_files import is_present, read_small_file, remove_file, replace_file
 from message_store.store_root import StoreRoot
 
 _GUARD = (
     b"The timers of this store are in delaywheel/hierarchy. A broker would repeat or lose messages,"
     b" so this file keeps it from starting: open the store with delaywheel's WheelStore first.\n"
 )
+_VOID = "index-is-damaged"
 
 
 @attrs.frozen
@@ -39,6 +40,22 @@ def home(root: StoreRoot) -> Path:
 def index_path(root: StoreRoot) -> Path:
     """Where the database lies."""
     return home(root) / "index"
+
+
+def void_index(root: StoreRoot) -> None:
+    """Say durably that the index was found damaged. Raises TargetError."""
+    replace_file(home(root) / _VOID, b"The index cannot be read: the next opening makes it anew.\n")
+
+
+def is_void(root: StoreRoot) -> bool:
+    """Whether the index was found damaged. Raises SourceError."""
+    return is_present(home(root) / _VOID)
+
+
+def trust_index(root: StoreRoot) -> None:
+    """The index is a new one, and durable. Raises TargetError."""
+    if is_void(root):
+        remove_file(home(root) / _VOID)
 
 
 def read_active(root: StoreRoot) -> Active | None:

@@ -8,21 +8,22 @@ and the log tell the rest to whoever opens the store after a kill.
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
 from message_store.delay_store import Finding, Severity
-from message_store.errors import DelayStoreError, FormatError
+from message_store.errors import DelayStoreError, FormatError, TargetError
 from message_store.live_store import LiveStore
 from message_store.printable import counted
 from message_store.properties import TIMER_TOPIC
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
-from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
+from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
+from timer_wheel.hierarchy.ownership import void_index
 from timer_wheel.hierarchy.recall_marks import EXACT_MS, HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
@@ -37,8 +38,11 @@ _PROBLEMS_KEPT = 1_000
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Changes of the database and what follows from them, as of one moment."""
+    """Changes of the database and what follows from them, as of one moment; later ones have higher
+    numbers.
+    """
 
+    number: int
     changes: IndexBatch
     state: IndexState
     newest: Newest
@@ -70,6 +74,9 @@ class TimerIndex:
         self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
         self.is_writing = False
         self._written_log_end = state.log_end
+        self._batches = 0
+        self._last_written = 0
+        db.on_damage = self._void
 
     @contextmanager
     def whole_or_broken(self) -> Iterator[None]:
@@ -81,11 +88,21 @@ class TimerIndex:
         """
         try:
             yield
+        except DamagedIndexError:
+            self.store.log.break_off()
+            raise
         except DelayStoreError:
             raise
         except BaseException:
             self.store.log.break_off()
             raise
+
+    def _void(self) -> None:
+        """The database cannot be read: whoever opens the store next makes it anew, though it be
+        stopped by a kill. Where the disk refuses that as well, opening meets the damage itself.
+        """
+        with suppress(TargetError):
+            void_index(self.store.root)
 
     # --- from the queue ---------------------------------------------------------------------------
 
@@ -186,7 +203,8 @@ class TimerIndex:
             self.ids.drop_before(self.queue.min_offset, changes)
         log = self.store.log
         newest = Newest(log.last_start, log.head_checksum(log.last_start))
-        return Batch(changes, state, newest, writing, marks, ids_end)
+        self._batches += 1
+        return Batch(self._batches, changes, state, newest, writing, marks, ids_end)
 
     def state(self) -> IndexState:
         """What holds at this moment."""
@@ -203,8 +221,20 @@ class TimerIndex:
         )
 
     def write(self, batch: Batch, *, durably: bool) -> None:
-        """Give the batch to the database; needs no lock. Raises TargetError."""
-        self.db.write(batch.changes, batch.state, None if durably else batch.newest)
+        """Give the batch to the database; whoever calls holds no lock, but is within
+        ``LiveStore.finish``, so that one at a time writes. Raises TargetError.
+
+        A close may overtake a flush that has prepared an older batch: that one is not written. The
+        later batch was prepared without knowing whether the older would be, and has all of it.
+        """
+        if batch.number < self._last_written:
+            return
+        try:
+            self.db.write(batch.changes, batch.state, None if durably else batch.newest)
+        except DamagedIndexError:
+            self.store.log.break_off()
+            raise
+        self._last_written = batch.number
 
     def written(self, batch: Batch) -> None:
         """The batch was written."""

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damage in the middle of the index's tables, which the database meets only where it reads them:
+the index is made anew from the queue, and every message is delivered once.
+"""
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
+from message_store.errors import DelayStoreError, StoreClosedError
+from message_store.store_settings import StoreSettings
+from timer_wheel import HierarchicalWheelStore, WheelStore
+from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb
+
+START_MS = 1_793_000_000_000
+HOUR_MS = 3_600_000
+COUNT = 3_000
+Store = HierarchicalWheelStore
+SMALL = StoreSettings(
+    commit_log_file_bytes=1 << 20, queue_file_bytes=20_000, timer_log_file_bytes=1 << 20
+)
+
+
+def open_store(path: Path, clock: ManualClock) -> Store:
+    return Store.open(path, clock=clock, settings=SMALL)
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A store whose messages stand in tables, and the handles of those that may be cancelled."""
+    path, clock = tmp_path_factory.mktemp("whole") / "store", ManualClock(START_MS)
+    messages = [Message("orders", b"%d" % n, unique_key=f"K{n:04}") for n in range(COUNT)]
+    due_ms = START_MS + HOUR_MS + np.arange(COUNT, dtype=np.int64) * 20_000
+    with open_store(path, clock) as store:
+        receipts = store.schedule_batch(MessageBatch.of(messages), due_ms)
+        assert store.cancel(receipts.receipt(COUNT - 1)) is Cancellation.CANCELLED
+    for _ in range(2):
+        open_store(path, clock).close()
+    return path, [receipts.receipt(row).handle for row in range(0, COUNT, 500)]
+
+
+def tables(path: Path) -> list[Path]:
+    return sorted((path / "delaywheel/hierarchy/index").glob("*.sst"))
+
+
+def flip_in_the_middle(table: Path) -> None:
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    table.write_bytes(content)
+
+
+ACTS: dict[str, Callable[[Store, list[str]], object]] = {
+    "advance": lambda store, _: store.advance(START_MS),
+    "pending": lambda store, _: list(store.pending()),
+    "next_due_ms": lambda store, _: store.next_due_ms(),
+    "cancel": lambda store, handles: [store.cancel(handle) for handle in handles],
+    "check": lambda store, _: store.check(),
+    "flush": lambda store, _: store.flush(),
+}
+
+
+def delivered_in_sessions(path: Path, clock: ManualClock) -> tuple[list[bytes], int]:
+    """What comes at last, and in how many sessions something was damaged."""
+    bodies: list[bytes] = []
+    failed = 0
+    for _ in range(3):
+        with closing(open_store(path, clock)) as store:
+            try:
+                bodies += [each.message.body for each in store.advance(clock.now_ms())]
+            except DamagedIndexError:
+                failed += 1
+    return bodies, failed
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_a_byte_that_flipped_in_any_table_stops_no_message(
+    tmp_path: Path, closed: tuple[Path, list[str]], act: Callable[[Store, list[str]], object]
+) -> None:
+    whole, handles = closed
+    found_damaged = 0
+    for number in range(len(tables(whole))):
+        path, clock = tmp_path / f"{number}", ManualClock(START_MS)
+        shutil.copytree(whole, path)
+        flip_in_the_middle(tables(path)[number])
+        with closing(open_store(path, clock)) as store:
+            try:
+                act(store, handles)
+                store.schedule(Message("orders", b"new"), AfterMs(1_000))
+                is_scheduled = True
+            except DelayStoreError:
+                is_scheduled = False
+        clock.tick(30 * HOUR_MS)
+        bodies, failed = delivered_in_sessions(path, clock)
+        found_damaged += failed
+        with open_store(path, clock) as store:
+            assert store.check() == []
+            assert list(store.pending()) == []
+            answers = [store.cancel(handle) for handle in handles]
+        cancelled = answers.count(Cancellation.CANCELLED)
+        assert failed <= 1
+        assert len(bodies) == len(set(bodies)) == COUNT - 1 - cancelled + is_scheduled
+    assert found_damaged or act not in (ACTS["flush"], ACTS["advance"])
+
+
+def test_a_wheel_in_files_takes_a_store_over_whose_index_is_damaged(
+    tmp_path: Path, closed: tuple[Path, list[str]]
+) -> None:
+    for number in range(len(tables(closed[0]))):
+        path, clock = tmp_path / f"{number}", ManualClock(START_MS)
+        shutil.copytree(closed[0], path)
+        flip_in_the_middle(tables(path)[number])
+        with WheelStore.open(path, clock=clock, settings=SMALL, max_delay_ms=None) as store:
+            clock.tick(30 * HOUR_MS)
+            assert len(store.advance(clock.now_ms())) == COUNT - 1
+
+
+def test_an_index_that_was_found_damaged_is_made_anew_though_the_store_is_killed(
+    tmp_path: Path, closed: tuple[Path, list[str]]
+) -> None:
+    """Nothing but the table tells of the damage: the opening does not read it."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    shutil.copytree(closed[0], path)
+    for table in tables(path):
+        keep = table.read_bytes()
+        flip_in_the_middle(table)
+        try:
+            with closing(open_store(path, clock)) as store:
+                list(store.pending())
+        except DelayStoreError:
+            break
+        table.write_bytes(keep)
+    store = open_store(path, clock)
+    store.abandon()
+    with closing(IndexDb(path / "delaywheel/hierarchy/index", read_only=True)) as db:
+        assert sum(len(block.rows) for block in db.blocks("hours")) > 0
+    with open_store(path, clock) as store:
+        assert len(list(store.pending())) == COUNT - 1
+
+
+def test_an_iterator_that_somebody_holds_does_not_keep_the_database_open(
+    tmp_path: Path, closed: tuple[Path, list[str]]
+) -> None:
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    shutil.copytree(closed[0], path)
+    store = open_store(path, clock)
+    held = store.pending(), store._index.db.blocks("hours")
+    for each in held:
+        next(each)
+    store.close()
+    with open_store(path, clock) as again:
+        assert len(list(again.pending())) == COUNT - 1
+    with pytest.raises(StoreClosedError):
+        list(held[0])
