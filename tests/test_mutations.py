@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards taken out of the product are noticed: `tools/mutations.py` says which, and by which test."""
+
+import re
+
+import pytest
+
+from tools.mutations import MUTATIONS, ROOT, Mutation, is_noticed
+
+NAMES = [mutation.name for mutation in MUTATIONS]
+
+
+def test_every_mutation_changes_what_is_there_and_names_a_test_that_is() -> None:
+    for mutation in MUTATIONS:
+        text = (ROOT / mutation.path).read_text(encoding="utf-8")
+        assert text.count(mutation.old) == 1, mutation.name
+        path, _, name = mutation.test.partition("::")
+        bare = re.escape(name.partition("[")[0].rpartition("::")[2])
+        found = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^ *def {bare}\(", found, re.M), mutation.name
+    assert len(set(NAMES)) == len(NAMES) >= 10
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
+def test_a_guard_that_is_taken_out_is_missed(mutation: Mutation) -> None:
+    assert is_noticed(mutation)
