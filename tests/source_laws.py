@@ -60,8 +60,8 @@ def product_sources() -> list[Source]:
 
 
 def other_sources() -> list[Source]:
-    """Tests, benchmarks, examples, and what writes the pages."""
-    folders = ["tests", "benchmarks", "examples", "docs"]
+    """Tests, benchmarks, examples, what writes the pages, and tools."""
+    folders = ["tests", "benchmarks", "examples", "docs", "tools"]
     return [Source.read(p) for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
 
 

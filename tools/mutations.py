@@ -44,7 +44,7 @@ class Mutation:
 
 
 MUTATIONS: Final = (
-    #MUTATIONS#
+    # MUTATIONS#
 )
 
 

@@ -299,6 +299,19 @@ class DelayStoreContract:
         clock.tick(1_000)
         assert delivered_bodies(store.advance(clock.now_ms())) == [b"body 1", b"body 2"]
 
+    def test_of_neighbours_in_time_only_those_come_whose_time_has_come(
+        self, store: DelayStore, clock: ManualClock
+    ) -> None:
+        """The last that is due and the first that is not lie a millisecond apart in one queue."""
+        receipts = []
+        for number in range(4):
+            receipts.append(store.schedule(message(number), AtLevel(3)))
+            clock.tick(1)
+        for now_ms in sorted({each.promised_ms for each in receipts}):
+            due = [each.promised_ms == now_ms for each in receipts]
+            expected = [f"body {number}".encode() for number in range(4) if due[number]]
+            assert delivered_bodies(store.advance(now_ms)) == expected
+
     def test_messages_that_are_equal_in_everything_are_each_delivered(
         self, store: DelayStore
     ) -> None:

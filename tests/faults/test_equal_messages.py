@@ -36,12 +36,12 @@ HISTORIES = [
 @pytest.mark.parametrize("history", HISTORIES, ids=", ".join)
 @pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.nightly)])
 def test_each_of_many_equal_messages_comes_once_whatever_is_killed(
-    tmp_path: Path, history: tuple[str, ...], count: int
+    tmp_path: Path, history: tuple[str, ...], count: int, seed: int
 ) -> None:
     engine, *modes = history
+    seeds = random.Random(seed)
     for number in range(count):
-        seed = random.SystemRandom().getrandbits(32)
-        lived = History(tmp_path / str(number), engine, frozenset(modes), seed)
+        lived = History(tmp_path / str(number), engine, frozenset(modes), seeds.getrandbits(32))
         for _ in range(STEPS):
             lived.step()
         lived.finish()

@@ -38,9 +38,9 @@ ROUNDS = [
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("stores", "generations"), ROUNDS)
 def test_nothing_is_lost_early_or_repeated_by_a_kill(
-    tmp_path: Path, engine: str, stores: int, generations: int
+    tmp_path: Path, engine: str, stores: int, generations: int, seed: int
 ) -> None:
-    seeds = random.SystemRandom()
+    seeds = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
             folder = tmp_path / str(number)
@@ -53,9 +53,9 @@ def test_nothing_is_lost_early_or_repeated_by_a_kill(
 
 @pytest.mark.parametrize("stores", [1, pytest.param(10, id="80 kills", marks=pytest.mark.nightly)])
 def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
-    tmp_path: Path, stores: int
+    tmp_path: Path, stores: int, seed: int
 ) -> None:
-    seeds = random.SystemRandom()
+    seeds = random.Random(seed)
     with nursery("wheel") as home:
         for number in range(stores):
             folder = tmp_path / str(number)
@@ -69,9 +69,9 @@ def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
 @pytest.mark.parametrize("engine", FAITHFUL_ENGINES)
 @pytest.mark.parametrize("stores", [1, pytest.param(5, id="40 kills", marks=pytest.mark.nightly)])
 def test_the_faithful_setting_repeats_what_brokers_would_and_no_more(
-    tmp_path: Path, engine: str, stores: int
+    tmp_path: Path, engine: str, stores: int, seed: int
 ) -> None:
-    seeds = random.SystemRandom()
+    seeds = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
             folder = tmp_path / str(number)

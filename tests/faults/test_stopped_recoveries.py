@@ -33,11 +33,12 @@ def a_task(engine: str, folder: Path, seed: int) -> Task:
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 @pytest.mark.parametrize("stores", STORES)
 def test_a_recovery_that_is_killed_at_each_of_its_changes_in_turn(
-    tmp_path: Path, engine: str, torn: bool, stores: int
+    tmp_path: Path, engine: str, torn: bool, stores: int, seed: int
 ) -> None:
+    seeds = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
-            task = a_task(engine, tmp_path / str(number), random.SystemRandom().getrandbits(32))
+            task = a_task(engine, tmp_path / str(number), seeds.getrandbits(32))
             wrong = kill_generations(home, task, 2)
             deaths = 0
             while home.let_die(attrs.evolve(task, dies_at=deaths, torn=torn)):
@@ -49,11 +50,11 @@ def test_a_recovery_that_is_killed_at_each_of_its_changes_in_turn(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("stores", STORES)
 def test_a_recovery_that_is_killed_at_twenty_moments(
-    tmp_path: Path, engine: str, stores: int
+    tmp_path: Path, engine: str, stores: int, seed: int
 ) -> None:
+    rng = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
-            rng = random.SystemRandom()
             task = a_task(engine, tmp_path / str(number), rng.getrandbits(32))
             wrong = kill_generations(home, task, 2)
             for _ in range(20):
@@ -65,12 +66,13 @@ def test_a_recovery_that_is_killed_at_twenty_moments(
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 @pytest.mark.parametrize("stores", STORES)
 def test_a_recovery_that_finds_the_disk_full_at_each_of_its_changes_in_turn(
-    tmp_path: Path, engine: str, torn: bool, stores: int
+    tmp_path: Path, engine: str, torn: bool, stores: int, seed: int
 ) -> None:
     warm_up(ENGINES[engine])
+    seeds = random.Random(seed)
     with nursery(engine) as home:
         for number in range(stores):
-            task = a_task(engine, tmp_path / str(number), random.SystemRandom().getrandbits(32))
+            task = a_task(engine, tmp_path / str(number), seeds.getrandbits(32))
             wrong = kill_generations(home, task, 2)
             clock = ManualClock(max(START_MS, read_journal(task.journal).now_ms))
             for full_at in itertools.count():

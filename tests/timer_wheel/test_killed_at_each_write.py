@@ -138,9 +138,9 @@ def test_a_kill_at_any_write_while_the_hand_moves_back_leaves_a_broker_all_that_
 
 @pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=pytest.mark.nightly)])
 def test_a_loss_of_power_in_a_close_leaves_all_that_waits_beside_what_came(
-    tmp_path: Path, cuts: int
+    tmp_path: Path, cuts: int, seed: int
 ) -> None:
-    path, rng = tmp_path / "recorded", random.SystemRandom()
+    path, rng = tmp_path / "recorded", random.Random(seed)
     store = to_be_closed(path, ManualClock(START_MS + 100))
     with recording(path) as recorder:
         begin = len(recorder.events)

@@ -255,6 +255,15 @@ def test_a_link_that_leads_astray_ends_its_chain(tmp_path: Path, previous: int, 
     assert rows.commit_log_offset.tolist() == [1, 2][lost:]
 
 
+def test_a_link_to_a_unit_of_another_slot_ends_its_chain(tmp_path: Path) -> None:
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((OUT_MS + 5000, 1, 1, 200), (OUT_MS, 1, 2, 200)), wheel)
+    log.segments.write_at(52 + 4, bytes(8))  # the second unit leads to the first
+    rows, astray = log.walk(wheel, wheel.used_slots())
+    assert astray == 1
+    assert rows.commit_log_offset.tolist() == [2, 1]
+
+
 def known_of(log: LiveTimerLog, wheel: LiveWheel, slot_ms: int) -> KnownSlot:
     rows, _ = log.walk(wheel, int64s([slot_ms // 1000]))
     return KnownSlot(slot_ms // 1000, rows, log.rewrite_count)
