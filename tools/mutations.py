@@ -43,8 +43,105 @@ class Mutation:
         file.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
-MUTATIONS: Final = (
-    # MUTATIONS#
+MUTATIONS: Final[tuple[Mutation, ...]] = (
+    Mutation(
+        "record-head-not-last",
+        "message_store/segment_files.py",
+        "    if place % _PAGE_BYTES + size_bytes > _PAGE_BYTES:",
+        "    if size_bytes < 0:",
+        "tests/message_store/test_live_log.py::test_a_record_that_the_disk_refuses_leaves_nothing_behind",
+    ),
+    Mutation(
+        "roll-at-the-window",
+        "timer_wheel/wheel_math.py",
+        "    return out_ms - write_time_ms >= window_slots * precision_ms",
+        "    return out_ms - write_time_ms > window_slots * precision_ms",
+        "tests/timer_wheel/test_wheel_rules.py::test_what_is_beyond_the_window_is_parked_half_a_window_ahead_or_a_whole_one",
+    ),
+    Mutation(
+        "ring-read-one-slot-late",
+        "timer_wheel/wheel_math.py",
+        "- (SLOTS_TOTAL - MARGIN_SLOTS) * precision_ms",
+        "- (SLOTS_TOTAL - MARGIN_SLOTS - 1) * precision_ms",
+        "tests/timer_wheel/test_wheel_reader.py::test_slots_before_the_hand_are_never_read",
+    ),
+    Mutation(
+        "placing-not-announced",
+        "timer_wheel/live_timers.py",
+        "        self.files.announce(found.end)\n        rows = found.rows",
+        "        rows = found.rows",
+        "tests/timer_wheel/test_wheel_recovery.py::test_what_is_placed_while_a_flush_waits_for_the_disk_leaves_no_slot_that_leads_astray",
+    ),
+    Mutation(
+        "torn-offsets-become-the-backup",
+        "legacy_levels/offsets_writer.py",
+        "        if self.text is not None and not self._is_torn:",
+        "        if self.text is not None:",
+        "tests/legacy_levels/test_offsets_writer.py::test_a_torn_table_does_not_take_the_place_of_the_whole_one",
+    ),
+    Mutation(
+        "seal-without-sync",
+        "migrate/seal.py",
+        "    sync_tree(staging.path, but=staging.plan_arrays)\n",
+        "",
+        "tests/migrate/test_convert_durably.py::test_everything_is_on_the_disk_before_the_first_rename",
+    ),
+    Mutation(
+        "hang-marker-as-message",
+        "timer_wheel/wheel_kernels.py",
+        "    weight = -1 if flags & FLAG_DELETE else 1",
+        "    weight = 1",
+        "tests/timer_wheel/test_wheel_rules.py::test_a_marker_is_a_unit_with_its_flag_and_counts_against_its_slot",
+    ),
+    Mutation(
+        "unit-of-another-slot",
+        "timer_wheel/wheel_kernels.py",
+        "if unit < 0 or _slot_time(unit) // precision_ms != slots[chain]:",
+        "if unit < 0:",
+        "tests/timer_wheel/test_live_timer_log.py::test_a_link_to_a_unit_of_another_slot_ends_its_chain",
+    ),
+    Mutation(
+        "level-one-ms-early",
+        "legacy_levels/level_scanner.py",
+        "not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= limit_ms))",
+        "not_due = np.flatnonzero(waits & (due_ms > now_ms + 1) & (due_ms <= limit_ms))",
+        "tests/contract/test_level_store.py::TestLevelsOf49::test_of_neighbours_in_time_only_those_come_whose_time_has_come",
+    ),
+    Mutation(
+        "body-unchecked",
+        "migrate/level_record_kernel.py",
+        "    return bool(crc == np.uint64(load_i32(record + _CRC)))",
+        "    return bool(crc == crc)",
+        "tests/migrate/test_rewrite_kernel.py::test_a_bad_record_is_never_usual_and_has_a_reason",
+    ),
+    Mutation(
+        "second-writer",
+        "message_store/store_root.py",
+        "            lock.take(fcntl.F_WRLCK)\n            os.pwrite",
+        "            os.pwrite",
+        "tests/message_store/test_live_store.py::test_a_broker_cannot_start_while_the_store_is_open",
+    ),
+    Mutation(
+        "queue-entry-beyond-the-log",
+        "message_store/live_queue.py",
+        '            is_inside = is_filled(units) & (units["size_bytes"] <= rooms)\n',
+        "            is_inside = is_filled(units)\n",
+        "tests/message_store/test_live_recovery.py::test_what_lies_behind_the_log_s_end_is_cut_and_made_zeros",
+    ),
+    Mutation(
+        "record-length-believed",
+        "message_store/live_log.py",
+        '        if length_bytes != size_bytes:\n            raise BadFieldError(\n                "a record of another length',
+        '        if length_bytes < 0:\n            raise BadFieldError(\n                "a record of another length',
+        "tests/message_store/test_damaged_entries.py::test_a_record_of_another_length_than_its_entry_says_is_not_read",
+    ),
+    Mutation(
+        "failed-sync-forgotten",
+        "message_store/live_store.py",
+        "            except TargetError:\n                self.log.break_off()\n                raise\n            self.log.require_unbroken()",
+        "            except TargetError:\n                raise",
+        "tests/message_store/test_live_store.py::test_a_failed_sync_is_the_end_of_writing",
+    ),
 )
 
 
