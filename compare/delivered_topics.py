@@ -14,14 +14,14 @@ from compare.observation import Delivered
 from compare.workload import NUMBER_BYTES, QUEUES
 from message_store.batch_codec import decode_batch
 from message_store.byte_column import Bytes, Int64s
-from message_store.consume_queue import read_queue
+from message_store.consume_queue import MAX_NEUTRAL_BYTES, read_queue
 from message_store.delay_store import DelayStore
 from message_store.errors import FormatError
 from message_store.message_batch import StoredBatch
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY
 from message_store.segment_files import SegmentReader, list_directories
 from message_store.store_root import StoreRoot
-from message_store.topic_listing import NEUTRAL_BYTES, topics_with_queues
+from message_store.topic_listing import topics_with_queues
 
 _WINDOW_BYTES = 8 << 20
 _READ_AT_ONCE = 1_024
@@ -85,7 +85,7 @@ def _entries(root: StoreRoot, topics: Sequence[str]) -> tuple[Int64s, Int64s]:
     for topic in topics:
         for directory in list_directories(root.consume_queues / topic):
             entries = read_queue(directory)
-            is_message = ~entries.is_pre_blank & (entries.size_bytes > NEUTRAL_BYTES)
+            is_message = ~entries.is_pre_blank & (entries.size_bytes > MAX_NEUTRAL_BYTES)
             offsets.append(entries.commit_log_offset[is_message])
             sizes.append(entries.size_bytes[is_message])
     offset, size = np.concatenate(offsets), np.concatenate(sizes)

@@ -95,6 +95,7 @@ class LevelProgress:
         now = self._snapshot()
         if self._latest is not None and now.says_the_same(self._latest):
             return
+        self._state.live.require_in_place()
         if now.done:
             self._state.live.sync_log()
             self._state.live.sync_queues()

@@ -43,6 +43,9 @@ EXT_UNIT = Layout(
 MAX_EXT_ADDRESS = -(2**31) - 1
 """A tags code at or below this is an address: the unit's offset, counted from Long.MIN_VALUE."""
 
+MAX_NEUTRAL_BYTES = 2
+"""An entry of so few bytes, at the end of its record, is one that was delivered or taken back."""
+
 Int64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
 ByteArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -122,6 +125,12 @@ class QueueEntries:
 def is_filled(units: UnitArray) -> BoolArray:
     """Which units a broker counts as there: offset not negative, size positive."""
     return np.asarray((units["commit_log_offset"] >= 0) & (units["size_bytes"] > 0))
+
+
+def is_neutral(units: UnitArray) -> BoolArray:
+    """Which units lead to no record any more: it was taken back, or delivered out of turn."""
+    sizes = units["size_bytes"]
+    return np.asarray((sizes > 0) & (sizes <= MAX_NEUTRAL_BYTES))
 
 
 def read_queue(

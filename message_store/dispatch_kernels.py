@@ -3,8 +3,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from message_store.kernel_cache import inline_kernel, kernel
 from message_store.log_kernels import (
     AT_LOG_OFFSET,
@@ -26,7 +24,7 @@ from message_store.log_kernels import (
 )
 from message_store.raw_memory import load_i32, load_i64, load_native, load_u8, prefetch
 from message_store.record_layout import MAGIC_V1, MAGIC_V2, SMALLEST_RECORD_BYTES
-from message_store.text_kernels import hash_bytes, java_hash_utf8
+from message_store.text_kernels import java_hash_utf8
 
 ROW_FIELDS = (
     "commit_log_offset",
@@ -35,7 +33,6 @@ ROW_FIELDS = (
     "queue_offset",
     "sys_flag",
     "store_timestamp_ms",
-    "topic_hash",
     "topic_at",
     "topic_bytes",
     "properties_at",
@@ -62,18 +59,16 @@ def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, 
         if why != RECORD or count == rows.shape[1]:
             break
         size = load_i32(record + AT_SIZE)
-        topic_hash = hash_bytes(record + parts[TOPIC_AT], parts[TOPIC_BYTES], np.uint64(0))
         rows[0, count] = start + place
         rows[1, count] = size
         rows[2, count] = load_i32(record + AT_QUEUE_ID)
         rows[3, count] = load_i64(record + AT_QUEUE_OFFSET)
         rows[4, count] = load_i32(record + AT_SYS_FLAG)
         rows[5, count] = store_time_at(record)
-        rows[6, count] = np.int64(topic_hash)
-        rows[7, count] = parts[TOPIC_AT]
-        rows[8, count] = parts[TOPIC_BYTES]
-        rows[9, count] = parts[PROPERTIES_AT]
-        rows[10, count] = parts[PROPERTIES_BYTES]
+        rows[6, count] = parts[TOPIC_AT]
+        rows[7, count] = parts[TOPIC_BYTES]
+        rows[8, count] = parts[PROPERTIES_AT]
+        rows[9, count] = parts[PROPERTIES_BYTES]
         place += size
         count += 1
     found[0], found[1] = place, why
@@ -81,15 +76,25 @@ def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, 
 
 
 @inline_kernel
-def _lost_its_end(file: int, end: int, properties_bytes: int) -> bool:
-    """Whether the properties of a record that ends here are zeros from a disk sector on.
+def _lost_a_sector(file: int, start: int, end: int) -> bool:
+    """Whether the part of any disk sector that lies between two places of a file is all zeros.
 
-    No checksum covers them, and a disk that lost its power may have taken only what is before.
+    No checksum covers topic and properties, and a disk that lost its power may have taken any of
+    the sectors. A text has no such run of zeros; of a sector that the record ends in, it may have a
+    few, but they hardly ever begin where the sector does.
     """
-    zeros = 0
-    while zeros < properties_bytes and load_u8(file + end - 1 - zeros) == 0:
-        zeros += 1
-    return zeros > 0 and (end - zeros) % _SECTOR_BYTES == 0
+    begin = start
+    while start < end:
+        stop = min(start - start % _SECTOR_BYTES + _SECTOR_BYTES, end)
+        if load_u8(file + start) == 0 and load_u8(file + stop - 1) == 0:
+            place = start
+            while place < stop and load_u8(file + place) == 0:
+                place += 1
+            is_part = stop - start < _SECTOR_BYTES and start > begin
+            if place == stop and not (is_part and load_u8(file + start - 1) == 0):
+                return True
+        start = stop
+    return False
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64[::1])")
@@ -107,8 +112,8 @@ def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, f
         if why != RECORD:
             break
         size = load_i32(record + AT_SIZE)
-        if start + place > synced and _lost_its_end(
-            file, place + size, found[3 + PROPERTIES_BYTES]
+        if start + place > synced and _lost_a_sector(
+            file, place + found[3 + TOPIC_AT], place + size
         ):
             why = NO_RECORD
             break

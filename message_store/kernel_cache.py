@@ -92,16 +92,21 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     directory = cache_directory()
 
     def decorate(function: F) -> F:
+        config: Any = numba.config
+        applications = config.CACHE_DIR
         if directory is not None:
             digest = _sources_digest(Path(function.__code__.co_filename).resolve())
-            numba.config.CACHE_DIR = str(directory / digest)  # type: ignore[attr-defined]
-        compiled: Any = numba.njit(
-            list(signatures),
-            nogil=True,
-            cache=directory is not None,
-            error_model="numpy",
-            boundscheck=False,
-        )(function)
+            config.CACHE_DIR = str(directory / digest)
+        try:
+            compiled: Any = numba.njit(
+                list(signatures),
+                nogil=True,
+                cache=directory is not None,
+                error_model="numpy",
+                boundscheck=False,
+            )(function)
+        finally:
+            config.CACHE_DIR = applications  # an application's own kernels go where it says
         return cast(F, compiled)
 
     return decorate

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from message_store import properties as names
 from message_store.byte_column import ByteColumn, Int64s, numbers_of
 from message_store.commit_log import NO_TIME
-from message_store.consume_queue import QUEUE_UNIT, UnitArray, is_filled
+from message_store.consume_queue import MAX_NEUTRAL_BYTES, QUEUE_UNIT, UnitArray, is_filled
 from message_store.dispatch_kernels import FOUND_LENGTH, ROW_FIELDS, hash_texts, list_records
 from message_store.errors import BadFieldError
 from message_store.java_numbers import parse_long, string_hash
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 1 << 16
 _SYS_INNER_BATCH = 0x80
-_NEUTRAL = (1, 2)  # the sizes of what was delivered or taken back
-_HASH_SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 class _Rows:
@@ -230,7 +228,9 @@ class Dispatcher:
                 offset = int(stored["commit_log_offset"][row])
                 is_near_end = 0 < int(rows.ends[row]) - offset < SMALLEST_RECORD_BYTES
                 is_at_record = offset == int(rows["commit_log_offset"][row])
-                became_neutral = is_near_end or (sizes[row] in _NEUTRAL and not is_at_record)
+                became_neutral = is_near_end or (
+                    0 < sizes[row] <= MAX_NEUTRAL_BYTES and not is_at_record
+                )
             unit = (neutral if became_neutral else wanted)[row]
             queue.overwrite(int(places[row]), *map(int, unit.tolist()))
             self.repaired += 1
@@ -260,7 +260,9 @@ def _by_queue(rows: _Rows) -> Iterator[tuple[str, _Rows]]:
     kind = rows["sys_flag"] & SYS_TRANSACTION_MASK
     is_visible = ((kind == 0) | (kind == SYS_COMMIT)) & (rows["queue_id"] >= 0)
     rows = rows.take(is_visible & (rows["sys_flag"] & _SYS_INNER_BATCH == 0))
-    keys = rows["topic_hash"] + rows["queue_id"] * _HASH_SPREAD
+    # By name and not by a hash of it: clients choose the names.
+    texts = rows.texts("topic_at", "topic_bytes").to_arrow().dictionary_encode()
+    keys = (numbers_of(texts.indices).astype(np.int64) << 32) | rows["queue_id"]
     _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(groups, kind="stable")
     limits = np.searchsorted(groups[order], np.arange(len(firsts) + 1))

@@ -220,10 +220,10 @@ class LiveLog:
     def _undo(self) -> None:
         """Take away what a failed append has written: it must not come to light behind the next."""
         self._room_end = _NO_ROOM
-        try:
+        was_broken, self.is_broken = self.is_broken, True  # so it stays if anything stops this
+        with suppress(DelayStoreError):
             self.segments.zero_from(self.end)
-        except DelayStoreError:
-            self.is_broken = True
+            self.is_broken = was_broken
 
     # --- reading ----------------------------------------------------------------------------------
 

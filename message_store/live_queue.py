@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One consume queue open for writing: entries go to its end, in the order of the log.
 
-A unit that crosses a page is written from its end, so that a process that is killed leaves all of
-it or nothing that counts as a unit. Nothing here locks; the store does.
+A unit that crosses a page is written from its end. What a killed process leaves of it is a unit
+without its offset, or with a part of that, which recovery writes again. Nothing here locks; the
+store does.
 """
 
 from pathlib import Path

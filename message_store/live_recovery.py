@@ -247,9 +247,10 @@ def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
         )
         if count:
             end, last = file_start + int(found[0]), file_start + int(found[2])
-        if found[1] != FILE_ENDS:
-            break
         start = file_start + segments.file_bytes
+        if found[1] != FILE_ENDS or start >= segments.end_offset:
+            break
+        end = start  # the next file was made before the last one was said to end
     return end, last
 
 

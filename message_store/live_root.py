@@ -8,6 +8,7 @@ take the size of those that are there.
 from collections.abc import Callable
 from pathlib import Path
 
+from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import SourceError, TargetError, UnsupportedStoreError
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
@@ -81,22 +82,37 @@ def queue_directories(root: StoreRoot) -> list[tuple[str, int, Path]]:
 
 
 def queue_file_bytes(root: StoreRoot, settings: StoreSettings) -> int:
-    """The size of a queue file: that of one that is there, else what the settings say."""
+    """The size of a queue file: that of one that is there, else what the settings say. Raises
+    SourceError for one that can be nobody's.
+    """
     for _, _, directory in queue_directories(root):
         lengths = [segment.length_bytes for segment in list_segments(directory)]
+        if lengths and lengths[0] % QUEUE_UNIT.size:
+            raise SourceError(
+                f"{directory}: a file of {lengths[0]} bytes, no multiple of {QUEUE_UNIT.size}: it"
+                " was cut short; take it from a backup, or remove it, and it is made again"
+            )
         if lengths and lengths[0]:
             return lengths[0]
     return settings.queue_file_bytes
 
 
 def open_queue(
-    root: StoreRoot, topic: str, queue_id: int, file_bytes: int, on_open: Callable[[], None]
+    root: StoreRoot,
+    identity: tuple[int, int] | None,
+    topic: str,
+    queue_id: int,
+    file_bytes: int,
+    on_open: Callable[[], None],
 ) -> LiveQueue:
-    """One queue, where its entries end not known yet. Raises SourceError for one that nobody can
+    """One queue, where its entries end not known yet; ``identity`` is that of the store's directory
+    when it was opened, which may have been moved since. Raises SourceError for one that nobody can
     append to.
     """
     directory = root.consume_queue(topic, queue_id)
-    segments = LiveSegments(directory, file_bytes, root=root.path, on_open=on_open)
+    segments = LiveSegments(
+        directory, file_bytes, root=root.path, root_identity=identity, on_open=on_open
+    )
     if segments.starts and segments.file_bytes != file_bytes:
         raise SourceError(
             f"{directory}: files of {segments.file_bytes} bytes, where other queues have"

@@ -7,6 +7,7 @@ nothing is ever written through a mapping; reading through one is safe because t
 ours, so that nobody cuts the files short. Nothing here locks: whoever owns the row does.
 """
 
+import errno
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -47,7 +48,8 @@ class LiveSegments:
     """A row of files of one size. Offsets are those of the row, and may lie in any file.
 
     Files that are there decide the size; ``file_bytes`` is that of a row without files. ``root`` is
-    the directory down to which new directories are synced; ``on_open`` is called before a file is
+    the directory down to which new directories are synced, and ``root_identity`` which one stood
+    there when the store was opened; ``on_open`` is called before a file is
     opened, and may ``close`` the row: what it needs, it opens again. Raises SourceError for a row
     that nobody can append to; a last file that is too short is lengthened.
     """
@@ -58,19 +60,21 @@ class LiveSegments:
         file_bytes: int,
         *,
         root: Path | None = None,
+        root_identity: tuple[int, int] | None = None,
         on_open: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
         self.starts: list[int] = []
         self.file_bytes = file_bytes
         self._root = root or directory
-        self._root_identity = identity_of(self._root)
+        self._root_identity = root_identity or identity_of(self._root)
         self._on_open = on_open
         self._descriptors: dict[int, int] = {}
         self._mappings: dict[int, _Mapping] = {}
         self._dirty: set[int] = set()
         self._unsynced_names: set[Path] = set()
         self._being_synced: list[tuple[set[int], set[Path]]] = []
+        self._short_bytes: int | None = None
         self._load()
 
     def _load(self) -> None:
@@ -78,7 +82,19 @@ class LiveSegments:
         self.file_bytes = require_appendable(segments, self.file_bytes)
         self.starts = [segment.start_offset for segment in segments]
         if segments and segments[-1].length_bytes < self.file_bytes:
+            self._short_bytes = segments[-1].length_bytes
             self._lengthen(self.starts[-1])
+
+    def restore_length(self) -> None:
+        """Make a last file that was lengthened as short again as it was found: the store is
+        refused. Raises TargetError.
+        """
+        if self._short_bytes is not None:
+            try:
+                os.ftruncate(self.descriptor(self.starts[-1]), self._short_bytes)
+            except OSError as error:
+                raise self.error("shortened", self.starts[-1], error) from error
+            self._short_bytes = None
 
     # --- where it begins and ends -----------------------------------------------------------------
 
@@ -257,8 +273,11 @@ class LiveSegments:
             try:
                 place = os.lseek(descriptor, place, os.SEEK_DATA)
                 hole = os.lseek(descriptor, place, os.SEEK_HOLE)
-            except OSError:  # no data behind this place
-                return
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # no data behind this place
+                    return
+                path = self.path_of(start)
+                raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
             while place < hole:
                 size_bytes = min(hole - place, _ZEROING_BYTES)
                 yield start + place, size_bytes

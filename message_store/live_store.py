@@ -17,6 +17,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.dialect import Dialect
 from message_store.errors import BadFieldError, StoreClosedError, TargetError
 from message_store.forks import belongs_to_this_process
+from message_store.java_numbers import LONG_MAX
 from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
@@ -33,6 +34,7 @@ from message_store.live_root import (
 from message_store.live_topics import LiveTopic, is_topic_name, merge_topics
 from message_store.pages_ahead import PagesAhead
 from message_store.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
+from message_store.small_files import identity_of, require_same_directory
 from message_store.store_losses import StoreEnds, StoreLosses
 from message_store.store_root import StoreLock, StoreRoot
 from message_store.store_settings import StoreSettings
@@ -76,15 +78,20 @@ class LiveStore:
         self.settings = settings
         self.levels = levels
         self.lock = threading.RLock()
-        self._syncing = threading.RLock()  # may be waited for with the store's lock held
+        # These two may be waited for with the store's lock held, and never the other way round.
+        self._syncing = threading.RLock()
+        self._writing_topics = threading.RLock()
         self.was_clean = root.was_stopped_cleanly
         self._writer_lock = writer_lock
         self.is_closed = False
+        self._identity = identity_of(root.path)
         self.retention = LiveRetention(self)
         self._is_parents = False
         self._topics: dict[str, int] = {}
         self._queues: Queues = {}
         self._queue_handles = 0
+        self._ends_to_note: StoreEnds | None = None
+        self._queues_noted = LONG_MAX  # until it is known what was lost
         self._queues_with_handles: set[tuple[str, int]] = set()
         self.log: LiveLog = open_log(root, settings)
         self._checkpoint = LiveCheckpoint(root, dialect, self.log)
@@ -94,6 +101,7 @@ class LiveStore:
                 self.queue(topic, queue_id).load(self.log.min_offset)
             self.recovery: Recovery = self._recover(before_recovery)
             self.losses = StoreLosses.found(self)
+            self._queues_noted = 0
         except BaseException:
             self.abandon()
             raise
@@ -102,7 +110,12 @@ class LiveStore:
 
     def _recover(self, before_recovery: BeforeRecovery) -> Recovery:
         """Make the store one that can be appended to, durably, before anything is appended."""
-        extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+        try:
+            extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+        except BaseException:
+            for segments in (self.log.segments, *(queue.segments for queue in self.queues())):
+                segments.restore_length()
+            raise
         files_end, self.log.end = self.log.end, extent.end
         before_recovery(self, extent)
         self.log.end = files_end  # recovery looks behind the end
@@ -161,7 +174,9 @@ class LiveStore:
                 found = f"{topic!r}, queue {queue_id}"
                 raise BadFieldError("a topic that can have no queue", found=found)
             on_open = partial(self._count_handle, (topic, queue_id))
-            queue = open_queue(self.root, topic, queue_id, self._queue_file_bytes, on_open)
+            queue = open_queue(
+                self.root, self._identity, topic, queue_id, self._queue_file_bytes, on_open
+            )
             self._queues[topic, queue_id] = queue
         return queue
 
@@ -207,15 +222,16 @@ class LiveStore:
     def write_topics(self) -> None:
         """Put the topics to be remembered into topics.json. Raises TargetError."""
         with self.reading():
-            topics, self._topics = self._topics, {}
+            topics = dict(self._topics)
         if not topics:
             return
-        try:
-            merge_topics(self.root, topics, self.dialect)
-        except BaseException:
-            with self.lock:
-                self._topics = topics | self._topics  # the next flush tries again
-            raise
+        with self._writing_topics:
+            if not self.is_closed:  # by another thread, which has written them then
+                merge_topics(self.root, topics, self.dialect)
+        with self.lock:
+            for name, count in topics.items():
+                if self._topics.get(name) == count:
+                    del self._topics[name]
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -243,6 +259,18 @@ class LiveStore:
         if self.log.append_count != append_count:
             self.log.break_off()
 
+    def require_in_place(self) -> None:
+        """Raise TargetError when the store's directory was moved or removed while it was open.
+
+        A new one must not come to be in its place: it would get the other half of the store. What
+        was taken is in the moved one, to be recovered as after a kill.
+        """
+        try:
+            require_same_directory(self.root.path, self._identity)
+        except OSError as error:
+            self.log.break_off()
+            raise TargetError(str(error.strerror)) from error
+
     def require_open(self) -> None:
         """Raise StoreClosedError when the store was closed."""
         if self._is_parents:
@@ -261,8 +289,11 @@ class LiveStore:
         with self.lock:
             self.require_open()
             self.log.require_unbroken()
+            self.require_in_place()
             unsynced = self.log.begin_sync()
             last_start = self.log.last_start
+            if len(self._queues) > self._queues_noted:
+                self._ends_to_note = StoreEnds.of(self)
         self.finish(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
 
@@ -278,6 +309,17 @@ class LiveStore:
                 unsynced = queue.begin_sync()
             self.finish(unsynced.finish)
         self._checkpoint.queues_are_synced(last_start)
+        self._note_ends()
+
+    def _note_ends(self) -> None:
+        """Write down which queues there are, when there are more: if one is gone after a kill, that
+        is noticed. What is written was on disk before.
+        """
+        with self.lock:
+            ends, self._ends_to_note = self._ends_to_note, None
+            if ends is not None and not self.is_closed:
+                ends.write(self.root)
+                self._queues_noted = len(self._queues)
 
     def finish(self, work: Callable[[], None]) -> None:
         """Do what makes something durable; when it fails, nothing more is taken.
@@ -354,7 +396,8 @@ class LiveStore:
         with self.lock:
             if self._is_parents:
                 return
-            self.is_closed = True
+            with self._writing_topics:  # whoever writes them does so under the store's lock file
+                self.is_closed = True
             self.log.break_off()
             self._checkpoint.close()
             for queue in self._queues.values():

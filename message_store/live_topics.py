@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from message_store.consume_queue import PRE_BLANK_SIZE
+from message_store.consume_queue import PRE_BLANK_SIZE, is_neutral
 from message_store.fastjson import JsonObject, parse, write
-from message_store.live_queue import NEUTRAL_SIZE, LiveQueue
+from message_store.live_queue import LiveQueue
 from message_store.message import StoredMessage
 from message_store.small_files import read_small_file, replace_file
 from message_store.store_config import TOPICS, TopicConfig, encode_topics, read_config
@@ -61,8 +61,7 @@ class LiveTopic:
             found: list[StoredMessage] = []
             while len(found) < max_messages and first < queue.max_offset:
                 units = queue.units(first, first + max_messages - len(found))
-                sizes = units["size_bytes"]
-                wanted = units[(sizes != NEUTRAL_SIZE) & (sizes != PRE_BLANK_SIZE)]
+                wanted = units[~is_neutral(units) & (units["size_bytes"] != PRE_BLANK_SIZE)]
                 places = zip(
                     wanted["commit_log_offset"].tolist(), wanted["size_bytes"].tolist(), strict=True
                 )

@@ -149,7 +149,10 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
     TargetError when the disk refuses.
     """
     try:
+        is_new = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_new and is_durable:
+            sync_directory(path.parent.parent)
         temporary = path.with_name(f".{path.name}.new")
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode

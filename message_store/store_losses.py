@@ -86,7 +86,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR,
             f"consumequeue {topic}/{queue_id}",
-            f"its last {counted(count, 'entry is', 'entries are')} gone since the store was closed",
+            f"its last {counted(count, 'entry is', 'entries are')} gone that a flush had taken",
             "nobody finds the messages that they led to",
             "find out what was removed; the log may still have the messages",
         )

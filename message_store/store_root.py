@@ -269,13 +269,15 @@ class StoreRoot:
 
     def discard(self, *, keeps_directory: bool) -> None:
         """Take away all that is in it, as far as the disk allows: a store that was not finished."""
-        with suppress(OSError):
-            for entry in os.scandir(self.path):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    os.unlink(entry.path)
-            if not keeps_directory:
+        with suppress(OSError), os.scandir(self.path) as entries:
+            for entry in list(entries):
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+        if not keeps_directory:
+            with suppress(OSError):
                 os.rmdir(self.path)
 
     def _held(self, lock: "StoreLock", kind: int) -> StoreLockedError:

@@ -10,16 +10,12 @@ from pathlib import Path
 
 import attrs
 
-from message_store.consume_queue import QueueEntries, read_queue
+from message_store.consume_queue import MAX_NEUTRAL_BYTES, QueueEntries, read_queue
 from message_store.errors import FormatError
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.segment_files import SegmentReader, list_directories
 from message_store.store_root import StoreRoot
-
-NEUTRAL_BYTES = 2
-"""A unit of so few bytes stands for no message any more: the engine of the levels makes such units
-of what was taken back or delivered out of turn."""
 
 
 @attrs.frozen
@@ -82,7 +78,7 @@ def _messages(
         strict=True,
     )
     for queue_offset, (offset, size_bytes, is_blank) in enumerate(rows, entries.first_queue_offset):
-        if is_blank or 0 < size_bytes <= NEUTRAL_BYTES or offset < log.min_offset:
+        if is_blank or 0 < size_bytes <= MAX_NEUTRAL_BYTES or offset < log.min_offset:
             continue
         segment = log.segment_at(offset)
         try:

@@ -343,11 +343,16 @@ def test_a_record_whose_topic_can_be_no_directory_is_left_alone(tmp_path: Path) 
     again.abandon()
 
 
-@pytest.mark.parametrize(("lost_from", "is_torn"), [(1024, True), (1025, False), (1023, False)])
+@pytest.mark.parametrize(
+    ("lost_from", "is_torn"),
+    [(1023, True), (1024, True), (1025, False), (1535, False), (1536, True), (1537, False)],
+)
 def test_properties_that_are_zeros_from_a_sector_on_were_lost_with_the_power(
     tmp_path: Path, lost_from: int, is_torn: bool
 ) -> None:
-    """No checksum covers them; a client's own zeros hardly ever begin where a sector does."""
+    """No checksum covers them; a client's own zeros hardly ever fill a sector, or begin where the
+    last one does.
+    """
     path = tmp_path / "store"
     store = opened(path)
     append(store, stored(b"kept"))
