@@ -157,6 +157,12 @@ def mark_to_trust(root: Path, log: LiveLog) -> DeliveryMark | None:
     return max(believed, key=lambda mark: mark.log_end, default=None)
 
 
+def is_of_a_lost_log(root: Path, table: int, log: LiveLog) -> bool:
+    """Whether delayOffset.json was written with a mark of which the log has lost the record."""
+    latest = read_mark(root, LATEST_NAME)
+    return latest is not None and table in latest.tables and not latest.is_of(log)
+
+
 def level_ends(root: Path, log: LiveLog) -> dict[int, int]:
     """Where each level queue ended at least, as the marks know it."""
     latest, flushed = read_mark(root, LATEST_NAME), read_mark(root, FLUSHED_NAME)

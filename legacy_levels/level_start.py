@@ -6,8 +6,10 @@ has delivered anything since, and the mark is the truth: a garbled or older dela
 lose or repeat messages. Where the log goes on behind it, a broker may have delivered since. Its
 offsets are believed after an orderly stop, unless they are lower than the mark's, which offsets
 never become. After a kill they are up to ten seconds old, so the mark and the copies in the log
-behind it tell. An offset that both delayOffset.json and its `.bak` say is believed over a lower
-mark: that is how `retire` moves levels past what was converted.
+behind it tell. After a loss of power the files may be ahead of the log, until somebody else closes
+the store: the latest mark then names a record that the log does not have. After an orderly stop an
+offset that both delayOffset.json and its `.bak` say is believed over a lower mark: that is how
+`retire` moves levels past what was converted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from legacy_levels.delay_offsets import (
     OffsetsFile,
     read_delay_offsets,
 )
-from legacy_levels.delivery_marks import DeliveryMark, Run, checksum, mark_to_trust
+from legacy_levels.delivery_marks import (
+    DeliveryMark,
+    Run,
+    checksum,
+    is_of_a_lost_log,
+    mark_to_trust,
+)
 from message_store.errors import SourceError
 from message_store.small_files import read_small_file
 
@@ -71,8 +79,10 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
     if found is None:
         nothing = OffsetsFile(path, None, "not used")
         found = DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
+    is_lost = is_of_a_lost_log(root, table, live.log)
+    agreed = _agreed_offsets(found) if live.was_clean and not is_lost else {}
     if mark.log_end == live.log.end:
-        start = _by_mark(mark, found, counted={})
+        start = _by_mark(mark, found, agreed)
         # After a close the file is what was written last; a kill may have come before that.
         expected = mark.tables[-1:] if live.was_clean else mark.tables
         is_other = any(found.offset_of(level) != at for level, at in start.offsets.items())
@@ -81,19 +91,19 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
         return start
     is_older = any(found.offset_of(level) < at for level, at in mark.offsets.items())
     # The same file beside a longer log: the levels were killed, and another engine closed it.
-    if live.was_clean and is_whole and not is_older and table not in mark.tables:
+    is_ours = is_lost or table in mark.tables
+    if live.was_clean and is_whole and not is_older and not is_ours:
         return Start(found, found.offsets)
-    start = _by_mark(mark, found, counted=found.offsets)
+    start = attrs.evolve(_by_mark(mark, found, agreed), counted=found.offsets)
     if is_whole and is_older:
         return attrs.evolve(start, distrust="it is older than the last that was saved")
     return start
 
 
-def _by_mark(mark: DeliveryMark, found: DelayOffsets, *, counted: Mapping[int, int]) -> Start:
-    agreed = _agreed_offsets(found)
+def _by_mark(mark: DeliveryMark, found: DelayOffsets, agreed: Mapping[int, int]) -> Start:
     offsets = {level: at for level, at in found.offsets.items() if level not in mark.offsets}
     offsets |= {level: max(at, agreed.get(level, 0)) for level, at in mark.offsets.items()}
-    return Start(found, offsets, mark.log_end, mark.done, counted)
+    return Start(found, offsets, mark.log_end, mark.done)
 
 
 def _agreed_offsets(found: DelayOffsets) -> Mapping[int, int]:

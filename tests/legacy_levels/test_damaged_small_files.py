@@ -171,17 +171,12 @@ def test_what_a_broker_delivered_between_two_sessions_of_ours_does_not_come_agai
     assert Counter(bench.bodies("TopicA")) == Counter(b"body %d" % number for number in range(7))
 
 
-@pytest.mark.parametrize("how", ENDS)
-def test_levels_that_were_moved_past_what_was_converted_stay_there(
-    tmp_path: Path, how: str
-) -> None:
+def test_levels_that_were_moved_past_what_was_converted_stay_there(tmp_path: Path) -> None:
     """`retire` writes one text to both files, and nothing to the log."""
     bench = Bench(tmp_path / "store")
     with bench.open() as store:
         for number in range(4):
             store.schedule(message(number), AtLevel(1 + number % 2))
-    if how == "killed":
-        (bench.root / "abort").touch()
     for name in SMALL_FILES[:2]:
         (bench.root / name).write_bytes(b'{"offsetTable":{2:2}}')
     with bench.open() as store:
