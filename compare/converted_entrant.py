@@ -20,8 +20,10 @@ from compare.room import copied_store_bytes
 from compare.work_files import copy_store, read_workload, remove, write_workload
 from compare.workload import Workload
 from message_store.byte_column import Int64s, int64s
+from message_store.engine_choice import hierarchy_mark
 from message_store.errors import SourceError
-from message_store.small_files import is_directory, is_ordinary_file
+from message_store.small_files import is_directory, is_ordinary_file, is_present
+from message_store.store_root import StoreRoot
 
 CONVERTED = "converted"
 
@@ -102,5 +104,10 @@ def require_converted(target: Path) -> None:
     """Raise SourceError for what is no store with a wheel."""
     if not is_directory(target):
         raise SourceError(f"{target}: no such directory; --converted names a converted store")
+    if is_present(hierarchy_mark(StoreRoot(target))):
+        raise SourceError(
+            f"{target}: is on a hierarchical wheel, whose due times the wheel would change;"
+            " --converted names a store with a timer wheel"
+        )
     if not is_ordinary_file(target / "timerwheel"):
         raise SourceError(f"{target}: holds no timer wheel; --converted names a converted store")

@@ -9,6 +9,7 @@ import attrs
 
 from compare.observation import RaceSettings
 from message_store.clock import Clock
+from message_store.delay_levels import DelayLevels
 from message_store.delay_store import DelayStore
 from message_store.store_settings import StoreSettings
 
@@ -26,7 +27,8 @@ def open_levels(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The delay levels: a free delay is rounded up to the next level, a longer one refused."""
     from legacy_levels import LevelStore
 
-    return LevelStore.open(path, clock=clock, settings=_store_settings(settings))
+    table = None if settings.level_table is None else DelayLevels.parse(settings.level_table)
+    return LevelStore.open(path, clock=clock, levels=table, settings=_store_settings(settings))
 
 
 def open_wheel(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:

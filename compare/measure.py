@@ -118,6 +118,7 @@ def measure(name: str, workload: Workload, seen: Observation, known: Account) ->
         faults=seen.faults,
         version=seen.version,
         notes=seen.notes,
+        put_failures=dict(seen.put_failures),
     )
 
 
@@ -156,11 +157,13 @@ def _traffic(
 def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
     """One result of several runs: the speeds of the middle run, the faults of all.
 
-    Counts of what is wrong are those of the worst run, lateness that of the last.
+    Counts of what is wrong are those of the worst run. Lateness is that of the run in the middle by
+    its median.
     """
     rounds = tuple(one for result in results for one in result.rounds)
+    ranked = sorted(results, key=lambda result: _middle_lateness(result.lateness_ms))
     return attrs.evolve(
-        results[-1],
+        ranked[len(ranked) // 2],
         put_per_second=_middle([one.put_per_second for one in rounds]),
         drain_per_second=_middle([one.drain_per_second for one in rounds]),
         through_per_second=_middle([one.through_per_second for one in rounds]),
@@ -169,11 +172,17 @@ def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
         early=max(result.early for result in results),
         missing=max(result.missing for result in results),
         duplicates=max(result.duplicates for result in results),
+        peak_private_bytes=max(result.peak_private_bytes for result in results),
+        bytes_on_disk=max(result.bytes_on_disk for result in results),
         rounds=rounds,
         faults=tuple(
             map(_middle_opening, zip(*(result.faults for result in results), strict=True))
         ),
     )
+
+
+def _middle_lateness(lateness: Lateness | None) -> float:
+    return 0 if lateness is None else lateness.p50
 
 
 def _middle_opening(seen: Sequence[FaultSeen]) -> FaultSeen:

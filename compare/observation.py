@@ -4,6 +4,7 @@
 This is what every entrant hands in, ours and others, so that all are measured by the same code.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class RaceSettings:
     ``tick_ms``: on the virtual clock engines are looked at only at multiples of it, as brokers look
     at their levels every 100 ms. The wheel's limit is ``max_delay_ms``. Log files have
     ``commit_log_file_bytes``. Before ``asleep_until_ms`` nobody looks at an engine on the virtual
-    clock, as when a broker was stopped.
+    clock, as when a broker was stopped. ``level_table`` is that of the workload's store, None for
+    RocketMQ's own.
     """
 
     clock: str = "virtual"
@@ -37,6 +39,7 @@ class RaceSettings:
     commit_log_file_bytes: int = 1 << 30
     asleep_until_ms: int = 0
     faults: tuple[Fault, ...] = ()
+    level_table: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +109,8 @@ class Observation:
     """One run of one engine.
 
     ``start_ms`` is when the workload really began. ``promised_ms`` has a row a message, NOT_TAKEN
-    where it was refused. ``delivered`` is None until the topics have been read.
+    where it was refused, or where putting it failed: ``put_failures`` count those by their reason.
+    ``delivered`` is None until the topics have been read.
     """
 
     start_ms: int
@@ -118,6 +122,7 @@ class Observation:
     faults: tuple[FaultSeen, ...] = ()
     version: str = ""
     notes: tuple[str, ...] = ()
+    put_failures: Mapping[str, int] = attrs.field(factory=dict)
 
 
 def write_observation(path: Path, seen: Observation) -> None:

@@ -78,6 +78,7 @@ class _Field:
 
     def __init__(self, race: Race, entrants: Mapping[str, Entrant], progress: Progress) -> None:
         self._race, self._entrants, self._progress = race, entrants, progress
+        self._settings = attrs.evolve(race.settings, level_table=race.workload.level_table())
         self.results: dict[str, list[EngineResult]] = {name: [] for name in race.engines}
         self.accounts: dict[str, Account] = {}
         self.seen: dict[str, Observation] = {}
@@ -95,7 +96,7 @@ class _Field:
         """One round of one entrant. One that fails is out; the others go on without it."""
         race = self._race
         try:
-            seen = self._entrants[name].run(workload_file, race.settings, store, self._progress)
+            seen = self._entrants[name].run(workload_file, self._settings, store, self._progress)
             self._progress(f"{name}: reading what was delivered", 0, 0)
             seen = _with_deliveries(seen, store, race.workload)
         except (TargetError, SourceError):

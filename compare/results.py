@@ -141,11 +141,12 @@ class EngineResult:
     and out a second spent in the engine altogether. ``lateness_ms`` counts from the time asked for,
     ``lateness_after_promise_ms`` from the time the engine promised. ``early``, ``missing`` and
     ``duplicates`` are messages, counted in the delivered topics. ``not_taken`` were refused when
-    they were put, and count nowhere else. With several rounds the speeds are those of the middle
-    one, ``rounds`` has each. ``woken`` is in how many calls of ``advance`` it delivered something,
-    0 where that is not known. ``peak_private_bytes`` is the most of what is shared with no file, as
-    sampled. ``unavailable`` says in one sentence why an engine did not run, or ``has_failed`` on
-    the way; then nothing else is set.
+    they were put, and count nowhere else; of them ``put_failures`` failed, by the store's reason,
+    and the others were due later than the engine can keep. With several rounds the speeds are those
+    of the middle one, ``rounds`` has each. ``woken`` is in how many calls of ``advance`` it
+    delivered something, 0 where that is not known. ``peak_private_bytes`` is the most of what is
+    shared with no file, as sampled. ``unavailable`` says in one sentence why an engine did not run,
+    or ``has_failed`` on the way; then nothing else is set.
     """
 
     name: str
@@ -173,6 +174,7 @@ class EngineResult:
     faults: tuple[FaultSeen, ...] = ()
     version: str = ""
     notes: tuple[str, ...] = ()
+    put_failures: Mapping[str, int] = attrs.field(factory=dict)
     unavailable: str | None = None
     has_failed: bool = False
 

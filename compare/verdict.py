@@ -195,7 +195,13 @@ def _not_taken(ran: Sequence[EngineResult]) -> Iterator[str]:
     """Who did not take everything; who took nothing first."""
     for engine in sorted(ran, key=lambda engine: not _took_nothing(engine)):
         total = engine.taken + engine.not_taken
-        if _took_nothing(engine):
+        late = engine.not_taken - sum(engine.put_failures.values())
+        if engine.put_failures:
+            reasons = ", ".join(f"{count:,} {why}" for why, count in engine.put_failures.items())
+            others = f"; {late:,} more were due later than it can keep" if late else ""
+            some = counted(total, "message")
+            yield f"{engine.name} failed to put some of {some}: {reasons}{others}"
+        elif _took_nothing(engine):
             yield (
                 f"{engine.name} took none of {counted(total, 'message')}: all were due"
                 " later than it can keep"

@@ -10,6 +10,7 @@ import numpy as np
 
 from compare.results import WorkloadFacts
 from message_store.byte_column import ByteColumn, Bytes, Int64s, int64s
+from message_store.delay_levels import DelayLevels
 from message_store.message import Message
 from message_store.message_batch import MessageBatch
 
@@ -55,6 +56,20 @@ class Workload:
         longest = int(self.body_bytes.max(initial=NUMBER_BYTES)) - NUMBER_BYTES
         rng = np.random.default_rng(self.seed)
         return rng.integers(0, 256, BLOCK_BYTES + longest, np.uint8)
+
+    def level_table(self) -> str | None:
+        """The level table by which messages were put; None where RocketMQ's own is the one.
+
+        A level is whole seconds. Levels without a message keep RocketMQ's delay.
+        """
+        own = DelayLevels.parse()
+        delays_ms = self.due_ms - self.arrival_ms
+        tells = (self.level > 0) & (delays_ms >= 1_000) & (delays_ms % 1_000 == 0)
+        found = dict(zip(self.level[tells].tolist(), delays_ms[tells].tolist(), strict=True))
+        known = dict(enumerate(own.delays_ms, 1)) | found
+        last = max(own.delays_ms)
+        table = DelayLevels(tuple(known.get(level, last) for level in range(1, max(known) + 1)))
+        return None if table == own else table.text()
 
     def starting_at(self, start_ms: int) -> "Workload":
         """The same messages, everything as much later or earlier."""

@@ -17,6 +17,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.concurrent.locks.LockSupport;
 import java.util.zip.ZipFile;
 import org.apache.rocketmq.common.message.MessageClientIDSetter;
@@ -43,10 +44,14 @@ abstract class Entrant {
     private static final int GAVE_UP = 3;
     private static final InetSocketAddress HOST = new InetSocketAddress("127.0.0.1", 10911);
 
-    /** Instead of a promise. */
+    /** Instead of a promise: it is due later than the engine can keep. */
     static final long REFUSED = -1;
 
+    /** Instead of a promise: the store did not take it, for another reason. */
+    static final long FAILED = -2;
+
     private final Map<String, String> options = new HashMap<>();
+    private final Map<String, Integer> failures = new TreeMap<>();
     private long toldMs;
 
     /** One engine over one directory. */
@@ -115,6 +120,16 @@ abstract class Entrant {
         return Integer.parseInt(options.get(name));
     }
 
+    /** Milliseconds: 25 days are more than an int holds. */
+    final long millis(String name) {
+        return Long.parseLong(options.get(name));
+    }
+
+    /** An option that may be missing, or null. */
+    final String text(String name) {
+        return options.get(name);
+    }
+
     private void race() throws Exception {
         if (number("warmup") > 0) {
             // Left where it is: a stopped broker's timers may still write their configuration.
@@ -123,13 +138,20 @@ abstract class Entrant {
             System.gc();
         }
         Workload workload = Workload.read(path("workload"));
-        Run run = run(workload, path("store"), number("afterMs"), true);
+        Run run = run(workload, path("store"), millis("afterMs"), true);
         Files.write(path("promises"), run.promisedMs.array());
-        Files.write(path("out"), run.toJson().getBytes(StandardCharsets.UTF_8));
+        Files.write(path("out"), run.toJson(failures).getBytes(StandardCharsets.UTF_8));
+    }
+
+    /** Note with which status a put failed. */
+    final long failed(Object status) {
+        failures.merge(String.valueOf(status), 1, Integer::sum);
+        return FAILED;
     }
 
     private Run run(Workload given, Path directory, long afterMs, boolean isTold)
             throws Exception {
+        failures.clear();
         Engine engine = open(directory);
         Run run = new Run();
         run.promisedMs = ByteBuffer.allocate(Long.BYTES * given.count);
@@ -144,7 +166,8 @@ abstract class Entrant {
         long startCpuNs = cpuNs();
         for (int number = 0; number < given.count; number++) {
             String topic = given.topics[given.topic[number]];
-            Object prepared = engine.prepare(topic, number % Workload.QUEUES, given.body(number));
+            int queueId = number / given.topics.length % Workload.QUEUES;
+            Object prepared = engine.prepare(topic, queueId, given.body(number));
             waitUntil(startNs + given.arrivalMs[number] * 1_000_000);
             long dueMs = run.startMs + given.dueMs[number];
             long delayMs = given.dueMs[number] - given.arrivalMs[number];
@@ -153,8 +176,8 @@ abstract class Entrant {
             long took = System.nanoTime() - before;
             run.putNs += took;
             run.longestPutNs = Math.max(run.longestPutNs, took);
-            run.promisedMs.putLong(promisedMs);
-            run.refusals += promisedMs == REFUSED ? 1 : 0;
+            run.promisedMs.putLong(promisedMs < 0 ? REFUSED : promisedMs);
+            run.refusals += promisedMs < 0 ? 1 : 0;
             if (isTold && (number & 0x3ff) == 0) {
                 tell("put", number);
             }
@@ -212,7 +235,7 @@ abstract class Entrant {
 
     private void endWithTheParent() {
         Thread clock = new Thread(() -> {
-            LockSupport.parkUntil(System.currentTimeMillis() + number("deadlineMs"));
+            LockSupport.parkUntil(System.currentTimeMillis() + millis("deadlineMs"));
             Runtime.getRuntime().halt(GAVE_UP);
         });
         Thread parent = new Thread(() -> {
@@ -242,12 +265,12 @@ abstract class Entrant {
         private double cpuSeconds;
         private ByteBuffer promisedMs;
 
-        String toJson() {
+        String toJson(Map<String, Integer> failures) {
             return String.format(
                 "{\"start_ms\": %d, \"put_s\": %.6f, \"longest_put_ms\": %.3f, \"seconds\": %.6f,"
-                    + " \"cpu_s\": %.3f, \"delivered\": %d, \"java\": \"%s\"}%n",
+                    + " \"cpu_s\": %.3f, \"delivered\": %d, \"java\": \"%s\", \"failures\": %s}%n",
                 startMs, putNs / 1e9, longestPutNs / 1e6, seconds, cpuSeconds, delivered,
-                System.getProperty("java.version"));
+                System.getProperty("java.version"), JSON.toJSONString(failures));
         }
     }
 

@@ -7,6 +7,7 @@ import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageExtBrokerInner;
 import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAService;
 import org.apache.rocketmq.store.schedule.ScheduleMessageService;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
@@ -19,8 +20,12 @@ public final class LevelsEntrant extends Entrant {
 
     @Override
     Engine open(Path directory) throws Exception {
+        MessageStoreConfig config = configOf(directory);
+        if (text("levelTable") != null) {
+            config.setMessageDelayLevel(text("levelTable"));
+        }
         DefaultMessageStore store = new DefaultMessageStore(
-            configOf(directory), new BrokerStatsManager("race", false),
+            config, new BrokerStatsManager("race", false),
             (topic, queueId, offset, tagsCode, storedMs, bits, properties) -> { },
             new BrokerConfig());
         keepOffTheNetwork(store);
@@ -44,7 +49,7 @@ public final class LevelsEntrant extends Entrant {
         });
     }
 
-    private static final class Levels implements Engine {
+    private final class Levels implements Engine {
         private final DefaultMessageStore store;
         private final long[] delaysMs;
 
@@ -87,7 +92,7 @@ public final class LevelsEntrant extends Entrant {
                 MessageDecoder.messageProperties2String(message.getProperties()));
             PutMessageResult result = store.putMessage(message);
             if (!result.isOk()) {
-                return REFUSED;
+                return failed(result.getPutMessageStatus());
             }
             return result.getAppendMessageResult().getStoreTimestamp() + delaysMs[chosen];
         }

@@ -11,6 +11,8 @@ import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.PutMessageStatus;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAService;
 
@@ -28,7 +30,7 @@ public final class WheelEntrant extends Entrant {
     Engine open(Path directory) throws Exception {
         MessageStoreConfig config = configOf(directory);
         config.setTimerPrecisionMs(number("precisionMs"));
-        config.setTimerMaxDelaySec(number("maxDelayMs") / 1_000);
+        config.setTimerMaxDelaySec((int) (millis("maxDelayMs") / 1_000));
         config.setTimerWheelEnable(true);
         BrokerConfig broker = new BrokerConfig();
         broker.setBrokerIP1("127.0.0.1");
@@ -57,7 +59,7 @@ public final class WheelEntrant extends Entrant {
             }));
     }
 
-    private static final class Wheel implements Engine {
+    private final class Wheel implements Engine {
         private final BrokerController controller;
         private final MessageStore store;
         private final long precisionMs;
@@ -82,8 +84,12 @@ public final class WheelEntrant extends Entrant {
             message.setDeliverTimeMs(deliverMs);
             message.setPropertiesString(
                 MessageDecoder.messageProperties2String(message.getProperties()));
-            if (!store.putMessage(message).isOk()) {
+            PutMessageResult result = store.putMessage(message);
+            if (result.getPutMessageStatus() == PutMessageStatus.WHEEL_TIMER_MSG_ILLEGAL) {
                 return REFUSED;
+            }
+            if (!result.isOk()) {
+                return failed(result.getPutMessageStatus());
             }
             long slotEndMs = -Math.floorDiv(-deliverMs, precisionMs) * precisionMs;
             return deliverMs <= nowMs ? nowMs : slotEndMs;

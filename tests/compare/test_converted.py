@@ -24,7 +24,7 @@ from message_store.errors import SourceError, TargetError
 from message_store.message import Message
 from message_store.store_settings import StoreSettings
 from tests.compare.races import EXACT, Here, small
-from timer_wheel import WheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 
 STORED_MS = 1_767_323_045_000
 NOW_MS = STORED_MS + 30_000
@@ -128,6 +128,14 @@ def test_messages_that_cannot_be_told_apart_are_the_reason_why_it_does_not_run()
     assert "cannot be told apart" in (entrant.lacks(EXACT, no_progress) or "")
     on_the_wall = RaceSettings(clock="wall")
     assert "virtual clock only" in (entrant.lacks(on_the_wall, no_progress) or "")
+
+
+def test_a_store_on_a_hierarchical_wheel_has_no_due_times_for_a_wheel(tmp_path: Path) -> None:
+    clock = ManualClock(1_793_000_000_000)
+    with HierarchicalWheelStore.open(tmp_path / "store", clock=clock) as store:
+        store.schedule(Message("orders", b"x"), AtMs(clock.now_ms() + 1_234))
+    with pytest.raises(SourceError, match="on a hierarchical wheel"):
+        require_converted(tmp_path / "store")
 
 
 def test_a_store_without_a_wheel_was_not_converted(tmp_path: Path) -> None:

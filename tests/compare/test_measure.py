@@ -147,6 +147,25 @@ def test_the_middle_of_several_rounds_is_told_and_the_worst_of_what_is_wrong() -
     assert (result.put_per_second, result.missing, len(result.rounds)) == (2.0, 1, 3)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)], ids=str)
+def test_lateness_of_several_rounds_is_that_of_the_middle_one_in_whatever_order(
+    order: tuple[int, ...],
+) -> None:
+    observed = seen(IN_TIME)
+    one = measure("one", four(), observed, account(four(), observed))
+    results = [
+        attrs.evolve(
+            one,
+            lateness_ms=Lateness(p50=late, p90=late, p99=late, p999=late, max=late),
+            bytes_on_disk=late,
+        )
+        for late in (10, 20, 900)
+    ]
+    result = of_rounds([results[number] for number in order])
+    assert result.lateness_ms is not None
+    assert (result.lateness_ms.p99, result.bytes_on_disk) == (20, 900)
+
+
 def an_opening(open_s: float) -> Opening:
     return Opening(
         waiting=9,

@@ -51,6 +51,18 @@ def test_ours_stands_beside_rocketmqs_own_of_the_same_kind() -> None:
     ) in said(ours, theirs)
 
 
+def test_puts_that_failed_are_not_called_due_too_late() -> None:
+    engine = attrs.evolve(an_engine("java-wheel", 100.0, 30.0), taken=90, not_taken=10)
+    assert "java-wheel took 90 of 100 messages: the others were due later than it can keep" in said(
+        engine
+    )
+    busy = attrs.evolve(engine, put_failures={"OS_PAGECACHE_BUSY": 7, "SERVICE_NOT_AVAILABLE": 1})
+    assert (
+        "java-wheel failed to put some of 100 messages: 7 OS_PAGECACHE_BUSY,"
+        " 1 SERVICE_NOT_AVAILABLE; 2 more were due later than it can keep"
+    ) in said(busy)
+
+
 @pytest.mark.parametrize("theirs_per_second", [95.0, 105.0])
 def test_within_the_noise_neither_ours_nor_rocketmqs_own_is_faster(
     theirs_per_second: float,

@@ -188,6 +188,36 @@ def test_a_backlog_arrives_when_it_was_stored(tmp_path: Path) -> None:
     assert found.body_bytes.tolist() == [30, NUMBER_BYTES]
 
 
+@pytest.mark.parametrize(
+    ("levels", "delays_ms", "table"),
+    [
+        ([1, 2, 3], [1_000, 5_000, 10_000], None),
+        ([0, 0], [1_234, 77_000], None),
+        ([1, 1], [0, 1_000], None),
+        ([1, 2, 3], [3_000, 7_000, 120_000], "3s 7s 2m 30s"),
+        ([20], [10_000_000_000], None),
+    ],
+)
+def test_the_levels_of_a_backlog_are_those_that_its_messages_were_put_with(
+    levels: list[int], delays_ms: list[int], table: str | None
+) -> None:
+    workload, _ = backlog(
+        source="here",
+        store_ms=int64s([10**12] * len(levels)),
+        due_ms=int64s([10**12 + delay for delay in delays_ms]),
+        level=int64s(levels),
+        topics=["orders"] * len(levels),
+        body_bytes=int64s([9] * len(levels)),
+    )
+    found = workload.level_table()
+    if levels == [20]:
+        assert found is not None
+        assert DelayLevels.parse(found).delay_ms(20) == delays_ms[0]
+    else:
+        assert (found or "").startswith(table or "")
+        assert (found is None) == (table is None)
+
+
 def test_a_store_in_which_nothing_waits_is_no_backlog() -> None:
     nothing = int64s([])
     with pytest.raises(SourceError, match="nothing waits there"):
