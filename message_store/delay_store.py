@@ -140,7 +140,9 @@ class Deliveries(Protocol):
     """What one ``advance`` delivered, in the order of delivery: cheap until looked into.
 
     A sequence over the log and not a list of objects, because making the objects costs twenty times
-    the delivery itself. Valid until the store is closed.
+    the delivery itself. Valid until the store is closed, or until retention deletes the log files
+    that it leads into: looking into it then raises StoreClosedError, or TruncatedRecordError.
+    What ``to_batch`` has made stays.
     """
 
     def __len__(self) -> int:

@@ -71,6 +71,8 @@ class LogDeliveries:
         packed = np.empty(int(self.sizes.sum()), np.uint8)
         with self.store.reading():
             addresses = record_addresses(self.store.log, self.offsets, self.sizes)
+            for row in np.flatnonzero(self.offsets < self.store.log.min_offset)[:1].tolist():
+                raise _deleted(int(self.offsets[row]))
             for row in np.flatnonzero(addresses < 0)[:1].tolist():
                 raise TruncatedRecordError(
                     "the log no longer holds this record", offset=int(self.offsets[row])
@@ -83,4 +85,13 @@ class LogDeliveries:
 
     def _delivered(self, offset: int, size_bytes: int, promised_ms: int) -> Delivered:
         with self.store.reading():
+            if offset < self.store.log.min_offset:
+                raise _deleted(offset)
             return Delivered(self.store.log.record(offset, size_bytes), promised_ms)
+
+
+def _deleted(offset: int) -> TruncatedRecordError:
+    return TruncatedRecordError(
+        "retention has deleted the log file of this delivery; look into deliveries earlier",
+        offset=offset,
+    )

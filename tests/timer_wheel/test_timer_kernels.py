@@ -30,6 +30,7 @@ from timer_wheel.copy_kernels import (
     TWO,
     identify_rows,
 )
+from timer_wheel.recall import Target, marker_for
 from timer_wheel.timer_record_kernel import is_any_placed_again
 from timer_wheel.timer_rows import read_facts
 from timer_wheel.wheel_math import PRECISIONS_MS
@@ -156,6 +157,16 @@ def test_a_marker_and_its_target_have_one_recall_key_and_nobody_else(tmp_path: P
         assert recall_key(text, tmp_path / f"same{number}") == own
     for number, text in enumerate(other):
         assert recall_key(text, tmp_path / f"other{number}") != own
+
+
+QUEUE_IDS = {"": 0, "3": 3, "none": 0, "-1": 0, "2147483647": 2**31 - 1, "9" * 10: 0, "9" * 40: 0}
+
+
+@pytest.mark.parametrize("text", QUEUE_IDS)
+def test_a_message_can_be_cancelled_whatever_its_record_says_of_its_queue(text: str) -> None:
+    record = message(f"REAL_TOPIC\x01A\x02UNIQ_KEY\x01K\x02REAL_QID\x01{text}\x02")
+    marker, _ = marker_for(Target(record, 70_000, (1, 2)), topic_in_delete_key=False)
+    assert marker.queue_id == QUEUE_IDS[text]
 
 
 TOPIC_PAIRS = [("a", "b"), ("eu-orders", "us-orders"), ("A_orders", "B_orders"), ("t1", "t2")]

@@ -18,7 +18,7 @@ _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 def check_hierarchy(index: TimerIndex) -> list[Finding]:
     """What is wrong, worst first."""
     store = index.store
-    found = [*index.losses, *queue_findings(store), *kept_findings(store)]
+    found = [*index.losses, *index.lost.findings(), *queue_findings(store), *kept_findings(store)]
     if store.losses.log_bytes:
         found.append(log_finding(store.losses.log_bytes))
     try:

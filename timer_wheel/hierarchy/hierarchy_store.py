@@ -148,6 +148,7 @@ class HierarchicalWheelStore(TimerStore):
         store.finish(lambda: index.write(batch, durably=True))
         with self._use():
             index.written(batch)
+            index.lost.save()
         store.write_topics()
         store.write_checkpoint(durably=True)
 

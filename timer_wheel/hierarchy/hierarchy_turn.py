@@ -16,7 +16,6 @@ from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again
-from timer_wheel.lost_messages import undeliverable
 from timer_wheel.timer_rows import TimerFacts
 from timer_wheel.turning import delivery_order
 
@@ -84,8 +83,7 @@ class HierarchyTurn:
             suffixes=wheel_stamps(placed_ms, stamp_ms) if len(rows) else None,
             store_ms=stamp_ms,
         )
-        for row, error in done.bad:
-            self._index.losses.append(undeliverable(int(places[0][row]), error))
+        self._index.lose(places[0], done.bad)
         for destination in done.counts:
             self._store.remember_topic(destination.topic.decode(), destination.queue_id)
         return done

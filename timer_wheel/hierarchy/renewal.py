@@ -15,7 +15,6 @@ from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
-from timer_wheel.lost_messages import undeliverable
 from timer_wheel.timer_rows import Bools
 
 LOOK_EVERY_MS = 60_000
@@ -91,8 +90,7 @@ class Renewal:
             prepared_offsets=~facts.first_offsets(places[0]),
             store_ms=stamp_ms,
         )
-        for row, error in done.bad:
-            self._index.losses.append(undeliverable(int(places[0][row]), error))
+        self._index.lose(places[0], done.bad)
 
     def _first_needed(self) -> int:
         """The first commit log offset that a pending message or a marker that counts needs."""

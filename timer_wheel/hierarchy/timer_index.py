@@ -7,7 +7,7 @@ and the log tell the rest to whoever opens the store after a kill.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import attrs
@@ -27,6 +27,7 @@ from timer_wheel.hierarchy.ownership import void_index
 from timer_wheel.hierarchy.recall_marks import EXACT_MS, HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.timer_record_kernel import ID
 from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
@@ -55,9 +56,10 @@ class TimerIndex:
     """Everything that a hierarchical wheel knows of what waits.
 
     ``placed_end`` is the queue offset up to which every entry is known here, or was dealt with;
-    ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met that nobody
-    can deliver; ``is_writing`` says that a batch is on its way to the database, until when nothing
-    may be taken out of that. Whoever calls anything holds the store's lock.
+    ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met in the
+    queue that is no message, ``lost`` messages that nobody can deliver, those of earlier owners
+    too; ``is_writing`` says that a batch is on its way to the database, until when nothing may be
+    taken out of that. Whoever calls anything holds the store's lock.
     """
 
     def __init__(self, store: LiveStore, db: IndexDb, state: IndexState) -> None:
@@ -72,6 +74,7 @@ class TimerIndex:
         self.marks = HierarchyMarks()
         self.ids = IdIndex(db, state.ids_end)
         self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
+        self.lost = LostMessages(store.root)
         self.is_writing = False
         self._written_log_end = state.log_end
         self._batches = 0
@@ -167,6 +170,12 @@ class TimerIndex:
                 "it was passed over; look at the record",
             )
         )
+
+    def lose(self, offsets: Int64s, bad: Iterable[tuple[int, FormatError]]) -> None:
+        """Note which of the messages at these offsets nobody can deliver, and why."""
+        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in bad]
+        if lost:
+            self.lost.add(lost)
 
     def waits_for_slot_ends(self) -> bool:
         """Whether a pending message was promised for the end of a slot of today's width."""
