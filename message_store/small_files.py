@@ -263,3 +263,28 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[bytes] | None:
+    """The lines of a file of any length, or None when it is not there; links are not followed.
+
+    Raises SourceError, also later, when it cannot be read or is no ordinary file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceError(f"{path}: cannot be read: no ordinary file")
+    return _lines_of(descriptor, path)
+
+
+def _lines_of(descriptor: int, path: Path) -> Iterator[bytes]:
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            yield from file
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error

@@ -25,6 +25,7 @@ from message_store.errors import (
 )
 from message_store.small_files import replace_file
 from message_store.store_root import StoreRoot
+from migrate.bad_record_list import write_bad_records
 from migrate.disk_room import disk_warnings
 from migrate.due_times import DueTimes
 from migrate.make_room import make_room, take_up
@@ -291,6 +292,7 @@ class _Conversion:
         write, nothing is written any more. What stops here is gone on with as long as the staging
         place is there.
         """
+        write_bad_records(self.target, report)
         replace_file(
             self.target.own / MARKER_NAME, json.dumps(marker_of(report), indent=1).encode()
         )

@@ -11,6 +11,7 @@ from message_store.delay_levels import DelayLevels
 from message_store.errors import FormatError, PlanError, SourceError, TargetError
 from message_store.small_files import is_present, read_small_file
 from message_store.store_root import StoreRoot
+from migrate.bad_record_list import LISTED, read_bad_records
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.report import ConversionReport
 from migrate.run_request import request_of
@@ -36,6 +37,7 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
     try:
         facts = json.loads(content)
         report = ConversionReport.from_json(facts)
+        listed = int(facts["conversion"].get(LISTED, 0))
         before = report.request
         now_ms, table = before["now_ms"], DelayLevels.parse(before["level_table"])
     except (ValueError, KeyError, TypeError) as error:
@@ -57,4 +59,6 @@ def finished_before(options: ConvertOptions) -> ConversionReport | None:
         is_left = staging.path.exists()
     if is_left:
         tidy_up(staging, options.access)  # of a run that was stopped at its very end
+    if listed:
+        report = attrs.evolve(report, bad_records=read_bad_records(target, listed, None))
     return attrs.evolve(report, source=str(options.source), target=str(options.target))

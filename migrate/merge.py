@@ -17,6 +17,7 @@ import numpy as np
 from legacy_levels.level_backlog import LevelBacklog
 from message_store.errors import FormatError, OptionsError
 from message_store.segment_files import SegmentReader
+from migrate.bad_record_list import LISTED, SOURCE_NUMBER
 from migrate.conversion_source import ConversionSource
 from migrate.replicas import find_replicas, same_broker
 from migrate.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
@@ -174,13 +175,13 @@ def _summed(reports: Sequence[ConversionReport]) -> tuple[LevelReport, ...]:
     return tuple(sums[key] for key in sorted(sums))
 
 
-def marker_of(report: ConversionReport) -> dict[str, Any]:
+def marker_of(report: ConversionReport, number: int | None = None) -> dict[str, Any]:
     """What a finished target says of its conversion: the report, and under ``conversion`` all that
-    an independent verification needs; of several sources under ``sources`` for each.
+    an independent verification needs; of several sources under ``sources`` for each, by number. Of
+    the bad records it has only the count: ``bad_record_list`` has them.
     """
-    facts = report.as_json()
-    facts["sources"] = [marker_of(source) for source in report.sources]
+    facts = attrs.evolve(report, bad_records=(), sources=()).as_json()
+    facts["sources"] = [marker_of(source, place) for place, source in enumerate(report.sources)]
     request = report.sources[0].request if report.sources else report.request
-    asked = {**request, **request["settings"]}
-    quarantined = [attrs.asdict(record) for record in report.bad_records]
-    return {**facts, "conversion": {**asked, "quarantined": quarantined}}
+    listed = {LISTED: len(report.bad_records), SOURCE_NUMBER: number}
+    return {**facts, "conversion": {**request, **request["settings"], **listed}}

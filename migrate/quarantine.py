@@ -14,9 +14,10 @@ from message_store.commit_log import NO_TIME
 from message_store.errors import FormatError
 from message_store.record_layout import BLANK_RECORD
 from message_store.segment_files import SegmentReader
-from message_store.small_files import PRIVATE_MODE, replace_file
+from message_store.small_files import PRIVATE_MODE, is_directory, replace_file
 from message_store.store_root import StoreRoot
 from migrate.books import bad_record
+from migrate.staged_output import sync_tree
 
 QUARANTINE_NAME = "quarantine"
 REASONS_NAME = "reasons.jsonl"
@@ -41,9 +42,10 @@ def keep_bad_records(
     prefix: str = "",
 ) -> list[str]:
     """Write one raw file a record, named by ``prefix``, level and queue offset; mode 0600. Returns
-    the lines about them for ``list_bad_records``.
+    the lines about them for ``list_bad_records``, which waits for the disk.
 
-    A raw file holds what lies at the entry's place, as long as the entry says, cut where the log
+    Where nothing is left of a record no file is written: a log file that is gone leaves millions. A
+    raw file holds what lies at the entry's place, as long as the entry says, cut where the log
     ends. ``bad`` maps indexes into the backlog to reasons. Raises TargetError.
     """
     directory = quarantine_directory(target)
@@ -53,7 +55,8 @@ def keep_bad_records(
             record = bad_record(backlog, at, bad[at])
             raw = _raw(log, record.commit_log_offset, int(backlog.size_bytes[at]))
             name = f"{prefix}level-{record.level:02d}-{record.queue_offset}.record"
-            replace_file(directory / name, raw, mode=PRIVATE_MODE)
+            if raw:
+                replace_file(directory / name, raw, mode=PRIVATE_MODE, is_durable=False)
             due_ms = int(backlog.due_ms[at])
             facts = {"due_ms": None if due_ms == NO_TIME else due_ms, "file": name}
             where = {"bytes": len(raw), "source": str(source.path)}
@@ -62,10 +65,12 @@ def keep_bad_records(
 
 
 def list_bad_records(target: StoreRoot, lines: Sequence[str]) -> None:
-    """Write ``reasons.jsonl``, which makes a quarantine of the files; nothing for no lines. Raises
-    TargetError.
+    """Wait for the raw files, then write ``reasons.jsonl``, which makes a quarantine of them;
+    nothing for no lines. Raises TargetError.
     """
     if lines:
+        if is_directory(quarantine_directory(target)):
+            sync_tree(quarantine_directory(target))
         text = "\n".join([*lines, ""])
         path = quarantine_directory(target) / REASONS_NAME
         replace_file(path, text.encode(), mode=PRIVATE_MODE)

@@ -19,7 +19,13 @@ from message_store.errors import BadFieldError, SourceError
 from message_store.message import StoredMessage
 from message_store.message_codec import decode_message_at
 from message_store.segment_files import list_directories
-from message_store.small_files import PRIVATE_MODE, is_ordinary_file, read_small_file, replace_file
+from message_store.small_files import (
+    PRIVATE_MODE,
+    is_ordinary_file,
+    read_lines,
+    read_small_file,
+    replace_file,
+)
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import BACKUP_PREFIX, UNDONE
 from migrate.conversion_marker import CONVERSION_NAME
@@ -142,8 +148,8 @@ class Quarantine:
 
     def __init__(self, path: Path) -> None:
         self.directory = find_quarantine(path) or StoreRoot(path).own / QUARANTINE_NAME
-        content = read_small_file(self.directory / REASONS_NAME) or b""
-        self.records = tuple(map(self._record, content.splitlines()))
+        lines = read_lines(self.directory / REASONS_NAME) or ()
+        self.records = tuple(self._record(line.rstrip(b"\r\n")) for line in lines)
         notes = self._read_notes()
         self.done = {file: PutBackNote(**note) for file, note in notes.get("done", {}).items()}
         self.begun: dict[str, Any] | None = notes.get("begun")

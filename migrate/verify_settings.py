@@ -15,6 +15,7 @@ from message_store.store_root import (
     TIMER_LOG_FILE_BYTES,
     StoreRoot,
 )
+from migrate.bad_record_list import LISTED, SOURCE_NUMBER, read_bad_records
 from migrate.conversion_marker import CONVERSION_NAME, read_marker, share_of
 from migrate.settings import ENGINES, WHEEL
 from timer_wheel.timer_log import units_per_file
@@ -89,7 +90,13 @@ def read_settings(root: StoreRoot, source: StoreRoot | None = None) -> Conversio
     if not isinstance(asked, dict):
         raise BadFieldError(f"no table {_SETTINGS_KEY!r} in it", path=path)
     try:
-        return attrs.evolve(_decode_settings(asked, path), share=_share(table))
+        settings = attrs.evolve(_decode_settings(asked, path), share=_share(table))
+        listed, number = int(asked.get(LISTED, 0)), asked.get(SOURCE_NUMBER)
+        if not listed:
+            return settings
+        records = read_bad_records(root, listed, None if number is None else int(number))
+        entries = (QuarantinedEntry(*attrs.astuple(record)) for record in records)
+        return attrs.evolve(settings, quarantined=tuple(entries))
     except (TypeError, ValueError, KeyError) as error:
         if isinstance(error, BadFieldError):
             raise

@@ -10,9 +10,14 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store.errors import BadRecordsError
-from migrate.convert import convert
+from message_store import small_files
+from message_store.errors import BadRecordsError, FormatError, SourceError
+from migrate.convert import convert, convert_merged
+from migrate.finished_before import finished_before
+from migrate.quarantined import Quarantine
 from migrate.report import BadRecord
+from migrate.retire import retire
+from migrate.verify import verify
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     LevelMessage,
@@ -27,6 +32,7 @@ from tests.migrate.conversions import (
     checked_target,
     options_for,
 )
+from tests.migrate.stopped_conversions import made, made_merge
 
 
 def flipped(at: int) -> Any:
@@ -135,7 +141,8 @@ def assert_kept(target: Path, record: BadRecord, source: Path, size_bytes: int) 
     if int.from_bytes(lies_there[:4], "big") != size_bytes:  # a false size keeps 64 KiB
         lies_there = lies_there[: 64 * 1024]
     raw = directory / reason["file"]
-    assert raw.read_bytes() == lies_there
+    assert raw.exists() == bool(lies_there)  # of nothing there is no file
+    assert not lies_there or raw.read_bytes() == lies_there
     assert reason["bytes"] == len(lies_there)
     assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
 
@@ -238,3 +245,63 @@ def test_a_log_file_in_the_middle_that_is_gone_makes_its_records_bad(tmp_path: P
     gone = [p.item for p in built.placed if 4096 <= p.commit_log_offset < 8192]
     assert_right(converted, [item for item in items if item not in gone])
     assert converted.report.total("quarantined") == len(gone) > 0
+
+
+def test_very_many_bad_records_leave_a_target_that_every_verb_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log files in the middle are gone: their entries lead to nothing, and nothing can be kept."""
+    items: list[Item] = [LevelMessage(level=5, body=bytes(300)) for _ in range(300)]
+    items += [LevelMessage(level=5, without=["REAL_TOPIC"]), LevelMessage(level=6)]
+    build_level_store(tmp_path / "source", items, commit_log_file_bytes=4096)
+    for log in sorted((tmp_path / "source/commitlog").iterdir())[1:-1]:
+        log.unlink()
+    options = options_for(tmp_path, on_bad_record="quarantine")
+    report = convert(options)
+    count = report.total("quarantined")
+    assert count > 250
+    assert report.total("converted") == len(items) - count
+    own = options.target / "delaywheel"
+    assert len(list((own / "quarantine").glob("*.record"))) == 1
+    lines = (own / "bad-records.jsonl").read_text().splitlines()
+    assert len(lines) == count
+    limit = (own / "conversion.json").stat().st_size + 2000
+    assert (own / "quarantine/reasons.jsonl").stat().st_size > limit
+    monkeypatch.setattr(small_files, "SMALL_FILE_MAX_BYTES", limit)
+
+    assert finished_before(options) == report
+    found = verify(options.source, options.target, spark=None)
+    assert (found.quarantined, found.missing, found.unexpected) == (count, 0, 0)
+    assert len(Quarantine(options.target).waiting) == count
+    assert retire(options.source, options.target, execute=True).state == "done"
+
+    (own / "bad-records.jsonl").write_text("\n".join([*lines[1:], ""]))
+    with pytest.raises(FormatError, match="lines are missing"):
+        verify(options.source, options.target, spark=None)
+    (own / "bad-records.jsonl").unlink()
+    with pytest.raises(SourceError, match="is gone"):
+        verify(options.source, options.target, spark=None)
+
+
+def test_the_bad_records_of_each_source_are_its_own(tmp_path: Path) -> None:
+    members = made_merge(tmp_path, 2)
+    report = convert_merged(members)
+    for options, source in zip(members, report.sources, strict=True):
+        found = verify(options.source, options.target, spark=None)
+        assert found.quarantined == len(source.bad_records) == 1
+        assert (found.missing, found.unexpected, found.problems) == (0, 0, ())
+
+
+def test_a_report_that_has_its_bad_records_itself_is_read(tmp_path: Path) -> None:
+    """As earlier versions wrote it."""
+    options = made(tmp_path)
+    report = convert(options)
+    own = options.target / "delaywheel"
+    facts = json.loads((own / "conversion.json").read_bytes())
+    del facts["conversion"]["bad_records_listed"]
+    listed = [attrs.asdict(record) for record in report.bad_records]
+    facts["bad_records"] = facts["conversion"]["quarantined"] = listed
+    (own / "conversion.json").write_text(json.dumps(facts))
+    (own / "bad-records.jsonl").unlink()
+    assert verify(options.source, options.target, spark=None).quarantined == 1
+    assert finished_before(options) == report
