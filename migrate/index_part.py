@@ -29,7 +29,7 @@ def key_hashes(
     """The id of each record in a block that begins at ``origin`` of the log; 0 for none."""
     facts = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     addresses = address_of(block) + offsets - origin
-    read_timer_records(addresses, sizes, offsets, precision_ms, True, facts)
+    read_timer_records(addresses, sizes, offsets, precision_ms, True, 0, 1, facts)
     return np.array(facts[ID])
 
 

@@ -19,7 +19,14 @@ from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.placed_again import PlacedAgain
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
-from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.timer_rows import (
+    NO_OLDER_SLOTS,
+    Bools,
+    OlderSlots,
+    TimerFacts,
+    TimerRows,
+    read_facts,
+)
 from timer_wheel.unplaced import Unplaced
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import (
@@ -50,8 +57,8 @@ class LiveTimers:
     that the log got since then tell what of that was dealt with, and of what came since.
     ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
-    ``log_begins`` is superseded. Where the hand is before ``repeating_until_ms`` it has moved back
-    from there.
+    ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
+    anew. Where the hand is before ``repeating_until_ms`` it has moved back from there.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class LiveTimers:
         window_slots: int,
         *,
         log_begins: int = 0,
+        older: OlderSlots = NO_OLDER_SLOTS,
     ) -> None:
         self.store = store
         self.log = log
@@ -77,6 +85,7 @@ class LiveTimers:
         self.has_rolled = False
         self.placed_again = PlacedAgain()
         self.log_begins = log_begins
+        self.older = older
         self.repeating_until_ms = 0
         self.base = self._moment()
         self._first_needed = 0
@@ -97,7 +106,10 @@ class LiveTimers:
         """The first entries without units, some of them if there are many; with recall keys if
         they are asked for.
         """
-        first = max(self.placed_end, self.queue.min_offset)
+        return self.queued(max(self.placed_end, self.queue.min_offset), limit, keys=keys)
+
+    def queued(self, first: int, limit: int, *, keys: bool = False) -> Unplaced:
+        """The entries from a queue offset on, so many at the most, as if they had no units."""
         units = self.queue.units(first, min(self.queue.max_offset, first + limit))
         rows = TimerRows.empty(len(units))
         rows.table[LOG_OFFSET] = units["commit_log_offset"]
@@ -276,7 +288,9 @@ class LiveTimers:
     def facts(self, rows: TimerRows, *, keys: bool = False) -> TimerFacts:
         """What the records of these rows say; recall keys only if they are asked for."""
         offsets, sizes = rows.commit_log_offset, rows.size_bytes
-        return read_facts(self.store.log, offsets, sizes, self.precision_ms, keys=keys)
+        return read_facts(
+            self.store.log, offsets, sizes, self.precision_ms, keys=keys, older=self.older
+        )
 
     # --- what is done -----------------------------------------------------------------------------
 
@@ -318,7 +332,15 @@ class LiveTimers:
     def _moment(self) -> OwnCheckpoint:
         hand_ms, end = self.wheel.hand_ms, self.log.end
         return OwnCheckpoint(
-            hand_ms, self.store.log.end, self.precision_ms, self.log_begins, end, hand_ms, end
+            flushed_hand_ms=hand_ms,
+            copies_from=self.store.log.end,
+            precision_ms=self.precision_ms,
+            log_begins=self.log_begins,
+            flushed_position=end,
+            copies_hand_ms=hand_ms,
+            copies_position=end,
+            older_until=self.older.until,
+            older_precision_ms=self.older.precision_ms,
         )
 
     def keep_from(self) -> int:

@@ -70,7 +70,7 @@ class OwnCheckpoint:
     copies_hand_ms: int = 0
     copies_position: int = 0
     older_until: int = 0
-    older_precision_ms: int = 0
+    older_precision_ms: int = 1
 
     @property
     def is_known(self) -> bool:

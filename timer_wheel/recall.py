@@ -18,12 +18,13 @@ from message_store.message import Message, StoredMessage
 from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
 from message_store.recall_handle import RecallHandle
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.timer_due import may_be_promised
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import KEY_ONE
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
-from timer_wheel.wheel_math import floor_ms, out_ms
+from timer_wheel.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 
 MARKER_BODY = b"0"
 MARKER_TAGS = "_RECALL_TAG_"
@@ -31,6 +32,7 @@ RecallKey = tuple[int, int]
 NO_KEY: RecallKey = (0, 0)
 _NO_SLOT = -1
 _LONGEST_INT = 10
+_PIECE = 1 << 16
 
 
 @attrs.frozen
@@ -189,11 +191,12 @@ class Search:
 
     def past(self) -> Cancellation:
         """What became of a message that is not pending."""
-        timers = self._timers
-        rows = timers.log.find(self._topic_hash, self.slot_ms, timers.precision_ms, flags=FLAG_ROLL)
-        unplaced = timers.unplaced(EVERYTHING).rows
-        unplaced = unplaced.rows(unplaced.table[TOPIC_HASH] == self._topic_hash)
-        rows = TimerRows.together([rows, unplaced])
+        timers, widest_ms = self._timers, max(PRECISIONS_MS)
+        first_ms = self._handle.due_ms - widest_ms
+        rows = timers.log.find(
+            self._topic_hash, first_ms, widest_ms + timers.precision_ms, flags=FLAG_ROLL
+        )
+        rows = TimerRows.together([rows, *self._queued()])
         facts = timers.facts(rows, keys=True)
         is_named = self._is_named(rows, facts)
         if not is_named.any():
@@ -205,6 +208,21 @@ class Search:
         marks.add(rows.commit_log_offset[is_marker], facts.rows(is_marker))
         taken = marks.take_away(rows.commit_log_offset[named], facts.rows(named))
         return Cancellation.CANCELLED if taken.all() else Cancellation.ALREADY_DELIVERED
+
+    def _queued(self) -> Iterator[TimerRows]:
+        """What may be of the topic and has no unit: it is new, or was delivered before the wheel
+        was made anew for slots of another width.
+        """
+        timers = self._timers
+        yield timers.unplaced(EVERYTHING).rows
+        first, older_until = timers.queue.min_offset, timers.older.until
+        while first < timers.placed_end and older_until > timers.store.log.min_offset:
+            rows = timers.queued(first, _PIECE).rows
+            is_older = rows.commit_log_offset < older_until
+            yield rows.rows(is_older & (rows.table[TOPIC_HASH] == self._topic_hash))
+            if not is_older.all():
+                break
+            first += len(rows)
 
     def _among(self, rows: TimerRows) -> Iterator[Target]:
         """The messages of the handle among these rows that no marker takes yet."""
@@ -226,11 +244,13 @@ class Search:
     def _is_named(self, rows: TimerRows, facts: TimerFacts) -> Bools:
         """Which rows the handle or the receipt names: by time, topic, key and first record.
 
-        A handle that a broker gave says the millisecond after the out time, ours the promise.
+        A handle that a broker gave says the millisecond after the out time, ours the promise, as
+        that was for slots of the width when it was given.
         """
         handle = self._handle
         is_named = np.zeros(len(rows), bool)
-        may_be = (facts.promised_ms == handle.due_ms) | (facts.out_ms + 1 == handle.due_ms)
+        may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
+        may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms)
         may_be &= facts.is_fine
         if self._first_offset is not None:
             first_offsets = facts.first_offsets(rows.commit_log_offset)

@@ -42,6 +42,16 @@ def promised_times(out_ms: Int64Array, store_ms: Int64Array, precision_ms: int) 
     return np.where(is_overdue(out_ms), store_ms, ends)
 
 
+def may_be_promised(out_ms: Int64Array, due_ms: int) -> NDArray[np.bool_]:
+    """Which of these out times mean the end of a slot at ``due_ms``, in slots of any width: a
+    receipt says it as it was when the message was stored.
+    """
+    is_it = np.zeros(len(out_ms), bool)
+    for precision_ms in PRECISIONS_MS:
+        is_it |= (out_ms + precision_ms == due_ms) & (out_ms % precision_ms == 0)
+    return is_it
+
+
 def write_times(slot_time_ms: Int64Array, now_ms: int, precision_ms: int) -> NDArray[np.int64]:
     """The placing time that each unit gets: now, or its slot's time where a unit's 32 bits cannot
     say how far that is.

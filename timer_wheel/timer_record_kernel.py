@@ -38,14 +38,15 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
 )
 from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
+from timer_wheel.timer_due import FINEST_MS
 
 Int64s = NDArray[np.int64]
 
 (
     STATUS, OUT_MS, STORE_MS, BORN_MS, TOPIC_HASH, IS_MARKER, ROLL_TIMES, PREPARED_OFFSET, KEY_ONE,
-    KEY_TWO, ID,
-) = range(11)  # fmt: skip
-FACT_COLUMNS = 11
+    KEY_TWO, ID, STORED_OUT_MS,
+) = range(12)  # fmt: skip
+FACT_COLUMNS = 12
 """What is told of each record."""
 
 FINE, MISSING, UNUSUAL = range(3)
@@ -158,18 +159,43 @@ def is_any_placed_again(addresses: Int64s, sizes: Int64s) -> bool:
     return False
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int64, boolean, int64[:, ::1])")
+@inline_kernel
+def _means_older_slot(offset: int, prepared_offset: int, rolls: int, older_until: int) -> bool:
+    """Whether a record's first one was stored for older slots; one that a broker rolled does not
+    say where that was.
+    """
+    first = ~prepared_offset
+    if rolls > 0 and first < offset:
+        return bool(max(first, 0) < older_until)
+    return bool(offset < older_until)
+
+
+@inline_kernel
+def slot_of_older(out_ms: int, older_precision_ms: int, precision_ms: int) -> int:
+    """The slot whose end is the first at or after that of an older slot."""
+    if out_ms % FINEST_MS != 0:
+        return out_ms
+    end_ms = out_ms // older_precision_ms * older_precision_ms + older_precision_ms
+    return int((end_ms - 1) // precision_ms * precision_ms)
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, boolean, int64, int64, int64[:, ::1])")
 def read_timer_records(
     addresses: Int64s,
     sizes: Int64s,
     offsets: Int64s,
     precision_ms: int,
     wants_keys: bool,
+    older_until: int,
+    older_precision_ms: int,
     facts: Any,
 ) -> None:
     """Fill ``facts``, a column a record. An address is -1 where there is no memory to look at;
     otherwise ``sizes`` bytes can be read there. Recall keys and ids are told where they are
     wanted; an id is the hash of the unique key alone, 0 where there is none.
+
+    Messages that were first stored before ``older_until`` were promised for the ends of slots of
+    ``older_precision_ms``; OUT_MS is the slot of today that ends then or next.
     """
     parts = np.empty(PARTS, np.int64)
     spots = np.empty(_SPOTS, np.int64)
@@ -188,7 +214,7 @@ def read_timer_records(
             topic_hash = java_hash_utf8(spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1])
         usual = out_ms >= 0 and topic_hash != NOT_UTF8
         facts[STATUS, row] = FINE if usual else UNUSUAL
-        facts[OUT_MS, row] = out_ms
+        facts[STORED_OUT_MS, row] = out_ms
         facts[STORE_MS, row] = store_time_at(record)
         facts[BORN_MS, row] = load_i64(record + _AT_BORN_TIME)
         facts[TOPIC_HASH, row] = topic_hash
@@ -196,6 +222,12 @@ def read_timer_records(
         rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
+        is_older = usual and _means_older_slot(
+            offsets[row], facts[PREPARED_OFFSET, row], facts[ROLL_TIMES, row], older_until
+        )
+        if is_older:
+            out_ms = slot_of_older(out_ms, older_precision_ms, precision_ms)
+        facts[OUT_MS, row] = out_ms
         if wants_keys:
             _tell_key(spots, out_ms // precision_ms, facts, row)
             key, key_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]

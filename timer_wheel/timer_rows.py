@@ -27,6 +27,7 @@ from timer_wheel.timer_record_kernel import (
     ROLL_TIMES,
     STATUS,
     STORE_MS,
+    STORED_OUT_MS,
     TOPIC_HASH,
     read_timer_records,
 )
@@ -132,7 +133,7 @@ class TimerFacts:
         """Facts of rows that are as their units say, where nothing else matters."""
         table = np.zeros((FACT_COLUMNS, len(rows)), np.int64)
         table[STATUS] = FINE
-        table[OUT_MS] = rows.slot_time_ms
+        table[OUT_MS] = table[STORED_OUT_MS] = rows.slot_time_ms
         return cls(table, {}, precision_ms)
 
     def rows(self, chosen: Bools | Int64s) -> "TimerFacts":
@@ -151,8 +152,15 @@ class TimerFacts:
 
     @property
     def out_ms(self) -> Int64s:
-        """TIMER_OUT_MS."""
+        """The slot that keeps the promise: TIMER_OUT_MS or, of what was stored for slots of another
+        width, the slot of today that ends when that does or next.
+        """
         return np.asarray(self.table[OUT_MS])
+
+    @property
+    def stored_out_ms(self) -> Int64s:
+        """TIMER_OUT_MS."""
+        return np.asarray(self.table[STORED_OUT_MS])
 
     @property
     def store_ms(self) -> Int64s:
@@ -200,15 +208,34 @@ class TimerFacts:
         return list(zip(self.table[KEY_ONE].tolist(), self.table[KEY_TWO].tolist(), strict=True))
 
 
+@attrs.frozen
+class OlderSlots:
+    """Records before ``until`` in the log were stored for slots of another width."""
+
+    until: int = 0
+    precision_ms: int = 1
+
+
+NO_OLDER_SLOTS = OlderSlots()
+
+
 def read_facts(
-    log: "LiveLog", offsets: Int64s, sizes: Int64s, precision_ms: int, *, keys: bool = False
+    log: "LiveLog",
+    offsets: Int64s,
+    sizes: Int64s,
+    precision_ms: int,
+    *,
+    keys: bool = False,
+    older: OlderSlots = NO_OLDER_SLOTS,
 ) -> TimerFacts:
     """What the records at these places of the log say; recall keys only if they are asked for."""
     offsets, sizes = int64s(offsets), int64s(sizes)
     table = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     addresses = log.addresses(offsets)
     addresses[sizes > log.rooms(offsets)] = -1
-    read_timer_records(addresses, sizes, offsets, precision_ms, keys, table)
+    read_timer_records(
+        addresses, sizes, offsets, precision_ms, keys, older.until, older.precision_ms, table
+    )
     problems: dict[int, FormatError] = {}
     for row in np.flatnonzero(table[STATUS] != FINE).tolist():
         try:
@@ -226,7 +253,7 @@ def _read_unusual(log: "LiveLog", offset: int, size_bytes: int, facts: Int64s) -
     text = message.properties.get(TIMER_OUT_MS)
     if text is None:
         raise BadFieldError("no TIMER_OUT_MS: nobody knows when", offset=offset)
-    facts[OUT_MS] = parse_long(text)
+    facts[OUT_MS] = facts[STORED_OUT_MS] = parse_long(text)
     if facts[OUT_MS] < 0:
         raise BadFieldError("a TIMER_OUT_MS before all time", offset=offset, found=text)
     topic = message.properties.get(REAL_TOPIC)

@@ -34,7 +34,7 @@ from timer_wheel.resuming import (
 )
 from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_log import read_units
-from timer_wheel.timer_rows import read_facts
+from timer_wheel.timer_rows import NO_OLDER_SLOTS, OlderSlots, read_facts
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_file import all_slots
 from timer_wheel.wheel_files import WheelFiles
@@ -159,6 +159,7 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
         files,
         settings.roll_window_slots,
         log_begins=timers.log_begins,
+        older=timers.older,
     )
     made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
     files.forget_wheel()
@@ -170,8 +171,18 @@ def _hung(
 ) -> LiveTimers:
     """The wheel made from the timer log, with the hand where the checkpoint says."""
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
-    log_begins = 0 if files.found_own is None else files.found_own.log_begins
-    timers = LiveTimers(store, log, wheel, files, settings.roll_window_slots, log_begins=log_begins)
+    own, older = files.found_own, NO_OLDER_SLOTS
+    if own is not None:
+        older = OlderSlots(own.older_until, own.older_precision_ms)
+    timers = LiveTimers(
+        store,
+        log,
+        wheel,
+        files,
+        settings.roll_window_slots,
+        log_begins=0 if own is None else own.log_begins,
+        older=older,
+    )
     counts = log.revise(wheel)
     timers.has_rolled = bool(counts[ROLLS])
     files.compare(wheel, log.end)

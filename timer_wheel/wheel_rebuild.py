@@ -7,6 +7,8 @@ after its promise. The new units begin a new file that nothing leads to until th
 that the log begins there; then the old files go.
 """
 
+import math
+
 import numpy as np
 
 from message_store.errors import PrecisionError, UnsupportedStoreError
@@ -14,7 +16,7 @@ from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
-from timer_wheel.timer_rows import TimerRows
+from timer_wheel.timer_rows import OlderSlots, TimerRows
 from timer_wheel.wheel_kernels import SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel_math import floor_ms, needs_roll
 from timer_wheel.wheel_settings import WheelSettings
@@ -76,6 +78,16 @@ def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> Ti
     return TimerRows.together([rows, last])
 
 
+def _older_slots(timers: LiveTimers) -> OlderSlots:
+    """What the records mean that are in the log by now: of several widths the multiple, so that
+    none comes early that has to be placed again by its record.
+    """
+    log, widths = timers.store.log, [timers.precision_ms]
+    if timers.older.until > log.min_offset:
+        widths.append(timers.older.precision_ms)
+    return OlderSlots(log.end, math.lcm(*widths))
+
+
 def _moved(
     timers: LiveTimers, rows: TimerRows, wheel: LiveWheel, settings: WheelSettings
 ) -> LiveTimers:
@@ -84,7 +96,15 @@ def _moved(
     log.end = begin
     log.append(rows, wheel)
     log.segments.sync()
-    made = LiveTimers(timers.store, log, wheel, files, settings.roll_window_slots, log_begins=begin)
+    made = LiveTimers(
+        timers.store,
+        log,
+        wheel,
+        files,
+        settings.roll_window_slots,
+        log_begins=begin,
+        older=_older_slots(timers),
+    )
     made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
     made.early = rows.rows(is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms))
     files.own = made.state_to_flush()

@@ -72,7 +72,7 @@ def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:
     """
     facts = timers.facts(placed)
     promised_ms = timers.promised_ms(placed, facts)
-    by_record = due_times(facts.out_ms, facts.store_ms, timers.precision_ms)
+    by_record = due_times(facts.stored_out_ms, facts.store_ms, timers.precision_ms)
     is_early = are_slot_ends(facts) & (by_record < promised_ms)
     return max(PRECISIONS_MS) if is_early.any() else timers.precision_ms
 
