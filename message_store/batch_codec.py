@@ -124,11 +124,12 @@ def write_batch(batch: StoredBatch, placement: Placement, target: Bytes) -> None
     """Write the records, and the blanks between files, into ``target``, which stands for the log
     from ``placement.start`` on.
 
-    Each record gets the offset of its place. Raises ValueError when ``target`` is too small.
+    Each record gets the offset of its place. Raises ValueError when ``target`` is too small, and
+    for the placement of another batch.
     """
     if target.size < placement.end - placement.start or not target.flags.c_contiguous:
         raise ValueError(f"{placement.end - placement.start} bytes do not fit {target.size}")
-    if len(placement.positions) != len(batch):
+    if not np.array_equal(placement.sizes, _record_sizes(batch)):
         raise ValueError("this is the placement of another batch")
     table = batch.address_table()
     fill_records(table, placement.positions, placement.sizes, placement.start, address_of(target))

@@ -32,6 +32,13 @@ def int64s(values: ArrayLike) -> Int64s:
     return np.ascontiguousarray(values, np.int64)
 
 
+def _of_its_own(values: ArrayLike) -> Int64s:
+    """A copy of these numbers: kernels read at the places that were checked, whatever becomes of
+    the array that was given.
+    """
+    return np.array(values, np.int64, order="C")
+
+
 @attrs.frozen(eq=False)
 class ByteColumn:
     """Many byte strings: ``data[starts[i] : starts[i] + lengths[i]]`` is the one at ``i``.
@@ -44,8 +51,8 @@ class ByteColumn:
     """
 
     data: Bytes
-    starts: Int64s = attrs.field(converter=int64s)
-    lengths: Int64s = attrs.field(converter=int64s)
+    starts: Int64s = attrs.field(converter=_of_its_own)
+    lengths: Int64s = attrs.field(converter=_of_its_own)
 
     def __attrs_post_init__(self) -> None:
         if self.data.dtype != np.uint8 or not self.data.flags.c_contiguous:

@@ -4,7 +4,9 @@ mappings that cannot be written to.
 
 Files are made at their full length, sparse. A full disk is an OSError and no SIGBUS, because
 nothing is ever written through a mapping; reading through one is safe because the store's lock is
-ours, so that nobody cuts the files short. Nothing here locks: whoever owns the row does.
+ours, so that nobody cuts the files short. Limitation: where the disk cannot give back a page that
+is read through a mapping, the kernel ends the process with SIGBUS. Nothing here locks: whoever owns
+the row does.
 """
 
 import errno

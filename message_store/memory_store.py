@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole interface over one sorted list, in memory: the model that the engines are tested
 against, and a delay queue for programs that need not outlive their process.
+
+Limitation: it keeps every message it was given, also delivered ones, as long as it lives.
 """
 
 import threading

@@ -33,6 +33,7 @@ from message_store.property_column import (
     join_property_columns,
 )
 from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
+from tests.message_store.live_workload import stored
 from tests.message_store.strategies import (
     encode_batch,
     int64s,
@@ -415,6 +416,28 @@ def test_a_byte_column_goes_to_arrow_and_back(kind: pa.DataType) -> None:
     column = ByteColumn.from_arrow(array)
     assert list(column) == [b"cd", b"ef"]
     assert column.take([1, 0, 1]).to_arrow(pa.string()).to_pylist() == ["ef", "cd", "ef"]
+
+
+@pytest.mark.parametrize("shape", ["array", "view", "frozen view"])
+def test_a_byte_column_stays_inside_its_block_whatever_becomes_of_the_given_arrays(
+    shape: str,
+) -> None:
+    """Kernels read at these places without looking again."""
+    starts, lengths = np.array([0, 2, 4]), np.array([2, 2, 0])
+    given_starts = starts if shape == "array" else starts[:]
+    if shape == "frozen view":
+        given_starts.flags.writeable = False
+    column = ByteColumn(np.frombuffer(b"abcd", np.uint8), given_starts, lengths)
+    starts[1] = lengths[1] = 1 << 40
+    assert list(column) == [b"ab", b"cd", b""]
+    assert column.to_arrow().to_pylist() == [b"ab", b"cd", b""]
+
+
+def test_a_batch_is_not_written_at_the_places_of_another() -> None:
+    small, large = (StoredBatch.of([stored(bytes(size))]) for size in (10, 1 << 16))
+    placement = place_batch(small)
+    with pytest.raises(ValueError, match="placement of another batch"):
+        write_batch(large, placement, np.zeros(placement.end, np.uint8))
 
 
 def test_a_byte_column_beyond_its_block_is_refused() -> None:
