@@ -252,6 +252,9 @@ class StoreRoot:
             if refusal is not None:
                 raise refusal from error
             raise TargetError(f"{self.lock}: cannot be locked: {error.strerror}") from error
+        except BaseException:  # Ctrl-C: as long as it is open it keeps everybody out
+            lock.release()
+            raise
         return lock
 
     def mark_open(self, abort_text: bytes) -> None:

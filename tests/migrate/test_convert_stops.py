@@ -91,8 +91,8 @@ from migrate import write
 from migrate.convert import convert
 from tests.migrate.conversions import options_for
 
-def write_slowly(path, content, *, known=write.write_note):
-    known(path, content)
+def write_slowly(path, content, *, known=write.write_note, **how):
+    known(path, content, **how)
     if path.name == "000002.json":
         print("in the middle", flush=True)
         time.sleep(600)
