@@ -260,6 +260,6 @@ def _watched(disk: SimulatedDisk) -> Iterator[None]:
         patch.setattr(time, "perf_counter", lambda: 0.0)  # how long it took is in reports
         numbers = itertools.count()
         patch.setattr(secrets, "token_hex", lambda size: f"{next(numbers):0{2 * size}x}")
-        for name in ("__init__", "write", "settle"):
+        for name in ("__init__", "write"):
             patch.setattr(IndexDb, name, seen(name))
         yield
