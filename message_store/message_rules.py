@@ -55,7 +55,16 @@ again, send it elsewhere, or delete another one.
 """
 
 UNDELIVERABLE_TOPICS = frozenset(
-    {names.LEVEL_TOPIC, names.TIMER_TOPIC, names.HALF_TOPIC, names.OP_HALF_TOPIC, ".", ".."}
+    {
+        names.LEVEL_TOPIC,
+        names.TIMER_TOPIC,
+        names.HALF_TOPIC,
+        names.OP_HALF_TOPIC,
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        ".",
+        "..",
+    }
 )
 """Topics that a broker keeps for itself, where a delivered message would loop or confuse, and names
 that lead out of a store's folders.

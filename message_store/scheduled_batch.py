@@ -125,7 +125,10 @@ def draft_batch(
         raise ValueError(f"{len(batch)} messages need as many due times, not {len(due)}")
     sizes, tags_codes = np.empty(len(batch), np.int64), np.empty(len(batch), np.int64)
     shared = _Shared.of(system_topic, form, is_timed, 0)
-    bad = measure_rows(_table(batch, due), shared.facts, sizes, tags_codes)
+    bad = int(measure_rows(_table(batch, due), shared.facts, sizes, tags_codes))
+    if is_timed and len(due) and due.min() < 0:  # no time of digits: the scalar code refuses it
+        early = int(np.argmax(due < 0))
+        bad = early if bad < 0 else min(bad, early)
     if bad >= 0:
         _refuse(batch, bad, system_topic, int(due[bad]), is_timed, form)
     keys = _filled(batch.unique_key)

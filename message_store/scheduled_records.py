@@ -10,11 +10,12 @@ that is the same for the messages of one topic, tag and queue is encoded once an
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import attrs
 
 from message_store import properties as names
+from message_store.errors import BadFieldError
 from message_store.java_numbers import string_hash
 from message_store.layout import Layout
 from message_store.message import LOCAL_HOST, Host, Message
@@ -39,6 +40,7 @@ from message_store.record_layout import (
     TOPIC_RUN_V1,
     head_layout,
 )
+from message_store.timer_record_rules import host_problem
 from message_store.unique_keys import new_unique_key
 
 if TYPE_CHECKING:
@@ -75,6 +77,12 @@ class RecordForm:
                 RETRY_TOPIC_MAX_BYTES if dialect.knows_long_topics else TOPIC_MAX_BYTES
             ),
         )
+
+    def __attrs_post_init__(self) -> None:
+        """Raise BadFieldError for an address that brokers cannot store anew."""
+        for host in (self.store_host, self.born_host):
+            if problem := host_problem(host):
+                raise BadFieldError(problem, found=str(host))
 
     @cached_property
     def sys_flag(self) -> int:
@@ -129,6 +137,11 @@ class RecordForm:
 
 
 PLAIN_FORM = RecordForm()
+
+
+def _refuse_out_ms(out_ms: int) -> NoReturn:
+    """Raise BadFieldError: TIMER_OUT_MS is digits, which no time before 1970 is."""
+    raise BadFieldError("a time before 1970, which no wheel turns to", found=out_ms)
 
 
 def topic_run(system_topic: str) -> bytes:
@@ -228,6 +241,8 @@ class RecordMaker:
         if extra:
             own += names.encode_properties(extra).decode()
         if out_ms is not None:
+            if out_ms < 0:
+                _refuse_out_ms(out_ms)
             out = f"\x02TIMER_OUT_MS\x01{out_ms}{out}"
         text = f"{before_key}{key}{after_key}{keys}{tags}{own}{real_queue_id}{out}".encode()
         body_bytes, text_bytes = len(body), len(text)

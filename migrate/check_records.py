@@ -23,12 +23,12 @@ from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
 from message_store.printable import counted
 from message_store.property_column import find_property_column
+from message_store.timer_record_rules import queue_problem
 from migrate.check_picture import LevelRows, Picture
 from migrate.record_facts import (
     NAMED,
     Tally,
     encoded,
-    queue_problem,
     told_sizes,
     undeliverable,
     wheel_limit,

@@ -20,25 +20,34 @@ from message_store.message_batch import StoredBatch
 from message_store.message_codec import decode_message_at
 from message_store.printable import counted, printable, span
 from message_store.property_column import find_property_column
-from message_store.record_layout import PROPERTIES_MAX_BYTES
+from message_store.record_layout import (
+    IPV4_BYTES,
+    PROPERTIES_MAX_BYTES,
+    SYS_COMMIT,
+    SYS_TRANSACTION_MASK,
+)
 from message_store.small_files import read_small_file
+from message_store.timer_record_rules import TimerFault, timer_record_faults
 from migrate.check_picture import Picture
 from migrate.record_facts import (
     NAMED,
     Tally,
     encoded,
-    queue_problem,
     told_sizes,
     undeliverable,
     wheel_limit,
 )
-from migrate.rewrite import DELIVERY_GROWTH_BYTES, is_deliverable_topic
+from migrate.rewrite import DELIVERY_GROWTH_BYTES
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from timer_wheel.pending_timers import PendingTimers
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.wheel_math import floor_ms
 
 _AGAIN = "convert the source again, or take the store from a backup"
+_SKIP = (
+    "set timerSkipUnknownError=true, also on a broker that runs: `mqadmin updateBrokerConfig -k"
+    " timerSkipUnknownError -v true`; the wheel goes on, those messages are lost"
+)
 ELSEWHERE = error(
     "timer-record-missing",
     "a broker drops them without a word, or reads another message in their place, again and again"
@@ -49,7 +58,7 @@ NO_DESTINATION = error(
     "timer-no-destination",
     "the wheel stands still at their slot for ever, also after a restart (unless"
     " timerSkipUnknownError=true)",
-    "start the broker once with timerSkipUnknownError=true; those messages are lost",
+    _SKIP,
 )
 BAD_TOPIC = error(
     "timer-bad-topic",
@@ -72,6 +81,22 @@ OUT_MISSING = error(
     "timer-out-missing",
     "on the wheel the slot decides; when a broker places them again, it stops there for ever",
     "keep config/timercheck with the rest, so that nothing is placed again",
+)
+DELETES = error(
+    "timer-deletes",
+    "a broker takes them for delete markers: it drops them when they are due, and whom they name",
+    "see who writes such records; the body is in the log",
+)
+TRANSACTION = error(
+    "timer-transaction",
+    "when they are due, or roll, a broker stores them as half messages: no consumer sees them",
+    "see who writes such records; the body is in the log",
+)
+HOSTS = error(
+    "timer-hosts",
+    "Java makes the address an IPv4 one: a broker that stores the record anew writes fewer bytes"
+    " than its length says, and fails, or harms its log",
+    _SKIP,
 )
 TOO_LARGE = error(
     "timer-too-large",
@@ -103,11 +128,25 @@ RULES = (
     DELAY_LEFT,
     OUT_ELSEWHERE,
     OUT_MISSING,
+    DELETES,
+    TRANSACTION,
+    HOSTS,
     TOO_LARGE,
     PROPERTIES_FULL,
     MISCOUNTED,
     CLOCK_AHEAD,
 )
+
+_RULE_OF = {
+    TimerFault.NO_DESTINATION: NO_DESTINATION,
+    TimerFault.BAD_TOPIC: BAD_TOPIC,
+    TimerFault.DELAY: DELAY_LEFT,
+    TimerFault.DELETES: DELETES,
+    TimerFault.TRANSACTION: TRANSACTION,
+    TimerFault.HOSTS: HOSTS,
+    TimerFault.TOO_LARGE: TOO_LARGE,
+    TimerFault.PROPERTIES: PROPERTIES_FULL,
+}
 
 CLOCKS_DIFFER_MS = 60_000
 """What clocks that are looked after never differ by."""
@@ -235,6 +274,9 @@ class _TimerRecords:
         odd |= find_property_column(text, names.DELAY).lengths > 0
         odd |= text.lengths > PROPERTIES_MAX_BYTES - DELIVERY_GROWTH_BYTES
         odd |= table.size_bytes[rows] > self.read_bytes
+        odd |= find_property_column(text, names.TIMER_DELETE_UNIQUE_KEY).lengths > 0
+        odd |= ~np.isin(batch.sys_flag & SYS_TRANSACTION_MASK, (0, SYS_COMMIT))
+        odd |= (batch.born_ip.lengths > IPV4_BYTES) | (batch.store_ip.lengths > IPV4_BYTES)
         odd |= undeliverable(find_property_column(text, names.REAL_TOPIC))
         outs_ms = _times_of(find_property_column(text, names.TIMER_OUT_MS))
         odd |= outs_ms < 0
@@ -248,25 +290,16 @@ class _TimerRecords:
             return
 
     def _oddities(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
-        values, rows = message.properties, self.rows
+        rows = self.rows
         if message.topic != names.TIMER_TOPIC:
             yield ELSEWHERE, f"a record of topic {message.topic!r}"
         elif message.commit_log_offset != rows.commit_log_offset[row]:
             yield ELSEWHERE, f"the record says that it lies at {message.commit_log_offset}"
-        topic = values.get(names.REAL_TOPIC)
-        if topic is None:
-            yield NO_DESTINATION, f"no {names.REAL_TOPIC}"
-        elif not is_deliverable_topic(topic.encode("utf-8", "surrogatepass")):
-            yield BAD_TOPIC, repr(topic[:64])
-        if (problem := queue_problem(values.get(names.REAL_QUEUE_ID))) is not None:
-            yield NO_DESTINATION, problem
-        if names.DELAY in values:
-            yield DELAY_LEFT, f"{names.DELAY}={values[names.DELAY][:32]}"
-        if (size := int(rows.size_bytes[row])) > self.read_bytes:
-            yield TOO_LARGE, f"{size:,} bytes, {self.read_bytes:,} are read"
-        if (length := len(message.properties_text)) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
-            yield PROPERTIES_FULL, f"{length:,} bytes of properties"
-        yield from self._of_time(values.get(names.TIMER_OUT_MS), row)
+        size_bytes = int(rows.size_bytes[row])
+        for fault, what in timer_record_faults(message, size_bytes, self.read_bytes):
+            if fault is not TimerFault.NO_OUT_MS:  # a broker takes any number: see _of_time
+                yield _RULE_OF[fault], what
+        yield from self._of_time(message.properties.get(names.TIMER_OUT_MS), row)
 
     def _of_time(self, text: str | None, row: int) -> Iterator[tuple[FindingRule, str]]:
         try:

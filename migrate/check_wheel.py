@@ -69,7 +69,8 @@ QUEUE_BLOCKED = error(
     "timer-queue-blocked",
     "a broker tries that entry for ever: nothing behind it is put on the wheel (unless"
     " timerSkipUnknownError=true)",
-    "start the broker once with timerSkipUnknownError=true; that message is lost",
+    "set timerSkipUnknownError=true, also on a broker that runs: `mqadmin updateBrokerConfig -k"
+    " timerSkipUnknownError -v true`; the wheel goes on, that message is lost",
 )
 QUEUE_LOST = error(
     "timer-queue-lost",

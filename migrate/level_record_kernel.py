@@ -14,6 +14,7 @@ import numpy as np
 from message_store import properties as names
 from message_store.crc_kernel import crc32
 from message_store.kernel_cache import inline_kernel
+from message_store.message_rule_kernels import is_deliverable
 from message_store.raw_memory import (
     load_i8,
     load_i16,
@@ -41,20 +42,19 @@ from message_store.record_layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_RUN_V1,
 )
-from message_store.text_kernels import equal_bytes
+from message_store.timer_record_rules import IPV4_IN_IPV6
 from migrate.rewrite import QUEUE_ID_MAX, REAL_TOPIC_MAX_BYTES
 
 _SIZE, _MAGIC, _CRC = (HEAD_V4_V4.offset_of(name) for name in ("size_bytes", "magic", "body_crc"))
 _QUEUE_ID, _STORE_TIME = (HEAD_V4_V4.offset_of(name) for name in ("queue_id", "store_timestamp_ms"))
 _LOG_OFFSET, _SYS_FLAG = (HEAD_V4_V4.offset_of(name) for name in ("commit_log_offset", "sys_flag"))
+_BORN_IP, _STORE_IP = (HEAD_V4_V4.offset_of(name) for name in ("born_ip", "store_ip"))
 _HEAD_BYTES = HEAD_V4_V4.size
 _IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
 _BODY_LENGTH = BODY_RUN.length.size
 _TOPIC_LENGTH = TOPIC_RUN_V1.length.size
 _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 
-_HALF_TOPIC = np.frombuffer(names.HALF_TOPIC.encode(), np.uint8)
-_OP_HALF_TOPIC = np.frombuffer(names.OP_HALF_TOPIC.encode(), np.uint8)
 _SYSTEM_TOPIC_BYTES = len(names.LEVEL_TOPIC)
 _LAST_WORD_AT = _SYSTEM_TOPIC_BYTES - 8
 _BLOCK_BYTES = 64
@@ -86,6 +86,8 @@ _CRC32, _TIMER_ROLL, _TIMER_DELETE, _INNER = (
     word_of(names.TIMER_DELETE_UNIQUE_KEY),
     word_of(names.INNER_MULTI_DISPATCH),
 )
+_MAPPED_WORD = np.uint64(int.from_bytes(IPV4_IN_IPV6[:8], "little"))
+_MAPPED_WORD_BEHIND = np.uint64(int.from_bytes(IPV4_IN_IPV6[8:], "little"))
 _TIMER_OUT_NAME = word_of(names.TIMER_OUT_MS)
 _TIMER_DELETE_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
 
@@ -219,13 +221,7 @@ def is_plain_topic(start: int, length: int) -> bool:
         byte = load_u8(place)
         if byte <= 0x20 or byte >= 0x7F or byte == 0x2F:
             return False
-    if length == _SYSTEM_TOPIC_BYTES:
-        return not (_is_system_topic(start, _LEVEL_WORDS) or _is_system_topic(start, TIMER_WORDS))
-    if length == len(_HALF_TOPIC):
-        return not equal_bytes(start, _HALF_TOPIC.ctypes.data, length)
-    return not (
-        length == len(_OP_HALF_TOPIC) and equal_bytes(start, _OP_HALF_TOPIC.ctypes.data, length)
-    )
+    return bool(is_deliverable(start, length, REAL_TOPIC_MAX_BYTES))
 
 
 @inline_kernel
@@ -240,17 +236,33 @@ def _head_is_usual(record: int, size: int, level: int, source_offset: int) -> bo
 
 
 @inline_kernel
+def _has_usual_hosts(record: int, born_extra: int, store_extra: int) -> bool:
+    """Whether no IPv6 address is an IPv4 one in disguise."""
+    if born_extra and _is_mapped(record + _BORN_IP):
+        return False
+    return not (store_extra and _is_mapped(record + born_extra + _STORE_IP))
+
+
+@inline_kernel
+def _is_mapped(address: int) -> bool:
+    return bool(
+        load_word(address) == _MAPPED_WORD and load_word32(address + 8) == _MAPPED_WORD_BEHIND
+    )
+
+
+@inline_kernel
 def _find_runs(record: int, size: int, found: int) -> bool:
     """Find body, topic and properties, every length checked; False unless they add up to a level
     record.
     """
     sys_flag = load_i32(record + _SYS_FLAG)
     born_extra = _IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
-    head_bytes = _HEAD_BYTES + born_extra + (_IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0)
+    store_extra = _IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    head_bytes = _HEAD_BYTES + born_extra + store_extra
     room = size - (
         head_bytes + _BODY_LENGTH + _TOPIC_LENGTH + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
     )
-    if room < 0:
+    if room < 0 or not _has_usual_hosts(record, born_extra, store_extra):
         return False
     body_length = load_i32(record + head_bytes)
     if body_length < 0 or body_length > room:

@@ -5,10 +5,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store import properties as names
 from message_store.byte_column import ByteColumn
-from message_store.errors import BadFieldError
-from message_store.java_numbers import INT_MAX, parse_long
 from message_store.printable import counted
 from migrate.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
@@ -60,14 +57,3 @@ def told_sizes(data: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np
 def wheel_limit(max_message_bytes: int | None) -> int:
     """The largest record that a wheel reads."""
     return (max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES) + RECORD_MARGIN_BYTES
-
-
-def queue_problem(text: str | None) -> str | None:
-    """What is wrong with a REAL_QID; None when nothing is."""
-    if text is None:
-        return f"no {names.REAL_QUEUE_ID}"
-    try:
-        number = parse_long(text)
-    except BadFieldError:
-        number = -1
-    return None if 0 <= number <= INT_MAX else f"{names.REAL_QUEUE_ID} {text[:32]!r}"

@@ -10,6 +10,7 @@ from message_store.java_numbers import parse_long
 from message_store.message import StoredMessage
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.record_layout import SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.timer_record_rules import host_problem
 from migrate.quarantined import Quarantine, Quarantined
 from migrate.rewrite import (
     QUEUE_ID_MAX,
@@ -74,6 +75,9 @@ def returned(record: Quarantined, repair: Repair, levels: DelayLevels) -> Return
         raise BadRecordError(f"a record of topic {message.topic!r}, which did not wait")
     if message.sys_flag & SYS_TRANSACTION_MASK not in (0, SYS_COMMIT):
         raise BadRecordError("a prepared or rolled back transaction, which is never delivered")
+    for host in (message.born_host, message.store_host):
+        if problem := host_problem(host):
+            raise BadRecordError(f"{problem}: {host}")
     topic = repair.topic or message.properties.get(names.REAL_TOPIC)
     if topic is None:
         raise BadRecordError("no REAL_TOPIC: say where it goes with --topic")

@@ -22,6 +22,7 @@ from message_store.record_layout import (
     SYS_TRANSACTION_MASK,
     head_layout,
 )
+from message_store.timer_record_rules import timer_record_faults
 
 REMOVED_PROPERTIES = frozenset(
     name.encode()
@@ -107,27 +108,22 @@ def rewrite_record(record: bytes, place: Placement, limits: RewriteLimits) -> Re
     _check_head(message, record, place)
     real_topic, real_queue_id = _check_properties(message, place.level)
     text = rewrite_properties(message.properties_text, place.out_ms)
-    if len(text) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
-        raise BadRecordError(
-            f"its properties ({len(text)} bytes) would outgrow {PROPERTIES_MAX_BYTES} at delivery"
-        )
-    converted = encode_message(
-        attrs.evolve(
-            message,
-            topic=names.TIMER_TOPIC,
-            magic=MAGIC_V1,
-            queue_id=0,
-            queue_offset=place.target_queue_offset,
-            commit_log_offset=place.target_offset,
-            store_timestamp_ms=place.now_ms,
-            prepared_transaction_offset=0,
-            properties_text=text,
-        )
+    timer = attrs.evolve(
+        message,
+        topic=names.TIMER_TOPIC,
+        magic=MAGIC_V1,
+        queue_id=0,
+        queue_offset=place.target_queue_offset,
+        commit_log_offset=place.target_offset,
+        store_timestamp_ms=place.now_ms,
+        prepared_transaction_offset=0,
+        properties_text=text,
     )
-    if len(converted) > limits.record_max_bytes:
-        raise BadRecordError(
-            f"{len(converted)} bytes, more than the target takes ({limits.record_max_bytes})"
-        )
+    if len(text) > PROPERTIES_MAX_BYTES:
+        raise BadRecordError(f"{len(text):,} bytes of properties would outgrow their limit")
+    converted = encode_message(timer)
+    for fault, what in timer_record_faults(timer, len(converted), limits.record_max_bytes):
+        raise BadRecordError(f"{what}: {fault.value}")
     if len(converted) + END_OF_FILE_MIN_BYTES > limits.commit_log_file_bytes:
         raise BadRecordError(
             f"{len(converted)} bytes, more than a commit log file of the target holds"

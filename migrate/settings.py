@@ -21,7 +21,7 @@ from message_store.store_root import (
     TIMER_LOG_FILE_BYTES,
 )
 from migrate.java_properties import parse_properties
-from migrate.rewrite import RECORD_MARGIN_BYTES
+from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES
 from migrate.store_owner import Access
 from timer_wheel.timer_log import units_per_file
 from timer_wheel.wheel_math import (
@@ -148,12 +148,12 @@ class TargetSettings:
 
     @property
     def record_max_bytes(self) -> int:
-        """The largest record that the wheel reads; unlimited by a stated setting, one will be
-        advised.
+        """The largest record that the wheel reads again after it has rolled, and so grown;
+        unlimited by a stated setting, one will be advised.
         """
         if self.max_message_bytes is None:
             return 2**31 - 1
-        return self.max_message_bytes + RECORD_MARGIN_BYTES
+        return self.max_message_bytes + RECORD_MARGIN_BYTES - DELIVERY_GROWTH_BYTES
 
 
 @attrs.frozen(kw_only=True)

@@ -27,6 +27,7 @@ from message_store.record_layout import MAGIC_V1, PROPERTIES_MAX_BYTES
 from message_store.small_files import is_present
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
+from message_store.timer_record_rules import timer_record_faults
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.returned_record import Returned
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError
@@ -98,13 +99,16 @@ class Door:
     def _check(self, made: StoredMessage, one: Returned) -> None:
         if len(made.properties_text) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
             raise BadRecordError(f"its properties ({len(made.properties_text)} bytes) are too long")
-        size, most = len(encode_message(made)), self.max_message_bytes + RECORD_MARGIN_BYTES
+        size = len(encode_message(made))
+        most = self.max_message_bytes + RECORD_MARGIN_BYTES - DELIVERY_GROWTH_BYTES
         if size > most:
             raise BadRecordError(
                 f"{size:,} bytes, more than a broker delivers with maxMessageSize"
                 f" {self.max_message_bytes:,}; --broker-conf says what yours is"
             )
         if self.engine != "levels":
+            for fault, what in timer_record_faults(made, size, most):
+                raise BadRecordError(f"{what}: {fault.value}")
             try:
                 require_kept(one.due_ms, made.store_timestamp_ms)
             except DelayStoreError as error:

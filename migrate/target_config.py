@@ -26,7 +26,7 @@ from message_store.store_config import (
     read_topics,
 )
 from message_store.store_root import StoreRoot
-from migrate.rewrite import QUEUE_ID_MAX, RECORD_MARGIN_BYTES
+from migrate.rewrite import DELIVERY_GROWTH_BYTES, QUEUE_ID_MAX, RECORD_MARGIN_BYTES
 from migrate.settings import (
     DEFAULT_MAX_MESSAGE_BYTES,
     HIERARCHY,
@@ -162,9 +162,11 @@ def _queue_count(said: int, needed: int) -> int:
 
 
 def advised_max_message_bytes(settings: TargetSettings, largest_record_bytes: int) -> int:
-    """The ``maxMessageSize`` with which the wheel reads the largest record that was written."""
+    """The ``maxMessageSize`` with which the wheel reads the largest record that was written, also
+    when it has rolled.
+    """
     default = settings.max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES
-    return max(default, largest_record_bytes - RECORD_MARGIN_BYTES)
+    return max(default, largest_record_bytes + DELIVERY_GROWTH_BYTES - RECORD_MARGIN_BYTES)
 
 
 def broker_settings(settings: TargetSettings, largest_record_bytes: int) -> dict[str, str]:

@@ -14,17 +14,22 @@ from message_store.delay_levels import DelayLevels
 from message_store.errors import BadFieldError
 from message_store.message import Host, Message
 from message_store.message_batch import MessageBatch
+from message_store.message_codec import decode_message_at
 from message_store.message_rules import RESERVED_PROPERTIES, SizeLimits
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.raw_memory import address_of
 from message_store.scheduled_batch import BatchDraft, draft_batch, levels_for
 from message_store.scheduled_records import PLAIN_FORM, RecordForm, draft
+from message_store.timer_record_rules import timer_record_faults
 from tests.message_store import vectors
-from tests.message_store.strategies import hosts, int64s, waiting_messages
+from tests.message_store.strategies import hosts, waiting_messages
 
 NOW_MS = 1_700_000_000_123
 START = 1_000_003
 GOOD = Message("TopicA", b"hello", tags="TagA", unique_key="0A0102030001")
+
+
+out_times = st.integers(0, 2**63 - 1)
 
 
 def written(made: BatchDraft, piece_rows: int, gap_bytes: int = 0) -> list[bytes]:
@@ -77,7 +82,7 @@ def one_by_one(
 
 
 @given(
-    rows=st.lists(st.tuples(waiting_messages(), st.integers(1, 30), int64s), max_size=9),
+    rows=st.lists(st.tuples(waiting_messages(), st.integers(1, 30), out_times), max_size=9),
     is_timed=st.booleans(),
     hosts=st.tuples(hosts, hosts),
     closed=st.booleans(),
@@ -331,3 +336,43 @@ def test_the_vector_of_a_timer_record_comes_out_of_columns_too() -> None:
     expected = bytearray.fromhex(vectors.VECTORS["timer"][1])
     expected[40:48] = NOW_MS.to_bytes(8, "big")  # a batch is born when it is stored
     assert target.tobytes() == bytes(expected)
+
+
+@given(
+    messages=st.lists(waiting_messages(), min_size=1, max_size=5),
+    outs=st.lists(st.integers(-2, 2**62), min_size=5, max_size=5),
+    is_large=st.booleans(),
+)
+def test_no_timer_record_is_made_that_a_wheel_could_not_place_and_deliver(
+    messages: list[Message], outs: list[int], is_large: bool
+) -> None:
+    """One of them stops a stock broker's wheel for ever; one by one and in bulk the same is
+    refused.
+    """
+    form = RecordForm(max_message_bytes=4 << 20 if is_large else 300)
+    out_ms = np.array(outs[: len(messages)])
+    singles: list[bytes] = []
+    refusals: list[str] = []
+    for message, out in zip(messages, out_ms.tolist(), strict=True):
+        try:
+            made = draft(message, system_topic=TIMER_TOPIC, out_ms=out, form=form)
+            singles.append(made.record(0, 0, 0, NOW_MS))
+        except BadFieldError as error:
+            refusals.append(error.problem)
+    for record in singles:
+        stored = decode_message_at(record)
+        faults = timer_record_faults(stored, len(record), form.limits.timed_record)
+        assert [what for _fault, what in faults] == []
+    batch = MessageBatch.of(messages)
+    if refusals:
+        with pytest.raises(BadFieldError, match=refusals[0]):
+            draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=out_ms, form=form)
+    else:
+        draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=out_ms, form=form)
+
+
+def test_an_address_that_brokers_cannot_store_anew_is_refused() -> None:
+    mapped = Host.of("::ffff:10.1.2.3", 7)
+    for name in ("born_host", "store_host"):
+        with pytest.raises(BadFieldError, match="in the form of an IPv6 one"):
+            RecordForm(**{name: mapped})  # type: ignore[arg-type]

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import attrs
+
 from message_store import AfterMs, ManualClock, Message
+from message_store.message import Host
+from message_store.message_codec import decode_message_at, encode_message
+from message_store.record_layout import SYS_BORN_HOST_IPV6
 from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
 from tests.timer_wheel import wheel_store_builder
@@ -78,6 +83,26 @@ def changed_bytes(old: bytes, new: bytes) -> Change:
         builder.records[offset] = builder.records[offset].replace(old, new)
 
     return change
+
+
+def half(builder: WheelStoreBuilder) -> None:
+    """The second message is half of a transaction that was never committed."""
+    offset = builder.queue[1].commit_log_offset
+    record = builder.records[offset]
+    builder.records[offset] = record[:36] + struct.pack(">i", 4) + record[40:]
+
+
+def disguised(builder: WheelStoreBuilder) -> None:
+    """The address of a producer says in sixteen bytes what Java takes for four."""
+    number = builder.put(SOON_MS + 5000, key="K" * 13)
+    offset = builder.queue[number].commit_log_offset
+    whole = decode_message_at(builder.records[offset])
+    born_host = Host.of("::ffff:10.1.2.3", 7)
+    text = whole.properties_text.replace(b"K" * 13, b"K")
+    builder.records[offset] = encode_message(
+        attrs.evolve(whole, properties_text=text, born_host=born_host, sys_flag=SYS_BORN_HOST_IPV6)
+    )
+    builder.place(number, SOON_MS + 5000)
 
 
 def recalled(builder: WheelStoreBuilder) -> None:
@@ -220,6 +245,15 @@ CASES = [
         make=wheel(changed_bytes(b"TIMER_OUT_MS", b"TIMER_OUT_XX")),
         says="None",
     ),
+    Case(
+        code="timer-deletes",
+        make=wheel(
+            lambda builder: builder.place(builder.put(SOON_MS + 5000, deletes="K1"), SOON_MS + 5000)
+        ),
+        says="TIMER_DEL_UNIQKEY",
+    ),
+    Case(code="timer-transaction", make=wheel(half), says="a prepared or rolled back transaction"),
+    Case(code="timer-hosts", make=wheel(disguised), says="IPv4 address in the form of an IPv6 one"),
     Case(
         code="timer-too-large", make=wheel(), options=conf(maxMessageSize="10"), says="110 are read"
     ),

@@ -334,3 +334,12 @@ def test_the_commands(target: Path) -> None:
     done = json.loads(run("quarantine", target, "--json").stdout)
     assert done["records"][0]["put_back"]["due_ms"] == DUE_MS + 2000
     assert run("put-back", target, target, "--queue-id", 70_000).exit_code == cli.USAGE
+
+
+def test_a_record_with_an_address_that_brokers_cannot_store_anew_stays(tmp_path: Path) -> None:
+    disguised = message(1, born_host=("::ffff:10.1.2.3", 7))
+    build_and_convert(tmp_path, [disguised, message(2)], on_bad_record="quarantine")
+    [file] = [record.file for record in Quarantine(tmp_path / "target").waiting]
+    report = back(tmp_path / "target", tmp_path / "target")
+    assert "in the form of an IPv6 one" in report.in_the_way[file]
+    assert files_of(report) == []

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from message_store.java_numbers import string_hash
 from message_store.message import Host, StoredMessage
-from message_store.message_codec import body_crc, encode_message
+from message_store.message_codec import body_crc, decode_message_at, encode_message
+from message_store.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
 from message_store.raw_memory import address_of
 from message_store.record_layout import SYS_BORN_HOST_IPV6, SYS_STORE_HOST_IPV6
+from message_store.timer_record_rules import timer_record_faults
 from migrate.rewrite import (
     BadRecordError,
     Placement,
@@ -32,6 +34,7 @@ OUT_MS = 1_795_268_999_000
 TARGET_OFFSET = 7_000_000_000
 LIMITS = RewriteLimits(record_max_bytes=4 << 20, commit_log_file_bytes=1 << 30)
 V4, V6 = Host.of("10.1.2.3", 4567), Host.of("2001:db8::1", 10911)
+MAPPED = Host.of("::ffff:10.1.2.3", 4567)
 
 
 def level_record(text: bytes, *, level: int = 5, **changes: Any) -> StoredMessage:
@@ -225,6 +228,11 @@ REST = b"\2DELAY\x015\2REAL_QID\x010"
         (properties(), {"sys_flag": 4}, "prepared or rolled back"),
         (properties(), {"sys_flag": 12}, "prepared or rolled back"),
         (properties(5, "k\1" + "v" * 32_600), {}, "would outgrow"),
+        (b"REAL_TOPIC\1RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC" + REST, {}, "REAL_TOPIC"),
+        (properties(), {"born_host": MAPPED}, "in the form of an IPv6 one"),
+        (properties(), {"store_host": MAPPED}, "in the form of an IPv6 one"),
+        (properties(), {"born_host": V6, "store_host": MAPPED}, "in the form of an IPv6 one"),
+        (properties(), {"born_host": MAPPED, "store_host": V6}, "in the form of an IPv6 one"),
     ],
 )
 def test_a_bad_record_is_never_usual_and_has_a_reason(
@@ -338,3 +346,43 @@ def test_a_topic_that_a_broker_would_not_store_is_refused(topic: str, is_fine: b
     record = encode_message(level_record(text))
     assert_agreement(record, 5)
     assert (by_scalar(record, 5) is not None) == is_fine
+
+
+_TOPICS = st.sampled_from(
+    ["TopicA", "%RETRY%group", "a b", "a/b", "..", "城市", "t" * 128, *sorted(UNDELIVERABLE_TOPICS)]
+)
+_STEERING = st.sampled_from([*sorted(RESERVED_PROPERTIES), "a"])
+
+
+@given(
+    topic=_TOPICS,
+    queue_id=st.sampled_from(["0", "7", "-1", "65535", "65536", "x", "٣"]),
+    entries=st.lists(st.tuples(_STEERING, st.sampled_from(["", "1", "5", "x"])), max_size=4),
+    hosts=st.tuples(st.sampled_from([V4, V6, MAPPED]), st.sampled_from([V4, V6, MAPPED])),
+    sys_flag=st.sampled_from([0, 1, 4, 8, 12]),
+    padding=st.sampled_from([0, 500, 32_300, 32_450]),
+    most_bytes=st.sampled_from([400, 1_000, 4 << 20]),
+)
+def test_no_timer_record_is_made_that_a_wheel_could_not_place_and_deliver(
+    topic: str,
+    queue_id: str,
+    entries: list[tuple[str, str]],
+    hosts: tuple[Host, Host],
+    sys_flag: int,
+    padding: int,
+    most_bytes: int,
+) -> None:
+    """One of them stops a stock broker's wheel for ever."""
+    pairs = [("REAL_TOPIC", topic), ("DELAY", "5"), *entries, ("REAL_QID", queue_id)]
+    pairs.append(("padding", "p" * padding))
+    text = "".join(f"{name}\1{value}\2" for name, value in pairs).encode()
+    message = level_record(text, born_host=hosts[0], store_host=hosts[1], sys_flag=sys_flag)
+    record = encode_message(message)
+    assert_agreement(record, 5)
+    limits = RewriteLimits(record_max_bytes=most_bytes, commit_log_file_bytes=1 << 30)
+    try:
+        made = rewrite_record(record, placement(record, 5), limits).record
+    except BadRecordError:
+        return
+    faults = timer_record_faults(decode_message_at(made), len(made), most_bytes)
+    assert [what for _fault, what in faults] == []
