@@ -32,7 +32,7 @@ from message_store.batch_codec import place_batch, write_batch
 from message_store.byte_column import Int64s
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.delay_levels import DEFAULT_LEVELS, DelayLevels
-from message_store.errors import TargetError
+from message_store.errors import BadFieldError, TargetError
 from message_store.fastjson import ConfigDialect
 from message_store.java_numbers import LONG_MAX
 from message_store.message_batch import StoredBatch
@@ -51,6 +51,7 @@ from message_store.store_config import (
 )
 from message_store.store_root import COMMIT_LOG_FILE_BYTES, QUEUE_FILE_BYTES, StoreRoot
 
+Chunk = tuple[StoredBatch, Int64s]
 DIALECTS = {"4.9": ConfigDialect.ROCKETMQ_4_9, "5.x": ConfigDialect.ROCKETMQ_5_5}
 
 
@@ -100,9 +101,16 @@ def generate_level_store(
     What was made is removed again where that ends in an error, or is interrupted.
 
     Raises TargetError when ``path`` is not empty or the disk refuses, BadFieldError for a level
-    that the table does not have or a message that no log file can hold.
+    that the table does not have, or has without a delay, for a number that makes no sense, and for
+    a message that no log file can hold.
     """
     root, delays = StoreRoot(path), DelayLevels.parse(level_table)
+    shortest_ms = min(map(delays.delay_ms, levels), default=0)
+    count = topics if isinstance(topics, int) else len(topics)
+    _require_least(messages=(messages, 0), body_bytes=(body_bytes, 0), topics=(count, 1))
+    _require_least(shortest_delay_ms=(shortest_ms, 1))
+    _require_percent(body_spread_percent=body_spread_percent, retry_percent=retry_percent)
+    _require_percent(99, topic_skew_percent=topic_skew_percent, delivered_percent=delivered_percent)
     rng = np.random.default_rng(seed)
     delays_ms = {level: delays.delay_ms(level) for level in sorted(set(levels))}
     recipe = Recipe(
@@ -113,16 +121,25 @@ def generate_level_store(
         retry_percent=retry_percent,
         now_ms=now_ms,
         delays=delays,
-        dialect=DIALECTS[dialect],
+        dialect=_config_dialect(dialect),
         body_block=body_block(rng, body_bytes),
         seed=seed,
     )
     share = 100 - delivered_percent  # what is older than its level's delay was delivered
     spans_ms = {level: delay_ms * 100 // share for level, delay_ms in delays_ms.items()}
     chunks = _chunks(recipe, rng, messages, spans_ms)
-    file_bytes = commit_log_file_bytes, queue_file_bytes
+    return _write_store(root, recipe, chunks, delays_ms, commit_log_file_bytes, queue_file_bytes)
+
+
+def _write_store(
+    root: StoreRoot,
+    recipe: Recipe,
+    chunks: Iterator[Chunk],
+    delays_ms: dict[int, int],
+    *file_bytes: int,
+) -> GeneratedStore:
     with _whole_or_nothing(root):
-        with _StoreWriter(root, delays_ms, now_ms, *file_bytes) as writer:
+        with _StoreWriter(root, delays_ms, recipe.now_ms, *file_bytes) as writer:
             _write_beside(chunks, writer)
             made = writer.account()
         _write_small_files(root, recipe, made, writer.last_stored_ms)
@@ -130,7 +147,24 @@ def generate_level_store(
     return made
 
 
-Chunk = tuple[StoredBatch, Int64s]
+def _require_least(**numbers: tuple[int, int]) -> None:
+    """Raise BadFieldError for the first number that is less than what follows it."""
+    for name, (number, least) in numbers.items():
+        if number < least:
+            raise BadFieldError(name, expected=f"at least {least}", found=number)
+
+
+def _config_dialect(dialect: str) -> ConfigDialect:
+    if dialect not in DIALECTS:
+        raise BadFieldError("dialect", expected=" or ".join(DIALECTS), found=dialect)
+    return DIALECTS[dialect]
+
+
+def _require_percent(most: int = 100, **percents: int) -> None:
+    """Raise BadFieldError for the first that is none."""
+    for name, percent in percents.items():
+        if not 0 <= percent <= most:
+            raise BadFieldError(name, expected=f"0 to {most}", found=percent)
 
 
 def _chunks(

@@ -286,3 +286,30 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "a", levels=[19])
     with pytest.raises(BadFieldError, match="larger than a log file"):
         make(tmp_path / "b", body_bytes=LOG_FILE_BYTES * 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"messages": -1},
+        {"body_bytes": -1},
+        {"body_spread_percent": 150},
+        {"levels": []},
+        {"levels": [0]},
+        {"levels": [19]},
+        {"level_table": "0s 5s", "levels": [1, 2]},
+        {"topics": 0},
+        {"topics": []},
+        {"topic_skew_percent": 120},
+        {"retry_percent": 101},
+        {"delivered_percent": 100},
+        {"dialect": "5.5"},
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_and_nothing_made(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(BadFieldError):
+        make(tmp_path / "s", **wrong)
+    assert not (tmp_path / "s").exists()
