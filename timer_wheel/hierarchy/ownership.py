@@ -14,7 +14,13 @@ import attrs
 
 from message_store.engine_choice import hierarchy_mark
 from message_store.errors import SourceError
-from message_store.small_files import is_present, read_small_file, remove_file, replace_file
+from message_store.small_files import (
+    is_directory,
+    is_present,
+    read_small_file,
+    remove_file,
+    replace_file,
+)
 from message_store.store_root import StoreRoot
 
 _GUARD = (
@@ -43,7 +49,11 @@ def index_path(root: StoreRoot) -> Path:
 
 
 def void_index(root: StoreRoot) -> None:
-    """Say durably that the index was found damaged. Raises TargetError."""
+    """Say durably that the index was found damaged; of a store that was moved while it was open,
+    nothing is said at the old place. Raises TargetError.
+    """
+    if not is_directory(home(root)):
+        return
     replace_file(home(root) / _VOID, b"The index cannot be read: the next opening makes it anew.\n")
 
 
