@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
+from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
 from message_store.errors import SourceError
 from message_store.printable import iso_time
 from message_store.segment_files import list_directories
@@ -40,7 +41,13 @@ OFFSETS = f"config/{OFFSETS_NAME}"
 OFFSETS_BACKUP = f"{OFFSETS}.bak"
 _NO_SIGNS = {ord(sign): None for sign in "-:Z"}
 
-SMALL_FILES = (OFFSETS, OFFSETS_BACKUP, "checkpoint", "abort")
+MARKS = (f"delaywheel/{FLUSHED_NAME}", f"delaywheel/{LATEST_NAME}")
+"""Where our own engine of the levels keeps what it believes before the offsets."""
+
+OFFSET_FILES = (*MARKS, OFFSETS_BACKUP, OFFSETS)
+"""In the order in which they move: the one that a broker takes comes last."""
+
+SMALL_FILES = (*OFFSET_FILES, "checkpoint", "abort")
 """Every file that a change touches, but for the log and the queue that it appends to."""
 
 
@@ -90,8 +97,9 @@ class Change:
         return self.kept("abort").sha256 is None
 
     def kept(self, name: str) -> KeptFile:
-        """What is known of a file as it was before."""
-        return next(each for each in self.files if each.name == name)
+        """What is known of a file as it was before; older notes do not name the marks."""
+        unnamed = KeptFile(name, None, 0o644)
+        return next((each for each in self.files if each.name == name), unnamed)
 
     def content(self, name: str) -> bytes | None:
         """A file's content as it was before, None when there was none.
@@ -237,11 +245,32 @@ def put_small_file(root: StoreRoot, name: str, content: bytes, *, mode: int) -> 
 
 
 def put_offsets(root: StoreRoot, change: Change) -> None:
-    """Move the offsets: `.bak` first, then the file that a broker takes. Raises TargetError."""
-    content = change.offsets_after.encode()
-    for name in (OFFSETS_BACKUP, OFFSETS):
-        if read_small_file(root.path / name) != content:
+    """Move the offsets, in every file that tells of them. Raises SourceError and TargetError."""
+    for name in OFFSET_FILES:
+        found = read_small_file(root.path / name)
+        content = _moved_mark(found, change) if name in MARKS else change.offsets_after.encode()
+        if content not in (None, found):
             put_small_file(root, name, content, mode=change.kept(name).mode)
+
+
+def put_offsets_back(root: StoreRoot, change: Change) -> None:
+    """Make them what they were. Raises SourceError and TargetError."""
+    for name in reversed(OFFSET_FILES):
+        change.put_back(root, name)
+
+
+def _moved_mark(content: bytes | None, change: Change) -> bytes | None:
+    """A mark in which the levels of a change stand where it moves them; None for no mark.
+
+    After a kill our own engine believes its marks, and would deliver once more from their offsets.
+    """
+    mark = None if content is None else DeliveryMark.decode(content)
+    if mark is None:
+        return None
+    offsets = dict(mark.offsets)
+    for level, place in change.report["offsets"].items():
+        offsets[int(level)] = max(int(place), offsets.get(int(level), 0))
+    return content if offsets == mark.offsets else attrs.evolve(mark, offsets=offsets).encode()
 
 
 def _digest(content: bytes) -> str:

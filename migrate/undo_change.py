@@ -25,7 +25,7 @@ from message_store.store_root import StoreLock, StoreRoot
 from message_store.unfinished_change import DONE, UNDOING, UNDONE
 from migrate.in_place_checks import file_sizes, read_ends
 from migrate.staged_output import target_errors
-from migrate.store_backup import OFFSETS, OFFSETS_BACKUP, Change
+from migrate.store_backup import OFFSETS, OFFSETS_BACKUP, Change, put_offsets_back
 
 
 @contextmanager
@@ -100,8 +100,7 @@ def finish(root: StoreRoot, change: Change) -> Change:
 def undo(store: LiveStore, root: StoreRoot, change: Change) -> Change:
     """Take a change back: the offsets, the entries, the records. Raises TargetError."""
     change = change.write(UNDOING)
-    for name in (OFFSETS, OFFSETS_BACKUP):
-        change.put_back(root, name)
+    put_offsets_back(root, change)
     log_end = change.before.log_end
     queue = store.queue(TIMER_TOPIC, 0)
     if queue.segments.starts:
@@ -132,8 +131,7 @@ def drop(root: StoreRoot, change: Change) -> None:
 def undo_offsets(root: StoreRoot, change: Change) -> Change:
     """Take back a change of the offsets alone. Raises TargetError."""
     change = change.write(UNDOING)
-    for name in (OFFSETS, OFFSETS_BACKUP):
-        change.put_back(root, name)
+    put_offsets_back(root, change)
     return change.write(UNDONE)
 
 
