@@ -112,9 +112,11 @@ def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, f
         if why != RECORD:
             break
         size = load_i32(record + AT_SIZE)
-        if start + place > synced and _lost_a_sector(
-            file, place + found[3 + TOPIC_AT], place + size
-        ):
+        topic = place + found[3 + TOPIC_AT]
+        end = place + size
+        if not found[3 + PROPERTIES_BYTES]:  # then zeros, that there are none, end the record
+            end = topic + found[3 + TOPIC_BYTES]
+        if start + place > synced and _lost_a_sector(file, topic, end):
             why = NO_RECORD
             break
         found[2] = place

@@ -145,6 +145,26 @@ def test_a_record_that_lost_any_of_its_sectors_is_none(tmp_path: Path) -> None:
     again.abandon()
 
 
+@pytest.mark.parametrize("properties", [b"", b"a\x01b\x02"], ids=["none", "one"])
+def test_a_record_is_whole_wherever_its_sectors_end(tmp_path: Path, properties: bytes) -> None:
+    """Also where the last of them begins with the zeros that say that it has no properties."""
+    large = attrs.evolve(SMALL, commit_log_file_bytes=1 << 20)
+    store = LiveStore.open(tmp_path, settings=large)
+    append(store, stored(b"synced"))
+    store.flush()
+    one = attrs.evolve(stored(b""), properties_text=properties)
+    empty_bytes = -append(store, one) + store.log.end
+    for wanted in range(SECTOR_BYTES):
+        body = bytes((wanted - store.log.end - empty_bytes) % SECTOR_BYTES)
+        append(store, attrs.evolve(stored(body), properties_text=properties))
+        assert store.log.end % SECTOR_BYTES == wanted
+    end = store.log.end
+    store.abandon()
+    again = LiveStore.open(tmp_path, settings=large)
+    assert again.log.end == end
+    again.abandon()
+
+
 def _copy(store: Path, target: Path) -> None:
     target.mkdir()
     for name in ("commitlog", "consumequeue", "config", "delaywheel"):
