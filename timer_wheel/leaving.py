@@ -3,6 +3,8 @@
 and the units of what was dealt with go to a slot that is over, where a broker does not find them.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from message_store.byte_column import Int64s
@@ -14,7 +16,6 @@ from timer_wheel.timer_due import OVERDUE_MARK_MS
 from timer_wheel.timer_log import NO_POSITION
 from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.unplaced import EVERYTHING
-from timer_wheel.wheel_kernels import FLAGS
 from timer_wheel.wheel_math import floor_ms
 
 _SLOTS_AT_ONCE = 4096
@@ -47,7 +48,8 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
         timers.store.finish(timers.log.segments.sync)
         timers.files.write_wheel(timers.wheel, timers.log.end)
         timers.store.finish(timers.files.sync_wheel)
-        put_away(timers.log, goes, timers.wheel.hand_ms - timers.precision_ms)
+        past_ms = timers.wheel.hand_ms - timers.precision_ms
+        put_away(timers.log, goes, past_ms, lambda: timers.store.finish(timers.log.segments.sync))
     timers.done, timers.repeating_until_ms = _NOTHING, 0
 
 
@@ -116,18 +118,25 @@ def unhang(log: LiveTimerLog, wheel: LiveWheel, chain: TimerRows, is_taken: Bool
     wheel.set_slot(slot, kept.position, count)
 
 
-def put_away(log: LiveTimerLog, rows: TimerRows, past_ms: int) -> None:
+def put_away(log: LiveTimerLog, rows: TimerRows, past_ms: int, sync: Callable[[], None]) -> None:
     """Put units into a slot that is over, so that no reader takes them for what waits; by the mark
     of what was overdue a search of the log still comes upon them.
 
     Nothing leads on from them, since what they were hung on is of another slot; nor may anything
-    that waits hang on them by then, on the disk too. Raises TargetError.
+    that waits hang on them by then, on the disk too. ``sync`` syncs the log. Raises TargetError.
+
+    Whatever of it is on the disk, a unit is in its old slot with its old link, which leads to all
+    that is kept below it, or in the slot that is over: the delay alone moves it, four bytes that no
+    sector's edge divides, and only when that is on the disk does the link go.
     """
-    for position, flags in zip(rows.position.tolist(), rows.table[FLAGS].tolist(), strict=True):
-        log.overwrite(
-            position,
-            previous_position=NO_POSITION,
-            magic=flags,
-            write_time_ms=past_ms,
-            delay_ms=OVERDUE_MARK_MS,
-        )
+    out_ms = past_ms + OVERDUE_MARK_MS
+    for position, write_ms in zip(rows.position.tolist(), rows.write_time_ms.tolist(), strict=True):
+        if abs(out_ms - write_ms) < 2**31:
+            log.overwrite(position, delay_ms=out_ms - write_ms)
+        else:  # placed so long ago, or by such a clock, that a delay cannot say it
+            log.overwrite(position, delay_ms=OVERDUE_MARK_MS)
+            log.overwrite(position, write_time_ms=past_ms)
+    if len(rows):
+        sync()
+    for position in rows.position.tolist():
+        log.overwrite(position, previous_position=NO_POSITION)

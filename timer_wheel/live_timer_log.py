@@ -7,13 +7,14 @@ behind the end is zeros (docs/FORMAT.md, timer log).
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s, int64s
-from message_store.errors import BadFieldError
+from message_store.errors import BadFieldError, DelayStoreError, TargetError
 from message_store.java_numbers import LONG_MAX, LONG_MIN
 from message_store.layout import Layout
 from message_store.live_segments import LiveSegments
@@ -56,7 +57,8 @@ class FileUnits:
 
 class LiveTimerLog:
     """The log's files and where it ends; ``end`` is found by ``find_end``. Once that is
-    done ``rewrite_count`` grows where units change or go, and not where some are added.
+    done ``rewrite_count`` grows where units change or go, and not where some are added. Once
+    ``is_broken`` units of a failed append may lie behind the end, and nothing is appended.
 
     Raises BadFieldError for files that are too small for any unit.
     """
@@ -67,6 +69,7 @@ class LiveTimerLog:
         self.segments = segments
         self.end = 0
         self.rewrite_count = 0
+        self.is_broken = False
 
     @property
     def file_bytes(self) -> int:
@@ -149,10 +152,13 @@ class LiveTimerLog:
     def append(self, rows: TimerRows, wheel: LiveWheel) -> None:
         """Put a unit for each row at the end, and hang it on the wheel; sets their positions.
 
-        Raises TargetError when the disk refuses: the log is then what it was, and the wheel is not.
+        Raises TargetError when the disk refuses: the log is then what it was, or broken, and the
+        wheel is not what it was.
         """
         if not len(rows):
             return
+        if self.is_broken:
+            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
         rows.table[POSITION] = self.next_positions(len(rows))
         wheel.will_hold(int(rows.slot_time_ms.min()))
         head, done = b"", 0
@@ -163,9 +169,16 @@ class LiveTimerLog:
             self._write_blanks(rows.position)
             self.segments.write_at(int(rows.position[0]), head)
         except BaseException:
-            self.segments.zero_from(self.end)
+            self._undo()
             raise
         self.end = int(rows.position[done - 1]) + _UNIT
+
+    def _undo(self) -> None:
+        """Take away what a failed append has written: it must not come to light behind the next."""
+        self.is_broken = True  # so it stays if anything stops this
+        with suppress(DelayStoreError):
+            self.segments.zero_from(self.end)
+            self.is_broken = False
 
     @staticmethod
     def _pieces(positions: Int64s) -> Iterator[slice]:

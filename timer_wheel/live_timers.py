@@ -250,6 +250,8 @@ class LiveTimers:
             self.log.append(rows, self.wheel)
         except BaseException:
             self.wheel.put_back(rows.slot_time_ms, slots)
+            if self.log.is_broken:
+                self.store.log.break_off()
             raise
         self.placed_end = found.end
         self.placed_again.note(found.facts)

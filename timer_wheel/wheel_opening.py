@@ -36,11 +36,12 @@ from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_log import read_units
 from timer_wheel.timer_rows import NO_OLDER_SLOTS, OlderSlots, read_facts
 from timer_wheel.unplaced import EVERYTHING
+from timer_wheel.waiting import next_due_ms
 from timer_wheel.wheel_file import all_slots
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, floor_ms
-from timer_wheel.wheel_rebuild import rebuilt, refuse, waits
+from timer_wheel.wheel_rebuild import has_units, rebuilt, refuse
 from timer_wheel.wheel_recovery import (
     begin_of_copies,
     begin_where_units_are_lost,
@@ -146,8 +147,8 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
 def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     """The wheel with the precision that is asked for, where that can be."""
     precision_ms = settings.precision_ms
-    if waits(timers):
-        if settings.on_precision_change == "refuse":
+    if has_units(timers):
+        if settings.on_precision_change == "refuse" and _waits(timers):
             raise refuse(timers, precision_ms)
         return rebuilt(timers, settings)
     store, log, files = timers.store, timers.log, timers.files
@@ -164,6 +165,11 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
     files.forget_wheel()
     return made
+
+
+def _waits(timers: LiveTimers) -> bool:
+    """Whether there is anything to deliver."""
+    return next_due_ms(timers, find_markers(timers, timers.wheel.hand_ms)) is not None
 
 
 def _hung(

@@ -22,8 +22,8 @@ from timer_wheel.wheel_math import floor_ms, needs_roll
 from timer_wheel.wheel_settings import WheelSettings
 
 
-def waits(timers: LiveTimers) -> bool:
-    """Whether anything is on the wheel, or on its way there."""
+def has_units(timers: LiveTimers) -> bool:
+    """Whether anything is on the wheel or on its way there, also what was dealt with."""
     on_its_way = timers.placed_end < timers.queue.max_offset
     return on_its_way or len(timers.wheel.used_slots()) > 0
 

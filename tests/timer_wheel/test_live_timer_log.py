@@ -208,6 +208,34 @@ def test_a_disk_that_refuses_leaves_the_log_as_it_was(
     assert [u.commit_log_offset for u in timer_units(tmp_path / "timerlog")] == [1, 77]
 
 
+def test_a_failed_append_that_cannot_be_taken_away_leaves_no_log_that_takes_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its units lie behind the end, where those of a shorter append would lead to them."""
+    log, wheel = open_log(tmp_path), LiveWheel(1000, WRITE_MS)
+    log.append(rows_of((OUT_MS, 1, 1, 200)), wheel)
+    write_at = log.segments.write_at
+
+    def all_but_the_head(offset: int, data: bytes) -> None:
+        if len(data) == 8:
+            raise TargetError("no space")
+        write_at(offset, data)
+
+    def refuse(_offset: int) -> int:
+        raise TargetError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.segments, "write_at", all_but_the_head)
+        patch.setattr(log.segments, "zero_from", refuse)
+        with pytest.raises(TargetError, match="no space"):
+            log.append(rows_of(*[(OUT_MS, 1, 2 + index, 200) for index in range(9)]), wheel)
+    with pytest.raises(TargetError, match="open it again"):
+        log.append(rows_of((OUT_MS, 1, 77, 200)), wheel)
+    again = open_log(tmp_path)
+    again.append(rows_of((OUT_MS, 1, 77, 200)), LiveWheel(1000, WRITE_MS))
+    assert [u.commit_log_offset for u in timer_units(tmp_path / "timerlog")] == [1, 77]
+
+
 # --- slots ----------------------------------------------------------------------------------------
 
 
@@ -306,7 +334,7 @@ def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
         case "unhung":
             unhang(log, wheel, known.rows, np.array([True, False, False]))
         case "put away":
-            put_away(log, known.rows.rows(slice(0, 1)), WRITE_MS - 1000)
+            put_away(log, known.rows.rows(slice(0, 1)), WRITE_MS - 1000, log.segments.sync)
         case "cut":
             log.cut(2 * 52)
     slots = wheel.used_slots()
@@ -340,10 +368,61 @@ def test_whatever_of_an_unhung_chain_is_written_all_that_is_kept_is_found_from_a
         for index, place in enumerate(chain.position.tolist()):
             log.segments.write_at(place, after[index])
         gone = [index for index in np.flatnonzero(is_taken) if data.draw(st.booleans())]
-        put_away(log, chain.rows(np.array(gone, np.int64)), WRITE_MS - 1000)
+        put_away(log, chain.rows(np.array(gone, np.int64)), WRITE_MS - 1000, log.segments.sync)
         for index, place in enumerate(chain.position.tolist()):
             if index not in gone:
                 assert found_from(log, wheel, place) >= {each for each in kept if each <= place}
+
+
+@given(
+    taken=st.lists(st.booleans(), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_what_is_put_away_is_harmless_wherever_writing_is_cut(
+    taken: list[bool], data: st.DataObject
+) -> None:
+    """All that is kept is found, and nothing in another slot. A kill leaves the first writes; a
+    loss of power any words of what was not synced, for a sector's edge may lie between two.
+    """
+    is_taken = np.array(taken)
+    with TemporaryDirectory() as folder:
+        log, wheel = open_log(Path(folder), 100 * 52), LiveWheel(1000, WRITE_MS)
+        log.append(rows_of(*((OUT_MS, 1, number, 200) for number in range(len(taken)))), wheel)
+        chain, _ = log.walk(wheel, wheel.used_slots())
+        kept = set(chain.position[~is_taken].tolist())
+        unhang(log, wheel, chain, is_taken)
+        before = bytearray(log.segments.read_at(0, log.end))
+        words: list[tuple[int, bytes]] = []
+        synced = 0
+
+        def noted(position: int, **values: int) -> None:
+            old = log.segments.read_at(position, 52)
+            overwrite(position, **values)
+            new = log.segments.read_at(position, 52)
+            words.extend(
+                (position + at, new[at : at + 4])
+                for at in range(0, 52, 4)
+                if old[at : at + 4] != new[at : at + 4]
+            )
+
+        def sync() -> None:
+            nonlocal synced
+            synced = len(words)
+
+        overwrite = log.overwrite
+        log.overwrite = noted  # type: ignore[method-assign]
+        put_away(log, chain.rows(is_taken), WRITE_MS - 1000, log.segments.sync)
+        cut = data.draw(st.integers(0, len(words)))
+        certain = synced if cut >= synced else 0
+        for index, (at, word) in enumerate(words[:cut]):
+            if index < certain or data.draw(st.booleans()):
+                before[at : at + 4] = word
+        log.segments.write_at(0, before)
+        anew = LiveWheel(1000, WRITE_MS)
+        log.revise(anew)
+        rows, _ = log.walk(anew, anew.used_slots())
+        assert set(rows.position.tolist()) >= kept
+        assert (rows.slot_time_ms == OUT_MS).all()
 
 
 def found_from(log: LiveTimerLog, wheel: LiveWheel, position: int) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from message_store import AfterMs, AtMs, ManualClock, Message
+from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
 from message_store.errors import SourceError, UnsupportedStoreError
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
@@ -108,6 +108,34 @@ def test_an_empty_wheel_takes_any_precision(tmp_path: Path) -> None:
             receipt = store.schedule(Message("orders", b"x"), AtMs(clock.now_ms() + 777))
             clock.tick(receipt.promised_ms - clock.now_ms())
             assert len(store.advance(clock.now_ms())) == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(("old", "new"), [(1000, 100), (100, 1000)])
+def test_a_wheel_on_which_nothing_waits_takes_any_precision(
+    tmp_path: Path, old: int, new: int, *, is_killed: bool
+) -> None:
+    """Though what came before its slot was over still has its unit, and what was cancelled too."""
+    clock = ManualClock(START_MS)
+    with open_store(tmp_path, clock, old) as store:
+        store.advance(clock.now_ms())
+    store = open_store(tmp_path, clock, old)
+    store.schedule(Message("orders", b"", unique_key="EARLY"), AtMs(START_MS - 5_000))
+    store.flush()
+    assert len(store.advance(clock.now_ms())) == 1
+    cancelled = store.schedule(Message("orders", b"", unique_key="NO"), AfterMs(70_000))
+    assert store.cancel(cancelled) is Cancellation.CANCELLED
+    if is_killed:
+        store.abandon()
+    else:
+        store.close()
+    with open_store(tmp_path, clock, new) as store:
+        assert store.next_due_ms() is None
+        receipt = store.schedule(Message("orders", b"", unique_key="LATER"), AfterMs(70_500))
+        assert store.cancel(cancelled) is Cancellation.CANCELLED
+        came = store.advance(START_MS + 86_400_000)
+        assert [each.message.unique_key for each in came] == ["LATER"]
+        assert receipt.promised_ms >= START_MS + 70_500
 
 
 def test_a_finer_wheel_is_refused_while_messages_are_to_roll(tmp_path: Path) -> None:
