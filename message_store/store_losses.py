@@ -97,8 +97,9 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
             f"whole records lay behind a damaged one, where the log ended at {store.recovery.end}"
             " when the store was opened",
             f"they were cut off, as a broker does; their bytes are in {saved}",
-            "nothing after a loss of power: no flush had taken them; else take the log from a"
-            " backup, or send the messages again",
+            "nothing after a loss of power, or a kill while a batch was being stored: nobody was"
+            " told that they are durable; else take the log from a backup, or send the messages"
+            " again",
         )
     repaired = store.recovery.repaired if store.was_clean else 0
     if repaired:
