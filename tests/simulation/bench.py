@@ -213,6 +213,7 @@ class Bench:
             self.disk.pause()
             shutil.rmtree(self.root)
             copy.rename(self.root)
+            self.disk.rebind()
             self.disk.go_on()
 
     def look(self) -> None:

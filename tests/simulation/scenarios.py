@@ -204,7 +204,8 @@ def retention(rng: random.Random) -> list[Step]:
 
 def precision_change(rng: random.Random) -> list[Step]:
     """A store is opened with slots of another width."""
-    old_ms, new_ms = rng.choice([(1_000, 100), (100, 1_000), (500, 200)])
+    # To finer slots a wheel is not changed while messages are to roll.
+    old_ms, new_ms = rng.choice([(100, 1_000), (500, 1_000), (200, 500)])
     delays_ms = [150, 1_000, 1_001, 2_345, 59_999, 3_600_000, 7_200_000]
     stored = [put(f"K{delay_ms}", delay_ms) for delay_ms in delays_ms]
     return [

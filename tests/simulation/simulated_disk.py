@@ -124,8 +124,8 @@ class Failing:
 
     ``how``: "full" refuses for want of room, "error" because the device fails; "kill" raises
     Killed, there and at every later change; "interrupt" raises KeyboardInterrupt before the change;
-    "exit" ends this process. A torn write still leaves the beginning of what it was given: half of
-    it on a full disk, whole pages in a kill.
+    "exit" ends this process. A torn write still leaves whole pages of what it was given, if any: a
+    full disk lacks room for pages, and refuses nothing within one.
     """
 
     at: int
@@ -161,9 +161,9 @@ class Failing:
         self.failed += 1
         if self.is_torn and self.failed == 1 and name == "pwrite" and len(given[1]) > 1:
             descriptor, data, offset = given
-            size_bytes = (part or 0) if self.is_death else len(data) // 2
+            size_bytes = part or 0
             count = real(descriptor, memoryview(data).cast("B")[:size_bytes], offset)
-            if not self.is_death:
+            if not self.is_death and count:
                 self.done += 1
                 return count
             self.torn = descriptor, offset, bytes(memoryview(data).cast("B")[:size_bytes])
@@ -203,6 +203,7 @@ class SimulatedDisk:
         self._records = records
         self._files: dict[tuple[int, int], int] = {}
         self._held: list[int] = []
+        self._count = -1
         self._is_paused = False
 
     @property
@@ -226,6 +227,16 @@ class SimulatedDisk:
     def go_on(self) -> None:
         """Watch again."""
         self._is_paused = False
+
+    def rebind(self) -> None:
+        """The directory was put there anew: its files are still those of before."""
+        names, _ = _names_after(self.events, Cut(len(self.events), frozenset()))
+        for name, file in names.items():
+            path = os.path.join(self.root, name)
+            if file is not None and os.path.exists(path):
+                self._held.append(os.open(path, os.O_RDONLY))
+                facts = os.fstat(self._held[-1])
+                self._files[facts.st_dev, facts.st_ino] = file
 
     def take_over(self) -> None:
         """What is there before the first event: all of it is on the disk."""
@@ -286,7 +297,7 @@ class SimulatedDisk:
         """A number for a new file, and a handle of our own, so that its inode is not used again."""
         facts = os.fstat(descriptor)
         self._held.append(os.dup(descriptor))
-        number = len(self._files)
+        number = self._count = self._count + 1
         self._files[facts.st_dev, facts.st_ino] = number
         return number
 
