@@ -59,6 +59,7 @@ class LiveTimers:
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
     ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
     anew. Where the hand is before ``repeating_until_ms`` it has moved back from there.
+    ``mended_units`` is how many contradicted their records.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class LiveTimers:
         self.log_begins = log_begins
         self.older = older
         self.repeating_until_ms = 0
+        self.mended_units = 0
         self.base = self._moment()
         self._first_needed = 0
 
@@ -286,6 +288,18 @@ class LiveTimers:
         """When each row is due: by its slot or, if that is not its last, by its record."""
         times = np.where(rows.is_roll, facts.out_ms, rows.slot_time_ms)
         return promised_times(times, facts.store_ms, self.precision_ms)
+
+    def believe_records(self, rows: TimerRows, facts: TimerFacts) -> TimerRows:
+        """The rows; where a slot is before the time that the record tells, as ones that roll."""
+        is_early = facts.is_fine & ~rows.is_roll & ~is_overdue(rows.slot_time_ms)
+        is_early &= rows.commit_log_offset >= self.older.until
+        is_early &= rows.slot_time_ms < floor_ms(facts.out_ms, self.precision_ms)
+        if not is_early.any():
+            return rows
+        self.mended_units += int(is_early.sum())
+        rows = TimerRows(rows.table.copy())
+        rows.table[FLAGS] |= np.where(is_early, FLAG_ROLL, 0)
+        return rows
 
     def facts(self, rows: TimerRows, *, keys: bool = False) -> TimerFacts:
         """What the records of these rows say; recall keys only if they are asked for."""

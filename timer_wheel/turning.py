@@ -30,6 +30,7 @@ from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.recall import RecallMarks
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.unit_repair import has_doubtful_units
 from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_math import floor_ms
 
@@ -98,11 +99,12 @@ class Turning:
             early = early.rows(early.slot_time_ms >= floor_ms(now_ms, timers.precision_ms))
         rows = TimerRows.together([taken, early])
         is_plain = not (len(marks) or len(rest) or timers.has_rolled)
-        is_plain = is_plain and not is_overdue(rows.slot_time_ms).any()
+        is_plain = is_plain and not has_doubtful_units(timers, rows)
         if is_plain and not timers.placed_again.among(rows, self._store.log):
             facts = TimerFacts.assumed(rows, timers.precision_ms)
         else:
             facts = timers.facts(rows, keys=len(marks) > 0)
+            rows = timers.believe_records(rows, facts)
         promised_ms = timers.promised_ms(rows, facts)
         if not len(rest):
             return Due(rows, facts, promised_ms)

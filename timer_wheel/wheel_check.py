@@ -13,6 +13,7 @@ from message_store.store_losses import kept_findings, log_finding, queue_finding
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import find_markers
 from timer_wheel.timer_rows import TimerRows
+from timer_wheel.unit_repair import repair_finding
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_recovery import copies_in_log, which_are_done
 
@@ -31,7 +32,8 @@ def _of_losses(timers: LiveTimers) -> list[Finding]:
     store = timers.store
     of_log = [log_finding(store.losses.log_bytes)] if store.losses.log_bytes else []
     of_checkpoint = [_checkpoint_finding()] if timers.files.is_damaged else []
-    return [*of_log, *of_checkpoint, *queue_findings(store), *kept_findings(store)]
+    of_units = [repair_finding(timers.mended_units)] if timers.mended_units else []
+    return [*of_log, *of_checkpoint, *of_units, *queue_findings(store), *kept_findings(store)]
 
 
 def _in_queue(timers: LiveTimers) -> list[Finding]:

@@ -25,11 +25,12 @@ ROW_COLUMNS = 7
 
 PAGE_BYTES = 4096
 
-MARKERS, OVERDUE, ROLLS = range(3)
+MARKERS, OVERDUE, ROLLS, DOUBTED = range(4)
 """What ``revise_wheel`` counts: delete markers that are yet to be read, what was due when it was
-stored and is yet to be read, and units that were to roll, old and new.
+stored and is yet to be read, and units, old and new, that were to roll, or have a time at which no
+slot begins.
 """
-COUNTS = 3
+COUNTS = 4
 
 _UNIT = TIMER_UNIT.size
 _AT_SIZE = TIMER_UNIT.offset_of("size_bytes")
@@ -149,6 +150,8 @@ def revise_wheel(
         slot = time_ms // precision_ms
         flags = load_i32(unit + _AT_MAGIC)
         counts[ROLLS] += flags & FLAG_ROLL != 0
+        behind_ms = time_ms % precision_ms
+        counts[DOUBTED] += behind_ms != 0 and behind_ms != OVERDUE_MARK_MS
         if slot >= hand:
             _hang(wheel, dirty, slot, hand, position + index * _UNIT, flags)
             counts[MARKERS] += flags & FLAG_DELETE != 0

@@ -35,6 +35,7 @@ from timer_wheel.resuming import (
 from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_log import read_units
 from timer_wheel.timer_rows import NO_OLDER_SLOTS, OlderSlots, read_facts
+from timer_wheel.unit_repair import mend_units
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.waiting import next_due_ms
 from timer_wheel.wheel_file import all_slots
@@ -190,6 +191,10 @@ def _hung(
         older=older,
     )
     counts = log.revise(wheel)
+    timers.mended_units = mend_units(timers, counts)
+    if timers.mended_units:
+        wheel = timers.wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
+        counts = log.revise(wheel)
     timers.has_rolled = bool(counts[ROLLS])
     files.compare(wheel, log.end)
     timers.placed_end = resume(timers.queue, log, store)

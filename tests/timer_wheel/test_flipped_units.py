@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One flipped bit in the times or the flags of a unit of the timer log: the record knows better.
+Nothing comes early or twice, nothing is lost without a finding, however the store was left.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
+from tests.faults.damage import copy_store
+from tests.faults.engines import SMALL
+from timer_wheel import WheelStore
+from timer_wheel.timer_log import TIMER_UNIT
+
+START_MS = 1_793_000_000_000
+WINDOW_SLOTS = 20
+UNITS = 12
+TIME_BITS = [("write_time_ms", bit) for bit in range(64)]
+DELAY_BITS = [("delay_ms", bit) for bit in range(32)]
+FLAG_BITS = [("magic", bit) for bit in (0, 1, 3, *range(4, 32))]
+BITS = [*TIME_BITS, *DELAY_BITS, *FLAG_BITS]
+
+
+class Left:
+    """A store as it was left, with what its messages were promised for."""
+
+    def __init__(self, path: Path, precision_ms: int, *, is_killed: bool) -> None:
+        self.path, self.precision_ms = path, precision_ms
+        self.clock = ManualClock(START_MS)
+        store = self.open(path)
+        store.advance(START_MS)
+        slots = [2, 2, 5, 5, 5, 9, 9, 30, 61]
+        messages = [Message("orders", b"", unique_key=f"K{n}") for n in range(len(slots))]
+        self.promised = {
+            each.unique_key or "": store.schedule(each, AfterMs(slot * precision_ms)).promised_ms
+            for each, slot in zip(messages, slots, strict=True)
+        }
+        no = store.schedule(Message("orders", b"", unique_key="NO"), AfterMs(9 * precision_ms))
+        assert store.cancel(no) is Cancellation.CANCELLED
+        store.schedule(Message("orders", b"", unique_key="PAST"), AtMs(START_MS - 1))
+        self.promised["PAST"] = START_MS
+        self.clock.tick(precision_ms * 4)
+        assert len(store.advance(self.clock.now_ms())) == 3
+        if is_killed:
+            store.flush()
+            store.abandon()
+        else:
+            store.close()
+        self.left_ms = self.clock.now_ms()
+
+    def open(self, path: Path) -> WheelStore:
+        return WheelStore.open(
+            path,
+            clock=self.clock,
+            settings=SMALL,
+            precision_ms=self.precision_ms,
+            roll_window_slots=WINDOW_SLOTS,
+        )
+
+    def with_flipped(self, path: Path, unit: int, field: str, bit: int) -> Path:
+        copy_store(self.path, path)
+        self.clock = ManualClock(self.left_ms)
+        place = TIMER_UNIT.offset_of(field)
+        width = 8 if field == "write_time_ms" else 4
+        at = unit * TIMER_UNIT.size + place + width - 1 - bit // 8
+        with min((path / "timerlog").iterdir()).open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << bit % 8]))
+        return path
+
+
+Made = Callable[[int, bool], Left]
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    @functools.cache
+    def made(precision_ms: int, is_killed: bool) -> Left:
+        path = tmp_path_factory.mktemp("left") / "store"
+        return Left(path, precision_ms, is_killed=is_killed)
+
+    return made
+
+
+def require_sound(left: Left, path: Path) -> None:
+    with left.open(path) as store:
+        findings = store.check()
+        while (next_ms := store.next_due_ms()) is not None:
+            left.clock.tick(max(0, next_ms - left.clock.now_ms()))
+            for each in store.advance(left.clock.now_ms()):
+                key = each.message.unique_key or ""
+                assert left.clock.now_ms() >= left.promised.get(key, 0), f"{key} is early"
+        findings += store.check()
+        came = Counter(each.unique_key or "" for each in store.topic("orders").read(0, 0, 99))
+    assert not came - Counter(left.promised.keys()), "twice, or taken back"
+    assert findings or not Counter(left.promised.keys()) - came, "lost without a finding"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+@pytest.mark.parametrize(
+    ("unit", "field", "bit"),
+    [
+        (2, "delay_ms", 10),
+        (3, "delay_ms", 31),
+        (5, "delay_ms", 0),
+        (6, "write_time_ms", 12),
+        (2, "write_time_ms", 40),
+        (7, "magic", 1),
+        (8, "magic", 1),
+        (4, "magic", 2),
+    ],
+)
+def test_a_bit_of_a_unit_is_not_believed_over_its_record(
+    left: Made, tmp_path: Path, unit: int, field: str, bit: int, precision_ms: int, is_killed: bool
+) -> None:
+    store = left(precision_ms, is_killed)
+    require_sound(store, store.with_flipped(tmp_path / "store", unit, field, bit))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+@pytest.mark.parametrize("unit", range(2, UNITS - 2))
+def test_no_bit_of_a_unit_is_believed_over_its_record(
+    left: Made, tmp_path: Path, unit: int, precision_ms: int, is_killed: bool
+) -> None:
+    store = left(precision_ms, is_killed)
+    for field, bit in BITS:
+        path = tmp_path / f"{field}-{bit}"
+        require_sound(store, store.with_flipped(path, unit, field, bit))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts right a unit of the timer log of which a bit was flipped: its record knows better.
+
+Slots begin at multiples of their width, or one millisecond behind one for what was overdue. No
+single bit of a delay or a placing time leads from one multiple to another, so that the times alone
+tell which records to look at.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from message_store.byte_column import Int64s
+from message_store.delay_store import Finding, Severity
+from message_store.printable import counted
+from timer_wheel.live_timers import LiveTimers
+from timer_wheel.timer_due import OVERDUE_MARK_MS
+from timer_wheel.timer_log import FLAG_DELETE
+from timer_wheel.timer_rows import TimerRows
+from timer_wheel.wheel_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE
+from timer_wheel.wheel_math import roll_slot_ms
+
+_TIME_BITS = 64
+_DELAY_BITS = 32
+
+
+def mend_units(timers: LiveTimers, counts: Int64s) -> int:
+    """Put right what contradicts its record, among the units whose times or flags give a reason to
+    look; returns how many. ``counts`` is what ``revise`` counted. Raises TargetError.
+    """
+    if not (counts[DOUBTED] or counts[OVERDUE] or counts[MARKERS]):
+        return 0
+    mended = 0
+    for rows in timers.log.all_units():
+        off_ms = rows.slot_time_ms % timers.precision_ms
+        is_ahead = rows.slot_time_ms >= timers.wheel.hand_ms
+        doubted = is_ahead & (rows.is_marker | (off_ms == OVERDUE_MARK_MS))
+        doubted |= (off_ms != 0) & (off_ms != OVERDUE_MARK_MS)
+        mended += _mend(timers, rows.rows(doubted))
+    return mended
+
+
+def _mend(timers: LiveTimers, rows: TimerRows) -> int:
+    if not len(rows):
+        return 0
+    facts = timers.facts(rows)
+    is_judged = facts.is_fine & (rows.commit_log_offset >= timers.older.until)
+    flags = rows.table[FLAGS] & ~FLAG_DELETE | np.where(facts.is_marker, FLAG_DELETE, 0)
+    mended = 0
+    for row in np.flatnonzero(is_judged).tolist():
+        unit = rows.rows(slice(row, row + 1))
+        position, is_other = int(unit.position[0]), int(flags[row]) != int(unit.table[FLAGS, 0])
+        if is_other:
+            timers.log.overwrite(position, magic=int(flags[row]))
+        times = _right_times(timers, unit, int(facts.out_ms[row]), int(facts.store_ms[row]))
+        if times is not None:
+            write_ms, delay_ms = times
+            timers.log.overwrite(position, write_time_ms=write_ms, delay_ms=delay_ms)
+        mended += is_other or times is not None
+    return mended
+
+
+def _right_times(
+    timers: LiveTimers, unit: TimerRows, out_ms: int, store_ms: int
+) -> tuple[int, int] | None:
+    """Placing time and delay as they were, if one bit leads to them; None for what is right, and
+    for what cannot be told.
+    """
+    slot_ms, write_ms = int(unit.slot_time_ms[0]), int(unit.write_time_ms[0])
+    delay_ms, width_ms = slot_ms - write_ms, timers.precision_ms
+    if slot_ms == out_ms:
+        return None
+    if not unit.is_roll[0]:
+        ways = [way for way in _with_one_bit(write_ms, delay_ms) if sum(way) == out_ms]
+        if not ways and slot_ms % width_ms not in (0, OVERDUE_MARK_MS):
+            # It was put into a slot that was over then, or was due at once on an older wheel.
+            ways = [
+                way
+                for way in _with_one_bit(write_ms, delay_ms)
+                if way[0] % width_ms == 0 and sum(way) % width_ms == OVERDUE_MARK_MS
+            ]
+        return min(ways, key=lambda way: (abs(way[0] - store_ms), abs(way[1])), default=None)
+    if slot_ms % width_ms in (0, OVERDUE_MARK_MS):
+        return None
+    if write_ms % width_ms == 0:
+        parked_ms = int(roll_slot_ms(out_ms, write_ms, width_ms, timers.window_slots))
+        return write_ms, parked_ms - write_ms
+    whole = [each for each in _flipped(write_ms, _TIME_BITS) if each % width_ms == 0]
+    write_ms = min(whole, key=lambda each: abs(each - store_ms), default=write_ms)
+    return write_ms, delay_ms
+
+
+def _with_one_bit(write_ms: int, delay_ms: int) -> Iterator[tuple[int, int]]:
+    """Placing times and delays that differ from these in one bit."""
+    for each in _flipped(delay_ms, _DELAY_BITS):
+        yield write_ms, each
+    for each in _flipped(write_ms, _TIME_BITS):
+        yield each, delay_ms
+
+
+def _flipped(number: int, bits: int) -> Iterator[int]:
+    """The numbers of so many bits, with a sign, that differ from one in one bit."""
+    half = 1 << (bits - 1)
+    return (((number ^ 1 << bit) + half) % (2 * half) - half for bit in range(bits))
+
+
+def has_doubtful_units(timers: LiveTimers, rows: TimerRows) -> bool:
+    """Whether a unit among these that do not roll looks as if it had lost the flag that says so, or
+    has a time that no slot begins at: its record has to be read before it is believed.
+    """
+    delay_ms = rows.slot_time_ms - rows.write_time_ms
+    window = timers.window_slots
+    is_parked = delay_ms == window * timers.precision_ms
+    is_parked |= delay_ms == window // 2 * timers.precision_ms
+    return bool((is_parked | (rows.slot_time_ms % timers.precision_ms != 0)).any())
+
+
+def repair_finding(count: int) -> Finding:
+    """What to say of units that were put right."""
+    units = counted(count, "unit contradicts its record", "units contradict their records")
+    return Finding(
+        Severity.WARNING,
+        "timerlog",
+        f"{units}: a bit of a time or of the flags was another",
+        "a broker believes the unit: its message comes early or late, or never",
+        "none is needed: the record is believed; look at the disk",
+    )
