@@ -278,12 +278,15 @@ def _refuse_damage(
 
 
 def _save_records_behind(store: "LiveStore", end: int) -> Path | None:
-    """Copy what lies behind the log's end where whole records are there, before it is made zeros.
+    """Copy what lies behind the log's end where a queue knows of whole records there, before it is
+    made zeros.
 
     A loss of power leaves such records, of which nobody was told that they are durable. So does
-    damage to one record of a store that was killed.
+    damage to one record of a store that was killed. An append that was stopped before it published
+    its first record leaves some too, but no entry of a queue leads to them.
     """
-    if store.log.next_record(end) < 0:
+    is_known = any(queue.end_position > end for queue in store.queues())
+    if not is_known or store.log.next_record(end) < 0:
         return None
     name = f"{SAVED_NAME}-{end}"
     taken = [path.name for path in store.root.own.glob(f"{name}*")]

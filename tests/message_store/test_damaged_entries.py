@@ -22,6 +22,7 @@ from message_store.store_losses import queue_findings
 from tests.message_store.live_workload import (
     SMALL,
     append,
+    append_rows,
     log_records,
     neutralise,
     require_sound,
@@ -185,6 +186,30 @@ def test_whole_records_behind_a_damaged_one_are_kept_in_a_file_and_told_of(tmp_p
     assert kept[places[10] - places[9] : end - places[9]] == whole_log[places[10] : end]
     assert str(saved) in "".join(map(str, queue_findings(again)))
     again.close()
+
+
+def test_an_append_that_was_killed_before_it_was_published_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    append(store, stored(b"taken"))
+    write_at = store.log.segments.write_at
+
+    def killed(offset: int, data: bytes) -> None:
+        if len(data) == 8:
+            raise KeyboardInterrupt
+        write_at(offset, data)
+
+    monkeypatch.setattr(store.log.segments, "write_at", killed)
+    monkeypatch.setattr(store.log.segments, "zero_from", lambda _: 0)
+    with pytest.raises(KeyboardInterrupt):
+        append_rows(store, [stored(b"never published %d" % number) for number in range(9)])
+    store.abandon()
+    again = opened(tmp_path)
+    assert require_sound(again) == [b"taken"]
+    assert again.recovery.zeroed_bytes
+    assert (again.recovery.saved, list(queue_findings(again))) == (None, [])
+    again.abandon()
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])
