@@ -20,6 +20,7 @@ from message_store.live_checkpoint import LiveCheckpoint
 from message_store.live_dispatch import Dispatcher
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
+from message_store.properties import LMQ_PREFIX
 from message_store.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
 from message_store.store_checkpoint import StoreCheckpoint
 
@@ -92,7 +93,8 @@ def survey(
     """
     log.end = log.segments.end_offset
     known = [_newest_record(log, queue) for queue in queues if queue.min_offset < queue.max_offset]
-    newest_end, last_start = max(((one.end, one.start) for one in known), default=(-1, -1))
+    own = [one for one in known if not one.queue.topic.startswith(LMQ_PREFIX)]
+    newest_end, last_start = max(((one.end, one.start) for one in own), default=(-1, -1))
     if was_clean and newest_end >= 0:
         start = newest_end
     else:
@@ -155,9 +157,10 @@ def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
     """Look through a queue from its end for an entry that leads to a record of this queue.
 
     The head of the record is compared, so that a damaged body takes no part in it. What was
-    neutralised tells nothing.
+    neutralised tells nothing. A queue of multi-dispatch leads to records of other queues.
     """
     is_doubted = queue.has_stale_rest
+    is_of_others = queue.topic.startswith(LMQ_PREFIX)
     first = max(queue.min_offset, queue.max_offset - _ENTRIES_LOOKED_AT)
     for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):
         low = max(first, high - _ENTRIES_AT_ONCE)
@@ -171,8 +174,8 @@ def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
             if (
                 head is not None
                 and head["size_bytes"] == size_bytes
-                and head["queue_id"] == queue.queue_id
-                and head["queue_offset"] == low + index
+                and (is_of_others or head["queue_id"] == queue.queue_id)
+                and (is_of_others or head["queue_offset"] == low + index)
                 and log.holds(offset, size_bytes)
             ):
                 return NewestRecord(queue, offset, offset + size_bytes, is_doubted)

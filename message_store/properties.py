@@ -40,6 +40,8 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
+LMQ_PREFIX = "%LMQ%"
+"""Of queues that multi-dispatch fills with entries of other queues' records."""
 SYSTEM_PREFIX = "rmq_sys_"
 
 

@@ -311,6 +311,26 @@ def test_a_clean_store_with_a_hole_in_a_queue_is_repaired_too(tmp_path: Path) ->
     again.close()
 
 
+def test_a_queue_of_multi_dispatch_is_not_doubted_for_being_filled_with_others_records(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "store"
+    store = opened(path)
+    append(store, stored(b"0"))
+    place = append(store, stored(b"1", queue_id=3))
+    store.queue("%LMQ%orders", 0).append_one(place, store.log.end - place, 0)
+    append(store, stored(b"2"))
+    store.close()
+    again = opened(path)
+    assert again.was_clean
+    assert again.recovery.start == again.recovery.end > 0
+    again.close()
+    change(queue_file(path, "%LMQ%orders"), 8, (1).to_bytes(4, "big"))
+    with_damage = opened(path)
+    assert with_damage.recovery.start == 0
+    with_damage.abandon()
+
+
 def test_half_messages_and_rolled_back_ones_get_no_entry(tmp_path: Path) -> None:
     path = tmp_path / "store"
     store = opened(path)
