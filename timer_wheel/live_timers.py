@@ -189,6 +189,22 @@ class LiveTimers:
         is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
         self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
 
+    def place_waiting(self, found: Unplaced, waits: Bools, now_ms: int) -> None:
+        """Place those of these entries that wait, and the last of all, which tells where placing
+        goes on: before the hand where it was dealt with. No slot of what waits is behind the hand.
+        """
+        rows, now_ms = found.rows, max(now_ms, self.wheel.hand_ms)
+        waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
+        rows.table[SLOT_TIME] = np.where(waits, waiting_ms, rows.slot_time_ms)
+        self._plan(rows, waits, now_ms)
+        self._park(rows, waits, now_ms)
+        self._put_behind(rows, ~waits, now_ms)
+        stays = waits & found.facts.is_there
+        stays[np.flatnonzero(found.facts.is_there)[-1:]] = True
+        self._place(found, stays)
+        self.early = rows.rows(waits & is_overdue(rows.slot_time_ms))
+        self.done = _NOTHING
+
     def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
         """Which rows lie in a slot that is over and whose place on the ring one has that holds what
         waits. A broker that reads the timer log again would take theirs for it.
@@ -241,12 +257,12 @@ class LiveTimers:
         rows.table[SLOT_TIME, is_beyond] = last_ms + is_marked * OVERDUE_MARK_MS
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
-    def _place(self, found: Unplaced) -> None:
-        """Append the units of these entries, which are the next."""
+    def _place(self, found: Unplaced, chosen: Bools | None = None) -> None:
+        """Append the units of these entries, which are the next, or of some of them."""
         if not len(found):
             return
         self.files.announce(found.end)
-        rows = found.rows.rows(found.facts.is_there)
+        rows = found.rows.rows(found.facts.is_there if chosen is None else chosen)
         slots = self.wheel.slots_of(rows.slot_time_ms)
         try:
             self.log.append(rows, self.wheel)

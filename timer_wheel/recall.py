@@ -21,7 +21,7 @@ from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_due import may_be_promised
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import KEY_ONE
-from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.timer_rows import EXACT_MS, Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
 from timer_wheel.wheel_math import PRECISIONS_MS, floor_ms, out_ms
@@ -204,14 +204,17 @@ class Search:
         named = is_named & ~facts.is_marker
         if not named.any():
             return Cancellation.CANCELLED  # its marker is all that is left
-        marks, is_marker = RecallMarks(), facts.is_marker & facts.is_fine
-        marks.add(rows.commit_log_offset[is_marker], facts.rows(is_marker))
-        taken = marks.take_away(rows.commit_log_offset[named], facts.rows(named))
-        return Cancellation.CANCELLED if taken.all() else Cancellation.ALREADY_DELIVERED
+        applied = rows.commit_log_offset < timers.older.applied_until
+        taken = _taken(rows, facts, ~applied)
+        if applied.any():
+            places = rows.commit_log_offset, rows.size_bytes
+            exact = read_facts(timers.store.log, *places, EXACT_MS, keys=True)
+            taken |= _taken(rows, exact, applied)
+        return Cancellation.CANCELLED if taken[named].all() else Cancellation.ALREADY_DELIVERED
 
     def _queued(self) -> Iterator[TimerRows]:
-        """What may be of the topic and has no unit: it is new, or was delivered before the wheel
-        was made anew for slots of another width.
+        """What may be of the topic and has no unit: it is new, or was dealt with before the wheel
+        was made anew, for slots of another width or of a hierarchical wheel.
         """
         timers = self._timers
         yield timers.unplaced(EVERYTHING).rows
@@ -264,11 +267,19 @@ class Search:
         return is_named
 
 
+def _taken(rows: TimerRows, facts: TimerFacts, counts: Bools) -> Bools:
+    """Which rows one of those markers among them takes away that count."""
+    marks, is_marker = RecallMarks(), facts.is_marker & facts.is_fine & counts
+    marks.add(rows.commit_log_offset[is_marker], facts.rows(is_marker))
+    return marks.take_away(rows.commit_log_offset, facts)
+
+
 def find_markers(timers: LiveTimers, from_ms: int) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue."""
     marks = RecallMarks()
     placed = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
-    placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
+    counts = placed.commit_log_offset >= timers.older.applied_until
+    placed = placed.rows(placed.is_marker & counts & (placed.slot_time_ms >= from_ms))
     marks.add(placed.commit_log_offset, timers.facts(placed, keys=True))
     rest = timers.unplaced(EVERYTHING, keys=True)
     is_marker = rest.facts.is_marker & rest.facts.is_fine

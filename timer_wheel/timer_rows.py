@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from message_store.live_log import LiveLog
 
 Bools = NDArray[np.bool_]
+EXACT_MS = 1
+"""The precision to read facts with: keys of one time, not of one slot."""
 
 
 @attrs.frozen(eq=False)
@@ -214,6 +216,13 @@ class OlderSlots:
 
     until: int = 0
     precision_ms: int = 1
+
+    @property
+    def applied_until(self) -> int:
+        """Delete markers before this place of the log were applied by a hierarchical wheel, which
+        goes by exact times: on the wheel that came after it they take nothing away.
+        """
+        return self.until if self.precision_ms == EXACT_MS else 0
 
 
 NO_OLDER_SLOTS = OlderSlots()

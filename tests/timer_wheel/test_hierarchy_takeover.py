@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store goes from a wheel in files to wheels in a database and back: nothing lost or doubled."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
 from message_store.errors import UnsupportedStoreError
 from message_store.store_root import StoreRoot
+from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
 from timer_wheel.hierarchy.ownership import guard, index_path, read_active, release
 
@@ -89,6 +91,76 @@ def test_what_was_taken_back_stays_so_in_other_hands(tmp_path: Path, first_is_wh
         store.advance(clock.now_ms())
         left = expected("it") - bodies(store)
         assert left == Counter({b"it 30000": 1, b"it 599999": 1})
+
+
+@pytest.mark.parametrize("then", ["closed", "killed", "killed after the clock went back"])
+@pytest.mark.parametrize(("apart_ms", "is_last"), [(0, False), (40, False), (40, True)])
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+def test_a_wheel_takes_nothing_away_beside_what_the_hierarchy_took_back(
+    tmp_path: Path, precision_ms: int, apart_ms: int, is_last: bool, then: str
+) -> None:
+    """Two with one key in one slot: of different times one was cancelled, of equal ones both."""
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    twin = Message("orders", b"taken", unique_key="K"), Message("orders", b"stays", unique_key="K")
+    due_ms = START_MS // 1000 * 1000 + 9_505
+    with open_hierarchy(path, clock) as store:
+        taken, stays = (
+            store.schedule(message, AtMs(at_ms))
+            for message, at_ms in zip(twin, (due_ms, due_ms + apart_ms), strict=True)
+        )
+        assert store.cancel(taken) is Cancellation.CANCELLED
+        if not is_last:
+            store.schedule(Message("orders", b"other"), AtMs(due_ms))
+        waits = sorted((p.commit_log_offset, p.unique_key) for p in store.pending())
+    assert len(waits) == (apart_ms > 0) + (not is_last)
+    wheel = open_wheel(path, clock, precision_ms=precision_ms)
+    if then == "killed after the clock went back":
+        wheel.close()
+        clock = ManualClock(START_MS - 60_000)
+        wheel = open_wheel(path, clock, precision_ms=precision_ms)
+        wheel.cancel(wheel.schedule(Message("orders", b"soon"), AfterMs(3_000)))
+        wheel.advance(clock.now_ms())
+        wheel.flush()
+    if then == "closed":
+        wheel.close()
+    else:
+        abandon(wheel)
+    wheel = open_wheel(path, clock, precision_ms=precision_ms)
+    assert sorted((p.commit_log_offset, p.unique_key) for p in wheel.pending()) == waits
+    assert wheel.cancel(taken) is Cancellation.CANCELLED
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    view = look_as_a_broker(copy, clock.now_ms(), precision_ms=precision_ms)
+    assert len(view.keys) == len(waits)
+    assert view.wrong == []
+    delivered = wheel.advance(START_MS + 60_000)
+    assert sorted(each.message.body for each in delivered) == sorted(
+        [b"stays"] * (apart_ms > 0) + [b"other"] * (not is_last)
+    )
+    assert wheel.cancel(taken) is Cancellation.CANCELLED
+    gone = Cancellation.ALREADY_DELIVERED if apart_ms else Cancellation.CANCELLED
+    assert wheel.cancel(stays) is gone
+    wheel.close()
+
+
+@pytest.mark.parametrize("precision_ms", [100, 1000])
+def test_what_a_wheel_takes_back_after_it_took_over_stays_so(
+    tmp_path: Path, precision_ms: int
+) -> None:
+    clock, path = ManualClock(START_MS), tmp_path / "store"
+    with open_hierarchy(path, clock) as store:
+        first, second = (
+            store.schedule(Message("orders", b"", unique_key="K"), AfterMs(delay_ms))
+            for delay_ms in (9_005, 9_045)
+        )
+        store.cancel(first)
+    for _ in range(2):
+        with open_wheel(path, clock, precision_ms=precision_ms) as store:
+            assert store.cancel(second) is Cancellation.CANCELLED
+            assert list(store.pending()) == []
+            assert look_as_a_broker(path, clock.now_ms(), precision_ms=precision_ms).keys == []
+    with open_wheel(path, clock, precision_ms=precision_ms) as store:
+        assert list(store.advance(START_MS + 60_000)) == []
 
 
 def test_no_promise_of_one_is_broken_by_the_other(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a hierarchical wheel's store that of a wheel in files again, which a broker goes on with.
 
-Every entry of the timer queue gets its unit, those that were dealt with before the hand. The index
+Every message that waits gets its unit, and so does the newest entry of the timer queue, before the
+hand if it was dealt with. What was taken back does not wait, and what took it back is not handed
+over: a wheel would read it by slot and take away what lies beside its target. The index
 counts until the wheel is on disk, and so long brokers are kept from starting: whoever is stopped
 before begins again.
 """
@@ -17,8 +19,10 @@ from message_store.live_store import LiveStore
 from timer_wheel.hierarchy.hierarchy_opening import open_index
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
 from timer_wheel.hierarchy.ownership import index_path, release
-from timer_wheel.leaving import place_all
+from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.timer_rows import EXACT_MS, OlderSlots
+from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_opening import open_timers
 from timer_wheel.wheel_settings import WheelSettings
 
@@ -37,7 +41,7 @@ def hand_over(
         asked_ms, offsets = _all_that_waits(store, precision_ms)
     timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
     try:
-        place_all(timers, store.clock.now_ms())
+        _place(timers, offsets)
         _make_durable(store, timers)
         release(store.root)
         remove_index(index_path(store.root))
@@ -56,7 +60,7 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
         asked_ms = precision_ms or slot_ms
         is_early = asked_ms % slot_ms > 0  # 500 too, where they end every 200 ms
         is_refused = is_early and index.waits_for_slot_ends()
-        offsets = _waiting(index.marks.rows, *index.waiting.parts())
+        offsets = _waiting(index)
     finally:
         index.db.close()
     if is_refused:
@@ -67,10 +71,25 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
     return asked_ms, offsets
 
 
-def _waiting(*parts: Any) -> Int64s:
-    """Where in the log the records of all these rows are, in order."""
-    offsets = [int64s(rows["commit_log_offset"]) for rows in parts]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *offsets]))
+def _waiting(index: TimerIndex) -> Int64s:
+    """Where in the log the records of all are that wait and that nobody took back, in order."""
+    offsets = [np.empty(0, np.int64)]
+    for rows in index.waiting.parts():
+        places = int64s(rows["commit_log_offset"])
+        if len(index.marks):
+            places = places[~index.marks.take_away(places, index.facts_of(rows, keys=True))]
+        offsets.append(places)
+    return np.unique(np.concatenate(offsets))
+
+
+def _place(timers: LiveTimers, waiting: Int64s) -> None:
+    """Place what waits; all else was dealt with to the millisecond, delete markers too."""
+    timers.older = OlderSlots(timers.store.log.end, EXACT_MS)
+    found = timers.unplaced(EVERYTHING)
+    if len(found):
+        waits = np.isin(found.rows.commit_log_offset, waiting)
+        timers.place_waiting(found, waits, timers.store.clock.now_ms())
+    timers.save()
 
 
 def _make_durable(store: LiveStore, timers: LiveTimers) -> None:

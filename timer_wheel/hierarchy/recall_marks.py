@@ -14,10 +14,7 @@ from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
 from timer_wheel.recall import RecallMarks, marker_offsets
-from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
-
-EXACT_MS = 1
-"""The precision to read facts with: keys of one time, not of one slot."""
+from timer_wheel.timer_rows import EXACT_MS, Bools, TimerFacts, read_facts
 
 
 class HierarchyMarks(RecallMarks):

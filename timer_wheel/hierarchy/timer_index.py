@@ -24,12 +24,12 @@ from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
 from timer_wheel.hierarchy.ownership import void_index
-from timer_wheel.hierarchy.recall_marks import EXACT_MS, HierarchyMarks
+from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.lost_messages import LostMessage, LostMessages
 from timer_wheel.timer_record_kernel import ID
-from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
+from timer_wheel.timer_rows import EXACT_MS, Bools, TimerFacts, read_facts
 
 _PIECE = 1 << 17
 _MANY = 1 << 20
