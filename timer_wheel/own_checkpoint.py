@@ -40,7 +40,11 @@ OWN_CHECKPOINT = Layout(
         Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
         Field("copies_position", "i64", "timer log position where units ended when copies began"),
         Field("older_until", "i64", "commit log offset before which records are of older slots"),
-        Field("older_precision_ms", "i64", "the width of those slots, of several the multiple"),
+        Field(
+            "older_precision_ms",
+            "i64",
+            "the width of those slots, of several the multiple; 1: of a hierarchical wheel",
+        ),
         Field("checksum", "i64", "CRC-32 of the bytes before it"),
     ),
 )
