@@ -47,6 +47,7 @@ from migrate.source_set import SourceSet
 from migrate.staged_output import (
     Staging,
     make_directory,
+    no_broker,
     remove_empty,
     sole_writer,
     target_errors,
@@ -159,7 +160,7 @@ class _Conversion:
         with ExitStack() as stack:
             made = make_directory(self.target.path)
             self.lock_warning = stack.enter_context(sole_writer(self.target))
-            stack.enter_context(self.target.shared_lock())
+            stack.enter_context(no_broker(self.target))
             stack.callback(remove_empty, made)
             self.sources.hold(stack)
             yield

@@ -32,6 +32,7 @@ from migrate.staged_output import (
     clear,
     clear_staging,
     make_directory,
+    no_broker,
     remove_file,
     sole_writer,
     write_note,
@@ -48,7 +49,7 @@ def begin_write(run: WriteRun, *, overwrite: bool) -> None:
     Raises TargetError.
     """
     make_directory(run.target)
-    with sole_writer(run.staging.target), run.staging.target.shared_lock():
+    with sole_writer(run.staging.target), no_broker(run.staging.target):
         require_free(run.staging, overwrite=overwrite)
         create_row(run.directory, count=0, file_bytes=0)
         if not _marker_exists(run.staging.target):

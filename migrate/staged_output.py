@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import PlanError, TargetError
+from message_store.errors import PlanError, SourceError, StoreLockedError, TargetError
 from message_store.side_by_side import side_by_side
 from message_store.small_files import identity_of, sync_directory
 from message_store.store_root import StoreRoot
@@ -123,6 +123,22 @@ def remove_empty(directories: list[Path]) -> None:
     for directory in directories:
         with suppress(OSError):  # it holds something, or was not made
             directory.rmdir()
+
+
+@contextmanager
+def no_broker(target: StoreRoot) -> Iterator[None]:
+    """Hold a target's lock for reading: no broker starts on it for the length of a ``with`` block.
+
+    Raises StoreLockedError when one runs, TargetError when nobody can tell.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(target.shared_lock())
+        except StoreLockedError:
+            raise
+        except SourceError as error:
+            raise TargetError(str(error)) from error
+        yield
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from migrate.make_room import bytes_needed, create_rows
 from migrate.plan import Plan, slot_chains
 from migrate.row_output import PartStream, RowWriter
 from migrate.seal import seal
-from migrate.staged_output import load_array, sole_writer
+from migrate.staged_output import load_array, no_broker, sole_writer
 from migrate.target_config import TopicDemand, broker_conf, broker_settings
 from migrate.unit_kernel import fill_units
 from migrate.wheel_staging import (
@@ -68,7 +68,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
     written.
     """
     staging, parts = run.staging, sorted(staged, key=lambda rows: rows.partition)
-    with sole_writer(staging.target) as unlocked, staging.target.shared_lock():
+    with sole_writer(staging.target) as unlocked, no_broker(staging.target):
         require_free(staging, overwrite=overwrite)
         nothing = np.empty((4, 0), np.int64)
         index = np.concatenate([nothing, *(load_array(part.index(run)) for part in parts)], axis=1)

@@ -56,9 +56,7 @@ class NaiveStore:
                 due_ms = due.due_ms
         promised_ms = self.rule(due_ms, now_ms) if due_ms > now_ms else now_ms
         assert message.unique_key is not None
-        receipt = Receipt(
-            message.unique_key, message.topic, due_ms, promised_ms, place, f"naive-{place}"
-        )
+        receipt = Receipt(message.unique_key, message.topic, due_ms, promised_ms, place, "naive")
         self.known[place] = message, receipt
         return receipt
 
@@ -97,8 +95,14 @@ class NaiveStore:
             )
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:
-        handle = receipt if isinstance(receipt, str) else receipt.handle
-        for place, (_, known) in self.known.items():
-            if known.handle == handle:
-                return self.fates.setdefault(place, Cancellation.CANCELLED)
-        return Cancellation.NEVER_EXISTED
+        """A receipt names one message, a handle all of its key, topic and promise."""
+        meant = [
+            place for place, (_, known) in self.known.items() if receipt in (known, known.handle)
+        ]
+        pending = [place for place in meant if place not in self.fates]
+        self.fates |= dict.fromkeys(pending, Cancellation.CANCELLED)
+        if not meant:
+            return Cancellation.NEVER_EXISTED
+        was_delivered = Cancellation.ALREADY_DELIVERED in {self.fates[place] for place in meant}
+        too_late = was_delivered and not pending
+        return Cancellation.ALREADY_DELIVERED if too_late else Cancellation.CANCELLED

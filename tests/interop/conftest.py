@@ -17,6 +17,9 @@ import pytest
 from tests.interop.broker import Broker
 from tests.interop.jars import jars, missing_tools
 
+#: It runs in an environment of its own, where the client is installed.
+collect_ignore = ["grpc_client.py"]
+
 MakeBroker = Callable[..., Broker]
 Tell = Callable[[str], None]
 
