@@ -288,7 +288,13 @@ def test_a_record_one_byte_too_long_for_a_log_file_is_bad(tmp_path: Path) -> Non
     assert "more than a commit log file of the target holds" in bad.reason  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("limit", "is_bad"), [(1000, False), (999, True)])
+#: What a record may grow by when it rolls: with it, too, a wheel has to read it.
+ROLLING_BYTES = 150
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_bad"), [(1000 + ROLLING_BYTES, False), (999 + ROLLING_BYTES, True)]
+)
 def test_the_wheel_reads_records_of_its_buffer_s_length_and_no_longer(
     tmp_path: Path, limit: int, is_bad: bool
 ) -> None:
@@ -307,9 +313,9 @@ def test_a_record_longer_than_a_broker_s_default_asks_for_a_larger_one(tmp_path:
     size = 8 << 20
     build_level_store(tmp_path / "source", items, commit_log_file_bytes=size)
     options = options_for(tmp_path, settings=attrs.evolve(SMALL, commit_log_file_bytes=size))
-    assert convert(options).broker_conf["maxMessageSize"] == str((4 << 20) + 1)
+    assert convert(options).broker_conf["maxMessageSize"] == str((4 << 20) + 1 + ROLLING_BYTES)
     conf = (options.target / "delaywheel/broker.conf").read_text()
-    assert f"maxMessageSize={(4 << 20) + 1}\n" in conf
+    assert f"maxMessageSize={(4 << 20) + 1 + ROLLING_BYTES}\n" in conf
 
 
 # --- what the queues say -------------------------------------------------------------------------

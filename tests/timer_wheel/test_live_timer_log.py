@@ -411,7 +411,7 @@ def test_what_is_put_away_is_harmless_wherever_writing_is_cut(
 
         overwrite = log.overwrite
         log.overwrite = noted  # type: ignore[method-assign]
-        put_away(log, chain.rows(is_taken), WRITE_MS - 1000, log.segments.sync)
+        put_away(log, chain.rows(is_taken), WRITE_MS - 1000, sync)
         cut = data.draw(st.integers(0, len(words)))
         certain = synced if cut >= synced else 0
         for index, (at, word) in enumerate(words[:cut]):
