@@ -646,6 +646,7 @@ def test_on_a_terminal_pending_is_for_people(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not INSTALLED.exists(), reason="delaywheel is not installed here")
+@pytest.mark.check
 @pytest.mark.spark
 def test_the_installed_command_from_end_to_end(source: Path, tmp_path: Path) -> None:
     def installed(*words: object) -> Any:

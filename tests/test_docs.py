@@ -67,6 +67,7 @@ def check_console(block: Block, workplace: Path) -> None:
         assert shown, f"{where}\n--- the page shows\n{command.output}--- printed\n{run.stdout}"
 
 
+@pytest.mark.check
 @pytest.mark.spark
 @pytest.mark.parametrize("page", runnable_pages())
 def test_the_examples_of_a_page_run_and_show_what_they_print(page: str, workplace: Path) -> None:

@@ -14,6 +14,8 @@ from benchmarks import codec, convert, engines, machine, race, start, waiting
 from compare.observation import RaceSettings
 from docs.generate_performance import race_tables, reopenings_table, waiting_table
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture(autouse=True)
 def _cold_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import hierarchy
 
+pytestmark = pytest.mark.check
+
 
 def test_the_hierarchical_wheel_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

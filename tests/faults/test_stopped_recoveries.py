@@ -20,6 +20,8 @@ from tests.faults.kill_rounds import kill_generations, nursery, settle
 from tests.faults.kill_worker import START_MS, Task, warm_up
 from tests.simulation.simulated_disk import full_disk
 
+pytestmark = pytest.mark.check
+
 LONGEST_OPENING_S = 0.08
 STORES = [pytest.param(1, id="1 store"), pytest.param(8, id="8", marks=pytest.mark.nightly)]
 

@@ -48,6 +48,7 @@ def relays(
 each_engine = pytest.mark.parametrize("engine", ENGINES, ids=" ".join)
 
 
+@pytest.mark.check
 @pytest.mark.interop(NEWEST)
 @pytest.mark.parametrize("engine", ["levels", "wheel"])
 def test_a_broker_goes_on_with_what_an_engine_left(

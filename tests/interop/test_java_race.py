@@ -28,8 +28,8 @@ def a_workload() -> Workload:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("java-levels", marks=pytest.mark.interop("4.9.7")),
-        pytest.param("java-wheel", marks=pytest.mark.interop("5.5.0")),
+        pytest.param("java-levels", marks=[pytest.mark.check, pytest.mark.interop("4.9.7")]),
+        pytest.param("java-wheel", marks=[pytest.mark.check, pytest.mark.interop("5.5.0")]),
     ],
 )
 def test_a_stock_engine_runs_the_race(name: str, tmp_path: Path, tell: Tell) -> None:

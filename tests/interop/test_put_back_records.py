@@ -60,7 +60,7 @@ def receive(broker: Any, judge: Judge, count: int) -> list[Received]:
 @pytest.mark.parametrize(
     ("version", "engine"),
     [
-        pytest.param("5.5.0", "wheel", marks=pytest.mark.interop("5.5.0")),
+        pytest.param("5.5.0", "wheel", marks=[pytest.mark.check, pytest.mark.interop("5.5.0")]),
         pytest.param("4.9.7", "levels", marks=[pytest.mark.nightly, pytest.mark.interop("4.9.7")]),
     ],
 )
