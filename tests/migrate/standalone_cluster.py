@@ -43,6 +43,11 @@ def slow_receipts(directory: Path, seconds: float) -> None:
     (directory / "sitecustomize.py").write_text(_SLOW_RECEIPTS.format(seconds=seconds))
 
 
+def count_parts(target: Path) -> int:
+    """How many parts of an unfinished target are written, of whichever plan."""
+    return len(list((target / "delaywheel/staging").glob("*/parts/*.json")))
+
+
 def wait_for(what: str, is_there: Callable[[], bool]) -> None:
     """Until a condition holds; a test that waits too long says for what."""
     deadline = time.monotonic() + PATIENCE_S

@@ -22,12 +22,13 @@ from message_store.errors import DelayStoreError, TargetError
 from message_store.store_root import StoreRoot
 from migrate.convert import convert, convert_merged
 from migrate.settings import HIERARCHY, WHEEL, ConvertOptions, TargetSettings
-from migrate.staged_output import Staging, count_receipts
+from migrate.staged_output import Staging
 from migrate.verify import verify
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files, checked_target
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
+    count_parts,
     descendants,
     kill_with_all_below,
     slow_receipts,
@@ -196,7 +197,7 @@ def python_workers(driver: int) -> list[int]:
 
 
 def has_parts_or_ended(staging: Staging, enough: int, driver: subprocess.Popen[bytes]) -> bool:
-    return count_receipts(staging) >= enough or driver.poll() is not None
+    return count_parts(staging.target.path) >= enough or driver.poll() is not None
 
 
 @pytest.mark.nightly
@@ -230,7 +231,7 @@ def test_drivers_and_workers_of_a_local_spark_killed_at_random_change_no_byte(
     words += ["--master", "local[2,4]", *(["--merge"] if sources > 1 else [])]
     staging = Staging(StoreRoot(target))
     for round_number in range(3):
-        before = count_receipts(staging)
+        before = count_parts(staging.target.path)
         driver = subprocess.Popen(
             [sys.executable, "-m", "cli", *words, "--target-conf", str(conf)],
             cwd=ROOT,

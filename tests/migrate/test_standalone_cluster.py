@@ -18,11 +18,12 @@ from message_store.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.staged_output import Staging, count_receipts
+from migrate.staged_output import Staging
 from tests.migrate.conversions import NOW_MS, broker_files
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
     Cluster,
+    count_parts,
     kill_with_all_below,
     standalone_cluster,
     wait_for,
@@ -104,7 +105,9 @@ def test_a_driver_that_was_killed_is_followed_by_the_same_command(
         env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )
     try:
-        wait_for("some parts", lambda: count_receipts(staging) >= 3 or first.poll() is not None)
+        wait_for(
+            "some parts", lambda: count_parts(staging.target.path) >= 3 or first.poll() is not None
+        )
     finally:
         kill_with_all_below(first)
     assert staging.plan_file.exists(), "it was over before it could be killed"
