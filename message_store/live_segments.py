@@ -259,11 +259,11 @@ class LiveSegments:
     def find(self, wanted: bytes, offset: int) -> int:
         """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
         for start in [start for start in self.starts if start + self.file_bytes > offset]:
-            memory = self._mapping(start).memory
+            # Not through a mapping: to look at a hole makes pages of it on a file system in memory.
             for place, size_bytes in self._data_pieces(start, offset):
-                stop = min(place - start + size_bytes + len(wanted) - 1, self.file_bytes)
-                if (found := memory.find(wanted, place - start, stop)) >= 0:
-                    return start + found
+                stop = min(place + size_bytes + len(wanted) - 1, start + self.file_bytes)
+                if (found := self.read_at(place, stop - place).find(wanted)) >= 0:
+                    return place + found
         return -1
 
     def _data_pieces(self, start: int, offset: int) -> Iterator[tuple[int, int]]:

@@ -34,8 +34,7 @@ from timer_wheel.wheel_store import WheelStore
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
-INTERVAL_MS = 10_000
-"""How often offsets are written down; a clock that was set back counts as one passed."""
+
 
 Open = Callable[[Path, ManualClock], DelayStore]
 
@@ -156,36 +155,6 @@ def test_what_waits_again_after_a_kill_can_be_taken_back_and_does_not_come_twice
         assert list(again.pending()) == []
 
 
-@pytest.mark.parametrize(
-    ("delay_ms", "is_placed"), [(1_000, False), (-1_500, False), (-1_500, True)]
-)
-def test_wherever_a_turn_is_stopped_what_was_taken_back_before_it_never_comes(
-    tmp_path: Path, delay_ms: int, is_placed: bool
-) -> None:
-    """Also where the slot in hand is taken again."""
-    open_one = ENGINES["wheel"].open
-    for full_at in itertools.count():
-        folder, clock = tmp_path / str(full_at), ManualClock(START_MS)
-        store = open_one(folder, clock, True)
-        receipt = store.schedule(Message("orders", b"taken back"), AtMs(START_MS + delay_ms))
-        if is_placed:
-            store.close()
-            store = open_one(folder, clock, True)
-        assert store.cancel(receipt) is Cancellation.CANCELLED
-        store.schedule(Message("orders", b"comes"), AtMs(START_MS + delay_ms))
-        clock.tick(receipt.promised_ms - START_MS)
-        with full_disk(folder, full_at) as disk, suppress(TargetError):
-            store.advance(clock.now_ms())
-        abandon(store)
-        with open_one(folder, clock, True) as again:
-            again.advance(clock.now_ms() + 60_000)
-            found = {each.body for each in again.topic("orders").read(0, 0)}
-            assert found == {b"comes"}, full_at
-        if not disk.refused:
-            break
-    assert full_at > 3
-
-
 def test_nothing_is_taken_back_from_levels_that_are_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,34 +210,6 @@ def test_a_wheel_finds_its_place_when_retention_took_the_last_record_that_was_fl
     with WheelStore.open(tmp_path / "store", clock=clock, settings=SMALL) as again:
         assert len(list(again.pending())) == len(waiting)
         assert len(again.advance(clock.now_ms() + 11 * HOUR_MS)) == len(waiting)
-
-
-@pytest.mark.parametrize("is_torn", [False, True])
-@pytest.mark.parametrize("asked", ["flush", "advance"])
-def test_wherever_a_flush_is_stopped_equal_messages_are_each_delivered_once(
-    tmp_path: Path, asked: str, is_torn: bool
-) -> None:
-    """One was delivered out of turn, and the copy is younger than the time of one that waits."""
-    for full_at in itertools.count():
-        folder, clock = tmp_path / str(full_at), ManualClock(START_MS)
-        store = open_levels(folder, clock)
-        twin = Message("orders", b"twin", unique_key="TWIN")
-        store.schedule(twin, AfterMs(1_000))
-        store.flush()
-        store.schedule(twin, AtMs(START_MS - 1))
-        clock.tick(60_000)
-        assert len(store.advance(START_MS)) == 1
-        with full_disk(folder, full_at, is_torn=is_torn) as disk, suppress(TargetError):
-            store.flush() if asked == "flush" else store.advance(START_MS - INTERVAL_MS)
-        abandon(store)
-        with open_levels(folder, clock) as again:
-            again.advance(clock.now_ms())
-            found = [each.body for each in again.topic("orders").read(0, 0)]
-            assert found == [b"twin", b"twin"], full_at
-            assert list(again.pending()) == []
-        if not disk.refused:
-            break
-    assert full_at > 5
 
 
 @pytest.mark.parametrize("is_torn", [False, True])

@@ -30,7 +30,7 @@ FAITHFUL_ENGINES = ("levels", "wheel")
 """Those that can repeat as brokers do."""
 
 ROUNDS = [
-    pytest.param(2, 5, id="10 kills"),
+    pytest.param(2, 5, id="10 kills", marks=pytest.mark.check),
     pytest.param(26, GENERATIONS, id="208 kills", marks=pytest.mark.nightly),
 ]
 

@@ -227,3 +227,20 @@ def test_a_refused_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     directory.write_text("no directory")
     with pytest.raises(TargetError, match=f"{0:020d}"):
         LiveSegments(directory, FILE_BYTES).make_file(0)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_search_finds_what_crosses_pieces_and_makes_no_pages_of_holes(
+    tmp_path: Path, there: bool
+) -> None:
+    row = LiveSegments(tmp_path / "row", 64 << 20)
+    row.make_file(0)
+    row.write_at(0, b"x" * 5000)
+    at = (8 << 20) + (1 << 20) - 2  # across the edge of two pieces that are searched one by one
+    row.write_at(8 << 20, b"x" * (2 << 20))
+    if there:
+        row.write_at(at, b"WANTED")
+    before = row.path_of(0).stat().st_blocks
+    assert row.find(b"WANTED", 1) == (at if there else -1)
+    assert row.path_of(0).stat().st_blocks == before
+    row.close()

@@ -5,7 +5,6 @@ not, and the same command ends in the same bytes.
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import shutil
@@ -18,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from legacy_levels.generate import generate_level_store
-from message_store.errors import DelayStoreError, TargetError
+from message_store.errors import TargetError
 from message_store.store_root import StoreRoot
 from migrate.convert import convert, convert_merged
 from migrate.settings import HIERARCHY, WHEEL, ConvertOptions, TargetSettings
 from migrate.staged_output import Staging
 from migrate.verify import verify
 from tests.independent.raw_files import WHEEL_BYTES
-from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files, checked_target
+from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,
     count_parts,
@@ -64,44 +63,6 @@ def assert_unfinished(target: Path, right: dict[str, str]) -> None:
 
 
 # --- a full disk ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("refusals", "is_torn", "step"),
-    [
-        pytest.param(1, False, 7, id="once"),
-        pytest.param(1, True, 7, id="torn"),
-        pytest.param(10**9, False, 7, id="stays"),
-        pytest.param(1, True, 1, id="torn at each", marks=pytest.mark.nightly),
-        pytest.param(10**9, False, 1, id="stays at each", marks=pytest.mark.nightly),
-    ],
-)
-def test_a_disk_that_is_full_at_any_stage_loses_nothing(
-    options: ConvertOptions, right: dict[str, str], refusals: int, is_torn: bool, step: int
-) -> None:
-    refused = 0
-    for number in itertools.count(0, step):
-        shutil.rmtree(options.target, ignore_errors=True)
-        error = None
-        with full_disk(options.target, number, refusals=refusals, is_torn=is_torn) as disk:
-            try:
-                convert(options)
-            except DelayStoreError as raised:
-                error = raised
-            if not disk.refused:
-                break
-        if error is None:
-            assert (options.target / MARKER).exists(), number
-        else:
-            assert isinstance(error, TargetError), error
-            refused += 1
-            if options.target.exists() and not (options.target / MARKER).exists():
-                assert_unfinished(options.target, right)
-            if not (options.target / MARKER).exists():
-                convert(options)
-        assert broker_files(options.target) == right, number
-    assert refused > 110 // step
-    checked_target(options)
 
 
 def test_no_change_of_the_disk_escapes_the_test(options: ConvertOptions) -> None:

@@ -5,7 +5,6 @@ same bytes.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -25,13 +24,11 @@ from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, broker_files, checked_target, options_for
 from tests.migrate.stopped_conversions import (
     ITEMS,
-    MARKER,
     Stopped,
     made,
     never_stopped,
     staged_of,
     stopping_at,
-    stopping_before,
 )
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -54,34 +51,6 @@ def assert_cannot_be_booted(target: Path) -> None:
     if published:
         assert stub.is_file(), published
         assert stub.stat().st_size not in (0, WHEEL_BYTES)
-
-
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_stop_before_any_change_of_the_disk_loses_nothing(
-    options: ConvertOptions, right: dict[str, str], step: int
-) -> None:
-    for number in itertools.count(0, step):
-        shutil.rmtree(options.target, ignore_errors=True)
-        try:
-            with stopping_before(number) as done:
-                convert(options)
-        except Stopped:
-            pass
-        else:
-            break
-        last = f"stopped after {number} changes, the last of them {done[-1:]}"
-        is_marked = (options.target / MARKER).exists()
-        if is_marked:
-            with pytest.raises(TargetError, match="already holds a finished conversion"):
-                convert(options)
-        else:
-            if broker_files(options.target) != right:
-                assert_cannot_be_booted(options.target)
-            convert(options)
-        assert broker_files(options.target) == right, last
-        assert (options.target / MARKER).exists(), last
-    assert number > 80
-    checked_target(options)
 
 
 CHILD = """

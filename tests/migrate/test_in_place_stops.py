@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change in place that is stopped before any change of the disk: the same command goes on to the
-same bytes, rolling back leads to the bytes of before, and at no moment does a message wait nowhere.
+"""A change in place that was stopped: who may go on with it, and what must not be gone on with.
+That each stop can be gone on with is shown by the simulation.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ import itertools
 import json
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from legacy_levels.level_backlog import read_backlog
-from message_store.errors import PlanError, SourceError, TargetError, UncleanStoreError
+from message_store.errors import PlanError, UncleanStoreError
 from message_store.store_root import StoreRoot
-from migrate.inspect_store import inspect_store
 from migrate.rollback import roll_back
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
@@ -27,9 +23,7 @@ from tests.independent.level_store_builder import (
     OrdinaryMessage,
     build_level_store,
 )
-from tests.independent.raw_files import queue_units_by_index
 from tests.migrate.in_place_stores import (
-    TIMER_QUEUE,
     Stopped,
     do,
     plan,
@@ -37,7 +31,6 @@ from tests.migrate.in_place_stores import (
     timer_records,
     tree,
 )
-from tests.simulation.simulated_disk import full_disk
 
 NOW_MS = T0 + 500
 ITEMS: list[Item] = [
@@ -45,10 +38,6 @@ ITEMS: list[Item] = [
     *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90)) for number in range(9)),
     LevelMessage(level=18, topic="TopicB"),
 ]
-Tree = dict[str, tuple[str, int]]
-
-steps = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
-"""Every fifth change always, every single one among the slow tests."""
 
 
 @pytest.fixture
@@ -64,107 +53,10 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture
-def right(original: Path, tmp_path: Path) -> Tree:
-    """The files of a change that nothing stopped."""
-    whole = renew(original, tmp_path / "whole")
-    do(whole, NOW_MS)
-    return tree(whole)
-
-
 def renew(original: Path, store: Path) -> Path:
     shutil.rmtree(store, ignore_errors=True)
     shutil.copytree(original, store)
     return store
-
-
-def stops(original: Path, store: Path, step: int = 1) -> Iterator[str]:
-    """The store as each stop leaves it, until nothing stops the run; says where it was stopped."""
-    for number in itertools.count(0, step):
-        renew(original, store)
-        try:
-            with stopping_before(store, number) as done:
-                do(store, NOW_MS)
-        except Stopped:
-            yield f"stopped after {number}: {done[-1:]}"
-        else:
-            assert number > 40
-            return
-
-
-def keys_in_levels(store: Path) -> Counter[int]:
-    """The places of the records that a level still delivers."""
-    backlog = read_backlog(store, after_crash=True)
-    return Counter(backlog.commit_log_offset.tolist())
-
-
-@steps
-def test_the_same_command_goes_on_to_the_same_bytes(
-    original: Path, store: Path, right: Tree, step: int
-) -> None:
-    ends = Counter[str]()
-    for where in stops(original, store, step):
-        ends[do(store, NOW_MS).state] += 1
-        assert tree(store) == right, where
-    assert ends.keys() >= {"done", "continued and done"}
-
-
-@steps
-def test_rolling_back_leads_to_the_bytes_of_before(original: Path, store: Path, step: int) -> None:
-    before = tree(original)
-    for where in stops(original, store, step):
-        roll_back(StoreRoot(store), execute=True)
-        assert tree(store) == before, where
-
-
-@steps
-def test_what_stands_in_both_is_counted_once(original: Path, store: Path, step: int) -> None:
-    whole = inspect_store(original, now_ms=NOW_MS)
-    is_told = set()
-    for where in stops(original, store, step):
-        found = inspect_store(store, now_ms=NOW_MS)
-        assert (found.pending, found.overdue) == (whole.pending, whole.overdue), where
-        is_told.add(any("counted once" in each for each in found.problems))
-    assert is_told == {True, False}
-
-
-@steps
-def test_no_message_ever_waits_nowhere(original: Path, store: Path, step: int) -> None:
-    """Stopped anywhere, each is in its level or, whole and with its entry, in the timer queue."""
-    all_of_them = keys_in_levels(original)
-    for where in stops(original, store, step):
-        if keys_in_levels(store) != all_of_them:
-            assert keys_in_levels(store) == Counter(), where
-            assert len(timer_records(store)) == len(all_of_them), where
-
-
-def test_a_rollback_that_is_stopped_anywhere_is_gone_on_with(
-    original: Path, store: Path, tmp_path: Path
-) -> None:
-    before = tree(original)
-    changed = tmp_path / "changed"
-    do(renew(original, changed), NOW_MS)
-    for number in itertools.count():
-        # Notes name their own place: the copy has to lie where the change was made.
-        renew(changed, store)
-        try:
-            with stopping_before(store, number) as done:
-                roll_back(StoreRoot(store), execute=True)
-        except Stopped:
-            pass
-        else:
-            break
-        levels, wheel = keys_in_levels(store), len(timer_records_if_whole(store))
-        assert levels or wheel, f"{number}: {done[-1:]}"
-        roll_back(StoreRoot(store), execute=True)
-        assert tree(store) == before, f"{number}: {done[-1:]}"
-    assert number > 10
-    assert tree(store) == before
-
-
-def timer_records_if_whole(store: Path) -> dict[int, object]:
-    directory = store / TIMER_QUEUE
-    return dict(queue_units_by_index(directory)) if directory.is_dir() else {}
 
 
 def test_a_convert_after_a_stopped_rollback_is_told_to_finish_that(
@@ -184,50 +76,6 @@ def test_a_convert_after_a_stopped_rollback_is_told_to_finish_that(
     roll_back(StoreRoot(store), execute=True)
     assert tree(store) == tree(original)
     assert do(store, NOW_MS).state == "done"
-
-
-@steps
-@pytest.mark.parametrize("is_torn", [False, True])
-def test_a_full_disk_leaves_the_store_as_it_was(
-    original: Path, store: Path, right: Tree, is_torn: bool, step: int
-) -> None:
-    """Each change of the disk is refused once in turn; then there is room again."""
-    before, refusals = tree(original), 0
-    for number in itertools.count(0, step):
-        renew(original, store)
-        with full_disk(store, number, refusals=1, is_torn=is_torn) as disk:
-            try:
-                do(store, NOW_MS)
-            except (TargetError, SourceError):
-                refusals += 1
-            if not disk.refused:
-                break
-        is_whole = tree(store) in (before, right)
-        again = do(store, NOW_MS)
-        assert tree(store) == right, f"{number}, {again.state}, whole: {is_whole}"
-    assert refusals > 40 // step
-
-
-def test_a_disk_that_stays_full_is_no_reason_to_lose_anything(
-    original: Path, store: Path, right: Tree
-) -> None:
-    before = tree(original)
-    for number in itertools.count(0, 7):
-        renew(original, store)
-        with full_disk(store, number) as disk:
-            try:
-                do(store, NOW_MS)
-            except (TargetError, SourceError):
-                assert keys_in_levels(store) or len(timer_records(store)) == 10
-            if not disk.refused:
-                break
-        if number % 2:
-            roll_back(StoreRoot(store), execute=True)
-            if tree(store) not in (before, right):
-                raise AssertionError(number)
-        else:
-            do(store, NOW_MS)
-            assert tree(store) == right
 
 
 # --- what must not be gone on with ----------------------------------------------------------------

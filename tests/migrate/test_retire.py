@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -37,7 +36,7 @@ from tests.independent.level_store_builder import T0, LevelMessage, build_level_
 from tests.independent.raw_files import read_config
 from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack
 from tests.migrate.conversions import SMALL, options_for
-from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
+from tests.migrate.in_place_stores import do, tree
 from timer_wheel.wheel_store import WheelStore
 
 NOW_MS = T0 + 500
@@ -273,31 +272,6 @@ def test_a_store_whose_change_was_taken_back_only_has_other_times(source: Path) 
 
 
 # --- stops ----------------------------------------------------------------------------------------
-
-
-def test_a_stop_anywhere_is_gone_on_with_or_taken_back(source: Path, tmp_path: Path) -> None:
-    target = converted(source)
-    before, original = tree(source), tmp_path / "original"
-    shutil.copytree(source, original)
-    for number in itertools.count():
-        for way in ("on", "back"):
-            shutil.rmtree(source)
-            shutil.copytree(original, source)
-            try:
-                with stopping_before(source, number) as done:
-                    retire(source, target, execute=True)
-            except Stopped:
-                pass
-            else:
-                assert number > 10
-                return
-            assert pending_of(source) in (0, 11), done[-1:]
-            if way == "on":
-                retire(source, target, execute=True)
-                assert pending_of(source) == 0, done[-1:]
-            else:
-                roll_back(StoreRoot(source), execute=True)
-                assert tree(source) == before, done[-1:]
 
 
 @pytest.mark.parametrize("name", [LEVELS_49_CLEAN, LEVELS_49_CRASH])

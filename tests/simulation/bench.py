@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +18,13 @@ import numpy as np
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, MessageBatch
 from message_store.errors import DelayStoreError
 from message_store.store_settings import StoreSettings
+from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon
 from tests.faults.kill_journal import History, Row
 from tests.faults.kill_worker import message
 from tests.faults.store_reading import delivered, disagreements
+from tests.independent.raw_files import QUEUE_UNIT_BYTES
 from tests.simulation.ledger import (
     AT,
     CAME,
@@ -242,9 +245,8 @@ class Bench:
         """What a broker that takes the files over would lose. After a loss of power it believes the
         hand, which may be on the disk, while what was delivered or rolled by it is not.
         """
-        timer_queue = self.root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
         is_wheel = self.setup.engine == "wheel" and self.setup.is_for_brokers
-        if not is_wheel or not timer_queue.exists():
+        if not is_wheel or not self._has_timer_queue:
             return []
         precision_ms = self.setup.precision_ms or 1_000
         lives = self.history.lives
@@ -262,8 +264,11 @@ class Bench:
         """Open what a fault left, twice, and deliver everything."""
         self.open()
         self.see()
-        wrong = self.wrong()
-        self.kill() if rng.random() < 0.5 else self.close()
+        wrong = self.wrong() + self._left_behind_the_ends()
+        if rng.random() < 0.5:
+            self.kill()
+        else:
+            wrong += self._wrong_after_a_close()
         self.open()
         wrong += self.wrong()
         for step_ms in _TO_THE_END_MS:
@@ -276,8 +281,35 @@ class Bench:
                 answer = self.store.cancel(life.receipt[1])
                 if answer is not Cancellation.CANCELLED:
                     wrong.append(f"taken back, and now {answer}: {life}")
-        self.close()
+        wrong += self._wrong_after_a_close()
         return wrong + disagreements(self.root)
+
+    def _left_behind_the_ends(self) -> list[str]:
+        """What lies behind the ends of log and queues, where it might come to light."""
+        live = self.store.live  # type: ignore[attr-defined]
+        ends = [(live.log.segments, live.log.end)]
+        ends += [(each.segments, each.max_offset * QUEUE_UNIT_BYTES) for each in live.queues()]
+        return [
+            f"something lies behind {end} in {row.directory}"
+            for row, end in ends
+            if row.has_data_from(end)
+        ]
+
+    def _wrong_after_a_close(self) -> list[str]:
+        """A broker that takes a closed wheel over finds all that waits, and nothing else."""
+        waits = Counter(each.unique_key or "" for each in self.store.pending())
+        self.close()
+        if self.setup.engine != "wheel" or not self._has_timer_queue:
+            return []
+        precision_ms = self.setup.precision_ms or 1_000
+        view = look_as_a_broker(self.root, self.clock.now_ms(), precision_ms=precision_ms)
+        others = Counter(view.keys)
+        is_same = others == waits
+        return view.wrong + ([] if is_same else [f"a broker finds {others}, and {waits} wait"])
+
+    @property
+    def _has_timer_queue(self) -> bool:
+        return (self.root / "consumequeue" / "rmq_sys_wheel_timer" / "0").exists()
 
     # --- what a fault is followed by --------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def what_happens(scenario: str, engine: str, fault: str, folder: Path) -> Outcom
 
 @pytest.mark.parametrize(
     ("scenario", "engine"),
-    [("work", "levels"), ("work", "wheel"), ("work", "hierarchy"), ("in-place", "wheel")],
+    [("work", "levels"), ("work", "wheel"), ("work", "hierarchy"), ("recovery", "wheel")],
 )
 @pytest.mark.parametrize("fault", ["kill", "reordered"])
 def test_two_runs_of_a_case_are_equal_event_by_event(

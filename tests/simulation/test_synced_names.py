@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody waited for when a store, a row of files or a plan says that it is on the disk."""
+"""What nobody waited for when a store or a plan says that it is on the disk, and what an interrupt
+leaves of files and locks.
+"""
 
 from __future__ import annotations
 
@@ -68,3 +70,19 @@ def test_a_plan_that_is_there_is_on_the_disk(tmp_path: Path) -> None:
     )
     left = [disk.events[index] for index in loose(disk.events, moment).data]
     assert [each for each in left if isinstance(each, Write) and each.file == file] == []
+
+
+def test_an_interrupt_while_a_store_is_locked_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock belongs to the open file, and nobody had it any more to close it."""
+    LiveStore.open(tmp_path / "store", settings=SMALL).close()
+
+    def interrupt(*_given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            LiveStore.open(tmp_path / "store", settings=SMALL)
+    LiveStore.open(tmp_path / "store", settings=SMALL).close()

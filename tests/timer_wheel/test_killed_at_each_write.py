@@ -6,7 +6,6 @@ there: what we find then, and what a broker that takes over would.
 from __future__ import annotations
 
 import itertools
-import random
 import shutil
 from collections import Counter
 from contextlib import suppress
@@ -20,7 +19,7 @@ from message_store.errors import TargetError
 from message_store.store_settings import StoreSettings
 from tests.faults.broker_view import found_by_a_broker, look_as_a_broker
 from tests.independent.raw_files import read_timer_check
-from tests.simulation.simulated_disk import Killed, any_choice, full_disk, make_disk, recording
+from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.leaving import place_all
 
@@ -90,69 +89,6 @@ def assert_only_a_and_b_come(path: Path, clock: ManualClock) -> None:
     store.close()
 
 
-def test_a_kill_at_any_write_of_a_close_leaves_all_that_waits_beside_what_came(
-    tmp_path: Path,
-) -> None:
-    """What came goes off the chain of its slot, on which what waits may lie below."""
-    for number in itertools.count():
-        path, clock = tmp_path / str(number), ManualClock(START_MS + 100)
-        store = to_be_closed(path, clock)
-        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
-            store.close()
-        store.abandon()
-        assert_only_a_and_b_come(path, clock)
-        if not disk.refused:
-            break
-    assert number > 10
-
-
-def moved_back(path: Path, clock: ManualClock) -> WheelStore:
-    """A store whose hand has to move back for what was scheduled last: equal messages."""
-    store = open_store(path, clock)
-    put(store, "CAME", 50_000)
-    store.advance(START_MS + 100_000)  # by a clock that was ahead
-    for _ in range(2):
-        put(store, "WAITS", 20_000)
-    return store
-
-
-@pytest.mark.parametrize("do", ["advance", "close"])
-def test_a_kill_at_any_write_while_the_hand_moves_back_leaves_a_broker_all_that_waits(
-    tmp_path: Path, do: str
-) -> None:
-    """Where the checkpoint still has the hand behind them, units are over for it."""
-    for number in itertools.count():
-        path, clock = tmp_path / str(number), ManualClock(START_MS)
-        store = moved_back(path, clock)
-        with full_disk(path, number, is_kill=True) as disk, suppress(Killed):
-            store.close() if do == "close" else store.advance(START_MS)
-        store.abandon()
-        assert found_by_a_broker(path, clock.now_ms()) >= Counter(["WAITS"] * 2), number
-        store = open_store(path, clock)
-        assert waits_in(store) == Counter(["WAITS"] * 2), number
-        store.abandon()
-        if not disk.refused:
-            break
-    assert number > 3
-
-
-@pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=pytest.mark.nightly)])
-def test_a_loss_of_power_in_a_close_leaves_all_that_waits_beside_what_came(
-    tmp_path: Path, cuts: int, seed: int
-) -> None:
-    path, rng = tmp_path / "recorded", random.Random(seed)
-    store = to_be_closed(path, ManualClock(START_MS + 100))
-    with recording(path) as recorder:
-        begin = len(recorder.events)
-        store.close()
-    events = recorder.events
-    for number in range(cuts):
-        cut = any_choice(events, rng.randint(begin, len(events)), rng)
-        make_disk(events, cut, tmp_path / str(number))
-        assert_only_a_and_b_come(tmp_path / str(number), ManualClock(START_MS + 100))
-        shutil.rmtree(tmp_path / str(number))
-
-
 def test_a_slot_that_only_the_file_knows_is_wiped_when_the_hand_moves_back_over_it(
     tmp_path: Path,
 ) -> None:
@@ -166,28 +102,6 @@ def test_a_slot_that_only_the_file_knows_is_wiped_when_the_hand_moves_back_over_
         put(store, "WAITS", 2_000)
         store.advance(clock.now_ms())
     assert found_by_a_broker(tmp_path, clock.now_ms()) == Counter(["WAITS"])
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_disk_that_refuses_a_write_while_the_hand_moves_back_costs_nothing(
-    tmp_path: Path, is_killed: bool
-) -> None:
-    """The wheel in memory is again what it was, the hand where the checkpoint has it."""
-    for number in itertools.count():
-        path, clock = tmp_path / str(number), ManualClock(START_MS)
-        store = moved_back(path, clock)
-        with full_disk(path, number, 1) as disk, suppress(TargetError):
-            store.advance(START_MS)
-        if not disk.refused:
-            break
-        if is_killed or store.live.log.is_broken:  # as it is after a sync that failed
-            store.abandon()
-            assert found_by_a_broker(path, clock.now_ms()) >= Counter(["WAITS"] * 2)
-            store = open_store(path, clock)
-        assert waits_in(store) == Counter(["WAITS"] * 2)
-        assert comes_from(store, clock) == Counter(["WAITS"] * 2), number
-        store.close()
-    assert number > 3
 
 
 def test_a_sync_that_fails_before_units_are_put_away_ends_the_store(

@@ -3,9 +3,7 @@
 takes over would find.
 """
 
-import contextlib
 import pkgutil
-import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -52,41 +50,6 @@ def rest_of(store: WheelStore) -> list[str]:
 
 
 # --- kills ----------------------------------------------------------------------------------------
-
-STEPS = [
-    "message_store.live_log.LiveLog.append_rows",
-    "message_store.live_queue.LiveQueue.append",
-    "timer_wheel.live_timer_log.LiveTimerLog.append",
-    "timer_wheel.wheel_files.WheelFiles.announce",
-    "timer_wheel.wheel_files.WheelFiles.save",
-    "timer_wheel.live_timers.LiveTimers.pass_slots",
-    "timer_wheel.live_timers.LiveTimers.place_rest",
-]
-
-
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_kill_at_any_step_of_an_advance_loses_and_repeats_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str, count: int
-) -> None:
-    clock = ManualClock(START_MS)
-    store = open_store(tmp_path, clock)
-    expected = Counter(fill(store))
-    store.advance(START_MS + 12_000)
-    clock.tick(70_300)
-    store.schedule(Message("orders", b"late", unique_key="LATE"), AtMs(0))
-    expected["LATE"] += 1
-    with monkeypatch.context() as patch:
-        stop_at(patch, step, when, count)
-        with contextlib.suppress(Killed):
-            store.advance(clock.now_ms())
-    store.abandon()
-    again = open_store(tmp_path, clock)
-    again.advance(HORIZON_MS)
-    assert delivered_in(tmp_path) == expected
-    assert [each for each in again.check() if each.severity is not Severity.INFO] == []
-    again.close()
 
 
 def stop_at(patch: pytest.MonkeyPatch, step: str, when: str, count: int) -> None:
@@ -147,108 +110,7 @@ def test_the_faithful_setting_repeats_the_slots_since_the_checkpoint_and_no_more
     again.close()
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_any_history_of_kills_and_stops_delivers_each_once(tmp_path: Path, seed: int) -> None:
-    chance, clock = random.Random(seed), ManualClock(START_MS + seed)
-    store, expected = open_store(tmp_path, clock), Counter[str]()
-    for number in range(120):
-        match chance.randrange(8):
-            case 0:
-                store.abandon()
-                store = open_store(tmp_path, clock)
-            case 1:
-                store.close()
-                store = open_store(tmp_path, clock)
-            case 2:
-                clock.tick(chance.choice([0, 40, 1_000, 7_777, 90_000]))
-                store.advance(clock.now_ms())
-            case 3:
-                clock.tick(chance.randrange(3_000))
-                store.flush()
-            case 4:
-                receipt = store.schedule(
-                    Message("orders", b"x", unique_key=f"C{number}"), AfterMs(80_000)
-                )
-                store.cancel(receipt)
-            case _:
-                key = chance.choice(["TWIN", f"K{number}"])
-                delay_ms = chance.choice([0, 1, 900, 5_000, 70_000, 200_000])
-                store.schedule(Message("orders", b"x", unique_key=key), AfterMs(delay_ms))
-                expected[key] += 1
-    store.advance(HORIZON_MS)
-    store.close()
-    assert delivered_in(tmp_path) == expected
-
-
 # --- who takes over -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_broker_finds_all_that_waits_at_any_end_and_after_a_close_no_more(
-    tmp_path: Path, seed: int
-) -> None:
-    chance, clock = random.Random(seed), ManualClock(START_MS + 100 * seed)
-    store, waits = open_store(tmp_path, clock), Counter[str]()
-    for round_number in range(14):
-        for number in range(chance.randrange(12)):
-            key = f"K{round_number}-{number}"
-            delay_ms = chance.choice([0, 1, 900, 5_000, 70_000, 200_000])
-            receipt = store.schedule(Message("orders", b"x", unique_key=key), AfterMs(delay_ms))
-            if chance.randrange(6) == 0:
-                store.cancel(receipt)
-            else:
-                waits[key] += 1
-        if chance.randrange(3):
-            clock.tick(chance.choice([0, 300, 1_000, 20_000]))
-            waits.subtract(keys(store.advance(clock.now_ms())))
-            waits = +waits
-        is_clean = chance.randrange(2) == 0
-        store.close() if is_clean else store.abandon()
-        found = found_by_a_broker(tmp_path, clock.now_ms())
-        if is_clean:
-            assert found == waits
-        else:
-            assert found >= waits
-        store = open_store(tmp_path, clock)
-    store.close()
-
-
-OPENING_STEPS = [
-    "timer_wheel.wheel_files.WheelFiles.will_end_at",
-    "timer_wheel.live_timer_log.LiveTimerLog.cut",
-    "timer_wheel.live_timer_log.LiveTimerLog.revise",
-    "timer_wheel.wheel_files.WheelFiles.write_wheel",
-    "timer_wheel.wheel_files.WheelFiles.sync_checkpoint",
-]
-
-
-@pytest.mark.parametrize("step", OPENING_STEPS)
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("was_flushed", [False, True])
-def test_a_broker_finds_all_that_waits_when_a_recovery_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str, was_flushed: bool
-) -> None:
-    """Units that cannot be relied on are taken away, of a store that was never flushed all: a
-    broker that finds none believes the checkpoint.
-    """
-    clock = ManualClock(START_MS)
-    store, waits = open_store(tmp_path, clock), Counter[str]()
-    waits += Counter(fill(store, 20))
-    store.advance(START_MS)
-    if was_flushed:
-        store.flush()
-    store.schedule(Message("orders", b"", unique_key="ANOTHER"), AfterMs(30_000))
-    waits["ANOTHER"] += 1
-    store.advance(START_MS)
-    store.abandon()
-    with monkeypatch.context() as patch:
-        stop_at(patch, step, when, 1)
-        with pytest.raises(Killed):
-            open_store(tmp_path, clock)
-    assert found_by_a_broker(tmp_path, START_MS) >= waits
-    store = open_store(tmp_path, clock)
-    assert Counter(rest_of(store)) == waits
-    store.close()
 
 
 def test_what_is_placed_while_a_flush_waits_for_the_disk_leaves_no_slot_that_leads_astray(
