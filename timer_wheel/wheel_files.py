@@ -69,6 +69,7 @@ class WheelFiles:
         self._checkpoint_file: InPlaceFile | None = None
         self._wheel_file: InPlaceFile | None = None
         self._wheel_is_unsynced = False
+        self._has_length = False
 
     # --- the checkpoint ---------------------------------------------------------------------------
 
@@ -155,6 +156,7 @@ class WheelFiles:
     def compare(self, wheel: LiveWheel, log_end: int) -> None:
         """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
         file = self.slots_on_disk()
+        self._has_length = file is not None
         if file is not None:
             wheel.note_differences(file, log_end)
         elif not self._keeps_guard:
@@ -183,7 +185,10 @@ class WheelFiles:
             return
         if self._wheel_file is None:
             self._wheel_file = InPlaceFile(self._root.timer_wheel)
-            self._wheel_file.write(b"\0", at=WHEEL_FILE_BYTES - 1)  # the last slot's magic
+            # The last slot's magic. A broker does not start on a file of another length, so a new
+            # one has its length on the disk before it has anything else.
+            self._wheel_file.write(b"\0", at=WHEEL_FILE_BYTES - 1, durably=not self._has_length)
+            self._has_length = True
             last_page = wheel.dirty[-1:]
             last_page |= wheel.image[-1:] != 0
         for at, piece in wheel.take_dirty_pieces():
