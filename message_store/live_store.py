@@ -334,6 +334,8 @@ class LiveStore:
             except TargetError:
                 self.log.break_off()
                 raise
+            if self.log.is_broken:
+                self.require_open()  # a close beside this, which ends the log, synced all there was
             self.log.require_unbroken()
 
     def write_checkpoint(self, *, durably: bool = False) -> None:
