@@ -270,15 +270,9 @@ def read_lines(path: Path) -> Iterator[bytes] | None:
 
     Raises SourceError, also later, when it cannot be read or is no ordinary file.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
+    descriptor = _open_for_reading(path)
+    if descriptor is None:
         return None
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise SourceError(f"{path}: cannot be read: no ordinary file")
     return _lines_of(descriptor, path)
 
 
