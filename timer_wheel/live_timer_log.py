@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timer log of a store that is open for writing: units go to its end, all of an append or none.
 
-The first unit's first eight bytes are written last; until then the log ends before it. What lies
-behind the end is zeros (docs/FORMAT.md, timer log).
+The first unit's first eight bytes are written last, or the blank before it where it begins a file;
+until then the log ends before it. What lies behind the end is zeros (docs/FORMAT.md, timer log).
 """
 
 import itertools
@@ -166,8 +166,7 @@ class LiveTimerLog:
             for piece in self._pieces(rows.position):
                 head = self._write_piece(rows, piece, wheel, head)
                 done = piece.stop
-            self._write_blanks(rows.position)
-            self.segments.write_at(int(rows.position[0]), head)
+            self._publish(rows.position, head)
         except BaseException:
             self._undo()
             raise
@@ -208,14 +207,21 @@ class LiveTimerLog:
         self.segments.write_at(int(part.position[0]), buffer.data)
         return head
 
-    def _write_blanks(self, positions: Int64s) -> None:
-        """Say at the end of each file that is left that the log goes on in the next."""
+    def _publish(self, positions: Int64s, head: bytes) -> None:
+        """Say at the end of each file that is left that the log goes on in the next, and write what
+        is still missing of the first unit. Whichever lies first in the log comes last.
+
+        A broker that comes upon a blank and no unit behind it does not know the last unit.
+        """
         used = units_per_file(self.file_bytes) * _UNIT
         first = self.end // self.file_bytes
         if self.end % self.file_bytes == 0:  # nothing of the file is used yet
             first = int(positions[0]) // self.file_bytes
-        for file in range(first, int(positions[-1]) // self.file_bytes):
-            self.segments.write_at(file * self.file_bytes + used, blank_bytes(self.file_bytes))
+        blank = blank_bytes(self.file_bytes)
+        left = range(first, int(positions[-1]) // self.file_bytes)
+        writes = [(file * self.file_bytes + used, blank) for file in left]
+        for position, data in sorted([*writes, (int(positions[0]), head)], reverse=True):
+            self.segments.write_at(position, data)
 
     def overwrite(self, position: int, **values: int) -> None:
         """Write fields of a unit, which stand side by side, at once. Raises TargetError."""

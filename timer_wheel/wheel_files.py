@@ -3,8 +3,10 @@
 and timermetrics.
 
 Checkpoint and wheel are rewritten in place. The checkpoint's master offset is raised before units
-are appended and its last offset afterwards, so that at any moment a broker that takes over goes on
-placing behind the last unit: neither again what has one nor behind what has none.
+are appended, so that at any moment a broker that takes over goes on placing behind the last unit:
+neither again what has one nor behind what has none. Its last offset, which a broker believes where
+it finds no unit, is raised when the units are on the disk: a loss of power may keep the checkpoint
+and take the units (RocketMQ: TimerMessageStore's flush service writes the timer log first).
 """
 
 from collections.abc import Iterator, Mapping
@@ -86,13 +88,16 @@ class WheelFiles:
             )
 
     def save(self, hand_ms: int, placed_end: int) -> None:
-        """Say where the hand is, and up to which queue offset all entries have units."""
+        """Say where the hand is, and up to which queue offset all entries have units, which may not
+        be on the disk.
+        """
         self.announce(placed_end)
+        known = self.checkpoint
         self._write(
             attrs.evolve(
-                self.checkpoint,
+                known,
                 last_read_time_ms=hand_ms,
-                last_queue_offset=placed_end,
+                last_queue_offset=min(known.last_queue_offset, placed_end),
                 master_queue_offset=placed_end,
             )
         )
@@ -134,18 +139,26 @@ class WheelFiles:
             self.checkpoint, self.is_stale = checkpoint, False
         return self._checkpoint_file
 
-    def begin_checkpoint_sync(self, flush_position: int, own: OwnCheckpoint) -> Unsynced:
-        """Let it say up to where log and wheel are on disk; ``finish``, without a lock, comes back
-        when it is there itself.
+    def begin_checkpoint_sync(
+        self, flush_position: int, own: OwnCheckpoint, placed_end: int | None = None
+    ) -> Unsynced:
+        """Let it say up to where log and wheel are on disk and, unless that is as it was, up to
+        which queue offset the units are; ``finish``, without a lock, comes back when it is there
+        itself.
         """
         self.own = own
-        checkpoint = attrs.evolve(self.checkpoint, flush_position=flush_position)
+        last = self.checkpoint.last_queue_offset if placed_end is None else placed_end
+        checkpoint = attrs.evolve(
+            self.checkpoint, flush_position=flush_position, last_queue_offset=last
+        )
         file = self._write(checkpoint, in_any_case=True)
         return Unsynced((file.another_handle(),), (self._root.config,), lambda: None)
 
-    def sync_checkpoint(self, flush_position: int, own: OwnCheckpoint) -> None:
+    def sync_checkpoint(
+        self, flush_position: int, own: OwnCheckpoint, placed_end: int | None = None
+    ) -> None:
         """Come back when it is on disk, and says up to where log and wheel are too."""
-        self.begin_checkpoint_sync(flush_position, own).finish()
+        self.begin_checkpoint_sync(flush_position, own, placed_end).finish()
 
     def sync_saved(self) -> None:
         """Come back when what was saved is on disk."""

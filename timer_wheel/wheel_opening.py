@@ -142,7 +142,7 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
         files.sync_wheel()
     files.own = own
     timers.save()
-    files.sync_checkpoint(flush_position, own)
+    files.sync_checkpoint(flush_position, own, timers.placed_end)
 
 
 def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:

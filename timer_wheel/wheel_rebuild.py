@@ -109,7 +109,7 @@ def _moved(
     made.early = rows.rows(is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms))
     files.own = made.state_to_flush()
     made.save()
-    files.sync_checkpoint(0, files.own)
+    files.sync_checkpoint(0, files.own, made.placed_end)
     log.segments.delete_before(begin)
     files.forget_wheel()
     return made

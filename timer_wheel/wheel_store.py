@@ -162,6 +162,7 @@ class WheelStore(TimerStore):
         with self._use():
             store.log.require_unbroken()
             own, known = timers.state_to_flush(), timers.files.own
+            placed_end = timers.placed_end
         store.sync_log()
         store.sync_queues()
         with self._use():
@@ -176,7 +177,7 @@ class WheelStore(TimerStore):
         with self._use():
             if timers.files.own is not known:  # retention went by in between, and knew more
                 own = timers.files.own
-            unsynced = timers.files.begin_checkpoint_sync(position, own)
+            unsynced = timers.files.begin_checkpoint_sync(position, own, placed_end)
         store.finish(unsynced.finish)
         with self._use():
             timers.write_metrics()

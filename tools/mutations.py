@@ -73,6 +73,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/timer_wheel/test_wheel_recovery.py::test_what_is_placed_while_a_flush_waits_for_the_disk_leaves_no_slot_that_leads_astray",
     ),
     Mutation(
+        "units-noted-before-they-are-on-the-disk",
+        "timer_wheel/wheel_files.py",
+        "last_queue_offset=min(known.last_queue_offset, placed_end),",
+        "last_queue_offset=placed_end,",
+        "tests/timer_wheel/test_wheel_recovery.py::test_power_that_takes_the_units_and_keeps_the_checkpoint_loses_a_broker_nothing",
+    ),
+    Mutation(
         "torn-offsets-become-the-backup",
         "legacy_levels/offsets_writer.py",
         "        if self.text is not None and not self._is_torn:",

@@ -106,7 +106,7 @@ def test_the_checkpoint_is_the_bytes_that_a_broker_was_seen_to_read(tmp_path: Pa
     path.write_bytes(encode_timer_checkpoint(TimerCheckpoint(counter=2)))
     files = WheelFiles(StoreRoot(tmp_path), ManualClock(1_700_000_000_500), snapshots=False)
     files.save(1_700_000_000_000, 2)
-    files.sync_checkpoint(104, OwnCheckpoint(1_700_000_000_000, 0, 1000))
+    files.sync_checkpoint(104, OwnCheckpoint(1_700_000_000_000, 0, 1000), 2)
     files.close()
     assert path.read_bytes()[:56].hex() == (
         "0000018bcfe5680000000000000000680000000000000002000000000000000200000000000000000000018b"
@@ -154,14 +154,17 @@ def test_a_file_ends_in_a_blank_when_the_next_one_begins(tmp_path: Path) -> None
     assert [unit.position for unit in timer_units(tmp_path / "timerlog")][-1] == SMALL_FILE_BYTES
 
 
+@pytest.mark.parametrize("there", [2, 4], ids=["half a file", "a whole file"])
 def test_a_stop_at_any_write_leaves_all_units_of_an_append_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int
 ) -> None:
-    """Eleven units over three files, behind two that are there."""
+    """Eleven units over three files or four, behind those that are there. The last unit lies right
+    before the end, where a broker looks for it.
+    """
     for stop in range(12):
         path = tmp_path / str(stop)
         log, wheel = open_log(path), LiveWheel(1000, WRITE_MS)
-        log.append(rows_of((OUT_MS, 1, 1, 200), (OUT_MS, 1, 2, 200)), wheel)
+        log.append(rows_of(*[(OUT_MS, 1, 1 + index, 200) for index in range(there)]), wheel)
         left = stop
         write_at = log.segments.write_at
 
@@ -172,7 +175,7 @@ def test_a_stop_at_any_write_leaves_all_units_of_an_append_or_none(
             left -= 1
             write_at(offset, data)  # noqa: B023
 
-        more = rows_of(*[(OUT_MS, 1, 3 + index, 200) for index in range(11)])
+        more = rows_of(*[(OUT_MS, 1, there + 1 + index, 200) for index in range(11)])
         with monkeypatch.context() as patch:
             patch.setattr(log.segments, "write_at", stopping)
             patch.setattr(log.segments, "zero_from", lambda _offset: 0)
@@ -183,7 +186,8 @@ def test_a_stop_at_any_write_leaves_all_units_of_an_append_or_none(
                 is_whole = False
         again = open_log(path)
         rows = TimerRows.together(list(again.all_units()))
-        count = 13 if is_whole else 2
+        count = there + 11 if is_whole else there
+        assert again.end % SMALL_FILE_BYTES > 0
         assert rows.commit_log_offset.tolist() == list(range(1, count + 1))
         again.append(rows_of((OUT_MS, 1, 99, 200)), LiveWheel(1000, WRITE_MS))
         assert len(list(timer_units(path / "timerlog"))) == count + 1

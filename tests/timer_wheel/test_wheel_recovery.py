@@ -323,13 +323,19 @@ def test_what_was_put_away_leads_nowhere_when_time_passes_over_it_again(tmp_path
     store.close()
 
 
-def test_the_checkpoint_announces_units_before_they_are_there_and_counts_them_after(
+def test_the_checkpoint_announces_units_before_they_are_there_and_counts_those_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a broker neither places again what has a unit nor passes over what has none."""
+    """So that a broker neither places again what has a unit nor passes over what has none, also
+    where a loss of power took all units: it then goes on where the checkpoint says.
+    """
     clock = ManualClock(START_MS)
     store = open_store(tmp_path, clock)
-    fill(store, 3)
+    fill(store, 2)
+    store.flush()
+    store.advance(START_MS)
+    store.flush()
+    fill(store, 1)
     store.advance(START_MS)
     store.schedule(Message("orders", b"x"), AfterMs(5_000))
     path = tmp_path / "config" / "timercheck"
@@ -338,8 +344,27 @@ def test_the_checkpoint_announces_units_before_they_are_there_and_counts_them_af
         with pytest.raises(Killed):
             store.advance(START_MS)
     check = read_timer_check(path)
-    assert (check.last_queue_offset, check.master_queue_offset) == (3, 4)
+    assert (check.last_queue_offset, check.master_queue_offset) == (2, 4)
     store.abandon()
+
+
+@pytest.mark.parametrize("is_flushed", [True, False], ids=["some flushed", "none flushed"])
+def test_power_that_takes_the_units_and_keeps_the_checkpoint_loses_a_broker_nothing(
+    tmp_path: Path, is_flushed: bool
+) -> None:
+    """The log and its queues are on the disk, as they are while a flush waits for the timer log."""
+    store = open_store(tmp_path, ManualClock(START_MS))
+    if is_flushed:
+        fill(store, 3)
+        store.advance(START_MS)
+        store.flush()
+    flushed = {path: path.read_bytes() for path in (tmp_path / "timerlog").glob("*")}
+    expected = fill(store, 30)
+    store.advance(START_MS)
+    store.abandon()
+    for path in (tmp_path / "timerlog").iterdir():
+        path.write_bytes(flushed.get(path, bytes(path.stat().st_size)))
+    assert found_by_a_broker(tmp_path, START_MS) == Counter(expected)
 
 
 # --- damage ---------------------------------------------------------------------------------------

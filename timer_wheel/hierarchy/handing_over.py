@@ -99,6 +99,6 @@ def _make_durable(store: LiveStore, timers: LiveTimers) -> None:
     timers.files.write_wheel(timers.wheel, timers.log.end)
     timers.log.segments.sync()
     timers.files.sync_wheel()
-    timers.files.sync_checkpoint(timers.log.end, own)
+    timers.files.sync_checkpoint(timers.log.end, own, timers.placed_end)
     timers.write_metrics(durably=True)
     timers.files.replace_guard(timers.wheel)  # last: a broker that starts finds everything
