@@ -17,6 +17,7 @@ from migrate.staged_output import Staging, replaced
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.index_bulk import write_ids, write_waiting
 from timer_wheel.hierarchy.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, Rows
+from timer_wheel.older_slots import NO_OLDER_SLOTS
 from timer_wheel.timer_record_kernel import FACT_COLUMNS, ID, read_timer_records
 
 INDEX_FAMILIES = (HOURS.name, IDS)
@@ -29,7 +30,8 @@ def key_hashes(
     """The id of each record in a block that begins at ``origin`` of the log; 0 for none."""
     facts = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     addresses = address_of(block) + offsets - origin
-    read_timer_records(addresses, sizes, offsets, precision_ms, True, 0, 1, facts)
+    older = NO_OLDER_SLOTS.columns()
+    read_timer_records(addresses, sizes, offsets, precision_ms, True, *older, facts)
     return np.array(facts[ID])
 
 

@@ -15,18 +15,12 @@ from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_metrics import LiveMetrics
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.placed_again import PlacedAgain
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
-from timer_wheel.timer_rows import (
-    NO_OLDER_SLOTS,
-    Bools,
-    OlderSlots,
-    TimerFacts,
-    TimerRows,
-    read_facts,
-)
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.unplaced import Unplaced
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_kernels import (
@@ -371,8 +365,7 @@ class LiveTimers:
             flushed_position=end,
             copies_hand_ms=hand_ms,
             copies_position=end,
-            older_until=self.older.until,
-            older_precision_ms=self.older.precision_ms,
+            older=self.older,
         )
 
     def keep_from(self) -> int:

@@ -11,10 +11,13 @@ to any byte of the file is noticed and costs nothing.
 """
 
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from message_store.layout import Field, Layout
+from timer_wheel.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT, TimerCheckpoint
 from timer_wheel.wheel_math import PRECISIONS_MS
 
@@ -40,15 +43,26 @@ OWN_CHECKPOINT = Layout(
         Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
         Field("copies_position", "i64", "timer log position where units ended when copies began"),
         Field("older_until", "i64", "commit log offset before which records are of older slots"),
-        Field(
-            "older_precision_ms",
-            "i64",
-            "the width of those slots, of several the multiple; 1: of a hierarchical wheel",
+        Field("older_precision_ms", "i64", "the width of those; 1: of a hierarchical wheel"),
+        *(
+            Field(f"{name}_{number}", "i64", f"the same of slots {number} before those; 0: none")
+            for number in range(1, MOST_WIDTHS)
+            for name in ("older_until", "older_precision_ms")
         ),
         Field("checksum", "i64", "CRC-32 of the bytes before it"),
     ),
 )
-_CHECKED_BYTES = OWN_CHECKPOINT.offset_of("checksum")
+_OF_OLDER = [("older_until", "older_precision_ms")] + [
+    (f"older_until_{number}", f"older_precision_ms_{number}") for number in range(1, MOST_WIDTHS)
+]
+_WITH_ONE_WIDTH = Layout(
+    "timer checkpoint, our own part with one older width",
+    tuple(
+        field
+        for field in OWN_CHECKPOINT.fields
+        if field.name not in {name for names in _OF_OLDER[1:] for name in names}
+    ),
+)
 assert TIMER_CHECKPOINT.size <= OWN_PLACES[0]
 assert OWN_PLACES[0] + OWN_CHECKPOINT.size <= OWN_PLACES[1]
 
@@ -62,8 +76,7 @@ class OwnCheckpoint:
     hand and the end of the timer log of that moment belong to it: what had its slot there, and what
     got one since, is what the copies are of.
 
-    Records before ``older_until`` were stored for slots of ``older_precision_ms``, before the wheel
-    got slots of another width.
+    ``older`` are slots of other widths, before the wheel was made anew.
     """
 
     flushed_hand_ms: int
@@ -73,8 +86,7 @@ class OwnCheckpoint:
     flushed_position: int = 0
     copies_hand_ms: int = 0
     copies_position: int = 0
-    older_until: int = 0
-    older_precision_ms: int = 1
+    older: OlderSlots = NO_OLDER_SLOTS
 
     @property
     def is_known(self) -> bool:
@@ -101,9 +113,30 @@ class FoundCheckpoint:
 def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
     """The bytes of one copy."""
     numbers = {f"{_OF_BROKER}{name}": value for name, value in attrs.asdict(checkpoint).items()}
-    content = OWN_CHECKPOINT.encode(**numbers, **attrs.asdict(own), checksum=0)[:_CHECKED_BYTES]
+    rest = attrs.asdict(own, filter=lambda field, _: field.name != "older")
+    fields = numbers | rest | _fields_of(own.older)
+    checked_bytes = OWN_CHECKPOINT.offset_of("checksum")
+    content = OWN_CHECKPOINT.encode(**fields, checksum=0)[:checked_bytes]
     checksum = OWN_CHECKPOINT.part("checksum", "checksum").encode(checksum=zlib.crc32(content))
     return content + checksum
+
+
+def _fields_of(older: OlderSlots) -> dict[str, int]:
+    """Older slots as fields, the newest first."""
+    fields = dict.fromkeys((name for names in _OF_OLDER for name in names), 0)
+    known = zip(reversed(older.untils), reversed(older.widths_ms), strict=True)
+    for names, values in zip(_OF_OLDER, known, strict=False):
+        fields |= dict(zip(names, values, strict=True))
+    return fields
+
+
+def _older_of(fields: Mapping[str, int]) -> OlderSlots:
+    known = [
+        (fields[until], fields[width_ms])
+        for until, width_ms in reversed(_OF_OLDER)
+        if fields.get(until) and fields[width_ms] > 0
+    ]
+    return OlderSlots(tuple(until for until, _ in known), tuple(width for _, width in known))
 
 
 def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
@@ -123,9 +156,10 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
         name for name, value in attrs.asdict(checkpoint).items() if value != getattr(written, name)
     ]
     if len(differing) > 1:
-        of_the_wheel = ("precision_ms", "log_begins", "older_until", "older_precision_ms")
+        of_the_wheel = ("precision_ms", "log_begins", "older")
         unknown = attrs.asdict(own, filter=lambda field, _: field.name not in of_the_wheel)
-        own = attrs.evolve(own, **dict.fromkeys(unknown, UNKNOWN))
+        numbers: dict[str, Any] = dict.fromkeys(unknown, UNKNOWN)
+        own = attrs.evolve(own, **numbers)
         return FoundCheckpoint(checkpoint, own, hand_ms, is_damaged=None in copies)
     may_be_a_broker = hand_ms > written.last_read_time_ms
     is_damaged = None in copies or (bool(differing) and not may_be_a_broker)
@@ -134,13 +168,22 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
 
 def _decode_copy(content: bytes, place: int) -> tuple[TimerCheckpoint, OwnCheckpoint] | None:
     """The numbers of a broker and our own that were written here; None where that is damaged."""
-    copy = content[place : place + OWN_CHECKPOINT.size]
-    if len(copy) < OWN_CHECKPOINT.size:
-        return None
-    fields = OWN_CHECKPOINT.decode_at(copy, 0)
-    is_whole = fields.pop("checksum") == zlib.crc32(copy[:_CHECKED_BYTES])
-    if not is_whole or fields["precision_ms"] not in PRECISIONS_MS:
+    fields = _decode_whole(content, place, OWN_CHECKPOINT)
+    if fields is None:
+        fields = _decode_whole(content, place, _WITH_ONE_WIDTH)
+    if fields is None or fields["precision_ms"] not in PRECISIONS_MS:
         return None
     names = [field.name for field in TIMER_CHECKPOINT.fields]
-    numbers = TimerCheckpoint(**{name: fields.pop(f"{_OF_BROKER}{name}") for name in names})
-    return numbers, OwnCheckpoint(**fields)
+    numbers = TimerCheckpoint(**{name: fields[f"{_OF_BROKER}{name}"] for name in names})
+    own = {each.name: fields[each.name] for each in attrs.fields(OwnCheckpoint)[:-1]}
+    return numbers, OwnCheckpoint(**own, older=_older_of(fields))
+
+
+def _decode_whole(content: bytes, place: int, layout: Layout) -> dict[str, int] | None:
+    """The fields that were written here in one of the layouts; None where that is damaged."""
+    copy = content[place : place + layout.size]
+    if len(copy) < layout.size:
+        return None
+    fields = layout.decode_at(copy, 0)
+    checked = copy[: layout.offset_of("checksum")]
+    return fields if fields["checksum"] == zlib.crc32(checked) else None

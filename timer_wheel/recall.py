@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking messages back: the delete markers that are waiting, and where a message of a handle is.
+"""Taking messages back: the delete markers that are waiting, and the messages that they name.
 
 A marker takes away every message of its slot, real topic and unique key that was scheduled before
 it. A broker takes those behind it as well, and from 5.4 on looks at slot and key alone. Whatever
 form the text of a marker has, it counts: that is what whoever recalled wanted.
 """
 
-from collections.abc import Iterator
-
 import attrs
 import numpy as np
 
 from message_store.byte_column import Int64s
-from message_store.delay_store import Cancellation
-from message_store.java_numbers import INT_MAX, LONG_MAX, string_hash
+from message_store.java_numbers import INT_MAX, LONG_MAX
 from message_store.message import Message, StoredMessage
 from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
-from message_store.recall_handle import RecallHandle
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.timer_due import may_be_promised
-from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
+from timer_wheel.timer_log import FLAG_DELETE
 from timer_wheel.timer_record_kernel import KEY_ONE
-from timer_wheel.timer_rows import EXACT_MS, Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.timer_rows import Bools, TimerFacts
 from timer_wheel.unplaced import EVERYTHING
-from timer_wheel.wheel_kernels import TOPIC_HASH
-from timer_wheel.wheel_math import PRECISIONS_MS, floor_ms, out_ms
+from timer_wheel.wheel_math import floor_ms
 
 MARKER_BODY = b"0"
 MARKER_TAGS = "_RECALL_TAG_"
@@ -146,142 +140,25 @@ def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, t
     return marker, (TIMER_DELETE_UNIQUE_KEY, text)
 
 
-class Search:
-    """Looks for the messages of one handle, wherever they are or were.
-
-    A receipt also tells where the first record of its message is, and names no other.
-    """
-
-    def __init__(
-        self,
-        timers: LiveTimers,
-        marks: RecallMarks,
-        handle: RecallHandle,
-        first_offset: int | None = None,
-    ) -> None:
-        self._timers = timers
-        self._marks = marks
-        self._handle = handle
-        self._first_offset = first_offset
-        self._topic_hash = string_hash(handle.topic)
-        self.slot_ms = out_ms(handle.due_ms, timers.precision_ms)
-
-    def waiting(self) -> list[Target]:
-        """The messages that are pending, one for each marker that is needed to take all of them."""
-        found: dict[RecallKey, Target] = {}
-        for rows in self._pending():
-            found |= {target.recall_key: target for target in self._among(rows)}
-        return list(found.values())
-
-    def _pending(self) -> Iterator[TimerRows]:
-        """Everything that is pending where a message of the handle may be."""
-        timers = self._timers
-        unplaced = timers.unplaced(EVERYTHING).rows
-        yield unplaced.rows(~np.isin(unplaced.commit_log_offset, timers.done))
-        yield timers.early
-        slot = self.slot_ms // timers.precision_ms
-        held = timers.wheel.used_slots(self.slot_ms + timers.precision_ms)
-        if len(held) and held[-1] == slot:
-            rows = timers.in_slots(held[-1:])
-            yield rows.rows(~rows.is_roll)
-        if timers.has_rolled:  # what will roll may be in any slot
-            rows = timers.log.find(self._topic_hash, _NO_SLOT, 0, flags=FLAG_ROLL)
-            rows = rows.rows(rows.is_roll)
-            yield rows.rows(timers.are_waiting(rows))
-
-    def past(self) -> Cancellation:
-        """What became of a message that is not pending."""
-        timers, widest_ms = self._timers, max(PRECISIONS_MS)
-        first_ms = self._handle.due_ms - widest_ms
-        rows = timers.log.find(
-            self._topic_hash, first_ms, widest_ms + timers.precision_ms, flags=FLAG_ROLL
-        )
-        rows = TimerRows.together([rows, *self._queued()])
-        facts = timers.facts(rows, keys=True)
-        is_named = self._is_named(rows, facts)
-        if not is_named.any():
-            return Cancellation.NEVER_EXISTED
-        named = is_named & ~facts.is_marker
-        if not named.any():
-            return Cancellation.CANCELLED  # its marker is all that is left
-        applied = rows.commit_log_offset < timers.older.applied_until
-        taken = _taken(rows, facts, ~applied)
-        if applied.any():
-            places = rows.commit_log_offset, rows.size_bytes
-            exact = read_facts(timers.store.log, *places, EXACT_MS, keys=True)
-            taken |= _taken(rows, exact, applied)
-        return Cancellation.CANCELLED if taken[named].all() else Cancellation.ALREADY_DELIVERED
-
-    def _queued(self) -> Iterator[TimerRows]:
-        """What may be of the topic and has no unit: it is new, or was dealt with before the wheel
-        was made anew, for slots of another width or of a hierarchical wheel.
-        """
-        timers = self._timers
-        yield timers.unplaced(EVERYTHING).rows
-        first, older_until = timers.queue.min_offset, timers.older.until
-        while first < timers.placed_end and older_until > timers.store.log.min_offset:
-            rows = timers.queued(first, _PIECE).rows
-            is_older = rows.commit_log_offset < older_until
-            yield rows.rows(is_older & (rows.table[TOPIC_HASH] == self._topic_hash))
-            if not is_older.all():
-                break
-            first += len(rows)
-
-    def _among(self, rows: TimerRows) -> Iterator[Target]:
-        """The messages of the handle among these rows that no marker takes yet."""
-        rows = rows.rows((rows.table[TOPIC_HASH] == self._topic_hash) & ~rows.is_marker)
-        if not len(rows):
-            return
-        facts = self._timers.facts(rows, keys=True)
-        is_live = self._is_named(rows, facts)
-        is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
-        for row in np.flatnonzero(is_live).tolist():
-            record = self._record(rows, row)
-            yield Target(record, int(facts.out_ms[row]), facts.recall_keys()[row])
-
-    def _record(self, rows: TimerRows, row: int) -> StoredMessage:
-        return self._timers.store.log.record(
-            int(rows.commit_log_offset[row]), int(rows.size_bytes[row])
-        )
-
-    def _is_named(self, rows: TimerRows, facts: TimerFacts) -> Bools:
-        """Which rows the handle or the receipt names: by time, topic, key and first record.
-
-        A handle that a broker gave says the millisecond after the out time, ours the promise, as
-        that was for slots of the width when it was given.
-        """
-        handle = self._handle
-        is_named = np.zeros(len(rows), bool)
-        may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
-        may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms)
-        may_be &= facts.is_fine
-        if self._first_offset is not None:
-            first_offsets = facts.first_offsets(rows.commit_log_offset)
-            is_it = (first_offsets == self._first_offset) | (first_offsets < 0)
-            is_later = marker_offsets(rows.commit_log_offset, facts) > self._first_offset
-            may_be &= np.where(facts.is_marker, is_later, is_it)
-        for row in np.flatnonzero(may_be).tolist():
-            properties = self._record(rows, row).properties
-            key = properties.get("UNIQ_KEY")
-            is_named[row] = (properties.get("REAL_TOPIC"), key) == (handle.topic, handle.unique_key)
-        return is_named
-
-
-def _taken(rows: TimerRows, facts: TimerFacts, counts: Bools) -> Bools:
-    """Which rows one of those markers among them takes away that count."""
-    marks, is_marker = RecallMarks(), facts.is_marker & facts.is_fine & counts
-    marks.add(rows.commit_log_offset[is_marker], facts.rows(is_marker))
-    return marks.take_away(rows.commit_log_offset, facts)
+def are_older(timers: LiveTimers, offsets: Int64s, facts: TimerFacts) -> Bools:
+    """Which of these records were first stored for slots that the wheel had before."""
+    is_it: Bools = marker_offsets(offsets, facts) < timers.older.until
+    return is_it
 
 
 def find_markers(timers: LiveTimers, from_ms: int) -> RecallMarks:
-    """Every delete marker in slots from a time on, or in the queue."""
+    """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
+    which were applied when the wheel was made anew (``older_marks``).
+    """
     marks = RecallMarks()
     placed = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
-    counts = placed.commit_log_offset >= timers.older.applied_until
-    placed = placed.rows(placed.is_marker & counts & (placed.slot_time_ms >= from_ms))
-    marks.add(placed.commit_log_offset, timers.facts(placed, keys=True))
+    placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
     rest = timers.unplaced(EVERYTHING, keys=True)
     is_marker = rest.facts.is_marker & rest.facts.is_fine
-    marks.add(rest.rows.commit_log_offset[is_marker], rest.facts.rows(is_marker))
+    for rows, facts in (
+        (placed, timers.facts(placed, keys=True)),
+        (rest.rows.rows(is_marker), rest.facts.rows(is_marker)),
+    ):
+        counts = ~are_older(timers, rows.commit_log_offset, facts)
+        marks.add(rows.commit_log_offset[counts], facts.rows(counts))
     return marks

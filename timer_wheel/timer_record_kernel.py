@@ -38,7 +38,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
 )
 from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
-from timer_wheel.timer_due import FINEST_MS
+from timer_wheel.timer_due import FINEST_MS, OVERDUE_MARK_MS
 
 Int64s = NDArray[np.int64]
 
@@ -160,42 +160,59 @@ def is_any_placed_again(addresses: Int64s, sizes: Int64s) -> bool:
 
 
 @inline_kernel
-def _means_older_slot(offset: int, prepared_offset: int, rolls: int, older_until: int) -> bool:
-    """Whether a record's first one was stored for older slots; one that a broker rolled does not
-    say where that was.
-    """
+def _first_offset(offset: int, prepared_offset: int, rolls: int) -> int:
+    """Where a message's first record was; one that a broker rolled does not say."""
     first = ~prepared_offset
     if rolls > 0 and first < offset:
-        return bool(max(first, 0) < older_until)
-    return bool(offset < older_until)
+        return max(first, 0)
+    return offset
 
 
 @inline_kernel
-def slot_of_older(out_ms: int, older_precision_ms: int, precision_ms: int) -> int:
-    """The slot whose end is the first at or after that of an older slot."""
-    if out_ms % FINEST_MS != 0:
+def _number_of_older(first_offset: int, older_untils: Any) -> int:
+    """Which of the older slots a record was stored for; their count for those of today."""
+    for number in range(len(older_untils)):
+        if first_offset < older_untils[number]:
+            return number
+    return len(older_untils)
+
+
+@inline_kernel
+def slot_of_older(out_ms: int, older_widths_ms: Any, number: int, precision_ms: int) -> int:
+    """The slot whose end is the first at or after that of an older slot, by way of all that came
+    between them.
+    """
+    if out_ms % FINEST_MS == OVERDUE_MARK_MS:
         return out_ms
-    end_ms = out_ms // older_precision_ms * older_precision_ms + older_precision_ms
-    return int((end_ms - 1) // precision_ms * precision_ms)
+    end_ms = out_ms - out_ms % older_widths_ms[number] + older_widths_ms[number]
+    for later in range(number + 1, len(older_widths_ms)):
+        end_ms += -end_ms % older_widths_ms[later]
+    slot_ms = (end_ms - 1) // precision_ms * precision_ms
+    if out_ms % FINEST_MS != 0 and out_ms // precision_ms * precision_ms == slot_ms:
+        return out_ms
+    return int(slot_ms)
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int64, boolean, int64, int64, int64[:, ::1])")
+@kernel(
+    "void(int64[::1], int64[::1], int64[::1], int64, boolean, int64[::1], int64[::1],"
+    " int64[:, ::1])"
+)
 def read_timer_records(
     addresses: Int64s,
     sizes: Int64s,
     offsets: Int64s,
     precision_ms: int,
     wants_keys: bool,
-    older_until: int,
-    older_precision_ms: int,
+    older_untils: Int64s,
+    older_widths_ms: Int64s,
     facts: Any,
 ) -> None:
     """Fill ``facts``, a column a record. An address is -1 where there is no memory to look at;
     otherwise ``sizes`` bytes can be read there. Recall keys and ids are told where they are
     wanted; an id is the hash of the unique key alone, 0 where there is none.
 
-    Messages that were first stored before ``older_until`` were promised for the ends of slots of
-    ``older_precision_ms``; OUT_MS is the slot of today that ends then or next.
+    Messages that were first stored before one of ``older_untils`` were promised for the ends of
+    slots of the width beside it; OUT_MS is the slot of today that ends then or next.
     """
     parts = np.empty(PARTS, np.int64)
     spots = np.empty(_SPOTS, np.int64)
@@ -222,11 +239,11 @@ def read_timer_records(
         rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
-        is_older = usual and _means_older_slot(
-            offsets[row], facts[PREPARED_OFFSET, row], facts[ROLL_TIMES, row], older_until
-        )
-        if is_older:
-            out_ms = slot_of_older(out_ms, older_precision_ms, precision_ms)
+        if usual and len(older_untils):
+            first = _first_offset(offsets[row], facts[PREPARED_OFFSET, row], facts[ROLL_TIMES, row])
+            number = _number_of_older(first, older_untils)
+            if number < len(older_untils):
+                out_ms = slot_of_older(out_ms, older_widths_ms, number, precision_ms)
         facts[OUT_MS, row] = out_ms
         if wants_keys:
             _tell_key(spots, out_ms // precision_ms, facts, row)

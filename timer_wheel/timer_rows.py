@@ -12,6 +12,7 @@ from message_store.byte_column import Int64s, int64s
 from message_store.errors import BadFieldError, FormatError
 from message_store.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.properties import REAL_TOPIC, TIMER_OUT_MS
+from timer_wheel.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_due import promised_times
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timer_record_kernel import (
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from message_store.live_log import LiveLog
 
 Bools = NDArray[np.bool_]
-EXACT_MS = 1
-"""The precision to read facts with: keys of one time, not of one slot."""
 
 
 @attrs.frozen(eq=False)
@@ -210,24 +209,6 @@ class TimerFacts:
         return list(zip(self.table[KEY_ONE].tolist(), self.table[KEY_TWO].tolist(), strict=True))
 
 
-@attrs.frozen
-class OlderSlots:
-    """Records before ``until`` in the log were stored for slots of another width."""
-
-    until: int = 0
-    precision_ms: int = 1
-
-    @property
-    def applied_until(self) -> int:
-        """Delete markers before this place of the log were applied by a hierarchical wheel, which
-        goes by exact times: on the wheel that came after it they take nothing away.
-        """
-        return self.until if self.precision_ms == EXACT_MS else 0
-
-
-NO_OLDER_SLOTS = OlderSlots()
-
-
 def read_facts(
     log: "LiveLog",
     offsets: Int64s,
@@ -242,9 +223,7 @@ def read_facts(
     table = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     addresses = log.addresses(offsets)
     addresses[sizes > log.rooms(offsets)] = -1
-    read_timer_records(
-        addresses, sizes, offsets, precision_ms, keys, older.until, older.precision_ms, table
-    )
+    read_timer_records(addresses, sizes, offsets, precision_ms, keys, *older.columns(), table)
     problems: dict[int, FormatError] = {}
     for row in np.flatnonzero(table[STATUS] != FINE).tolist():
         try:

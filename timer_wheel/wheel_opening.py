@@ -22,6 +22,8 @@ from message_store.segment_files import SegmentReader
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.older_marks import settle_older
+from timer_wheel.older_slots import NO_OLDER_SLOTS
 from timer_wheel.precision import precision_of_slots, precision_of_times, precision_of_units
 from timer_wheel.recall import find_markers
 from timer_wheel.resuming import (
@@ -34,7 +36,7 @@ from timer_wheel.resuming import (
 )
 from timer_wheel.timer_due import FINEST_MS, is_overdue
 from timer_wheel.timer_log import read_units
-from timer_wheel.timer_rows import NO_OLDER_SLOTS, OlderSlots, read_facts
+from timer_wheel.timer_rows import read_facts
 from timer_wheel.unit_repair import mend_units
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.waiting import next_due_ms
@@ -110,6 +112,7 @@ def _open(
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
     timers.metrics.is_known &= not is_in_doubt
+    settle_older(timers)
     if waiting is not None:
         _believe(timers, waiting)
     elif not store.settings.repeat_after_kill:
@@ -180,7 +183,7 @@ def _hung(
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
     own, older = files.found_own, NO_OLDER_SLOTS
     if own is not None:
-        older = OlderSlots(own.older_until, own.older_precision_ms)
+        older = own.older
     timers = LiveTimers(
         store,
         log,

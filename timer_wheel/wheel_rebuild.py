@@ -2,12 +2,11 @@
 """A wheel of another precision: refused while messages wait on it, or made anew.
 
 A slot holds its time divided by the precision, so that a broker which is given another one finds
-nothing where it looks: what waits is lost. Rebuilt, every message gets the slot that ends at or
-after its promise. The new units begin a new file that nothing leads to until the checkpoint says
-that the log begins there; then the old files go.
+nothing where it looks: what waits is lost. Rebuilt, every message that waits gets the slot that
+ends at or after its promise. What was taken back stays behind, and so does what took it back: in a
+wider slot that would take away what lies beside its target. The new units begin a new file that
+nothing leads to until the checkpoint says that the log begins there; then the old files go.
 """
-
-import math
 
 import numpy as np
 
@@ -15,8 +14,9 @@ from message_store.errors import PrecisionError, UnsupportedStoreError
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
+from timer_wheel.recall import find_markers
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
-from timer_wheel.timer_rows import OlderSlots, TimerRows
+from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel_math import floor_ms, needs_roll
 from timer_wheel.wheel_settings import WheelSettings
@@ -43,7 +43,7 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     """
     now_ms = timers.store.clock.now_ms()
     place_all(timers, now_ms)
-    rows = timers.in_slots(timers.wheel.used_slots())
+    rows = _waiting(timers)
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
     wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
     _give_slots(rows, timers, wheel, now_ms)
@@ -54,6 +54,16 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
             f" finer slots; deliver them first with precision_ms={timers.precision_ms}"
         )
     return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+
+
+def _waiting(timers: LiveTimers) -> TimerRows:
+    """What is on the wheel, but for what takes back and what was taken back."""
+    rows = timers.in_slots(timers.wheel.used_slots())
+    marks = find_markers(timers, timers.wheel.hand_ms)
+    if len(marks):
+        facts = timers.facts(rows, keys=True)
+        rows = rows.rows(~marks.take_away(rows.commit_log_offset, facts))
+    return rows.rows(~rows.is_marker)
 
 
 def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: int) -> None:
@@ -78,16 +88,6 @@ def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> Ti
     return TimerRows.together([rows, last])
 
 
-def _older_slots(timers: LiveTimers) -> OlderSlots:
-    """What the records mean that are in the log by now: of several widths the multiple, so that
-    none comes early that has to be placed again by its record.
-    """
-    log, widths = timers.store.log, [timers.precision_ms]
-    if timers.older.until > log.min_offset:
-        widths.append(timers.older.precision_ms)
-    return OlderSlots(log.end, math.lcm(*widths))
-
-
 def _moved(
     timers: LiveTimers, rows: TimerRows, wheel: LiveWheel, settings: WheelSettings
 ) -> LiveTimers:
@@ -103,9 +103,10 @@ def _moved(
         files,
         settings.roll_window_slots,
         log_begins=begin,
-        older=_older_slots(timers),
+        older=timers.older.followed_by(timers.store.log.end, timers.precision_ms),
     )
     made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
+    made.metrics.is_known = False
     made.early = rows.rows(is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms))
     files.own = made.state_to_flush()
     made.save()

@@ -23,6 +23,7 @@ from timer_wheel.copy_kernels import (
     identify_rows,
 )
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.older_marks import OlderMarks
 from timer_wheel.own_checkpoint import UNKNOWN
 from timer_wheel.put_away import put_away_since
 from timer_wheel.recall import RecallMarks, find_markers
@@ -83,6 +84,7 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     marks = find_markers(timers, _NO_SLOT)
     facts = timers.facts(looked_at, keys=len(marks) > 0)
     cancelled_at = marks.taken_at(places[0], facts)
+    cancelled_at = np.minimum(cancelled_at, OlderMarks.of(timers).taken_at(looked_at))
     done = which_are_done(
         timers.store.log, *places, np.concatenate(may_have_rolled), copies, cancelled_at
     )

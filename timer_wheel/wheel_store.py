@@ -24,7 +24,8 @@ from message_store.store_settings import StoreSettings
 from timer_wheel.hierarchy.ownership import read_active
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.recall import RecallMarks, Search, find_markers
+from timer_wheel.recall import RecallMarks, find_markers
+from timer_wheel.recall_search import Search
 from timer_wheel.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timer_store import TimerStore, made_or_let_go
 from timer_wheel.turning import Turning

@@ -210,7 +210,9 @@ def precision_change(rng: random.Random) -> list[Step]:
     stored = [put(f"K{delay_ms}", delay_ms) for delay_ms in delays_ms]
     return [
         *(reopen(precision_ms=old_ms), advance(), *stored, put("TWIN", 70_000, 2)),
-        *(put("BACK", 80_000), cancel("BACK"), tick(400), advance(), CLOSE),
+        *(put("BACK", 80_000), cancel("BACK")),
+        *(put("SAME", 80_000), put("SAME", 80_000 + old_ms), cancel("SAME")),
+        *(tick(400), advance(), CLOSE),
         *struck(Step(f"open with {new_ms} ms", lambda bench: bench.reopen_with(new_ms))),
     ]
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """timercheck: a broker's bytes, and files that are short, long or missing."""
 
+import struct
+import zlib
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store.store_root import StoreRoot
+from timer_wheel.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.own_checkpoint import OWN_PLACES, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.timer_checkpoint import (
     TimerCheckpoint,
     decode_timer_checkpoint,
@@ -49,3 +54,33 @@ def test_a_missing_file_is_zeros(tmp_path: Path) -> None:
 def test_arbitrary_bytes_are_some_checkpoint(content: bytes) -> None:
     encoded = encode_timer_checkpoint(decode_timer_checkpoint(content))
     assert encoded[:56] == content[:56].ljust(56, b"\0")
+
+
+@pytest.mark.parametrize("count", range(MOST_WIDTHS + 1))
+def test_older_widths_are_read_as_they_were_written(count: int) -> None:
+    older = OlderSlots(tuple(range(100, 100 + count)), (1, 100, 1000, 200)[:count])
+    own = OwnCheckpoint(5, 6, 100, 7, 8, 9, 10, older)
+    content = bytearray(4096)
+    for place in OWN_PLACES:
+        copy = encode_own(own, CHECKPOINT)
+        content[place : place + len(copy)] = copy
+    content[: len(BROKER_BYTES)] = BROKER_BYTES
+    found = decode_own(bytes(content), CHECKPOINT)
+    assert (found.own, found.is_damaged) == (own, False)
+
+
+def test_a_copy_with_room_for_one_older_width_is_believed() -> None:
+    numbers = struct.unpack(">7q", BROKER_BYTES)
+    copy = struct.pack(">16q", *numbers, 5, 6, 100, 7, 8, 9, 10, 500, 1000)
+    copy += struct.pack(">q", zlib.crc32(copy))
+    content = b"".join([BROKER_BYTES.ljust(64, b"\0"), copy.ljust(192, b"\0"), copy])
+    found = decode_own(content.ljust(4096, b"\0"), CHECKPOINT)
+    assert found.own == OwnCheckpoint(5, 6, 100, 7, 8, 9, 10, OlderSlots((500,), (1000,)))
+    assert not found.is_damaged
+
+
+def test_more_widths_than_there_is_room_for_become_one_that_is_never_early() -> None:
+    older = NO_OLDER_SLOTS
+    for number, width_ms in enumerate((200, 500, 100, 1000, 100)):
+        older = older.followed_by(10 * number, width_ms)
+    assert older == OlderSlots((10, 20, 30, 40), (1000, 100, 1000, 100))

@@ -21,7 +21,7 @@ from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
 from timer_wheel.hierarchy.ownership import index_path, release
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.timer_rows import EXACT_MS, OlderSlots
+from timer_wheel.older_slots import EXACT_MS, OlderSlots
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_opening import open_timers
 from timer_wheel.wheel_settings import WheelSettings
@@ -84,7 +84,7 @@ def _waiting(index: TimerIndex) -> Int64s:
 
 def _place(timers: LiveTimers, waiting: Int64s) -> None:
     """Place what waits; all else was dealt with to the millisecond, delete markers too."""
-    timers.older = OlderSlots(timers.store.log.end, EXACT_MS)
+    timers.older = OlderSlots((timers.store.log.end,), (EXACT_MS,))
     found = timers.unplaced(EVERYTHING)
     if len(found):
         waits = np.isin(found.rows.commit_log_offset, waiting)

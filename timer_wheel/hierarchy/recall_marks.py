@@ -13,8 +13,9 @@ from message_store.live_log import LiveLog
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
+from timer_wheel.older_slots import EXACT_MS
 from timer_wheel.recall import RecallMarks, marker_offsets
-from timer_wheel.timer_rows import EXACT_MS, Bools, TimerFacts, read_facts
+from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
 
 class HierarchyMarks(RecallMarks):

@@ -25,9 +25,9 @@ from timer_wheel.wheel_opening import open_timers
 
 @attrs.frozen(eq=False)
 class OnWheel:
-    """What waits on a wheel, or on its way there: where the records are, in order; markers too.
+    """What waits on a wheel, or on its way there: where the records are, in order.
 
-    ``waits_for_slot_ends`` says whether one of the messages was promised for the end of a slot.
+    ``waits_for_slot_ends`` says whether one of them was promised for the end of a slot.
     """
 
     commit_log_offsets: Int64s
@@ -49,7 +49,7 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
         rest_rows = rest.rows.rows(rest.facts.is_fine)
         rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
         placed = timers.in_slots(timers.wheel.used_slots())
-        rows = TimerRows.together([placed, rest_rows])
+        rows = _waiting(timers, TimerRows.together([placed, rest_rows]))
         slot_ms = _slot_precision(timers, placed)
         return OnWheel(
             np.unique(rows.commit_log_offset),
@@ -77,10 +77,18 @@ def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:
     return max(PRECISIONS_MS) if is_early.any() else timers.precision_ms
 
 
+def _waiting(timers: LiveTimers, rows: TimerRows) -> TimerRows:
+    """These rows, but for what takes back and what was taken back, by slot: to the millisecond some
+    of that would come again.
+    """
+    marks = find_markers(timers, timers.wheel.hand_ms)
+    facts = timers.facts(rows, keys=len(marks) > 0)
+    is_taken = marks.take_away(rows.commit_log_offset, facts)
+    return rows.rows(~is_taken & ~rows.is_marker)
+
+
 def _wait_for_slot_ends(timers: LiveTimers, rows: TimerRows) -> bool:
-    facts = timers.facts(rows, keys=True)
-    is_taken = find_markers(timers, timers.wheel.hand_ms).take_away(rows.commit_log_offset, facts)
-    return bool((are_slot_ends(facts) & ~facts.is_marker & ~is_taken).any())
+    return bool(are_slot_ends(timers.facts(rows)).any())
 
 
 def clear_wheel(root: StoreRoot) -> None:

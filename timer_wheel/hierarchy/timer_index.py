@@ -28,8 +28,9 @@ from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.lost_messages import LostMessage, LostMessages
+from timer_wheel.older_slots import EXACT_MS
 from timer_wheel.timer_record_kernel import ID
-from timer_wheel.timer_rows import EXACT_MS, Bools, TimerFacts, read_facts
+from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
 _PIECE = 1 << 17
 _MANY = 1 << 20

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that are used twice, and cancelled, on a wheel whose slots get other widths: what a cancel
+took back, and nothing beside it, stays away.
+"""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+
+import attrs
+import pytest
+
+from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
+from tests.faults.broker_view import look_as_a_broker
+from tests.faults.engines import SMALL, open_hierarchy
+from timer_wheel import WheelStore
+from timer_wheel.wheel_files import WheelFiles
+from timer_wheel.wheel_math import PRECISIONS_MS
+
+START_MS = 1_793_000_000_000
+QUICK = ((100, 1_000), (1_000, 100), (200, 500), (100, 1_000, 500), (200, 500, 200))
+SLOW = [
+    *permutations(PRECISIONS_MS, 2),
+    *permutations(PRECISIONS_MS, 3),
+    (100, 200, 500, 1_000, 500, 200, 100),
+]
+WIDTHS = [
+    *QUICK,
+    *(pytest.param(each, marks=pytest.mark.nightly) for each in SLOW if each not in QUICK),
+]
+ENDS = ("closed", "killed", "killed in between", "timer log lost")
+
+
+@attrs.define
+class Twin:
+    """A message and when it is promised for by now."""
+
+    receipt: Receipt
+    body: bytes
+    promised_ms: int
+    is_taken: bool = False
+
+
+class History:
+    """What was scheduled and taken back, by the rule: a cancel takes what has its topic, key and
+    slot, of the width of its day.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.twins: list[Twin] = []
+
+    def work(self, store: WheelStore, width_ms: int) -> None:
+        """Messages, most of them with a key that others have, of which some are taken back."""
+        for twin in self.twins:
+            twin.promised_ms += -twin.promised_ms % width_ms
+        for _ in range(6):
+            body, key = b"%d" % len(self.twins), self.rng.choice("KKKL")
+            due_ms = START_MS + 1_000 + self.rng.randrange(2_600)
+            receipt = store.schedule(Message("orders", body, unique_key=key), AtMs(due_ms))
+            self.twins.append(Twin(receipt, body, receipt.promised_ms))
+            if self.rng.random() < 0.5:
+                self.cancel(store, self.rng.choice(self.twins))
+
+    def cancel(self, store: WheelStore, chosen: Twin) -> None:
+        """Take one back, and all that shares its slot."""
+        assert store.cancel(chosen.receipt) is Cancellation.CANCELLED
+        if chosen.is_taken:
+            return
+        for twin in self.twins:
+            is_same = twin.receipt.unique_key == chosen.receipt.unique_key
+            twin.is_taken |= is_same and twin.promised_ms == chosen.promised_ms
+
+    @property
+    def waiting(self) -> list[Twin]:
+        """What was not taken back."""
+        return [twin for twin in self.twins if not twin.is_taken]
+
+
+def open_with(path: Path, clock: ManualClock, width_ms: int | None) -> WheelStore:
+    return WheelStore.open(
+        path, clock=clock, precision_ms=width_ms, settings=SMALL, on_precision_change="rebuild"
+    )
+
+
+def require_waiting(store: WheelStore, history: History) -> None:
+    """What waits is what should, and what was taken back is said to be."""
+    found = sorted((each.commit_log_offset, each.due_ms) for each in store.pending())
+    assert found == sorted(
+        (twin.receipt.commit_log_offset, twin.promised_ms) for twin in history.waiting
+    )
+    for twin in history.twins:
+        if twin.is_taken:
+            assert store.cancel(twin.receipt) is Cancellation.CANCELLED
+    assert [each for each in store.check() if each.severity.name == "ERROR"] == []
+
+
+def with_all_widths(
+    path: Path, clock: ManualClock, history: History, widths_ms: Sequence[int]
+) -> None:
+    for width_ms in widths_ms:
+        with open_with(path, clock, width_ms) as store:
+            store.advance(START_MS)
+            history.work(store, width_ms)
+            require_waiting(store, history)
+        view = look_as_a_broker(path, START_MS, precision_ms=width_ms)
+        assert view.wrong == []
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("widths_ms", WIDTHS)
+def test_what_was_taken_back_stays_so_and_nothing_beside_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    widths_ms: tuple[int, ...],
+    end: str,
+    seed: int,
+) -> None:
+    rng, clock, path = random.Random(seed), ManualClock(START_MS), tmp_path / "store"
+    history, last_ms = History(rng), widths_ms[-1]
+    with_all_widths(path, clock, history, widths_ms[:-1])
+    for twin in history.twins:
+        twin.promised_ms += -twin.promised_ms % last_ms
+    if end == "killed in between":
+        stop_while_it_is_made_anew(path, clock, last_ms, rng, monkeypatch)
+    store = open_with(path, clock, last_ms)
+    require_waiting(store, history)
+    if end == "killed":
+        store.flush()
+        store.abandon()
+    else:
+        store.close()
+    view = look_as_a_broker(path, START_MS, precision_ms=last_ms)
+    assert view.wrong == []
+    assert Counter(view.keys) == Counter(twin.receipt.unique_key for twin in history.waiting)
+    if end == "timer log lost":
+        shutil.rmtree(path / "timerlog")
+    with open_with(path, clock, last_ms) as store:
+        require_waiting(store, history)
+        came = deliver_all(store, clock)
+        assert came == {twin.body: twin.promised_ms for twin in history.waiting}
+
+
+@pytest.mark.parametrize("widths_ms", WIDTHS)
+def test_a_hierarchical_wheel_takes_over_what_waits_and_gives_it_back(
+    tmp_path: Path, widths_ms: tuple[int, ...], seed: int
+) -> None:
+    """It knows times to the millisecond, and not the slots by which the wheel took back."""
+    history, clock, path = History(random.Random(seed)), ManualClock(START_MS), tmp_path / "store"
+    with_all_widths(path, clock, history, widths_ms)
+    waits = sorted(twin.receipt.commit_log_offset for twin in history.waiting)
+    with open_hierarchy(path, clock) as hierarchy:
+        assert sorted(each.commit_log_offset for each in hierarchy.pending()) == waits
+    with open_with(path, clock, None) as store:
+        assert sorted(each.commit_log_offset for each in store.pending()) == waits
+        came = deliver_all(store, clock)
+    assert came.keys() == {twin.body for twin in history.waiting}
+    assert all(twin.receipt.promised_ms <= came[twin.body] for twin in history.waiting)
+
+
+@pytest.mark.parametrize("precision_ms", PRECISIONS_MS)
+def test_a_hierarchical_wheel_takes_over_what_a_wheel_did_not_take_back(
+    tmp_path: Path, precision_ms: int
+) -> None:
+    """Though it was promised to the millisecond, by the hierarchical wheel before the wheel."""
+    clock = ManualClock(START_MS)
+    with open_hierarchy(tmp_path, clock) as first:
+        one, other, waits = (
+            first.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + delay_ms))
+            for delay_ms in (9_005, 9_045, 12_007)
+        )
+    with open_with(tmp_path, clock, precision_ms) as store:
+        assert store.cancel(one) is store.cancel(other) is Cancellation.CANCELLED
+    with open_hierarchy(tmp_path, clock) as last:
+        (left,) = last.pending()
+        assert left.commit_log_offset == waits.commit_log_offset
+        assert len(last.advance(START_MS + 60_000)) == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_was_made_anew_with_its_markers_is_put_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
+) -> None:
+    """As earlier versions did, whose store a broker would read so too."""
+    path, clock = tmp_path / "store", ManualClock(START_MS)
+    with open_with(path, clock, 100) as store:
+        gone, *stay = (
+            store.schedule(Message("orders", b"", unique_key=key), AtMs(START_MS + delay_ms))
+            for key, delay_ms in (("K", 1_500), ("K", 1_700), ("L", 1_700))
+        )
+        store.cancel(gone)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "timer_wheel.wheel_rebuild._waiting",
+            lambda timers: timers.in_slots(timers.wheel.used_slots()),
+        )
+        open_with(path, clock, 1_000).close()
+    assert look_as_a_broker(path, START_MS).keys == ["L"]
+    for _ in range(2):
+        store = open_with(path, clock, 1_000)
+        found = [each.commit_log_offset for each in store.pending()]
+        assert found == [each.commit_log_offset for each in stay]
+        assert store.cancel(gone) is Cancellation.CANCELLED
+        assert store.check() == []
+        if is_killed:
+            store.flush()
+            store.abandon()
+        else:
+            store.close()
+    open_with(path, clock, 1_000).close()
+    assert look_as_a_broker(path, START_MS).keys == ["K", "L"]
+
+
+def stop_while_it_is_made_anew(
+    path: Path,
+    clock: ManualClock,
+    width_ms: int,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before or after the checkpoint that says where the new log begins."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WheelFiles, rng.choice(["sync_checkpoint", "forget_wheel"]), stopped)
+        with pytest.raises(KeyboardInterrupt):
+            open_with(path, clock, width_ms)
+
+
+def deliver_all(store: WheelStore, clock: ManualClock) -> dict[bytes, int]:
+    """When each message came; none may come twice."""
+    came: dict[bytes, int] = {}
+    while (next_ms := store.next_due_ms()) is not None:
+        clock.tick(max(0, next_ms - clock.now_ms()))
+        for each in store.advance(clock.now_ms()):
+            assert each.message.body not in came
+            came[each.message.body] = clock.now_ms()
+    return came

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slots of other widths that a wheel had before it was made anew, and which records were stored
+for them.
+
+A promise moves with each change: to the end of the first slot that ends at or after it.
+"""
+
+import math
+
+import attrs
+import numpy as np
+
+from message_store.byte_column import Int64s, int64s
+
+EXACT_MS = 1
+"""The width to read facts with for keys of one time, and that of a hierarchical wheel."""
+
+MOST_WIDTHS = 4
+"""As many as the checkpoint has room for."""
+
+
+@attrs.frozen
+class OlderSlots:
+    """Records before each of these offsets of the log, the smallest first, were stored for slots of
+    the width beside it: ``EXACT_MS`` means a hierarchical wheel.
+    """
+
+    untils: tuple[int, ...] = ()
+    widths_ms: tuple[int, ...] = ()
+
+    @property
+    def until(self) -> int:
+        """Records before this place of the log were stored for slots of another width."""
+        return max(self.untils, default=0)
+
+    def columns(self) -> tuple[Int64s, Int64s]:
+        """The same for a kernel."""
+        return np.array(self.untils, np.int64), np.array(self.widths_ms, np.int64)
+
+    def first(self, count: int) -> "OlderSlots":
+        """Only the first of them."""
+        return OlderSlots(self.untils[:count], self.widths_ms[:count])
+
+    def followed_by(self, until: int, width_ms: int) -> "OlderSlots":
+        """These, and then slots that were in use up to a place of the log.
+
+        Of more than there is room for the first two become one, with the multiple for its width: so
+        nothing comes early that has to be placed again by its record.
+        """
+        untils, widths_ms = (*self.untils, until), (*self.widths_ms, width_ms)
+        if len(untils) <= MOST_WIDTHS:
+            return OlderSlots(untils, widths_ms)
+        return OlderSlots(untils[1:], (math.lcm(*widths_ms[:2]), *widths_ms[2:]))
+
+    def number_of(self, first_offsets: Int64s) -> Int64s:
+        """Which of these slots each record was stored for; their count for those of today."""
+        return int64s(np.searchsorted(int64s(self.untils), first_offsets, side="right"))
+
+    def moved(self, promised_ms: int) -> set[int]:
+        """What has become by now of a promise that was given in slots of any of these widths."""
+        moved = {promised_ms}
+        for width_ms in self.widths_ms:
+            moved |= {-(-each // width_ms) * width_ms for each in moved}
+        return moved
+
+
+NO_OLDER_SLOTS = OlderSlots()
