@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from message_store.errors import FormatError, SourceError, TargetError
@@ -146,7 +147,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
     """Put ``content`` at ``path``, durably and all at once; missing directories are made.
 
     Not durably, it survives the process but may be lost, or be empty, when power is. Raises
-    TargetError when the disk refuses.
+    TargetError when the disk refuses, and leaves nothing beside the file.
     """
     try:
         is_new = not path.parent.is_dir()
@@ -157,13 +158,18 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode
         )
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(content)
-            file.flush()
-            if is_durable:
-                os.fsync(descriptor)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, mode)
+                file.write(content)
+                file.flush()
+                if is_durable:
+                    os.fsync(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
         if is_durable:
             sync_directory(path.parent)
     except OSError as error:

@@ -145,8 +145,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "failed-sync-forgotten",
         "message_store/live_store.py",
-        "            except TargetError:\n                self.log.break_off()\n                raise\n            self.log.require_unbroken()",
-        "            except TargetError:\n                raise",
+        "            except TargetError:\n                self.log.break_off()\n                raise\n            if self.log.is_broken:",
+        "            except TargetError:\n                raise\n            if self.log.is_broken:",
         "tests/message_store/test_live_store.py::test_a_failed_sync_is_the_end_of_writing",
     ),
 )
