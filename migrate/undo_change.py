@@ -83,7 +83,7 @@ def is_ours(store: LiveStore, root: StoreRoot, change: Change) -> bool:
     places = np.empty(len(units), np.int64)
     start = change.before.log_end
     end = place_records(sizes, start, store.log.file_bytes, places) if len(units) else start
-    # Power may go with the blank behind a record kept, and the record of the next file not yet there.
+    # Power may go when the blank behind a record is there, and the next file's record is not.
     is_end = store.log.end in (end, -(-end // store.log.file_bytes) * store.log.file_bytes)
     if not is_end or not np.array_equal(places, offsets):
         return False

@@ -102,6 +102,7 @@ def test_for_people(engine: str, place: Path) -> None:
     assert done("run", place, "--now", NOW_MS + 60_000) == ("0 messages delivered; nothing waits\n")
 
 
+@pytest.mark.check
 def test_json_holds_other_scripts_as_they_are_and_no_signs_that_turn_a_terminal(
     place: Path,
 ) -> None:
@@ -473,6 +474,7 @@ def test_a_broker_s_levels_are_delivered_and_read(place: Path) -> None:
     assert (left["unique_key"], left["due_ms"]) == ("B", T0 + 60_000)
 
 
+@pytest.mark.check
 def test_a_broker_s_wheel_is_delivered(tmp_path: Path) -> None:
     store = unpack(WHEEL_55_CLEAN, tmp_path / "store")
     at = ("--now", store.stopped_ms)
@@ -643,10 +645,10 @@ def program(*words: object) -> "subprocess.Popen[str]":
     ("engine", "number"),
     [
         ("levels", signal.SIGINT),
-        ("levels", signal.SIGTERM),
-        ("wheel", signal.SIGINT),
+        pytest.param("levels", signal.SIGTERM, marks=pytest.mark.check),
+        pytest.param("wheel", signal.SIGINT, marks=pytest.mark.check),
         ("wheel", signal.SIGTERM),
-        ("wheel", signal.SIGHUP),
+        pytest.param("wheel", signal.SIGHUP, marks=pytest.mark.check),
     ],
 )
 def test_a_run_delivers_on_time_and_ends_cleanly_on_a_signal(
@@ -672,6 +674,7 @@ def test_a_run_delivers_on_time_and_ends_cleanly_on_a_signal(
     assert len(lines("pending", place)) == 1
 
 
+@pytest.mark.check
 def test_a_run_that_was_to_last_longer_says_so(place: Path) -> None:
     done("schedule", place, "--engine", "wheel", *ORDER[2:], "--after", "1h")
     with program("run", place, "--for", "1h") as running:
@@ -684,6 +687,7 @@ def test_a_run_that_was_to_last_longer_says_so(place: Path) -> None:
     assert running.returncode == cli.INTERRUPTED
 
 
+@pytest.mark.check
 def test_a_run_ends_when_nobody_reads_what_it_delivers(place: Path) -> None:
     many = '{"topic": "a", "body": "x", "level": 1}\n' * 10_000
     done("schedule", place, "--engine", "wheel", "--lines", "-", stdin=many)

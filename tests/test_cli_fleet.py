@@ -96,6 +96,7 @@ class TestManyStores:
         no_traceback(run("verify", "wheel", "--sample", 2), cli.USAGE, "there is no SOURCE")
         no_traceback(run("verify", stores[0]), cli.SOURCE_UNREADABLE, "tells `delaywheel check")
 
+    @pytest.mark.check
     def test_a_manifest_of_one_target_is_merged(self, stores: list[Path]) -> None:
         lines = [f"{store} wheel --only-level {n}\n" for n, store in enumerate(stores, 3)]
         Path("stores.txt").write_text("".join(lines))

@@ -342,6 +342,7 @@ def in_shell(line: str, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
@@ -400,6 +401,7 @@ def test_numbers_and_times_are_whole_however_narrow_the_terminal(
     assert "…" not in shown
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_a_refusal_whose_records_cannot_be_written_keeps_its_exit_code(tmp_path: Path) -> None:
     torn = LevelMessage(level=4, damage=lambda data: data[:90] + bytes(len(data) - 90))
@@ -411,6 +413,7 @@ def test_a_refusal_whose_records_cannot_be_written_keeps_its_exit_code(tmp_path:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.check
 def test_what_is_stored_is_said_to_be_although_its_handle_cannot_be_printed(tmp_path: Path) -> None:
     words = ("schedule", tmp_path / "new", "--engine", "wheel", "--topic", "t", "--body", "x")
     result = in_shell('"$@" >/dev/full', *words, "--after", "1h")
@@ -419,6 +422,7 @@ def test_what_is_stored_is_said_to_be_although_its_handle_cannot_be_printed(tmp_
     assert len(run("pending", tmp_path / "new", "--json").stdout.splitlines()) == 1
 
 
+@pytest.mark.check
 def test_what_was_delivered_is_said_to_be_although_it_cannot_be_printed(tmp_path: Path) -> None:
     words = ("--engine", "levels", "--topic", "t", "--body", "x", "--level", 1)
     assert run("schedule", tmp_path / "new", *words, "--now", "2029-01-01").exit_code == cli.DONE
@@ -444,6 +448,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:
     assert len(result.stdout.splitlines()) == 1
 
 
+@pytest.mark.check
 def test_nobody_reading_the_progress_does_not_stop_the_work(store: Path) -> None:
     result = in_shell('"$@" 2>/dev/full', "inspect", store)
     assert result.returncode == cli.DONE
@@ -453,6 +458,7 @@ def test_nobody_reading_the_progress_does_not_stop_the_work(store: Path) -> None
 # --- commands to copy -----------------------------------------------------------------------------
 
 
+@pytest.mark.check
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_commands_to_copy_are_quoted_and_files_named(store: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_what_it_promises(example: Path, tmp_path: Path) -> None:
     run = subprocess.run(

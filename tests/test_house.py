@@ -25,6 +25,8 @@ from tests.source_laws import (
     uses_of,
 )
 
+pytestmark = pytest.mark.xdist_group("house")  # whose process parses the sources once
+
 PRODUCT = product_sources()
 EVERYTHING = [*PRODUCT, *other_sources()]
 

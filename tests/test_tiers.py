@@ -19,6 +19,8 @@ from tests.helpers.tiers import (
 )
 from tests.source_laws import ROOT, other_sources
 
+pytestmark = pytest.mark.xdist_group("house")
+
 NAMES = [f"tests/faults/test_{number}.py::test_it" for number in range(200)]
 COMMITS = [f"{number:040x}" for number in range(TURNS)]
 KNOWN_MARKERS = {

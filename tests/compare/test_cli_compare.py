@@ -148,6 +148,7 @@ def test_what_cannot_be_done_is_one_sentence(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("_here")
 def test_the_backlog_of_a_store_goes_through_the_levels_exactly(tmp_path: Path) -> None:
     store = tmp_path / "store"
@@ -207,6 +208,7 @@ def test_a_race_that_nobody_could_run_ends_with_exit_code_1(
     assert small("--engines", "wheel,java-wheel").exit_code == 0
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("_here")
 def test_openings_stand_side_by_side_and_in_the_json(tmp_path: Path) -> None:
     report = tmp_path / "race.html"
@@ -234,6 +236,7 @@ def test_stores_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
     assert [path.name for path in keep.iterdir()] == ["levels"]
 
 
+@pytest.mark.check
 def test_engines_run_in_processes_of_their_own_and_leave_nothing(tmp_path: Path) -> None:
     # A full disk too, because its limit is the whole process's.
     ended = small(

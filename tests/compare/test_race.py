@@ -204,6 +204,7 @@ def test_a_kill_loses_and_repeats_nothing(tmp_path: Path, name: str) -> None:
 ENDS = ("restart", "kill", "reboot")
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ["levels", "wheel", "hierarchy"])
 def test_every_end_is_measured_by_the_opening_behind_it(tmp_path: Path, name: str) -> None:
     workload = small("uniform", messages=400)
@@ -251,6 +252,7 @@ class Recorded:
         return noted
 
 
+@pytest.mark.check
 def test_an_end_without_a_last_word_comes_a_second_after_a_flush(tmp_path: Path) -> None:
     calls: list[tuple[str, int]] = []
 
@@ -273,6 +275,7 @@ def test_an_end_without_a_last_word_comes_a_second_after_a_flush(tmp_path: Path)
     ]
 
 
+@pytest.mark.check
 def test_a_restart_while_the_disk_refused_has_no_last_word(tmp_path: Path) -> None:
     workload = small("uniform", rate_per_second=5.0, delay_max_ms=60_000)
     settings = after(workload, Fault("disk-full", 5_000, 20_000), Fault("restart", 15_000))

@@ -202,6 +202,7 @@ def test_nothing_is_fetched() -> None:
     require_whole_in_itself(render_report(a_race()))
 
 
+@pytest.mark.check
 def test_pictures_are_the_same_each_time_and_well_formed() -> None:
     engines = a_race().engines
     for draw in (draw_lateness, draw_traffic, draw_usage):
@@ -225,6 +226,7 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
 # --- in a browser ---------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 @pytest.mark.skipif(browser() is None, reason="needs Chromium to look at the page")
 def test_a_browser_shows_the_page_and_complains_of_nothing(tmp_path: Path) -> None:
     page = tmp_path / "race.html"

@@ -73,6 +73,7 @@ def assert_survived(events: Sequence[Event], cuts: Iterable[Cut], place: Path) -
             assert wrong_after(events, cut, place / str(number)) == [], cut
 
 
+@pytest.mark.check
 def test_the_recorded_disk_has_what_the_database_wrote_and_waited_for(tmp_path: Path) -> None:
     events = traced(tmp_path / "recorded", 1, [20, 20, 20])
     named = {event.path: event.file for event in events if isinstance(event, Name)}
@@ -126,6 +127,7 @@ def hexadecimal(text: Path | str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in str(text).encode())
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("last", [4, pytest.param(8, marks=pytest.mark.nightly)])
 def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
     tmp_path: Path, last: int
@@ -136,6 +138,7 @@ def test_every_choice_among_the_last_writes_keeps_what_was_flushed(
     assert_survived(events, cuts, tmp_path)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_any_part_of_what_nobody_waited_for_may_be_missing(tmp_path: Path, rounds: int) -> None:
     warm_up(ENGINES[ENGINE])

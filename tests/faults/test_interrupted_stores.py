@@ -212,6 +212,7 @@ def test_a_wheel_finds_its_place_when_retention_took_the_last_record_that_was_fl
         assert len(again.advance(clock.now_ms() + 11 * HOUR_MS)) == len(waiting)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_wherever_a_close_is_stopped_equal_messages_on_a_wheel_are_each_delivered_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_torn: bool

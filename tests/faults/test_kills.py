@@ -51,6 +51,7 @@ def test_nothing_is_lost_early_or_repeated_by_a_kill(
             assert read_journal(task.journal).delivered, task
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("stores", [1, pytest.param(10, id="80 kills", marks=pytest.mark.nightly)])
 def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
     tmp_path: Path, stores: int, seed: int
@@ -66,6 +67,7 @@ def test_a_broker_that_takes_over_after_a_kill_finds_all_that_waits(
                 assert lost_to_a_broker(task) == [], task
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("engine", FAITHFUL_ENGINES)
 @pytest.mark.parametrize("stores", [1, pytest.param(5, id="40 kills", marks=pytest.mark.nightly)])
 def test_the_faithful_setting_repeats_what_brokers_would_and_no_more(

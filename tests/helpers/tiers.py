@@ -4,10 +4,12 @@
 tests/README.md says what belongs into which tier. A test without a marker is of the first one.
 """
 
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 from zlib import crc32
 
 import attrs
+import pytest
 
 TIERS: Final = ("test", "check", "nightly")
 SLOWER: Final = TIERS[1:]
@@ -34,6 +36,18 @@ class Case:
     def tier(self) -> str:
         """The slowest tier that the test is marked for."""
         return next((tier for tier in reversed(SLOWER) if tier in self.markers), TIERS[0])
+
+
+def with_examples(cases: Iterable[Any], examples: Collection[Any]) -> list[Any]:
+    """Parameters of a test: `make test` runs the examples alone, `make check` the others."""
+    return [
+        case if case in examples else pytest.param(*_values(case), marks=pytest.mark.check)
+        for case in cases
+    ]
+
+
+def _values(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)
 
 
 def share(name: str, count: int) -> int:

@@ -51,7 +51,9 @@ def test_a_message_waits_in_the_slot_that_ends_when_it_is_due(
     assert out_ms_of(due_ms, precision_ms) == out_ms
 
 
-@pytest.mark.parametrize("name", [LEVELS_49_CLEAN, LEVELS_55_CLEAN])
+@pytest.mark.parametrize(
+    "name", [LEVELS_49_CLEAN, pytest.param(LEVELS_55_CLEAN, marks=pytest.mark.check)]
+)
 def test_a_real_store_converted_in_the_plainest_way_is_right(name: str, tmp_path: Path) -> None:
     store = unpack(name, tmp_path / "source")
     indexes: dict[int, list[int]] = {}

@@ -72,6 +72,7 @@ def test_a_gigabyte_of_holes_stays_a_hole(real_store: Unpacked) -> None:
     assert log.stat().st_blocks * 512 < 2_000_000
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ALL_STORES)
 def test_every_record_is_written_back_byte_for_byte(real_store: Unpacked, name: str) -> None:
     store = real_store(name)

@@ -25,6 +25,7 @@ every_version = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.check
 @every_version
 def test_delayed_messages_outlive_a_kill_and_a_clean_stop_leaves_no_abort(
     version: str, make_broker: MakeBroker, scratch: Path

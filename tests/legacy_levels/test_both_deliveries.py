@@ -161,6 +161,7 @@ def test_sending_again_begins_as_the_brokers_of_the_store_do(
     assert waits == ([10, 100] if dialect is Dialect.ROCKETMQ_4_9 else [100, 200])
 
 
+@pytest.mark.check
 def test_sending_one_again_does_not_look_at_all_that_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

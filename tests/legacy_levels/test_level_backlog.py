@@ -441,6 +441,7 @@ def test_only_the_end_of_the_log_is_read_for_copies(tmp_path: Path) -> None:
     assert backlog.bytes_scanned < store.log_end / 5
 
 
+@pytest.mark.check
 @given(data=st.data())
 def test_whatever_the_offsets_missed_is_what_was_not_delivered(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -481,6 +482,7 @@ def test_whatever_the_offsets_missed_is_what_was_not_delivered(
 # --- any bytes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 @given(
     log=st.lists(st.tuples(st.integers(0, 8191), st.binary(min_size=1, max_size=30)), max_size=4),
     queue=st.lists(st.tuples(st.integers(0, 1999), st.binary(min_size=1, max_size=20)), max_size=3),

@@ -505,6 +505,7 @@ def test_a_unit_that_lost_power_left_half_neutral_is_neutral(
     assert (found.commit_log_offset, found.size_bytes) == (end - size_bytes, size_bytes)
 
 
+@pytest.mark.check
 def test_a_cancelled_message_is_known_by_its_handle_whatever_lies_around_it(bench: Bench) -> None:
     """Its record is looked for backwards from its end, past bodies that look like records."""
     decoy = bytes.fromhex("000000ffdaa320a7") * 400

@@ -332,6 +332,7 @@ def losses(draw: st.DrawFn) -> tuple[list[Item], dict[int, int], dict[int, int],
     return items, files, offsets, delivered
 
 
+@pytest.mark.check
 @given(losses())
 def test_whatever_is_lost_nothing_is_found_twice_and_nothing_delivered(
     lost: tuple[list[Item], dict[int, int], dict[int, int], set[int]],

@@ -64,6 +64,7 @@ def same(one: Entries, other: Entries) -> bool:
     )
 
 
+@pytest.mark.check
 @given(st.lists(st.lists(UNIT, min_size=1, max_size=12), min_size=1, max_size=18), CORES)
 def test_merging_is_sorting(columns: list[list[tuple[int, int, int, bool]]], cores: int) -> None:
     queues = [queue_of(level, sorted(rows)) for level, rows in enumerate(columns, 1)]

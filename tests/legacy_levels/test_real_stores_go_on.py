@@ -25,6 +25,7 @@ def dialect_of(store: RealStore) -> Dialect:
     return Dialect.ROCKETMQ_4_9 if "4.9" in store.name else Dialect.ROCKETMQ_5_5
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", LEVEL_STORES)
 def test_the_rest_of_a_broker_s_store_is_delivered(tmp_path: Path, name: str) -> None:
     real = unpack(name, tmp_path / "store")

@@ -70,6 +70,7 @@ def test_multiplication_is_chosen_where_the_processor_can() -> None:
     assert chosen == has_carryless_multiply()
 
 
+@pytest.mark.check
 def test_tables_are_chosen_where_numba_is_told_of_no_special_processor() -> None:
     program = (
         "import os; os.environ['NUMBA_CPU_NAME'] = 'generic'\n"

@@ -70,6 +70,7 @@ def facts(path: Path) -> tuple[int, list[bytes]]:
     return end, bodies
 
 
+@pytest.mark.check
 def test_a_flipped_bit_in_the_newest_entry_does_not_move_the_log_s_end(
     tmp_path: Path, whole: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_every_exported_name_is_there_and_no_other() -> None:
 # --- recall handles -------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 @given(
     st.builds(
         RecallHandle,
@@ -107,6 +108,7 @@ def test_what_is_no_handle_of_version_1_is_refused(plain: str) -> None:
         RecallHandle.parse(base64.urlsafe_b64encode(plain.encode()).decode())
 
 
+@pytest.mark.check
 @given(st.text(max_size=60))
 def test_arbitrary_text_is_refused_or_read(text: str) -> None:
     with contextlib.suppress(BadFieldError):

@@ -45,6 +45,7 @@ def small_project(tmp_path: Path) -> Path:
     return package.parent
 
 
+@pytest.mark.check
 def test_a_kernel_follows_a_constant_of_another_module(small_project: Path, tmp_path: Path) -> None:
     code = "from message_store.kernels_of_test import answer; print(answer())"
     home = tmp_path / "cache"
@@ -53,6 +54,7 @@ def test_a_kernel_follows_a_constant_of_another_module(small_project: Path, tmp_
     assert run(code, home=home, path=small_project) == "101"
 
 
+@pytest.mark.check
 def test_the_cache_is_used_again_and_belongs_to_the_user(
     small_project: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_broker_s_store_that_lost_its_queues_gets_the_same_ones_back(
     assert after == before
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", ALL_STORES)
 @pytest.mark.parametrize("end", [LiveStore.close, LiveStore.abandon])
 def test_a_broker_s_store_is_appended_to(

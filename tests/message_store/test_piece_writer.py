@@ -47,6 +47,7 @@ def store(tmp_path: Path) -> Iterator[LiveStore]:
     opened.abandon()
 
 
+@pytest.mark.check
 def test_a_program_whose_main_thread_has_ended_goes_on_appending(tmp_path: Path) -> None:
     """What a runner in a thread of its own does: no pool of threads takes anything then."""
     run = subprocess.run(
@@ -77,6 +78,7 @@ def _refuse(_: str) -> int:
     raise RuntimeError("of the work")
 
 
+@pytest.mark.check
 def test_an_interrupt_takes_nothing_away_before_the_last_write_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,7 @@ TO_A = b"REAL_TOPIC\x01TopicA\x02TAGS\x01TagA\x02REAL_QID\x013"
 # --- one law: the same bytes ---------------------------------------------------------------------
 
 
+@pytest.mark.check
 @settings(max_examples=400)
 @given(
     st.lists(st.tuples(waiting_messages(), st.sampled_from(SUFFIXES)), max_size=12),
@@ -251,6 +252,7 @@ def test_bulk_redelivery_is_the_scalar_one_byte_for_byte(
     assert_same(lambda: store_of(messages, file_bytes), offsets, sizes, how, suffixes)
 
 
+@pytest.mark.check
 @settings(max_examples=200)
 @given(st.data())
 def test_what_was_measured_before_changes_nothing(data: st.DataObject) -> None:
@@ -336,6 +338,7 @@ def queue_bytes(store: Any) -> dict[Any, bytes]:
     return {key: queue.units.tobytes() for key, queue in store.queues.items()}
 
 
+@pytest.mark.check
 @settings(max_examples=300)
 @given(st.data())
 def test_damage_anywhere_is_what_the_scalar_code_says_it_is(data: st.DataObject) -> None:

@@ -53,6 +53,7 @@ def test_threads_never_get_the_same_key() -> None:
     assert len(set().union(*found)) == 20_000
 
 
+@pytest.mark.check
 def test_a_fork_does_not_repeat_its_parents_keys() -> None:
     run = subprocess.run(
         [sys.executable, "-c", FORKING], capture_output=True, text=True, check=True, timeout=60

@@ -72,6 +72,7 @@ def damage(root: Path, place: tuple[str, float, bytes | None]) -> None:
         path.write_bytes((whole[:start] + content + whole[start + len(content) :])[: len(whole)])
 
 
+@pytest.mark.check
 @given(st.lists(damages(), min_size=1, max_size=4), st.sampled_from(["fail", "quarantine"]))
 def test_any_damage_ends_in_a_sentence_or_in_a_sound_target(
     sound: Path,

@@ -98,6 +98,7 @@ def in_process(store: RealStore, tmp_path_factory: pytest.TempPathFactory) -> di
     return broker_files(target)
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_spark_writes_the_same_bytes_on_two_cores(
     store: RealStore, in_process: dict[str, str], spark: SparkSession, tmp_path: Path
@@ -128,6 +129,7 @@ def _same_bytes(
     assert ("write", part_count, part_count) in seen
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_spark_brings_bad_and_odd_records_home(tmp_path: Path, spark: SparkSession) -> None:
     build_level_store(tmp_path / "source", ITEMS)

@@ -98,6 +98,7 @@ def in_a_process(
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("sources", "engine", "seed", "kills"),
     [

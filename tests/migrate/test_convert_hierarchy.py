@@ -339,6 +339,7 @@ def test_reading_an_index_leaves_no_trace(options: ConvertOptions) -> None:
 # --- the command line -----------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_the_command_says_which_engine_opens_it(options: ConvertOptions) -> None:
     places = [str(options.source), str(options.target)]
     run = CliRunner().invoke(

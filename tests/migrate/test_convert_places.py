@@ -336,6 +336,7 @@ except TargetError as error:
 """
 
 
+@pytest.mark.check
 def test_a_limit_on_file_sizes_is_said_in_a_sentence_and_the_same_command_goes_on(
     tmp_path: Path, source: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_a_level_that_the_store_does_not_have_is_refused(tmp_path: Path) -> None
         convert(options_of(store, tmp_path / "target", only_levels=[40]))
 
 
+@pytest.mark.check
 def test_a_lost_queue_is_noticed_and_the_whole_log_brings_its_messages_back(tmp_path: Path) -> None:
     store = unpack(LEVELS_49_CLEAN, tmp_path / "source")
     lost = sum(line.level == 10 for line in store.pending_in_levels())

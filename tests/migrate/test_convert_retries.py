@@ -77,6 +77,7 @@ def _is_ours(pid: int, parents: dict[int, int]) -> bool:
     return pid == os.getpid()
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_workers_killed_in_the_middle_are_replaced_and_no_byte_changes(
     source: Path, right: dict[str, str], tmp_path: Path, spark: SparkSession
@@ -96,6 +97,7 @@ def test_workers_killed_in_the_middle_are_replaced_and_no_byte_changes(
     assert broker_files(options.target) == right
 
 
+@pytest.mark.check
 def test_attempts_that_run_at_the_same_time_write_the_same(
     source: Path, right: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ convert(options_for(Path(sys.argv[1]), on_bad_record="quarantine", part_bytes=15
 """
 
 
+@pytest.mark.check
 def test_a_killed_process_is_continued_by_the_next(
     tmp_path: Path, options: ConvertOptions, right: dict[str, str]
 ) -> None:

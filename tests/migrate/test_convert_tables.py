@@ -441,6 +441,7 @@ ANY_MESSAGE = st.builds(
 )
 
 
+@pytest.mark.check
 @settings(max_examples=15)
 @given(
     st.lists(ANY_MESSAGE, max_size=30, unique_by=id),

@@ -72,6 +72,7 @@ def test_the_columns_are_exactly_those_that_this_pyspark_expects() -> None:
     assert to_arrow_schema(spark_schema(SCHEMA)).equals(SCHEMA)
 
 
+@pytest.mark.check
 def test_bodies_and_properties_are_columns_only_when_asked_for(
     spark: SparkSession, small: Path
 ) -> None:
@@ -235,6 +236,7 @@ def test_overwrite_replaces_and_append_refuses(spark: SparkSession, tmp_path: Pa
     assert wheel(spark, Path(target)).count() == 50
 
 
+@pytest.mark.check
 def test_a_task_that_is_tried_again_writes_each_row_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -277,6 +277,7 @@ def test_two_pages_of_one_name_are_refused(
         Fleet([members[0], alike], tmp_path / "pages")
 
 
+@pytest.mark.check
 def test_a_page_that_cannot_be_written_is_an_error_of_a_converted_store(
     tmp_path: Path, members: list[ConvertOptions]
 ) -> None:
@@ -314,6 +315,7 @@ def test_targets_are_named_after_their_source(source: str, name: str) -> None:
     assert target_name(Path(source)) == name
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_a_spark_that_ends_takes_no_further_store_with_it(members: list[ConvertOptions]) -> None:
     fleet = Fleet(members)

@@ -194,6 +194,7 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
         write_html_report(report, tmp_path / "file" / "report.html")
 
 
+@pytest.mark.check
 @pytest.mark.skipif(browser() is None, reason="needs Chromium to look at the page")
 def test_a_browser_draws_the_page(tmp_path: Path) -> None:
     due = DueTimes.of(np.repeat([1_700_000_000_000, 1_700_000_060_500], [3, 1230]))

@@ -369,6 +369,7 @@ def built_record() -> bytes:
 # --- what real brokers left -----------------------------------------------------------------------
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", [LEVELS_49_CLEAN, LEVELS_49_CRASH, LEVELS_55_CLEAN])
 def test_a_real_backlog_waits_for_the_wheel_as_the_truth_says(name: str, tmp_path: Path) -> None:
     store = unpack(name, tmp_path / "store")

@@ -209,6 +209,7 @@ def test_options_of_one_source_are_for_it_alone(members: list[ConvertOptions]) -
     assert report.total("skipped") == 3 + 12
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_on_spark_the_target_is_the_same(
     members: list[ConvertOptions], spark: SparkSession

@@ -40,6 +40,7 @@ def children_of(group: int) -> list[str]:
     return [command for command in found if command]
 
 
+@pytest.mark.check
 @pytest.mark.spark
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_while_the_jvm_is_born_leaves_none_behind(number: str) -> None:
@@ -70,6 +71,7 @@ except MigrationError as error:
 """
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_a_master_that_is_none_gets_one_sentence() -> None:
     done = subprocess.run(

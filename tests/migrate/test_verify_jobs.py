@@ -170,6 +170,7 @@ def test_tasks_run_here_in_order_and_say_how_far_they_are() -> None:
     assert seen == [1, 2, 3]
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_spark_finds_what_this_process_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
@@ -192,6 +193,7 @@ def test_spark_finds_what_this_process_finds(
     assert not list(tmp_path.glob("delaywheel-verify-*"))
 
 
+@pytest.mark.check
 @pytest.mark.spark
 def test_what_goes_wrong_on_a_worker_is_one_sentence_of_its_own_kind(
     tmp_path: Path, spark: SparkSession

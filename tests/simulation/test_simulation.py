@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tiers import POSITIONS, positions
+from tests.helpers.tiers import POSITIONS, positions, with_examples
 from tests.simulation.cases import FAULTS, IN_PROCESS, POWER, Outcome, Simulation, table
 from tests.source_laws import ROOT
 
@@ -30,11 +30,28 @@ def assert_survives(simulation: Simulation, fault: str, tier: str) -> None:
     assert wrong == [], "\n".join(wrong)
 
 
-@pytest.mark.parametrize(("scenario", "engine"), TABLE)
-def test_a_fault_of_each_kind(tmp_path: Path, scenario: str, engine: str) -> None:
-    simulation = Simulation(scenario, engine, 1, tmp_path / "case")
-    for fault in FAULTS:
-        assert_survives(simulation, fault, "test")
+@pytest.mark.parametrize(
+    ("scenario", "engine", "fault"),
+    [(*row, FAULTS[number % len(FAULTS)]) for number, row in enumerate(TABLE)],
+)
+def test_a_fault_in_each_scenario(tmp_path: Path, scenario: str, engine: str, fault: str) -> None:
+    """All faults come in turn; `make check` tries each in each."""
+    assert_survives(Simulation(scenario, engine, 1, tmp_path / "case"), fault, "test")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "engine", "fault", "step", "seed"),
+    [
+        # Power goes with the blank that ends a log file kept, and the record of the next file lost.
+        ("in-place", "wheel", "reordered", 49, 2),
+    ],
+)
+def test_what_went_wrong_once_does_not_again(
+    tmp_path: Path, scenario: str, engine: str, fault: str, step: int, seed: int
+) -> None:
+    """Rare cases that random seeds met at night."""
+    outcome = Simulation(scenario, engine, seed, tmp_path / "case").run(fault, step)
+    assert outcome.wrong == [], outcome.message
 
 
 @pytest.mark.check
@@ -62,7 +79,10 @@ def what_happens(scenario: str, engine: str, fault: str, folder: Path) -> Outcom
 
 @pytest.mark.parametrize(
     ("scenario", "engine"),
-    [("work", "levels"), ("work", "wheel"), ("work", "hierarchy"), ("recovery", "wheel")],
+    with_examples(
+        [("work", "levels"), ("work", "wheel"), ("work", "hierarchy"), ("recovery", "wheel")],
+        [("work", "levels")],
+    ),
 )
 @pytest.mark.parametrize("fault", ["kill", "reordered"])
 def test_two_runs_of_a_case_are_equal_event_by_event(
@@ -75,6 +95,7 @@ def test_two_runs_of_a_case_are_equal_event_by_event(
     assert len(one.events) > 50
 
 
+@pytest.mark.check
 def test_every_scenario_writes_where_faults_strike(tmp_path: Path) -> None:
     torn = False
     for number, (scenario, engine) in enumerate(TABLE):
@@ -87,6 +108,7 @@ def test_every_scenario_writes_where_faults_strike(tmp_path: Path) -> None:
     assert torn
 
 
+@pytest.mark.check
 def test_the_command_repeats_a_case() -> None:
     command = [sys.executable, "-m", "tests.simulation", "close", "levels", "kill", "--step", "7"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -52,6 +52,7 @@ def test_a_chain_that_runs_into_another_says_where() -> None:
     assert met == [-1, 0]
 
 
+@pytest.mark.check
 @given(st.data())
 def test_the_compiled_walk_is_the_plain_one(data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 60))

@@ -59,6 +59,7 @@ def files_of(path: Path) -> dict[Path, bytes]:
     return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("seed", range(8))
 def test_looking_ahead_leaves_the_same_files(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

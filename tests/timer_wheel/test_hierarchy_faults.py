@@ -350,6 +350,7 @@ def test_many_messages_of_one_slot_stand_in_blocks_of_a_bounded_size(
         assert consumed(store) == bodies(0, 100)
 
 
+@pytest.mark.check
 def test_what_was_stored_again_right_before_a_kill_comes_once(
     folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def expected(*names: str) -> Counter[bytes]:
     return Counter({f"{name} {delay_ms}".encode(): 2 for name in names for delay_ms in DELAYS_MS})
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("is_kill", [False, True], ids=["closed", "killed"])
 @pytest.mark.parametrize("start_ms", [START_MS, START_MS // 1000 * 1000])
 def test_a_store_changes_hands_again_and_again(

@@ -172,6 +172,7 @@ def cut_at_the_beginning_of_a_file(path: Path, clock: ManualClock) -> Counter[st
     return waits
 
 
+@pytest.mark.check
 def test_a_broker_that_takes_over_from_a_killed_recovery_finds_what_lay_behind_the_end_of_a_file(
     tmp_path: Path,
 ) -> None:

@@ -120,6 +120,7 @@ def test_the_checkpoint_is_the_bytes_that_a_broker_was_seen_to_read(tmp_path: Pa
 slot_times = st.integers(0, 40).map(lambda second: WRITE_MS + 1000 * second)
 
 
+@pytest.mark.check
 @settings(deadline=None, max_examples=40)
 @given(batches=st.lists(st.lists(slot_times, max_size=14), max_size=6))
 def test_any_units_are_read_back_in_their_chains(
@@ -348,6 +349,7 @@ def test_what_is_known_of_a_slot_ends_where_the_log_is_rewritten(
     assert not known.is_of(slots, log.rewrite_count)
 
 
+@pytest.mark.check
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
 def test_whatever_of_an_unhung_chain_is_written_all_that_is_kept_is_found_from_any_unit_above(
     taken: list[bool], data: st.DataObject

@@ -60,6 +60,7 @@ def test_used_slots_are_those_that_a_look_at_every_slot_finds(
     assert wheel.next_slot_ms() == (int(held[0]) * 1000 if len(held) else None)
 
 
+@pytest.mark.check
 @settings(max_examples=15)
 @given(
     st.dictionaries(SLOTS, st.integers(0, 2000), max_size=8),

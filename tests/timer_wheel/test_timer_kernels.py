@@ -256,6 +256,7 @@ copied = st.builds(
 )
 
 
+@pytest.mark.check
 @settings(deadline=None, max_examples=200)
 @given(found=st.lists(copied, min_size=2, max_size=12))
 def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(

@@ -42,6 +42,7 @@ def test_what_waits_is_the_truth(real: RealStore, store: WheelStore) -> None:
     assert found == truth(real, "pending")
 
 
+@pytest.mark.check
 def test_what_waits_comes_once_and_in_time_over_seven_days(
     real: RealStore, store: WheelStore
 ) -> None:
