@@ -23,6 +23,7 @@ def test_every_mutation_changes_what_is_there_and_names_a_test_that_is() -> None
 
 
 @pytest.mark.nightly
+@pytest.mark.xdist_group("mutations")  # one after the other: all are made in one place
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=NAMES)
 def test_a_guard_that_is_taken_out_is_missed(mutation: Mutation) -> None:
     assert is_noticed(mutation)

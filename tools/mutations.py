@@ -10,13 +10,15 @@ the working tree is never changed. `make nightly` runs all of them (tests/test_m
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import attrs
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+COPY: Final = ROOT / "build" / "mutated"
+"""Always the same place: compiled kernels are found again by the path of their sources."""
+
 TIMEOUT_S: Final = 600
 PASSED, FAILED = 0, 1
 """What pytest answers when all tests passed, and when a test failed."""
@@ -172,8 +174,9 @@ def is_noticed(mutation: Mutation) -> bool:
     """Whether the mutation's test fails on the mutated product. Raises RuntimeError when the test
     could not be run at all.
     """
-    with tempfile.TemporaryDirectory(prefix="delaywheel-mutation-") as name:
-        root = copy_of_the_project(Path(name))
+    shutil.rmtree(COPY, ignore_errors=True)
+    try:
+        root = copy_of_the_project(COPY)
         mutation.apply(root)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider"]
         run = subprocess.run(
@@ -184,6 +187,8 @@ def is_noticed(mutation: Mutation) -> bool:
             timeout=TIMEOUT_S,
             check=False,
         )
+    finally:
+        shutil.rmtree(COPY, ignore_errors=True)
     if run.returncode not in (PASSED, FAILED):
         raise RuntimeError(f"{mutation.name}: {mutation.test} did not run\n{run.stdout[-2000:]}")
     return run.returncode == FAILED

@@ -7,7 +7,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -27,8 +27,8 @@ _OPENS_FOR_4: Final = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()),
 )
-# A name server does little: it need not compile itself well.
-_LIGHT: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# They live for seconds: the longest part is to compile themselves.
+_LIGHT: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 _SMALL_STORE: Final[Mapping[str, object]] = {
     "brokerClusterName": "judge",
@@ -200,18 +200,18 @@ class Broker:
         }
         if not self.version.startswith("4."):
             name_server["bindAddress"] = broker["bindAddress"] = "127.0.0.1"
-        self._name_server = self._java("namesrv", "namesrv.NamesrvStartup", name_server, _LIGHT)
-        self._broker = self._java("broker", "broker.BrokerStartup", broker, ("-Xmx1g",))
+        self._name_server = self._java("namesrv", "namesrv.NamesrvStartup", name_server, "-Xmx256m")
+        self._broker = self._java("broker", "broker.BrokerStartup", broker, "-Xmx1g")
 
     def _java(
-        self, name: str, main: str, settings: Mapping[str, object], jvm: Sequence[str]
+        self, name: str, main: str, settings: Mapping[str, object], heap: str
     ) -> "subprocess.Popen[bytes]":
         file = self.scratch / f"{name}.conf"
         lines = [f"{key}={value}\n" for key, value in settings.items()]
         file.write_text("".join(lines), encoding="utf-8")
         opens = _OPENS_FOR_4 if self.version.startswith("4.") else ()
         program = self.program(name, main, file)
-        command = ["java", *jvm, *opens, f"-Duser.home={self.scratch}", "-cp", *program]
+        command = ["java", heap, *_LIGHT, *opens, f"-Duser.home={self.scratch}", "-cp", *program]
         environment = {"ROCKETMQ_HOME": str(self.scratch)}
         return processes.spawn(command, self.scratch / f"{name}.out", environment)
 
