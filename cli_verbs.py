@@ -6,11 +6,12 @@ example at the end of its help.
 import functools
 import io
 import logging
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -196,6 +197,16 @@ def main() -> None:
     # Whatever goes wrong in a library comes back as an exception; its log lines would only add
     # tracebacks to it, as Py4J does when a run is interrupted.
     logging.basicConfig(handlers=[logging.NullHandler()])
+    _allow_many_files()
+
+
+def _allow_many_files() -> None:
+    """Take all the open files that the system grants, as a JVM does: a store may have more files
+    than a shell's usual 1,024.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def verb(example: str) -> Callable[[Callable[..., None]], click.Command]:

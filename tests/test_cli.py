@@ -4,6 +4,7 @@
 import json
 import os
 import pty
+import resource
 import shutil
 import signal
 import subprocess
@@ -139,6 +140,22 @@ def test_pending_names_what_cannot_be_read_and_ends_with_1(tmp_path: Path) -> No
     assert result.exit_code == cli.FINDINGS
     assert len(result.stdout.splitlines()) == 3
     assert "cannot be read: level 4, queue offset 0, log offset 0" in result.stderr
+
+
+def test_a_store_of_more_files_than_a_shell_lets_open(tmp_path: Path) -> None:
+    made = run("generate", tmp_path / "store", "--messages", 300, "--commit-log-file-bytes", 1024)
+    assert made.exit_code == cli.DONE
+    assert len(list((tmp_path / "store" / "commitlog").iterdir())) > 64
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    listed = subprocess.run(
+        [sys.executable, "-P", "-c", "import cli; cli.main()", "pending", tmp_path / "store"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, most)),
+    )
+    assert len(listed.stdout.splitlines()) == 300
 
 
 def test_generate_makes_a_store_that_inspect_counts(tmp_path: Path) -> None:
