@@ -17,6 +17,7 @@ import rocksdict
 from message_store.errors import DelayStoreError, FormatError, SourceError, TargetError
 from message_store.forks import belongs_to_this_process
 from message_store.layout import Layout
+from message_store.small_files import identity_of, require_same_directory
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,
     FAMILIES,
@@ -67,13 +68,14 @@ class IndexDb:
     """The database of one store, open for writing or, with ``read_only``, for looking.
     ``on_damage`` is called before any DamagedIndexError is raised.
 
-    Raises DamagedIndexError for what cannot be read, TargetError when the disk refuses, SourceError
-    when somebody else has it open.
+    Raises DamagedIndexError for what cannot be read, TargetError when the disk refuses or the
+    directory was moved or removed meanwhile, SourceError when somebody else has it open.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self.on_damage: Callable[[], None] = _nothing
+        self._identity: tuple[int, int] | None = None
         access = rocksdict.AccessType
         with self._told():
             self._db = rocksdict.Rdict(
@@ -84,6 +86,7 @@ class IndexDb:
             )
             self._families = {name: self._db.get_column_family(name) for name in FAMILIES}
             self._handles = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        self._identity = identity_of(path)
         belongs_to_this_process(self)
 
     @contextmanager
@@ -101,6 +104,10 @@ class IndexDb:
 
     def _ours(self, error: Exception) -> DelayStoreError:
         ours = _ours(self.path, error)
+        try:
+            require_same_directory(self.path, self._identity)
+        except OSError as moved:  # files that are not there are no damage then
+            return TargetError(str(moved.strerror))
         if isinstance(ours, DamagedIndexError):
             self.on_damage()
         return ours
