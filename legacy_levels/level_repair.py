@@ -42,12 +42,14 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
 
     Due times rise along a queue, and the newest is a delay from now at most. Only units that differ
     are compared with their records, so that a store that is in order is opened without reading its
-    log. ``find_wrong_due_times`` looks at the others when they are due.
+    log; and the last one, whose time none behind it limits. ``find_wrong_due_times`` looks at the
+    others when they are due.
     """
     if scanner.level > live.levels.max_level:
         return 0
     latest_ms = live.clock.now_ms() + live.levels.delay_ms(scanner.level)
     is_plausible = scanner.next_due_ms > PLAUSIBLE_DUE_MS and scanner.newest_ms <= latest_ms
+    is_plausible &= not len(find_wrong_due_times(live, scanner.level, scanner.last_unit()).rows)
     if not len(scanner) or (is_plausible and scanner.is_in_order):
         return 0
     repaired = damaged = 0
@@ -59,6 +61,7 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
         behind_ms = np.minimum.accumulate(due_ms[::-1])[::-1]
         doubted = (due_ms <= PLAUSIBLE_DUE_MS) | (due_ms < before_ms)
         doubted |= (due_ms > behind_ms) | (due_ms > latest_ms)
+        doubted[-1:] = True
         rows, newest_ms = rows[doubted], int(due_ms.max(initial=newest_ms))
         found = find_wrong_due_times(live, scanner.level, units[rows])
         replaced = units["tags_code"][rows[found.rows]].astype(np.int64)

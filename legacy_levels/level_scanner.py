@@ -169,6 +169,12 @@ class LevelScanner:
             waits[self.done[low:high] - first] = False
         return waits
 
+    def last_unit(self) -> UnitArray:
+        """The last entry that waits, of those near the end; or none."""
+        first = max(self.head, self.queue.max_offset - _FIRST_LOOK)
+        units = self.queue.units(first, self.queue.max_offset)
+        return units[np.flatnonzero(self._waits(units, first))[-1:]]
+
     def still_waits(self, queue_offset: int) -> bool:
         """Whether the entry at a queue offset is to be delivered."""
         if not self.head <= queue_offset < self.queue.max_offset:

@@ -143,7 +143,7 @@ class Dispatcher:
             self._lacks_beginning = True
             return
         queue.begin_at(first)
-        queue.append(self._units(queue.topic, rows))
+        queue.append(_as_neutral_as_before(queue, rows, self._units(queue.topic, rows)))
         self._known_ends.pop(name, None)
         self.dispatched += len(rows)
 
@@ -240,6 +240,17 @@ class Dispatcher:
         offsets = stored["commit_log_offset"].astype(np.int64)
         sizes = stored["size_bytes"].astype(np.int64)
         return np.asarray(self._store.log.store_times_ms(offsets, sizes) == NO_TIME)
+
+
+def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
+    """These new entries, neutral where the one that was cut off was: it led to the last bytes of
+    the same record. Its size may have been damaged, which made it the queue's end.
+    """
+    for size_bytes in range(1, MAX_NEUTRAL_BYTES + 1) if len(queue.neutral_rest) else ():
+        was_neutral = np.isin(rows.ends - size_bytes, queue.neutral_rest)
+        units["commit_log_offset"][was_neutral] = rows.ends[was_neutral] - size_bytes
+        units["size_bytes"][was_neutral] = size_bytes
+    return units
 
 
 def _units_at(queue: LiveQueue, queue_offsets: Int64s) -> UnitArray:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from message_store.consume_queue import (
+    MAX_NEUTRAL_BYTES,
     PRE_BLANK,
     PRE_BLANK_SIZE,
     QUEUE_UNIT,
@@ -42,6 +43,8 @@ class LiveQueue:
     ``max_offset`` is the queue offset that the next entry gets, ``min_offset`` that of the oldest
     one whose record the log still has; ``end_position`` is where in the log the last entry's record
     ends, 0 when there is none. Made by ``open_queue``.
+    ``neutral_rest`` are the places in the log to which those entries led that the last ``cut`` took
+    away and that were no messages, or lacked a size.
     """
 
     def __init__(self, topic: str, queue_id: int, segments: LiveSegments) -> None:
@@ -52,6 +55,7 @@ class LiveQueue:
         self.max_offset = 0
         self.end_position = 0
         self.has_stale_rest = False
+        self.neutral_rest: Int64s = np.empty(0, np.int64)
         self._file_start = 0
         self._file_end = _NO_ROOM
         self._descriptor = -1
@@ -232,6 +236,9 @@ class LiveQueue:
             if len(inside):
                 break
         taken = self.max_offset - kept
+        rest = self._stored(kept, self.segments.end_offset // _UNIT_BYTES)
+        rest = rest[(rest["commit_log_offset"] > 0) & (rest["size_bytes"] <= MAX_NEUTRAL_BYTES)]
+        self.neutral_rest = rest["commit_log_offset"].astype(np.int64)
         self.segments.zero_from(kept * _UNIT_BYTES)
         self._file_end = _NO_ROOM
         self.max_offset = kept
@@ -248,7 +255,9 @@ class LiveQueue:
         copy, in the machine's byte order.
         """
         first = max(from_offset, self.segments.min_offset // _UNIT_BYTES)
-        last = max(first, min(to_offset, self.max_offset))
+        return self._stored(first, max(first, min(to_offset, self.max_offset)))
+
+    def _stored(self, first: int, last: int) -> UnitArray:
         stored = np.empty(last - first, QUEUE_UNIT.dtype)
         target = stored.view(np.uint8).data
         position, done = first * _UNIT_BYTES, 0
