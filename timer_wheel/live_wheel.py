@@ -192,6 +192,17 @@ class LiveWheel:
         found = np.flatnonzero(differs.any(axis=1) & matters)
         self.dirty[pages[found // _SLOTS_A_PAGE]] = 1
 
+    def miscounted(self, file: WheelSlots) -> Int64s:
+        """The slots, in units of the precision, for which a file names the same units as are hung
+        here, but another count: a unit has become a delete marker, or is none any more.
+        """
+        here, there = self.slots[file.index], file.slots
+        is_it = here["unit_count"] != there["unit_count"]
+        for name in ("time_units", "first_position", "last_position"):
+            is_it &= here[name] == there[name]
+        is_it &= here["time_units"] >= max(self.hand_ms // self.precision_ms, 1)
+        return np.sort(here["time_units"][is_it].astype(np.int64))
+
     def take_dirty_pieces(self) -> Iterator[tuple[int, memoryview]]:
         """The pages that changed, neighbours together, as (file offset, bytes); each is noted as
         written when the next is asked for.

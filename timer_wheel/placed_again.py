@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether messages on the wheel may be copies that were placed again, whose order their records
-tell and not their places.
+"""Whether messages on the wheel may be other than their units say: copies that were placed again,
+whose order their records tell and not their places, or delete markers that lost their flag.
 
 To look at the head of every record that is due took a fifteenth of a drain's processor time. What
 is placed has its record read, and from then on is known. What was placed before the store was open
@@ -14,7 +14,7 @@ import attrs
 
 from message_store.byte_column import int64s
 from message_store.java_numbers import LONG_MAX
-from timer_wheel.timer_record_kernel import PREPARED_OFFSET, is_any_placed_again
+from timer_wheel.timer_record_kernel import PREPARED_OFFSET, is_any_to_be_read
 
 if TYPE_CHECKING:
     from message_store.live_log import LiveLog
@@ -37,10 +37,12 @@ class PlacedAgain:
         self.is_any = self.is_any or bool((facts.table[PREPARED_OFFSET] < 0).any())
 
     def among(self, rows: "TimerRows", log: "LiveLog") -> bool:
-        """Whether one of these messages was placed again and says where its first record was."""
+        """Whether one of these messages was placed again and says where its first record was, or
+        may be a delete marker.
+        """
         if not self.is_any and (rows.position >= self.known_from).all():
             return False
         offsets, sizes = rows.commit_log_offset, rows.size_bytes
         addresses = log.addresses(offsets)
         addresses[sizes > log.rooms(offsets)] = -1
-        return bool(is_any_placed_again(addresses, int64s(sizes)))
+        return bool(is_any_to_be_read(addresses, int64s(sizes)))

@@ -15,12 +15,11 @@ from message_store.message import Message, StoredMessage
 from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_log import FLAG_DELETE
-from timer_wheel.timer_record_kernel import KEY_ONE
+from timer_wheel.timer_record_kernel import KEY_ONE, MARKER_BODY
 from timer_wheel.timer_rows import Bools, TimerFacts
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
 
-MARKER_BODY = b"0"
 MARKER_TAGS = "_RECALL_TAG_"
 RecallKey = tuple[int, int]
 NO_KEY: RecallKey = (0, 0)

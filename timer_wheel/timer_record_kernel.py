@@ -17,6 +17,7 @@ from message_store import properties as names
 from message_store.kept_properties import entry_end_at, name_end_at
 from message_store.kernel_cache import inline_kernel, kernel
 from message_store.log_kernels import (
+    AT_BODY_CRC,
     AT_LOG_OFFSET,
     AT_MAGIC,
     AT_SIZE,
@@ -30,6 +31,7 @@ from message_store.log_kernels import (
     prepared_offset_at,
     store_time_at,
 )
+from message_store.message_codec import body_crc
 from message_store.raw_memory import load_i32, load_i64, load_u8, store_native
 from message_store.record_layout import (
     HEAD_V4_V4,
@@ -59,6 +61,8 @@ _DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _PLUS = ord("+")
+MARKER_BODY = b"0"
+_MARKER_CRC = body_crc(MARKER_BODY)
 _DIGITS_MAX = 18
 ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
@@ -148,13 +152,17 @@ def _is_record(record: int, size: int, offset: int, parts: int) -> bool:
 
 
 @kernel("boolean(int64[::1], int64[::1])")
-def is_any_placed_again(addresses: Int64s, sizes: Int64s) -> bool:
-    """Whether one of these records is a copy of ours that says where its first record was."""
+def is_any_to_be_read(addresses: Int64s, sizes: Int64s) -> bool:
+    """Whether one of these records is a copy of ours that says where its first record was, or has
+    the body of a delete marker.
+    """
     for row in range(len(addresses)):
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
         come_near(addresses[ahead], sizes[ahead])
         is_there = addresses[row] >= 0 and sizes[row] >= LONGEST_HEAD_BYTES
         if is_there and prepared_offset_at(addresses[row]) < 0:
+            return True
+        if is_there and load_i32(addresses[row] + AT_BODY_CRC) == _MARKER_CRC:
             return True
     return False
 

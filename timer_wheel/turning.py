@@ -27,10 +27,10 @@ from message_store.wheel_stamps import wheel_stamps
 from timer_wheel.foresight import Foresight
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.lost_messages import LostMessage, LostMessages
-from timer_wheel.recall import RecallMarks
+from timer_wheel.recall import RecallMarks, are_older
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
-from timer_wheel.unit_repair import has_doubtful_units
+from timer_wheel.unit_repair import are_other_kinds, has_doubtful_units, mend_flags
 from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_math import floor_ms
 
@@ -103,7 +103,7 @@ class Turning:
         if is_plain and not timers.placed_again.among(rows, self._store.log):
             facts = TimerFacts.assumed(rows, timers.precision_ms)
         else:
-            facts = timers.facts(rows, keys=len(marks) > 0)
+            rows, facts = self._read(rows, marks)
             rows = timers.believe_records(rows, facts)
         promised_ms = timers.promised_ms(rows, facts)
         if not len(rest):
@@ -120,6 +120,23 @@ class Turning:
             ),
             np.concatenate([promised_ms, its_facts.promised_ms]),
         )
+
+    def _read(self, rows: TimerRows, marks: RecallMarks) -> tuple[TimerRows, TimerFacts]:
+        """What the records say, and the rows as these say which are delete markers; ``marks`` gets
+        those that nobody knew.
+        """
+        timers = self._timers
+        facts = timers.facts(rows, keys=len(marks) > 0)
+        is_other = are_other_kinds(rows, facts)
+        if not is_other.any():
+            return rows, facts
+        rows = TimerRows(rows.table.copy())
+        timers.mended_units += mend_flags(timers, rows, facts)
+        facts = timers.facts(rows, keys=True)
+        offsets = rows.commit_log_offset
+        is_new = is_other & facts.is_marker & ~are_older(timers, offsets, facts)
+        marks.add(offsets[is_new], facts.rows(is_new))
+        return rows, facts
 
     # --- what becomes of it -----------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 
 Slots begin at multiples of their width, or one millisecond behind one for what was overdue. No
 single bit of a delay or a placing time leads from one multiple to another, so that the times alone
-tell which records to look at.
+tell which records to look at. A delete marker that has lost its flag looks like any message: the
+wheel file tells, which counts it the other way, and at the latest a turn, which reads its record.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from message_store.printable import counted
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_due import OVERDUE_MARK_MS
 from timer_wheel.timer_log import FLAG_DELETE
-from timer_wheel.timer_rows import TimerRows
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
+from timer_wheel.wheel_file import WheelSlots
 from timer_wheel.wheel_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE
 from timer_wheel.wheel_math import roll_slot_ms
 
@@ -24,13 +26,18 @@ _TIME_BITS = 64
 _DELAY_BITS = 32
 
 
-def mend_units(timers: LiveTimers, counts: Int64s) -> int:
-    """Put right what contradicts its record, among the units whose times or flags give a reason to
-    look; returns how many. ``counts`` is what ``revise`` counted. Raises TargetError.
+def mend_units(timers: LiveTimers, counts: Int64s, file: WheelSlots | None) -> int:
+    """Put right what contradicts its record, among the units whose times or flags, or whose slots
+    in the wheel file, give a reason to look; returns how many. ``counts`` is what ``revise``
+    counted. Raises TargetError.
     """
-    if not (counts[DOUBTED] or counts[OVERDUE] or counts[MARKERS]):
-        return 0
     mended = 0
+    slots = np.empty(0, np.int64) if file is None else timers.wheel.miscounted(file)
+    if len(slots):
+        rows, _ = timers.log.walk(timers.wheel, slots)
+        mended += mend_flags(timers, rows, timers.facts(rows))
+    if not (counts[DOUBTED] or counts[OVERDUE] or counts[MARKERS]):
+        return mended
     for rows in timers.log.all_units():
         off_ms = rows.slot_time_ms % timers.precision_ms
         is_ahead = rows.slot_time_ms >= timers.wheel.hand_ms
@@ -44,20 +51,34 @@ def _mend(timers: LiveTimers, rows: TimerRows) -> int:
     if not len(rows):
         return 0
     facts = timers.facts(rows)
+    mended = mend_flags(timers, rows, facts)
     is_judged = facts.is_fine & (rows.commit_log_offset >= timers.older.until)
-    flags = rows.table[FLAGS] & ~FLAG_DELETE | np.where(facts.is_marker, FLAG_DELETE, 0)
-    mended = 0
     for row in np.flatnonzero(is_judged).tolist():
         unit = rows.rows(slice(row, row + 1))
-        position, is_other = int(unit.position[0]), int(flags[row]) != int(unit.table[FLAGS, 0])
-        if is_other:
-            timers.log.overwrite(position, magic=int(flags[row]))
         times = _right_times(timers, unit, int(facts.out_ms[row]), int(facts.store_ms[row]))
         if times is not None:
             write_ms, delay_ms = times
-            timers.log.overwrite(position, write_time_ms=write_ms, delay_ms=delay_ms)
-        mended += is_other or times is not None
+            timers.log.overwrite(int(unit.position[0]), write_time_ms=write_ms, delay_ms=delay_ms)
+            mended += 1
     return mended
+
+
+def mend_flags(timers: LiveTimers, rows: TimerRows, facts: TimerFacts) -> int:
+    """Let the units of these rows, and the rows, say what their records do: which are delete
+    markers; returns how many did not. Raises TargetError.
+    """
+    is_other = are_other_kinds(rows, facts)
+    flags = rows.table[FLAGS]
+    flags[is_other] ^= FLAG_DELETE
+    for row in np.flatnonzero(is_other).tolist():
+        timers.log.overwrite(int(rows.position[row]), magic=int(flags[row]))
+    return int(is_other.sum())
+
+
+def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:
+    """Which units say that a message is a delete marker, or the other way about."""
+    is_it: Bools = facts.is_fine & (facts.is_marker != rows.is_marker)
+    return is_it
 
 
 def _right_times(

@@ -102,7 +102,7 @@ def _in_slots(timers: LiveTimers, marks: RecallMarks, wanted: Filter, slots: Int
 def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
     """The chosen rows that are messages and were not recalled."""
     is_taken = marks.take_away(found.rows.commit_log_offset, found.facts)
-    chosen = chosen & ~found.rows.is_marker & ~is_taken
+    chosen = chosen & ~found.rows.is_marker & ~found.facts.is_marker & ~is_taken
     return _Live(found.rows.rows(chosen), found.facts.rows(chosen), found.promised_ms[chosen])
 
 

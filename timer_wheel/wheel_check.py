@@ -13,7 +13,7 @@ from message_store.store_losses import kept_findings, log_finding, queue_finding
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import find_markers
 from timer_wheel.timer_rows import TimerRows
-from timer_wheel.unit_repair import repair_finding
+from timer_wheel.unit_repair import are_other_kinds, repair_finding
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_recovery import copies_in_log, which_are_done
 
@@ -51,10 +51,11 @@ def _in_queue(timers: LiveTimers) -> list[Finding]:
 
 
 def _on_wheel(timers: LiveTimers) -> list[Finding]:
-    """Chains that lead astray, messages twice on the wheel, records that are not there, messages
-    that no chain leads to.
+    """Chains that lead astray, messages twice on the wheel, records that are not there or of
+    another kind than their units say, messages that no chain leads to.
     """
     found = []
+    other_kinds = 0
     slots = timers.wheel.used_slots()
     seen = [np.empty(0, np.int64)]
     for begin in range(0, len(slots), _SLOTS_AT_ONCE):
@@ -62,9 +63,12 @@ def _on_wheel(timers: LiveTimers) -> list[Finding]:
         if astray:
             found.append(_chain_finding(astray))
         facts = timers.facts(rows)
+        other_kinds += int(are_other_kinds(rows, facts).sum())
         seen.append(rows.commit_log_offset)
         for row, error in facts.problems.items():
             found.append(_record_finding(int(rows.position[row]), error))
+    if other_kinds:
+        found.append(repair_finding(other_kinds))
     places, counts = np.unique(np.concatenate(seen), return_counts=True)
     found += map(_twice_finding, places[counts > 1].tolist())
     out_of_reach = _out_of_reach(timers, places)

@@ -166,9 +166,8 @@ class WheelFiles:
 
     # --- the wheel --------------------------------------------------------------------------------
 
-    def compare(self, wheel: LiveWheel, log_end: int) -> None:
+    def compare(self, wheel: LiveWheel, file: WheelSlots | None, log_end: int) -> None:
         """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
-        file = self.slots_on_disk()
         self._has_length = file is not None
         if file is not None:
             wheel.note_differences(file, log_end)

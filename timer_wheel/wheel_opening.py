@@ -194,12 +194,13 @@ def _hung(
         older=older,
     )
     counts = log.revise(wheel)
-    timers.mended_units = mend_units(timers, counts)
+    file = files.slots_on_disk()
+    timers.mended_units = mend_units(timers, counts, file)
     if timers.mended_units:
         wheel = timers.wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)
     timers.has_rolled = bool(counts[ROLLS])
-    files.compare(wheel, log.end)
+    files.compare(wheel, file, log.end)
     timers.placed_end = resume(timers.queue, log, store)
     if counts[OVERDUE]:
         rows = log.find(None, _NO_SLOT, 0)

@@ -172,7 +172,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         looks.append(len(sizes))
         return False
 
-    monkeypatch.setattr(module, "is_any_placed_again", look)
+    monkeypatch.setattr(module, "is_any_to_be_read", look)
     return looks
 
 

@@ -31,7 +31,7 @@ from timer_wheel.copy_kernels import (
     identify_rows,
 )
 from timer_wheel.recall import Target, marker_for
-from timer_wheel.timer_record_kernel import is_any_placed_again
+from timer_wheel.timer_record_kernel import is_any_to_be_read
 from timer_wheel.timer_rows import read_facts
 from timer_wheel.wheel_math import PRECISIONS_MS
 from timer_wheel.wheel_recovery import copies_in_log
@@ -287,4 +287,4 @@ def test_a_record_that_is_too_short_for_its_head_is_not_read_beyond_its_end() ->
     buffer = np.full(256, 0xFF, np.uint8)  # flags of two long addresses, and a negative number
     addresses = np.array([address_of(buffer)], np.int64)
     for size_bytes, is_told in ((SMALLEST_RECORD_BYTES, False), (107, False), (108, True)):
-        assert is_any_placed_again(addresses, np.array([size_bytes], np.int64)) is is_told
+        assert is_any_to_be_read(addresses, np.array([size_bytes], np.int64)) is is_told
