@@ -40,12 +40,12 @@ from migrate.verify_listing import (
     sample_problems,
     unreadable,
 )
-from migrate.verify_pending import PendingMessages, quarantine_problems, split_quarantined
+from migrate.verify_pending import PendingMessages, quarantine_problems
 from migrate.verify_report import Problem, VerifyReport
 from migrate.verify_sample import is_alike, some_entries
 from migrate.verify_settings import ConversionSettings, read_settings
 from migrate.verify_shares import are_all_shares, own_entries, share_problems
-from migrate.verify_source import read_pending
+from migrate.verify_source import read_pending, split_aside
 from migrate.verify_structure import ReachedMessages
 
 DEFAULT_SAMPLE = 200
@@ -177,7 +177,7 @@ def compare_stores(
     The uses of topics are added to ``topics_so_far``, where all messages are read.
     """
     jobs = digest_jobs(spark, settings, options, progress)
-    wanted, aside, strangers = split_quarantined(pending, settings.quarantined)
+    wanted, aside, strangers = split_aside(pending, source_root, settings)
     ours, theirs = _sides(wanted, reached, source_root, target_root, settings)
     if (few := some_entries(ours, theirs, options)) is not None:
         totals = jobs.run("digest a sample", few)

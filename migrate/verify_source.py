@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is pending in a source, as ``legacy_levels`` reads it, under the conversion's settings."""
 
+import attrs
 import numpy as np
 
 from legacy_levels.level_backlog import read_backlog
 from message_store.delay_levels import DelayLevels
 from message_store.store_root import StoreRoot
-from migrate.verify_pending import PendingMessages
-from migrate.verify_settings import ConversionSettings
+from migrate.verify_pending import PendingMessages, split_quarantined
+from migrate.verify_settings import ConversionSettings, QuarantinedEntry
 
 
-def read_pending(root: StoreRoot, settings: ConversionSettings) -> PendingMessages:
-    """The pending messages in the order of the log, of the levels that were asked for.
+def read_pending(
+    root: StoreRoot, settings: ConversionSettings, *, whole_log: bool = True
+) -> PendingMessages:
+    """The pending messages in the order of the log, of the levels that were asked for; unless it is
+    the ``whole_log``, as a conversion sees them that does not look there.
 
     Raises what ``read_backlog`` raises: SourceError, PlanError, FormatError.
     """
@@ -21,7 +25,7 @@ def read_pending(root: StoreRoot, settings: ConversionSettings) -> PendingMessag
         offsets_choice=settings.offsets,
         level_table=None if text is None else DelayLevels.parse(text),
         after_crash=settings.after_crash,
-        whole_log=True,  # also what a lost queue once knew: the conversion may not have looked
+        whole_log=whole_log,  # what a lost queue once knew: the conversion may not have looked
     )
     pending = PendingMessages(
         commit_log_offset=backlog.commit_log_offset,
@@ -33,3 +37,29 @@ def read_pending(root: StoreRoot, settings: ConversionSettings) -> PendingMessag
     if not settings.only_levels:
         return pending
     return pending.chosen(np.isin(pending.level, settings.only_levels))
+
+
+def split_aside(
+    pending: PendingMessages, root: StoreRoot, settings: ConversionSettings
+) -> tuple[PendingMessages, PendingMessages, list[QuarantinedEntry]]:
+    """The messages to be found, those set aside, and listed entries that are no pending message.
+
+    An entry that leads nowhere was set aside as it stands in its queue, though the whole log may
+    tell which message is its own. That one was set aside with it, unless it was converted as one
+    that is in the log alone.
+    """
+    wanted, aside, strangers = split_quarantined(pending, settings.quarantined)
+    if not strangers or settings.whole_log:
+        return wanted, aside, strangers
+    seen = read_pending(root, settings, whole_log=False)
+    _, _, unknown = split_quarantined(seen, settings.quarantined)
+    found = pending.chosen(~np.isin(pending.commit_log_offset, seen.commit_log_offset))
+    places = zip(found.level.tolist(), found.queue_offset.tolist(), strict=True)
+    offsets = dict(zip(places, found.commit_log_offset.tolist(), strict=True))
+    listed = {(one.level, one.queue_offset): one for one in settings.quarantined}
+    for one in set(strangers).difference(unknown):
+        place = one.level, one.queue_offset
+        if place in offsets:
+            listed[place] = attrs.evolve(one, commit_log_offset=offsets[place])
+    wanted, aside, _ = split_quarantined(pending, tuple(listed.values()))
+    return wanted, aside, unknown

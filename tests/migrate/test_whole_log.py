@@ -134,6 +134,11 @@ def test_the_message_of_an_entry_that_leads_nowhere_is_converted(
         converted(built)
     aside = converted(built, "aside", on_bad_record="quarantine")
     assert aside.report.total("quarantined") == 1
+    told = verify(built.root, aside.target, spark=None)
+    is_last = number == 11  # which is converted as one that is in the log alone
+    assert (told.converted, told.missing, told.unexpected) == (8 + is_last, 0, 0)
+    assert (told.quarantined, len(told.problems)) == ((0, 0) if is_last else (1, 1))
+    assert all("nothing is wrong with its message" in each.what for each in told.problems)
     whole = converted(built, whole_log=True)
     assert_right(whole, items[3:])
     assert any("1 entry of a level's queue led nowhere" in each for each in whole.report.warnings)
