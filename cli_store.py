@@ -103,7 +103,8 @@ def opened(
 
     ``broker_name`` is what the store is called where no broker's configuration says it.
     A second engine that has something in the same directory is warned of, because what waits there
-    stays where it is; and so is a change of the engine, which may move due times.
+    stays where it is; and so is a change of the engine, which may move due times. A new store in
+    which nothing could be stored is taken away again.
     """
     with loading(output):
         from migrate.finished_target import refuse_unfinished
@@ -121,14 +122,17 @@ def opened(
     is_wheel_cut = chosen == "wheel" and _has_cut_wheel(root)
     changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
-    with loading(output), _precision_told():
-        store = _open(path, chosen, clock=clock, **how)
-    with store:
-        if changes is not None:
-            output.warn(f"{path}: {changes}")
-        if is_wheel_cut:
-            output.warn(f"{root.timer_wheel}: had the wrong length; made anew from the timer log")
-        yield store, clock
+    with root.new_or_nothing():
+        with loading(output), _precision_told():
+            store = _open(path, chosen, clock=clock, **how)
+        with store:
+            if changes is not None:
+                output.warn(f"{path}: {changes}")
+            if is_wheel_cut:
+                output.warn(
+                    f"{root.timer_wheel}: had the wrong length; made anew from the timer log"
+                )
+            yield store, clock
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import attrs
 
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import (
+    DelayStoreError,
     SourceError,
     StoreLockedError,
     TargetError,
@@ -24,7 +25,7 @@ from message_store.errors import (
 from message_store.forks import belongs_to_this_process
 from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.segment_files import list_directories, list_segments
-from message_store.small_files import is_present, replace_file, sync_directory
+from message_store.small_files import is_directory, is_present, replace_file, sync_directory
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
@@ -282,6 +283,32 @@ class StoreRoot:
         if not keeps_directory:
             with suppress(OSError):
                 os.rmdir(self.path)
+
+    @contextmanager
+    def new_or_nothing(self) -> Iterator[None]:
+        """Around the making of a store and the first that is stored in it: where that is refused,
+        and the log has no file yet, what was made is taken away again, as far as the disk allows.
+        A directory in which something was before stays as it is.
+        """
+        made = [path for path in (self.path, *self.path.parents) if not is_present(path)]
+        is_new = bool(made) or (is_directory(self.path) and not any(self.path.iterdir()))
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self._take_away(made)
+            raise
+
+    def _take_away(self, made: list[Path]) -> None:
+        with suppress(DelayStoreError, OSError):
+            lock = self.take_lock()  # by now somebody else may have it open
+            try:
+                if not list_segments(self.commit_log):
+                    self.discard(keeps_directory=not made)
+                    for path in made[1:]:
+                        path.rmdir()
+            finally:
+                lock.release()
 
     def _held(self, lock: "StoreLock", kind: int) -> StoreLockedError:
         """What to say of a lock that is held."""

@@ -739,3 +739,19 @@ def test_an_inspection_says_hierarchy_and_not_a_broker_s_wheel(place: Path) -> N
     schedule(place, "--after", "90s", engine="wheel")
     found = json.loads(done("inspect", place, "--json"))
     assert (found["format"], found["wheel"]["engine"]) == ("rocketmq-5", "wheel")
+
+
+@ENGINES
+@pytest.mark.parametrize("there", ["nothing", "its parent", "an empty directory"])
+def test_a_refused_message_leaves_no_new_store(tmp_path: Path, engine: str, there: str) -> None:
+    place = tmp_path / "new" / "store"
+    if there != "nothing":
+        (place if there == "an empty directory" else place.parent).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    words = ("schedule", place, "--engine", engine, "--topic", "a", "--body", "x")
+    result = run(*words, "--after", "9000d")
+    assert result.exit_code != cli.DONE
+    assert sorted(tmp_path.rglob("*")) == before
+    assert run(*words, "--after", "90s").exit_code == cli.DONE
+    assert run(*words, "--after", "9000d").exit_code == result.exit_code
+    assert len(list((place / "commitlog").iterdir())) == 1
