@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.errors import BadFieldError
-from message_store.java_numbers import parse_long
+from message_store.java_numbers import LONG_MAX, parse_long
 from message_store.message import StoredMessage
 from message_store.properties import (
     TIMER_DELETE_UNIQUE_KEY,
@@ -26,18 +26,25 @@ from message_store.properties import (
 from message_store.segment_files import SegmentReader
 from timer_wheel.copies import first_offset
 from timer_wheel.pending_timers import PendingTimers, pending_records
-from timer_wheel.wheel_math import floor_ms
+from timer_wheel.wheel_math import Int64Array, floor_ms
 
 
 @attrs.frozen(eq=False)
 class Cancelled:
     """Which rows are messages that a marker takes away: by the plain key, by topic and key; and
-    ``recalled``, in either form, by a marker that was stored behind them.
+    ``recalled_at``, where in the log a marker in either form is that was stored behind them, or
+    ``LONG_MAX``.
     """
 
     by_key: NDArray[np.bool_]
     by_topic_and_key: NDArray[np.bool_]
-    recalled: NDArray[np.bool_]
+    recalled_at: Int64Array
+
+    @property
+    def recalled(self) -> NDArray[np.bool_]:
+        """Which of them a marker takes away that was stored behind them."""
+        is_it: NDArray[np.bool_] = self.recalled_at < LONG_MAX
+        return is_it
 
     def for_broker(self, topic_in_delete_key: bool | None) -> NDArray[np.bool_]:
         """What a broker with that setting does not deliver; None: what somebody recalled."""
@@ -65,7 +72,8 @@ def cancelled(
     has no effect, and such a message is delivered. Records are read only where a marker makes it
     necessary; with rolling markers that is every rolling message.
     """
-    found = Cancelled(*(np.zeros(len(timers), bool) for _ in range(3)))
+    count = len(timers)
+    found = Cancelled(np.zeros(count, bool), np.zeros(count, bool), np.full(count, LONG_MAX))
     is_placed = (timers.position >= 0) | timers.is_in_timeline
     is_placed |= timers.slot_time_ms >= floor_ms(now_ms, precision_ms)
     markers = timers.rows(timers.is_marker & is_placed)
@@ -86,7 +94,8 @@ def cancelled(
             if message is None or None in (key, end_ms) or (end_ms, key) not in marks:
                 continue
             is_cancelled[row] = True
-            found.recalled[row] |= _scheduled_at(message) < marks[end_ms, key]
+            if _scheduled_at(message) < marks[end_ms, key]:
+                found.recalled_at[row] = marks[end_ms, key]
     return found
 
 

@@ -76,14 +76,19 @@ def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) ->
 
 
 def still_to_do(
-    timers: PendingTimers, units: TimerUnits, commit_log: SegmentReader, since: LogSince
+    timers: PendingTimers,
+    units: TimerUnits,
+    commit_log: SegmentReader,
+    since: LogSince,
+    recalled_at: Int64Array,
 ) -> tuple[PendingTimers, int]:
     """The rows that were not yet dealt with (placed from the queue, delivered or rolled); and how
     many were.
 
     ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
-    was done before the checkpoint is not, and in the log alone. Copies that are matched are taken
-    from ``since``.
+    was done before the checkpoint is not, and in the log alone. ``recalled_at`` says where in the
+    log the delete marker of each is, ``LONG_MAX`` for none. Copies that are matched are taken from
+    ``since``.
     """
     placed = units.units["commit_log_offset"].astype(np.int64)
     is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
@@ -100,7 +105,12 @@ def still_to_do(
     ):
         if message is not None:
             place = message.commit_log_offset, first_offset(message)
-            is_done[row] = since.copies.take(identity(message), *place, may_have_rolled=rolls)
+            is_done[row] = since.copies.take(
+                identity(message),
+                *place,
+                may_have_rolled=rolls,
+                cancelled_at=int(recalled_at[row]),
+            )
     return timers.rows(~is_done), int(is_done.sum())
 
 

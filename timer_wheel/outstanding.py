@@ -3,6 +3,8 @@
 it, in a timeline; and less what the log shows as done.
 """
 
+from collections.abc import Callable
+
 import attrs
 import numpy as np
 
@@ -12,6 +14,7 @@ from message_store.segment_files import SegmentReader
 from message_store.small_files import read_small_file
 from message_store.store_checkpoint import StoreCheckpoint
 from message_store.store_root import StoreRoot
+from timer_wheel.delete_markers import Cancelled
 from timer_wheel.done_already import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.pending_timers import PendingTimers, pending_records
 from timer_wheel.timeline import Timeline, read_timeline
@@ -41,6 +44,7 @@ def outstanding(
     units: TimerUnits,
     placed: PendingTimers,
     checkpoint: TimerCheckpoint,
+    cancelled_of: Callable[[PendingTimers], Cancelled],
     *,
     after_crash: bool,
 ) -> Outstanding:
@@ -73,7 +77,8 @@ def outstanding(
     if after_crash or timeline is not None:  # first, for what was delivered is the last of a series
         timers = _without_rolled(timers, commit_log)
     if since is not None:
-        timers, done_count = still_to_do(timers, units, commit_log, since)
+        recalled_at = cancelled_of(timers).recalled_at
+        timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at)
     return Outstanding(timers, timeline, resume, blocking, done_count, expired_count)
 
 

@@ -10,6 +10,8 @@ Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 
 each message that still waits in the queue costs a look at its record.
 """
 
+from functools import partial
+
 import attrs
 import numpy as np
 
@@ -108,26 +110,26 @@ def read_wheel_store(
             precision_ms=precision_ms,
         )
         placed, shared_positions = _placed(revised, units, read_time_ms, precision_ms)
-        found = outstanding(root, commit_log, units, placed, checkpoint, after_crash=after_crash)
-        timers = found.timers
-        recalled = cancelled(timers, commit_log, now_ms=now_ms, precision_ms=precision_ms)
+        of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
+        left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
+        timers, recalled = left.timers, of(left.timers)
     is_cancelled = recalled.for_broker(topic_in_delete_key)
     return WheelState(
         precision_ms=precision_ms,
         checkpoint=checkpoint,
         read_time_ms=read_time_ms,
-        resume_queue_offset=found.resume_queue_offset,
+        resume_queue_offset=left.resume_queue_offset,
         unit_count=len(units),
         slots_used=len(np.unique(placed.slot_time_ms)),
         pending=timers.rows(~(is_cancelled | timers.is_marker)),
         markers=timers.rows(timers.is_marker),
         cancelled=timers.rows(is_cancelled),
         recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
-        done_already_count=found.done_already_count,
-        expired_count=found.expired_count,
-        blocking_queue_offsets=found.blocking_queue_offsets,
+        done_already_count=left.done_already_count,
+        expired_count=left.expired_count,
+        blocking_queue_offsets=left.blocking_queue_offsets,
         shared_positions=shared_positions,
-        timeline=found.timeline,
+        timeline=left.timeline,
     )
 
 

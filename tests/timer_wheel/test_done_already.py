@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from message_store import AfterMs, ManualClock, Message
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
+from tests.faults.engines import abandon, open_hierarchy
 from tests.timer_wheel.wheel_store_builder import (
     LOG_FILE_BYTES,
     NOW_MS,
@@ -107,6 +109,39 @@ def test_a_copy_that_lies_before_the_message_is_another_ones(builder: WheelStore
     builder.put_and_place(NOW_MS - 1000, key="A")
     root = builder.stop(last_read_ms=NOW_MS - 1000)
     assert pending_keys(root) == ["A"]
+
+
+@pytest.mark.parametrize("is_delivered", [False, True])
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_a_copy_behind_the_marker_is_of_what_was_scheduled_again(
+    builder: WheelStoreBuilder, earlier: int, *, is_delivered: bool
+) -> None:
+    """Equal messages were cancelled, and one came behind the cancel."""
+    for _ in range(earlier):
+        builder.put_and_place(NOW_MS, key="A")
+    builder.place(builder.put(NOW_MS, key="A", deletes="A"), NOW_MS, flags=5)
+    again = builder.put_and_place(NOW_MS, key="A")
+    if is_delivered:
+        builder.deliver(again, stored_ms=DEALT_WITH_MS)
+    root = builder.stop()
+    state = read_wheel_store(root, now_ms=DEALT_WITH_MS, topic_in_delete_key=None, after_crash=True)
+    assert counts(state) == (int(not is_delivered), earlier, 1)
+    assert state.done_already_count == int(is_delivered)
+
+
+@pytest.mark.parametrize("is_delivered", [False, True])
+def test_a_hierarchical_wheel_is_read_so_too(tmp_path: Path, *, is_delivered: bool) -> None:
+    clock = ManualClock(NOW_MS)
+    store = open_hierarchy(tmp_path, clock)
+    message = Message("orders", b"", unique_key="A")
+    store.cancel(store.schedule(message, AfterMs(5_000)))
+    store.schedule(message, AfterMs(5_000))
+    store.flush()
+    if is_delivered:
+        assert len(store.advance(NOW_MS + 5_000)) == 1
+    abandon(store)
+    state = read_wheel_store(StoreRoot(tmp_path), now_ms=NOW_MS + 5_000, after_crash=True)
+    assert counts(state)[:2] == (int(not is_delivered), 1)
 
 
 # --- recalled and rolled --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 from message_store.byte_column import int64s
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
-from timer_wheel.delete_markers import cancelled
+from timer_wheel.delete_markers import Cancelled, cancelled
 from timer_wheel.done_already import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.index_layouts import Rows
@@ -47,12 +47,11 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
             since = read_log_since(root, commit_log, first_ms)
             timers = timers.followed_by(since.not_in_queue)
-            timers, done_count = still_to_do(timers, read_units(log, 0), commit_log, since)
+            recalled_at = _cancelled(timers, commit_log).recalled_at
+            units = read_units(log, 0)
+            timers, done_count = still_to_do(timers, units, commit_log, since, recalled_at)
         timers = attrs.evolve(timers, position=np.maximum(timers.position, 0))
-        by_record = attrs.evolve(timers, flags=timers.flags | FLAG_ROLL)
-        is_cancelled = cancelled(by_record, commit_log, now_ms=0, precision_ms=SLOT_MS).for_broker(
-            None
-        )
+        is_cancelled = _cancelled(timers, commit_log).recalled
     return WheelState(
         precision_ms=SLOT_MS,
         checkpoint=TimerCheckpoint(last_read_time_ms=hand_ms),
@@ -70,6 +69,13 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
         shared_positions=int64s([]),
         timeline=None,
     )
+
+
+def _cancelled(timers: PendingTimers, commit_log: SegmentReader) -> Cancelled:
+    """What was taken back, by the times in the records."""
+    position, flags = np.maximum(timers.position, 0), timers.flags | FLAG_ROLL
+    by_record = attrs.evolve(timers, position=position, flags=flags)
+    return cancelled(by_record, commit_log, now_ms=0, precision_ms=SLOT_MS)
 
 
 def _timers(rows: Rows, flags: int = 0) -> PendingTimers:
