@@ -19,7 +19,7 @@ from timer_wheel.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.placed_again import PlacedAgain
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
-from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL
+from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.unplaced import Unplaced
 from timer_wheel.wheel_files import WheelFiles
@@ -380,4 +380,5 @@ class LiveTimers:
                 self._first_needed = int(rows.position[needed[0]])
                 first.append(int(rows.commit_log_offset[needed[0]]))
                 break
+            self._first_needed = int(rows.position[-1]) + TIMER_UNIT.size  # the hand only goes on
         return min(first)

@@ -7,9 +7,20 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import AfterMs, AtMs, Cancellation, Clock, DelayStore, ManualClock, Message
+from message_store import (
+    AfterMs,
+    AtLevel,
+    AtMs,
+    Cancellation,
+    Clock,
+    DelayStore,
+    ManualClock,
+    Message,
+)
 from message_store.store_settings import StoreSettings
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
+from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.timer_rows import TimerRows
 
 START_MS = 1_793_000_000_000
 DAY_MS = 86_400_000
@@ -106,3 +117,29 @@ def test_a_marker_keeps_its_file_while_its_target_may_come(
     assert store.cancel(kept) is not Cancellation.CANCELLED
     assert len(list((folder / "commitlog").iterdir())) < 5
     store.close()
+
+
+def test_where_nothing_waits_the_timer_log_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in each round, where levels in the same store still need its oldest file."""
+    read: list[int] = []
+    units = LiveTimerLog.units
+
+    def counted(log: LiveTimerLog, position: int, count: int) -> TimerRows:
+        read.append(count)
+        return units(log, position, count)
+
+    clock = ManualClock(START_MS)
+    with OPENINGS["levels"](tmp_path / "store", clock) as levels:
+        levels.schedule(Message("orders", b""), AtLevel(18))
+    with OPENINGS["wheel 1000"](tmp_path / "store", clock) as store:
+        for _ in range(500):
+            store.schedule(Message("orders", b""), AfterMs(5_000))
+        clock.tick(2 * DAY_MS)
+        assert len(store.advance(clock.now_ms())) == 500
+        store.advance(clock.now_ms())
+        monkeypatch.setattr(LiveTimerLog, "units", counted)
+        for _ in range(10):
+            store.advance(clock.now_ms())
+        assert sum(read) <= 500
