@@ -262,6 +262,15 @@ def remove_file(path: Path) -> None:
         raise TargetError(f"{path}: cannot be removed: {error.strerror}") from error
 
 
+def sync_file(path: str | Path) -> None:
+    """Wait until a file is on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from message_store.errors import PlanError, SourceError, StoreLockedError, TargetError
 from message_store.side_by_side import side_by_side
-from message_store.small_files import identity_of, sync_directory
+from message_store.small_files import identity_of, sync_directory, sync_file
 from message_store.store_root import StoreRoot
 
 _IDENTITY_CHARACTERS = 16
@@ -289,15 +289,6 @@ def sync_tree(directory: Path, *, but: Path | None = None) -> None:
         )
         for parent, _, _ in tree:
             sync_directory(Path(parent))
-
-
-def sync_file(path: str | Path) -> None:
-    """Wait until a file is on the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def clear(directory: Path) -> None:

@@ -140,3 +140,50 @@ def test_each_message_is_delivered_once_though_the_store_is_closed_beside_other_
         assert set(queue.values()) <= {1}
         assert wanted - queue.keys() <= set(others.scheduled[-1:])
         assert queue.keys() - wanted <= {b"%d" % len(others.scheduled)}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_nobody_waits_while_a_flush_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    """Each sync of the flush ends when another message was stored beside it."""
+    store = engine.open(tmp_path / "store", ManualClock(START_MS), False)
+    store.schedule(Message("orders", b"first"), AfterMs(10_100))
+    store.flush()  # files that are made once have their names synced at once
+    store.schedule(Message("orders", b"second"), AfterMs(10_100))
+    stored = threading.Semaphore(0)
+    synced: list[str] = []
+    problems: list[BaseException] = []
+
+    def beside(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def held(descriptor: int) -> None:
+            if threading.current_thread() is flusher:
+                synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+                while stored.acquire(blocking=False):
+                    pass  # what was stored before counts for nothing
+                assert stored.acquire(timeout=20), synced[-1]
+            sync(descriptor)
+
+        return held
+
+    def flush() -> None:
+        try:
+            store.flush()
+        except BaseException as error:  # told by the test
+            problems.append(error)
+
+    flusher = threading.Thread(target=flush)
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, beside(getattr(os, name)))
+        flusher.start()
+        count = 0
+        while flusher.is_alive():
+            store.schedule(Message("orders", b"%d" % count), AfterMs(10_100))
+            stored.release()
+            count += 1
+            time.sleep(0.001)
+    store.close()
+    assert problems == []
+    assert any("commitlog" in name for name in synced)
+    assert any(name.endswith(".log") for name in synced) == (engine is ENGINES["hierarchy"])

@@ -6,7 +6,7 @@ there wholly or not at all, whatever column families it touches.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,12 @@ import rocksdict
 from message_store.errors import DelayStoreError, FormatError, SourceError, TargetError
 from message_store.forks import belongs_to_this_process
 from message_store.layout import Layout
-from message_store.small_files import identity_of, require_same_directory
+from message_store.small_files import (
+    identity_of,
+    require_same_directory,
+    sync_directory,
+    sync_file,
+)
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,
     FAMILIES,
@@ -210,15 +215,25 @@ class IndexDb:
         """Make changes, and say what holds then; come back when they are on disk, as the log is. Or
         do not wait, and say which record the log then must have.
         """
-        options = rocksdict.WriteOptions()
-        options.sync = newest is None
         with self._told():
             batch.changes.put(STATE_KEY, STATE.encode(**attrs.asdict(state)))
             if newest is None:
                 batch.changes.delete(NEWEST_KEY)
             else:
                 batch.changes.put(NEWEST_KEY, NEWEST.encode(**attrs.asdict(newest)))
-            self._db.write(batch.changes, options)
+            self._db.write(batch.changes)
+        if newest is None:
+            self._sync()
+
+    def _sync(self) -> None:
+        """Wait for the disk here: the library would let no other thread run meanwhile."""
+        try:
+            for path in self.path.glob("*.log"):
+                with suppress(FileNotFoundError):  # its changes are in a synced table by now
+                    sync_file(path)
+            sync_directory(self.path)
+        except OSError as error:
+            raise TargetError(f"{self.path}: cannot be synced: {error.strerror}") from error
 
     def move(self, batch: "IndexBatch") -> None:
         """Make changes that put what stands in one place into another: what holds stays true."""
