@@ -21,7 +21,13 @@ from message_store.live_dispatch import Dispatcher
 from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
 from message_store.properties import LMQ_PREFIX
-from message_store.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
+from message_store.record_layout import (
+    END_OF_FILE_MIN_BYTES,
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+)
 from message_store.store_checkpoint import StoreCheckpoint
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ SAVED_NAME = "commitlog-behind"
 """In front of the offset where the log ended: what was cut off behind it."""
 
 _QUEUE_FILES_IN_DOUBT = 3
+_BEGIN = HEAD_V4_V4.part("size_bytes", "magic")
 _HEAD = END_OF_FILE_MIN_BYTES
 _ENTRIES_LOOKED_AT = 4_096
 _ENTRIES_AT_ONCE = 64
@@ -262,6 +269,11 @@ def _refuse_damage(
 ) -> None:
     """Raise SourceError when the log ends where it cannot have ended."""
     synced, end = checkpoint.found.queue_commit_log_offset, extent.end
+    if extent.is_clean and _goes_beyond_the_files(log, end):
+        raise SourceError(
+            f"{log.segments.directory}: the record at {end} goes on behind the end of its file,"
+            " which was cut short; take it from a backup; nothing was changed"
+        )
     is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
     has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)
     may_have_lost_all = checkpoint.nothing_was_synced and not extent.is_clean
@@ -278,6 +290,15 @@ def _refuse_damage(
             f"{log.segments.directory}: damaged at {end}: no whole record begins there, and the log"
             " goes on behind it; nothing was changed"
         )
+
+
+def _goes_beyond_the_files(log: LiveLog, offset: int) -> bool:
+    """Whether a record begins here of which the last file has only a part: none is written so."""
+    room_bytes = log.segments.end_offset - offset
+    if not _BEGIN.size <= room_bytes < log.file_bytes:
+        return False
+    begin = _BEGIN.decode_at(log.segments.read_at(offset, _BEGIN.size), 0)
+    return begin["magic"] in (MAGIC_V1, MAGIC_V2) and begin["size_bytes"] > room_bytes
 
 
 def _save_records_behind(store: "LiveStore", end: int) -> Path | None:

@@ -5,6 +5,7 @@ were hit are made again from the log.
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -223,3 +224,36 @@ def test_a_log_whose_files_are_gone_is_refused(tmp_path: Path, end: str) -> None
     (tmp_path / "commitlog" / ("0" * 20)).unlink()
     with pytest.raises(SourceError, match="no commit log file is there"):
         opened(tmp_path)
+
+
+def test_the_length_of_the_only_log_file_that_was_cut_short_is_not_the_size_of_files(
+    tmp_path: Path, whole: Path
+) -> None:
+    """It is as long as the settings say again; cut within a record at any other length the store is
+    refused, and changed in nothing, where it was closed in order.
+    """
+    shutil.copytree(whole, tmp_path / "other")
+    end, bodies = facts(tmp_path / "other")
+    lengths = [end, end + 1, end + 3_001, end - 1, end - 5, end - 99, 3_001]
+    for length in [*lengths, *range(512, end, 512)]:
+        copy = tmp_path / f"cut at {length}"
+        shutil.copytree(whole, copy)
+        log = copy / "commitlog" / ("0" * 20)
+        os.truncate(log, length)
+        refusal = None
+        try:
+            store = opened(copy)
+        except SourceError as error:
+            refusal = str(error)
+        if refusal is not None:
+            assert "was cut short" in refusal
+            assert length % 512 == 0
+            assert log.stat().st_size == length
+            continue
+        if length >= end:
+            assert [message.body for message, _ in log_records(store)] == bodies
+        if length % 512:
+            assert (store.log.file_bytes, log.stat().st_size) == (SMALL.commit_log_file_bytes,) * 2
+        else:
+            assert not store.was_clean
+        store.abandon()
