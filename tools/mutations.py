@@ -82,6 +82,27 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/timer_wheel/test_wheel_recovery.py::test_power_that_takes_the_units_and_keeps_the_checkpoint_loses_a_broker_nothing",
     ),
     Mutation(
+        "taken-back-goes-to-the-new-wheel",
+        "timer_wheel/wheel_rebuild.py",
+        "        rows = rows.rows(~marks.take_away(rows.commit_log_offset, facts))\n",
+        "",
+        "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_was_taken_back_stays_so_and_nothing_beside_it",
+    ),
+    Mutation(
+        "older-markers-in-slots-of-today",
+        "timer_wheel/recall.py",
+        "        counts = ~are_older(timers, rows.commit_log_offset, facts)",
+        "        counts = facts.is_fine",
+        "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_was_taken_back_stays_so_and_nothing_beside_it",
+    ),
+    Mutation(
+        "marker-known-by-its-flag-alone",
+        "timer_wheel/timer_record_kernel.py",
+        "load_i32(addresses[row] + AT_BODY_CRC) == _MARKER_CRC",
+        "False",
+        "tests/timer_wheel/test_flipped_units.py::test_a_delete_marker_without_its_flag_is_known_where_nothing_else_is_to_be_read",
+    ),
+    Mutation(
         "torn-offsets-become-the-backup",
         "legacy_levels/offsets_writer.py",
         "        if self.text is not None and not self._is_torn:",

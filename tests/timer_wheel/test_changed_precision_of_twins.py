@@ -161,6 +161,27 @@ def test_a_hierarchical_wheel_takes_over_what_waits_and_gives_it_back(
     assert all(twin.receipt.promised_ms <= came[twin.body] for twin in history.waiting)
 
 
+@pytest.mark.parametrize("widths_ms", QUICK)
+def test_a_receipt_of_a_wheel_of_any_width_is_good_for_a_hierarchical_wheel(
+    tmp_path: Path, widths_ms: tuple[int, ...]
+) -> None:
+    clock, receipts = ManualClock(START_MS), []
+    for number, width_ms in enumerate(widths_ms):
+        with open_with(tmp_path, clock, width_ms) as store:
+            receipts += [
+                store.schedule(
+                    Message("orders", b"", unique_key=f"{number}-{delay_ms}"),
+                    AtMs(START_MS + delay_ms),
+                )
+                for delay_ms in (2_150, 2_801, 3_000)
+            ]
+    with open_hierarchy(tmp_path, clock) as hierarchy:
+        for number, receipt in enumerate(receipts):
+            asked = receipt.handle if number % 2 else receipt
+            assert hierarchy.cancel(asked) is Cancellation.CANCELLED
+        assert list(hierarchy.pending()) == []
+
+
 @pytest.mark.parametrize("precision_ms", PRECISIONS_MS)
 def test_a_hierarchical_wheel_takes_over_what_a_wheel_did_not_take_back(
     tmp_path: Path, precision_ms: int

@@ -158,3 +158,25 @@ def test_a_delete_marker_without_its_flag_takes_back_where_no_wheel_file_tells(
         assert "contradicts its record" in finding.problem
     with store.open(path) as opened:
         assert opened.check() == []
+
+
+def test_a_delete_marker_without_its_flag_is_known_where_nothing_else_is_to_be_read(
+    tmp_path: Path,
+) -> None:
+    """Nothing rolls, and no other marker is there: a turn believes the units of such a wheel."""
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        store.advance(START_MS)
+        gone, _ = (
+            store.schedule(Message("orders", b"", unique_key=key), AfterMs(5_000))
+            for key in ("NO", "YES")
+        )
+        assert store.cancel(gone) is Cancellation.CANCELLED
+    with min((tmp_path / "timerlog").iterdir()).open("r+b") as file:
+        file.seek(2 * TIMER_UNIT.size + TIMER_UNIT.offset_of("magic") + 3)
+        file.write(b"\1")
+    (tmp_path / "timerwheel").unlink()
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        came = store.advance(START_MS + 60_000)
+        assert [each.message.unique_key for each in came] == ["YES"]
+        assert len(store.check()) == 1

@@ -14,6 +14,7 @@ from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.recall import RecallKey, RecallMarks, Target, marker_offsets
+from timer_wheel.timer_due import may_be_promised
 from timer_wheel.timer_rows import TimerFacts
 from timer_wheel.waiting import Filter, pending_of
 
@@ -58,9 +59,12 @@ class Entry:
     def is_named_by(self, handle: RecallHandle, first_offset: int | None) -> bool:
         """Whether a handle, or a receipt, names it: by time, topic and key, and by first record.
 
-        A handle that a broker gave says the millisecond after the out time, ours the promise.
+        A handle that a broker gave says the millisecond after the out time, ours the promise, as
+        that was for slots of the width when it was given.
         """
-        time_fits = handle.due_ms in (self.due_ms, int(self.facts.out_ms[0]) + 1)
+        out_ms = self.facts.stored_out_ms
+        time_fits = handle.due_ms in (self.due_ms, int(out_ms[0]) + 1)
+        time_fits |= bool(may_be_promised(out_ms, handle.due_ms)[0])
         is_it = time_fits and self.message.real_topic == handle.topic
         if first_offset is None:
             return is_it
