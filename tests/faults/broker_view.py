@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
 
+from message_store.consume_queue import read_queue
+from message_store.java_numbers import LONG_MAX
 from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from timer_wheel import pending_records, read_wheel_store
@@ -29,20 +32,40 @@ class BrokerView:
 
 
 def look_as_a_broker(
-    path: Path | str, now_ms: int, *, snapshots_on: bool = False, precision_ms: int = 1000
+    path: Path | str,
+    now_ms: int,
+    *,
+    snapshots_on: bool = False,
+    precision_ms: int = 1000,
+    torn_from: int = LONG_MAX,
 ) -> BrokerView:
-    """A broker with slots of a second, or of so many milliseconds, that starts now."""
+    """A broker with slots of a second, or of so many milliseconds, that starts now. A loss of power
+    may have torn the records in the log from ``torn_from`` on.
+    """
     root = StoreRoot(Path(path))
     state = read_wheel_store(
         root, now_ms=now_ms, precision_ms=precision_ms, snapshots_on=snapshots_on
     )
     wrong = [f"shared: {each}" for each in state.shared_positions.tolist()]
-    wrong += [f"blocking: {each}" for each in state.blocking_queue_offsets]
+    places = _places_of(root, state.blocking_queue_offsets)
+    # A broker checks the lengths and the body of a record, not its properties. Torn there alone, a
+    # record of its own stops it too (RocketMQ: CommitLog#checkMessageAndReturnSize); nobody was
+    # told that such a record is durable, and none behind it.
+    wrong += [f"blocking: {queue_offset}" for queue_offset, at in places if at < torn_from]
     slots = state.pending.slot_time_ms.tolist()
     with SegmentReader(root.commit_log) as log:
         records = zip(pending_records(log, state.pending), slots, strict=True)
         found = [(each.unique_key or "", slot_ms) for each, slot_ms in records if each is not None]
     return BrokerView(found, wrong)
+
+
+def _places_of(root: StoreRoot, queue_offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Where in the log the records of these entries of the timer queue are."""
+    queue = read_queue(root.timer_queue())
+    return [
+        (each, int(queue.commit_log_offset[each - queue.first_queue_offset]))
+        for each in queue_offsets
+    ]
 
 
 def found_by_a_broker(path: Path, now_ms: int, *, snapshots_on: bool = False) -> Counter[str]:

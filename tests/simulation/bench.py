@@ -17,6 +17,7 @@ import numpy as np
 
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, MessageBatch
 from message_store.errors import DelayStoreError
+from message_store.java_numbers import LONG_MAX
 from message_store.store_settings import StoreSettings
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
@@ -249,8 +250,10 @@ class Bench:
         if not is_wheel or not self._has_timer_queue:
             return []
         precision_ms = self.setup.precision_ms or 1_000
-        lives = self.history.lives
+        lives, torn_from = self.history.lives, LONG_MAX
         if is_power_cut:
+            kept = [each.receipt[2] for each in lives if each.receipt]
+            torn_from = max(kept, default=-1) + 1
             near_ms = self.setup.window_slots * precision_ms // 2
             lives = [
                 each
@@ -258,7 +261,7 @@ class Bench:
                 if each.row.due_ms > self.history.advanced_to_ms
                 and each.row.due_ms - each.now_ms < near_ms
             ]
-        return lost_to_a_broker(self.root, self.ledger, lives, precision_ms)
+        return lost_to_a_broker(self.root, self.ledger, lives, precision_ms, torn_from)
 
     def wrong_at_the_end(self, rng: random.Random) -> list[str]:
         """Open what a fault left, twice, and deliver everything."""

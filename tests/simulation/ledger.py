@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 
 from message_store import DelayStore, Severity
+from message_store.java_numbers import LONG_MAX
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import History, Life
@@ -103,13 +104,17 @@ def _waiting(store: DelayStore, history: History) -> list[Found]:
 
 
 def lost_to_a_broker(
-    root: Path, ledger: Ledger, promised: Iterable[Life], precision_ms: int
+    root: Path,
+    ledger: Ledger,
+    promised: Iterable[Life],
+    precision_ms: int,
+    torn_from: int = LONG_MAX,
 ) -> list[str]:
     """What a broker that takes a wheel over would never deliver, and where its chains lead astray,
     by the reader that follows its rules. What it would repeat is not told. Its topics hold what the
     log does: it puts that into queues when it starts.
     """
-    view = look_as_a_broker(root, ledger.now_ms, precision_ms=precision_ms)
+    view = look_as_a_broker(root, ledger.now_ms, precision_ms=precision_ms, torn_from=torn_from)
     records = (placed.record for placed in commit_log_records(root / "commitlog"))
     comes = Counter(
         each.effective["UNIQ_KEY"] for each in records if each.topic not in SYSTEM_TOPICS
