@@ -45,12 +45,19 @@ class OlderSlots:
         """These, and then slots that were in use up to a place of the log.
 
         Of more than there is room for the first two become one, with the multiple for its width: so
-        nothing comes early that has to be placed again by its record.
+        what they took back stays so. Nothing of theirs may wait (``until_next_change``).
         """
         untils, widths_ms = (*self.untils, until), (*self.widths_ms, width_ms)
         if len(untils) <= MOST_WIDTHS:
             return OlderSlots(untils, widths_ms)
         return OlderSlots(untils[1:], (math.lcm(*widths_ms[:2]), *widths_ms[2:]))
+
+    @property
+    def until_next_change(self) -> int:
+        """What waits from before this place of the log would have no width of its own any more with
+        another change.
+        """
+        return self.untils[1] if len(self.untils) == MOST_WIDTHS else 0
 
     def number_of(self, first_offsets: Int64s) -> Int64s:
         """Which of these slots each record was stored for; their count for those of today."""

@@ -14,7 +14,8 @@ from message_store.errors import PrecisionError, UnsupportedStoreError
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.recall import find_markers
+from timer_wheel.older_slots import MOST_WIDTHS
+from timer_wheel.recall import find_markers, marker_offsets
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import SLOT_TIME, WRITE_TIME
@@ -39,11 +40,13 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     """The same messages on a wheel of another precision.
 
     Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
-    again by their records, which know the old precision, and come too early.
+    again by their records, which know the old precision, and come too early. And where messages
+    wait from before more changes than are remembered.
     """
     now_ms = timers.store.clock.now_ms()
     place_all(timers, now_ms)
     rows = _waiting(timers)
+    _refuse_too_many_widths(timers, rows)
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
     wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
     _give_slots(rows, timers, wheel, now_ms)
@@ -54,6 +57,16 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
             f" finer slots; deliver them first with precision_ms={timers.precision_ms}"
         )
     return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+
+
+def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
+    until = timers.older.until_next_change
+    if until and (marker_offsets(rows.commit_log_offset, timers.facts(rows)) < until).any():
+        raise UnsupportedStoreError(
+            f"{timers.store.root.path}: messages wait from before the last"
+            f" {MOST_WIDTHS - 1} changes of precision; deliver them first"
+            f" with precision_ms={timers.precision_ms}"
+        )
 
 
 def _waiting(timers: LiveTimers) -> TimerRows:
