@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
+import numpy as np
 
 from message_store.consume_queue import PRE_BLANK_SIZE, is_neutral
 from message_store.fastjson import JsonObject, parse, write
@@ -61,13 +62,21 @@ class LiveTopic:
             found: list[StoredMessage] = []
             while len(found) < max_messages and first < queue.max_offset:
                 units = queue.units(first, first + max_messages - len(found))
-                wanted = units[~is_neutral(units) & (units["size_bytes"] != PRE_BLANK_SIZE)]
-                places = zip(
-                    wanted["commit_log_offset"].tolist(), wanted["size_bytes"].tolist(), strict=True
-                )
-                found += [self._store.log.record(offset, size) for offset, size in places]
+                rows = np.flatnonzero(
+                    ~is_neutral(units) & (units["size_bytes"] != PRE_BLANK_SIZE)
+                ).tolist()
+                found += [self._message(units[row], first + row) for row in rows]
                 first += len(units)
             return tuple(found)
+
+    def _message(self, unit: np.void, queue_offset: int) -> StoredMessage:
+        """The message of an entry. Where it stands the queue says: whoever reads on behind it would
+        miss messages if a record said otherwise of itself, as one with a flipped bit does.
+        """
+        message = self._store.log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
+        if message.queue_offset == queue_offset:
+            return message
+        return attrs.evolve(message, queue_offset=queue_offset)
 
 
 def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: "Dialect") -> bool:

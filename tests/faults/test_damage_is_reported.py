@@ -21,6 +21,7 @@ from message_store import AtMs, DelayStore, ManualClock, Message, Severity
 from message_store.consume_queue import QUEUE_UNIT
 from message_store.errors import DelayStoreError, FormatError
 from message_store.message_codec import decode_message_at, record_size_at
+from message_store.record_layout import HEAD_V4_V4
 from tests.faults.damage import copy_store
 from tests.faults.engines import ENGINES, Engine, abandon
 
@@ -318,3 +319,20 @@ def test_what_damage_takes_is_reported_and_nothing_else_is_lost(
             copy = tmp_path / f"{number}-{kind}"
             copy_store(built.path, copy)
             require_reported(ENGINES[engine], built, TARGETS[name], copy, kind, seed + number)
+
+
+@pytest.mark.parametrize("end", ["closed", "killed"])
+@pytest.mark.parametrize("engine", ALL)
+def test_a_record_that_lies_of_its_place_hides_none_behind_it(
+    tmp_path: Path, engine: str, end: str
+) -> None:
+    """A consumer goes on behind the place that it read."""
+    built = build(ENGINES[engine], tmp_path / "store", end)
+    copies = {n: spans[1] for n, spans in built.records.items() if len(spans) == 2}
+    delivered = min(span for n, span in copies.items() if n % 2 and n not in CANCELLED)
+    file = min((tmp_path / "store" / "commitlog").iterdir())
+    with file.open("r+b") as log:
+        log.seek(delivered[0] + HEAD_V4_V4.offset_of("queue_offset"))
+        log.write(b"\x01")
+    outcome = used(ENGINES[engine], tmp_path / "store")
+    assert outcome.delivered.keys() == set(range(COUNT)) - CANCELLED
