@@ -131,8 +131,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             number, _, count = part.partition("/")
             wanted = is_in_part(case, int(number), int(count))
         if wanted:
-            # Who waits for brokers begins, then who cannot be spread, then all others.
-            rank = 0 if "interop" in markers else 1 if group == "spark" else 2 if group else 3
+            # Who waits for brokers begins, then who cannot be spread, then all others. Whoever
+            # starts a Spark session ends the one that others share, and comes behind them.
+            starts_its_own = "spark" not in getattr(item, "fixturenames", ())
+            rank = 0 if "interop" in markers else 3 if group else 4
+            rank = 1 + starts_its_own if group == "spark" and rank else rank
             chosen.append((rank, item))
         else:
             deselected.append(item)
