@@ -35,6 +35,7 @@ from timer_wheel.hierarchy.index_layouts import (
     STATE,
     WAITING_ROW,
 )
+from timer_wheel.hierarchy.taken_over import TAKEN_OVER
 from timer_wheel.own_checkpoint import OWN_CHECKPOINT
 from timer_wheel.timeline import TIMELINE_CHECKPOINT, TIMELINE_KEY, TIMELINE_PLACE
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT
@@ -149,7 +150,9 @@ PARTS: dict[str, Callable[[], str]] = {
     ),
     "timer checkpoint": _tables(TIMER_CHECKPOINT),
     "own checkpoint": _tables(OWN_CHECKPOINT),
-    "hierarchical wheel": _tables(BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE, NEWEST),
+    "hierarchical wheel": _tables(
+        BLOCK_KEY, WAITING_ROW, ID_KEY, ID_ROW, STATE, NEWEST, TAKEN_OVER
+    ),
     "timeline": _tables(TIMELINE_KEY, TIMELINE_PLACE, TIMELINE_CHECKPOINT),
     "timeline example": lambda: "\n\nand the value is\n\n".join(
         (

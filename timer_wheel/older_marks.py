@@ -11,8 +11,9 @@ import numpy as np
 
 from message_store.byte_column import Int64s
 from message_store.java_numbers import LONG_MAX
+from message_store.live_log import LiveLog
 from timer_wheel.live_timers import LiveTimers
-from timer_wheel.older_slots import OlderSlots
+from timer_wheel.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.recall import RecallMarks, are_older, marker_offsets
 from timer_wheel.timer_due import is_overdue
 from timer_wheel.timer_log import FLAG_DELETE
@@ -56,29 +57,33 @@ class OlderMarks:
         for number in np.unique(numbers).tolist():
             its = rows.rows(numbers == number)
             marks[number] = RecallMarks()
-            marks[number].add(its.commit_log_offset, _facts_then(timers, its, number))
+            marks[number].add(its.commit_log_offset, _facts_of(timers, its, number))
         return cls(timers, rows, marks)
 
     def taken_at(self, rows: TimerRows) -> Int64s:
         """Where in the log one of these took each row away; ``LONG_MAX`` for none."""
         found = np.full(len(rows), LONG_MAX, np.int64)
         for number, marks in self.marks.items():
-            facts = _facts_then(self.timers, rows, number)
+            facts = _facts_of(self.timers, rows, number)
             found = np.minimum(found, marks.taken_at(rows.commit_log_offset, facts))
         return found
 
 
-def _facts_then(timers: LiveTimers, rows: TimerRows, number: int) -> TimerFacts:
-    """What the records meant, with recall keys, when the wheel had the slots of this number."""
-    older: OlderSlots = timers.older
-    return read_facts(
-        timers.store.log,
-        rows.commit_log_offset,
-        rows.size_bytes,
-        older.widths_ms[number],
-        keys=True,
-        older=older.first(number),
+def _facts_of(timers: LiveTimers, rows: TimerRows, number: int) -> TimerFacts:
+    return facts_then(
+        timers.store.log, rows.commit_log_offset, rows.size_bytes, timers.older, number
     )
+
+
+def facts_then(
+    log: LiveLog, offsets: Int64s, sizes: Int64s, older: OlderSlots, number: int
+) -> TimerFacts:
+    """What records meant, with recall keys, when the wheel had the slots of this number. A
+    hierarchical wheel goes by what the records say, whatever slots there were before.
+    """
+    width_ms = older.widths_ms[number]
+    before = NO_OLDER_SLOTS if width_ms == EXACT_MS else older.first(number)
+    return read_facts(log, offsets, sizes, width_ms, keys=True, older=before)
 
 
 def settle_older(timers: LiveTimers) -> None:

@@ -41,6 +41,10 @@ class OlderSlots:
         """Only the first of them."""
         return OlderSlots(self.untils[:count], self.widths_ms[:count])
 
+    def cut_to(self, log_end: int) -> "OlderSlots":
+        """The same of a log that has lost its end."""
+        return OlderSlots(tuple(min(each, log_end) for each in self.untils), self.widths_ms)
+
     def followed_by(self, until: int, width_ms: int) -> "OlderSlots":
         """These, and then slots that were in use up to a place of the log.
 
@@ -51,6 +55,15 @@ class OlderSlots:
         if len(untils) <= MOST_WIDTHS:
             return OlderSlots(untils, widths_ms)
         return OlderSlots(untils[1:], (math.lcm(*widths_ms[:2]), *widths_ms[2:]))
+
+    def with_room_for(self, first_offsets: Int64s) -> "OlderSlots":
+        """These before a change that is not refused, where messages with these first records wait:
+        what would have no width of its own any more counts to the millisecond. So nobody takes what
+        only lies beside a target; some that was taken back long ago may be unknown.
+        """
+        if not (first_offsets < self.until_next_change).any():
+            return self
+        return OlderSlots(self.untils[1:], (EXACT_MS, *self.widths_ms[2:]))
 
     @property
     def until_next_change(self) -> int:

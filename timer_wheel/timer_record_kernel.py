@@ -40,6 +40,7 @@ from message_store.record_layout import (
     SMALLEST_RECORD_BYTES,
 )
 from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
+from timer_wheel.older_slots import EXACT_MS
 from timer_wheel.timer_due import FINEST_MS, OVERDUE_MARK_MS
 
 Int64s = NDArray[np.int64]
@@ -188,13 +189,16 @@ def _number_of_older(first_offset: int, older_untils: Any) -> int:
 @inline_kernel
 def slot_of_older(out_ms: int, older_widths_ms: Any, number: int, precision_ms: int) -> int:
     """The slot whose end is the first at or after that of an older slot, by way of all that came
-    between them.
+    between them. On a hierarchical wheel a millisecond was again what it had been.
     """
     if out_ms % FINEST_MS == OVERDUE_MARK_MS:
         return out_ms
     end_ms = out_ms - out_ms % older_widths_ms[number] + older_widths_ms[number]
     for later in range(number + 1, len(older_widths_ms)):
-        end_ms += -end_ms % older_widths_ms[later]
+        if older_widths_ms[later] == EXACT_MS and out_ms % FINEST_MS != 0:
+            end_ms = out_ms + 1
+        else:
+            end_ms += -end_ms % older_widths_ms[later]
     slot_ms = (end_ms - 1) // precision_ms * precision_ms
     if out_ms % FINEST_MS != 0 and out_ms // precision_ms * precision_ms == slot_ms:
         return out_ms

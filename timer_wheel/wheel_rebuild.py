@@ -18,6 +18,7 @@ from timer_wheel.older_slots import MOST_WIDTHS
 from timer_wheel.recall import find_markers, marker_offsets
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
 from timer_wheel.timer_rows import TimerRows
+from timer_wheel.unit_repair import mend_flags
 from timer_wheel.wheel_kernels import SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel_math import floor_ms, needs_roll
 from timer_wheel.wheel_settings import WheelSettings
@@ -72,6 +73,7 @@ def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
 def _waiting(timers: LiveTimers) -> TimerRows:
     """What is on the wheel, but for what takes back and what was taken back."""
     rows = timers.in_slots(timers.wheel.used_slots())
+    mend_flags(timers, rows, timers.facts(rows))  # the record of a marker is not read again
     marks = find_markers(timers, timers.wheel.hand_ms)
     if len(marks):
         facts = timers.facts(rows, keys=True)

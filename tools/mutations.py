@@ -96,6 +96,27 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_was_taken_back_stays_so_and_nothing_beside_it",
     ),
     Mutation(
+        "index-made-anew-from-the-queue-alone",
+        "timer_wheel/hierarchy/hierarchy_opening.py",
+        "    known = read_taken_over(store)\n",
+        "    known = None\n",
+        "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_a_wheel_took_back_stays_so_however_often_the_index_is_lost",
+    ),
+    Mutation(
+        "given-back-without-the-slots-of-the-wheel",
+        "timer_wheel/hierarchy/handing_over.py",
+        "    older = index.older\n",
+        "    older = index.older.first(0)\n",
+        "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_a_wheel_took_back_stays_so_however_often_the_index_is_lost",
+    ),
+    Mutation(
+        "made-anew-by-flags-alone",
+        "timer_wheel/wheel_rebuild.py",
+        "    mend_flags(timers, rows, timers.facts(rows))  # the record of a marker is not read again\n",
+        "",
+        "tests/timer_wheel/test_changed_precision_of_twins.py::test_a_marker_that_lost_its_flag_takes_back_what_is_made_anew",
+    ),
+    Mutation(
         "marker-known-by-its-flag-alone",
         "timer_wheel/timer_record_kernel.py",
         "load_i32(addresses[row] + AT_BODY_CRC) == _MARKER_CRC",

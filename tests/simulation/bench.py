@@ -52,6 +52,7 @@ class Setup:
     precision_ms: int | None = None
     window_slots: int = 60
     is_for_brokers: bool = True
+    loses_index: bool = False
 
     def open(self, root: Path, clock: ManualClock) -> DelayStore:
         """The store there."""
@@ -265,6 +266,8 @@ class Bench:
 
     def wrong_at_the_end(self, rng: random.Random) -> list[str]:
         """Open what a fault left, twice, and deliver everything."""
+        if self.setup.loses_index:
+            shutil.rmtree(self.root / "delaywheel" / "hierarchy" / "index", ignore_errors=True)
         self.open()
         self.see()
         wrong = self.wrong() + self._left_behind_the_ends()

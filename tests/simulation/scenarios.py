@@ -217,6 +217,26 @@ def precision_change(rng: random.Random) -> list[Step]:
     ]
 
 
+def change_of_hands(rng: random.Random) -> list[Step]:
+    """A wheel whose slots got another width becomes a hierarchical wheel, whose index is lost then,
+    or that a wheel again.
+    """
+    dues_ms = [1_500, 1_700, 2_345, 59_999, 3_600_000]
+    stored = [put(f"K{due_ms}", due_ms) for due_ms in dues_ms]
+    wide = reopen(precision_ms=1_000)
+    fine = reopen(engine="hierarchy", precision_ms=None, loses_index=True)
+    back = reopen(engine="wheel", precision_ms=None)
+    begin = [
+        *(reopen(engine="wheel", precision_ms=100, is_for_brokers=False), advance(), *stored),
+        *(put("BACK", 9_150), put("SAME", 9_150), CLOSE, wide, cancel("BACK")),
+        *(put("SAME", 8_500), put("TWIN", 9_000, 2), cancel("K1500"), tick(2_600), advance()),
+    ]
+    if rng.random() < 0.5:
+        return [*begin, rng.choice([CLOSE, KILL]), *struck(fine, cancel("K59999"), CLOSE)]
+    middle = [CLOSE, fine, put("FINE", 9_437), put("OFF", 9_437), cancel("OFF"), tick(1_000)]
+    return [*begin, *middle, advance(), rng.choice([CLOSE, KILL]), *struck(back, CLOSE)]
+
+
 def intake(rng: random.Random) -> list[Step]:
     """Messages come one by one and many at once, over several files, and some are taken back."""
     many = [rng.randrange(200_000) for _ in range(60)]
@@ -280,6 +300,7 @@ ENGINE_SCENARIOS = {
     "roll": EngineScenario(roll, WHEELS),
     "retention": EngineScenario(retention, ENGINES, SHORT_RETENTION),
     "precision-change": EngineScenario(precision_change, WHEELS),
+    "change-of-hands": EngineScenario(change_of_hands, ("hierarchy",)),
     "intake": EngineScenario(intake),
     "work": EngineScenario(work),
 }

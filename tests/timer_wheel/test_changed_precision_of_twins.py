@@ -3,10 +3,12 @@
 took back, and nothing beside it, stays away.
 """
 
+import itertools
 import random
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
 
@@ -14,10 +16,14 @@ import attrs
 import pytest
 
 from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
-from message_store.errors import UnsupportedStoreError
+from message_store.errors import SourceError, TargetError, UnsupportedStoreError
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
-from timer_wheel import WheelStore
+from tests.simulation.simulated_disk import Killed, full_disk
+from timer_wheel import HierarchicalWheelStore, WheelStore
+from timer_wheel.older_slots import MOST_WIDTHS
+from timer_wheel.timer_log import FLAG_DELETE, TIMER_UNIT
+from timer_wheel.timer_store import TimerStore
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_math import PRECISIONS_MS
 
@@ -94,10 +100,7 @@ def require_waiting(store: WheelStore, history: History) -> None:
     assert found == sorted(
         (twin.receipt.commit_log_offset, twin.promised_ms) for twin in history.waiting
     )
-    for twin in history.twins:
-        if twin.is_taken:
-            assert store.cancel(twin.receipt) is Cancellation.CANCELLED
-    assert [each for each in store.check() if each.severity.name == "ERROR"] == []
+    require_taken(store, history)
 
 
 def with_all_widths(
@@ -161,6 +164,149 @@ def test_a_hierarchical_wheel_takes_over_what_waits_and_gives_it_back(
         came = deliver_all(store, clock)
     assert came.keys() == {twin.body for twin in history.waiting}
     assert all(twin.receipt.promised_ms <= came[twin.body] for twin in history.waiting)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("widths_ms", WIDTHS)
+def test_what_a_wheel_took_back_stays_so_however_often_the_index_is_lost(
+    tmp_path: Path, widths_ms: tuple[int, ...], seed: int, *, is_killed: bool
+) -> None:
+    """And where the timer log is lost of the wheel that it is given back to."""
+    history, clock, path = History(random.Random(seed)), ManualClock(START_MS), tmp_path / "store"
+    with_all_widths(path, clock, history, widths_ms)
+    waits, is_remembered = {twin.body for twin in history.waiting}, len(widths_ms) < MOST_WIDTHS
+    came: Counter[bytes] = Counter()
+    for number in range(3):
+        store = open_fine(path, clock)
+        assert bodies_of(store) == waits
+        for body, key, delay_ms in (("on", "K", 1_700), ("off", "OFF", 2_600)):
+            message = Message("orders", f"{body}{number}".encode(), unique_key=key)
+            receipt = store.schedule(message, AtMs(START_MS + delay_ms + number))
+        assert store.cancel(receipt) is Cancellation.CANCELLED
+        waits |= {f"on{number}".encode()}
+        clock.tick(600)
+        came += Counter(each.message.body for each in store.advance(clock.now_ms()))
+        waits -= came.keys()
+        if is_remembered:
+            require_taken(store, history)
+        if is_killed:
+            store.abandon()
+        else:
+            store.close()
+        shutil.rmtree(path / "delaywheel" / "hierarchy" / "index")
+    with open_with(path, clock, None) as wheel:
+        assert bodies_of(wheel) == waits
+        if is_remembered:
+            require_taken(wheel, history)
+    if is_remembered:
+        shutil.rmtree(path / "timerlog")
+    with open_with(path, clock, None) as wheel:
+        assert bodies_of(wheel) == waits
+        came += Counter(deliver_all(wheel, clock).keys())
+    new = [b"on0", b"on1", b"on2"]
+    assert came == Counter([*(twin.body for twin in history.waiting), *new])
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("is_kill", [False, True], ids=["full disk", "killed"])
+@pytest.mark.check
+def test_wherever_the_change_of_hands_stops_what_a_wheel_took_back_stays_so(
+    tmp_path: Path, seed: int, *, is_kill: bool, is_back: bool
+) -> None:
+    """The index that is there by then is lost, and the store goes to either wheel."""
+    history, then, made = History(random.Random(seed)), ManualClock(START_MS), tmp_path / "made"
+    with_all_widths(made, then, history, (100, 1_000))
+    waits = {twin.body for twin in history.waiting}
+    if is_back:
+        open_fine(made, then).close()
+    for number in itertools.count():
+        path, clock = tmp_path / str(number), ManualClock(START_MS)
+        shutil.copytree(made, path)
+        refused = Killed if is_kill else TargetError
+        with full_disk(path, number, is_kill=is_kill) as disk, suppress(refused):
+            (open_with(path, clock, None) if is_back else open_fine(path, clock)).abandon()
+        for is_wheel in (number % 2 == 0, False):
+            shutil.rmtree(path / "delaywheel" / "hierarchy" / "index", ignore_errors=True)
+            opened = open_with(path, clock, None) if is_wheel else open_fine(path, clock)
+            with opened as store:
+                assert bodies_of(store) == waits
+                require_taken(store, history)
+        with open_fine(path, clock) as last:
+            came = Counter(each.message.body for each in last.advance(START_MS + 60_000))
+        assert came == Counter(waits)
+        shutil.rmtree(path)
+        if not disk.refused:
+            break
+    assert number > 10
+
+
+@pytest.mark.parametrize("place", [8, 40, 100, -1])
+def test_damage_to_what_a_wheel_had_settled_is_told_where_it_is_needed(
+    tmp_path: Path, place: int
+) -> None:
+    clock = ManualClock(START_MS)
+    with open_with(tmp_path, clock, 100) as wheel:
+        wheel.schedule(Message("orders", b"it"), AtMs(START_MS + 1_500))
+    open_fine(tmp_path, clock).close()
+    home = tmp_path / "delaywheel" / "hierarchy"
+    content = bytearray((home / "taken-over").read_bytes())
+    content[place] ^= 4
+    (home / "taken-over").write_bytes(content)
+    with open_fine(tmp_path, clock) as store:
+        assert bodies_of(store) == {b"it"}
+    shutil.rmtree(home / "index")
+    with pytest.raises(SourceError, match="taken-over: damaged"):
+        open_fine(tmp_path, clock)
+    (home / "taken-over").unlink()
+    with open_fine(tmp_path, clock) as store:
+        assert bodies_of(store) == {b"it"}
+
+
+def test_a_log_that_lost_its_end_leaves_what_a_wheel_had_settled_before_it(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    with open_with(tmp_path, clock, 100) as wheel:
+        gone = wheel.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + 1_500))
+    with open_with(tmp_path, clock, 1_000) as wheel:
+        assert wheel.cancel(gone) is Cancellation.CANCELLED
+        wheel.schedule(Message("orders", b"first"), AtMs(START_MS + 9_000))
+        end = wheel.schedule(Message("orders", b"lost"), AtMs(START_MS + 9_000)).commit_log_offset
+    open_fine(tmp_path, clock).close()
+    (log,) = (tmp_path / "commitlog").iterdir()
+    content = log.read_bytes()
+    log.write_bytes(content[:end] + bytes(len(content) - end))
+    for number in range(3):
+        with open_fine(tmp_path, clock) as store:
+            assert bodies_of(store) == {b"first", *(b"new%d" % each for each in range(number))}
+            assert store.cancel(gone) is Cancellation.CANCELLED
+            store.schedule(Message("orders", b"new%d" % number), AtMs(START_MS + 9_000))
+        shutil.rmtree(tmp_path / "delaywheel" / "hierarchy" / "index")
+
+
+@pytest.mark.parametrize("to_hierarchy", [False, True])
+def test_a_marker_that_lost_its_flag_takes_back_what_is_made_anew(
+    tmp_path: Path, *, to_hierarchy: bool
+) -> None:
+    clock = ManualClock(START_MS)
+    with open_with(tmp_path, clock, 100) as wheel:
+        gone, _ = (
+            wheel.schedule(Message("orders", key.encode(), unique_key=key), AtMs(START_MS + 9_145))
+            for key in "KL"
+        )
+    with open_with(tmp_path, clock, 500) as wheel:
+        assert wheel.cancel(gone) is Cancellation.CANCELLED
+    (log,) = (tmp_path / "timerlog").iterdir()
+    content = bytearray(log.read_bytes())
+    flags = 2 * TIMER_UNIT.size + TIMER_UNIT.offset_of("magic") + 3
+    assert content[flags] & FLAG_DELETE
+    content[flags] ^= FLAG_DELETE
+    log.write_bytes(content)
+    (tmp_path / "timerwheel").unlink()  # which counts markers against their targets
+    opened = open_fine(tmp_path, clock) if to_hierarchy else open_with(tmp_path, clock, 1_000)
+    with opened as store:
+        assert bodies_of(store) == {b"L"}
+        assert store.cancel(gone) is Cancellation.CANCELLED
+        came = [each.message.body for each in store.advance(START_MS + 60_000)]
+        assert came == [b"L"]
 
 
 def test_more_changes_than_are_remembered_are_refused_while_what_is_so_old_waits(
@@ -278,6 +424,26 @@ def stop_while_it_is_made_anew(
         patch.setattr(WheelFiles, rng.choice(["sync_checkpoint", "forget_wheel"]), stopped)
         with pytest.raises(KeyboardInterrupt):
             open_with(path, clock, width_ms)
+
+
+def open_fine(path: Path, clock: ManualClock) -> HierarchicalWheelStore:
+    return HierarchicalWheelStore.open(path, clock=clock, settings=SMALL)
+
+
+def bodies_of(store: TimerStore) -> set[bytes]:
+    """What waits, each once."""
+    log = store.live.log
+    bodies = [log.record(each.commit_log_offset, each.size_bytes).body for each in store.pending()]
+    assert len(bodies) == len(set(bodies))
+    return set(bodies)
+
+
+def require_taken(store: TimerStore, history: History) -> None:
+    """What was taken back is said to be."""
+    for twin in history.twins:
+        if twin.is_taken:
+            assert store.cancel(twin.receipt) is Cancellation.CANCELLED
+    assert [each for each in store.check() if each.severity.name == "ERROR"] == []
 
 
 def deliver_all(store: WheelStore, clock: ManualClock) -> dict[bytes, int]:

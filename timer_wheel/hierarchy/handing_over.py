@@ -19,6 +19,7 @@ from message_store.live_store import LiveStore
 from timer_wheel.hierarchy.hierarchy_opening import open_index
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
 from timer_wheel.hierarchy.ownership import index_path, release
+from timer_wheel.hierarchy.taken_over import forget_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.older_slots import EXACT_MS, OlderSlots
@@ -36,15 +37,16 @@ def hand_over(
     TargetError.
     """
     try:
-        asked_ms, offsets = _all_that_waits(store, precision_ms)
+        asked_ms, offsets, older = _all_that_waits(store, precision_ms)
     except DamagedIndexError:  # it is void by now, and made anew
-        asked_ms, offsets = _all_that_waits(store, precision_ms)
+        asked_ms, offsets, older = _all_that_waits(store, precision_ms)
     timers, settings = open_timers(store, asked_ms, wheel, waiting=offsets)
     try:
-        _place(timers, offsets)
+        _place(timers, offsets, older)
         _make_durable(store, timers)
         release(store.root)
         remove_index(index_path(store.root))
+        forget_taken_over(store.root)
     except BaseException:
         timers.log.segments.close()
         timers.files.close()
@@ -52,8 +54,10 @@ def hand_over(
     return timers, settings
 
 
-def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s]:
-    """The width of slots that is asked for, and where in the log the pending records are."""
+def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s, OlderSlots]:
+    """The width of slots that is asked for, where in the log the pending records are, and for which
+    slots records were stored until now.
+    """
     index, _ = open_index(store, None, {})
     try:
         slot_ms = index.slot_precision_ms
@@ -61,6 +65,7 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
         is_early = asked_ms % slot_ms > 0  # 500 too, where they end every 200 ms
         is_refused = is_early and index.waits_for_slot_ends()
         offsets = _waiting(index)
+        older = _older(index)
     finally:
         index.db.close()
     if is_refused:
@@ -68,7 +73,19 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
             f"{store.root.path}: messages wait that were promised for slots of {slot_ms} ms; with"
             f" {asked_ms} they would come early. Open it with precision_ms={slot_ms}"
         )
-    return asked_ms, offsets
+    return asked_ms, offsets, older
+
+
+def _older(index: TimerIndex) -> OlderSlots:
+    """The slots of the wheel before, and then the hierarchical wheel's."""
+    older = index.older
+    if older.until_next_change:
+        first_offsets = [
+            index.facts_of(rows).first_offsets(int64s(rows["commit_log_offset"]))
+            for rows in index.waiting.parts()
+        ]
+        older = older.with_room_for(np.concatenate([int64s([]), *first_offsets]))
+    return older.followed_by(index.store.log.end, EXACT_MS)
 
 
 def _waiting(index: TimerIndex) -> Int64s:
@@ -82,9 +99,9 @@ def _waiting(index: TimerIndex) -> Int64s:
     return np.unique(np.concatenate(offsets))
 
 
-def _place(timers: LiveTimers, waiting: Int64s) -> None:
-    """Place what waits; all else was dealt with to the millisecond, delete markers too."""
-    timers.older = OlderSlots((timers.store.log.end,), (EXACT_MS,))
+def _place(timers: LiveTimers, waiting: Int64s, older: OlderSlots) -> None:
+    """Place what waits; all else was dealt with, delete markers too."""
+    timers.older = older
     found = timers.unplaced(EVERYTHING)
     if len(found):
         waits = np.isin(found.rows.commit_log_offset, waiting)

@@ -3,7 +3,8 @@
 the log says was dealt with since.
 
 An index that is not there, cannot be read, or knows of more than the log has, is made again from
-the whole queue and the whole log. Otherwise the log is read from where the index ends.
+the whole queue and the whole log; of a store that was a wheel's, from what that had settled.
+Otherwise the log is read from where the index ends.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,13 @@ from timer_wheel.hierarchy.ownership import (
 )
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
+from timer_wheel.hierarchy.taken_over import (
+    TakenOver,
+    forget_taken_over,
+    keep_taken_over,
+    older_slots,
+    read_taken_over,
+)
 from timer_wheel.hierarchy.takeover import clear_wheel, take_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
@@ -67,6 +75,7 @@ def _open_index(
     clear_wheel(store.root)
     index = _opened(store, active)
     try:
+        index.older = older_slots(store)
         _set_widths(index, active, settings)
     except BaseException:
         index.db.close()
@@ -131,10 +140,15 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
     try:
         state = _nothing(store, Active(asked_ms, slot_ms))
         index = TimerIndex(store, db, state)
-        index.hand_ms = found.hand_ms
-        index.settle(found.commit_log_offsets)
+        index.hand_ms, index.older = found.hand_ms, found.older
+        known = TakenOver.of(store, found.commit_log_offsets, found.older)
+        index.settle(known)
         index.write_now(durably=True, tidies=True)
         trust_index(store.root)
+        if found.older.until:
+            keep_taken_over(store, known)
+        else:
+            forget_taken_over(store.root)
         claim(store.root, Active(asked_ms, slot_ms))
         guard(store.root)
         clear_wheel(store.root)
@@ -144,14 +158,14 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
     return index
 
 
-def _nothing(store: LiveStore, active: Active) -> IndexState:
-    """The state of an index that knows nothing."""
+def _nothing(store: LiveStore, active: Active, known: TakenOver | None = None) -> IndexState:
+    """The state of an index that knows nothing; what a wheel had settled is ``known``."""
     begin = store.queue(TIMER_TOPIC, 0).min_offset
     return IndexState(
         precision_ms=active.precision_ms,
         slot_precision_ms=active.slot_precision_ms,
         placed_end=begin,
-        log_end=store.log.min_offset,
+        log_end=store.log.min_offset if known is None else known.log_end,
         hand_ms=0,
         minute_hand_ms=0,
         hour_hand_ms=0,
@@ -175,10 +189,11 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
             raise
     except DamagedIndexError:
         pass
+    known = read_taken_over(store)
     remove_index(index_path(store.root))
     db = IndexDb(index_path(store.root))
     try:
-        index = _brought_up(store, db, _nothing(store, active), active)
+        index = _brought_up(store, db, _nothing(store, active, known), active, known)
         trust_index(store.root)
     except BaseException:
         db.close()
@@ -201,12 +216,18 @@ def _is_of(store: LiveStore, state: IndexState, newest: Newest | None, active: A
     return state.log_end <= log.end and state.placed_end <= queue.max_offset
 
 
-def _brought_up(store: LiveStore, db: IndexDb, state: IndexState, active: Active) -> TimerIndex:
+def _brought_up(
+    store: LiveStore,
+    db: IndexDb,
+    state: IndexState,
+    active: Active,
+    known: TakenOver | None = None,
+) -> TimerIndex:
     index = TimerIndex(store, db, state)
     index.precision_ms = active.precision_ms
     index.marks.load(db, store.log, index.marked_from_ms)
     index.reload_ids()
-    index.settle()
+    index.settle(known)
     _account(index, max(state.log_end, store.log.min_offset))
     index.write_now(durably=True)
     return index

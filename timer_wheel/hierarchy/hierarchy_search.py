@@ -13,6 +13,7 @@ from message_store.recall_handle import RecallHandle
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.older_marks import facts_then
 from timer_wheel.recall import RecallKey, RecallMarks, Target, marker_offsets
 from timer_wheel.timer_due import may_be_promised
 from timer_wheel.timer_rows import TimerFacts
@@ -118,20 +119,41 @@ class Named:
             for each in named
             if not each.is_taken(index.marks) and waits(index, each)
         }
-        return cls(tuple(live.values()), _fate(known, named))
+        return cls(tuple(live.values()), _fate(index, known, named))
 
 
-def _fate(known: list[Entry], named: list[Entry]) -> Cancellation:
-    """What became of the named entries, by the markers among all that share their key."""
+def _fate(index: TimerIndex, known: list[Entry], named: list[Entry]) -> Cancellation:
+    """What became of the named entries, by the markers among all that share their key; a wheel's
+    markers took away what was in their slots.
+    """
     messages = [entry for entry in named if not entry.is_marker]
     if not named:
         return Cancellation.NEVER_EXISTED
     marks = RecallMarks()
+    of_wheel: dict[int, RecallMarks] = {}
     for entry in known:
         if entry.is_marker:
-            marks.add(entry.commit_log_offset, entry.facts)
-    is_delivered = any(not entry.is_taken(marks) for entry in messages)
-    return Cancellation.ALREADY_DELIVERED if is_delivered else Cancellation.CANCELLED
+            place = marker_offsets(entry.commit_log_offset, entry.facts)
+            number = int(index.older.number_of(place)[0])
+            if number < len(index.older.untils):
+                its = of_wheel.setdefault(number, RecallMarks())
+                its.add(entry.commit_log_offset, _facts_then(index, entry, number))
+            else:
+                marks.add(entry.commit_log_offset, entry.facts)
+    is_taken = all(
+        entry.is_taken(marks)
+        or any(
+            its.take_away(entry.commit_log_offset, _facts_then(index, entry, number))[0]
+            for number, its in of_wheel.items()
+        )
+        for entry in messages
+    )
+    return Cancellation.CANCELLED if is_taken else Cancellation.ALREADY_DELIVERED
+
+
+def _facts_then(index: TimerIndex, entry: Entry, number: int) -> TimerFacts:
+    sizes = int64s(entry.row["size_bytes"])
+    return facts_then(index.store.log, entry.commit_log_offset, sizes, index.older, number)
 
 
 def waiting_with_key(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:

@@ -13,10 +13,12 @@ from message_store.store_root import StoreRoot
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.slot_promises import are_slot_ends
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.recall import find_markers
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 from timer_wheel.timer_rows import TimerRows
+from timer_wheel.unit_repair import mend_flags
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_file import snapshots
 from timer_wheel.wheel_math import PRECISIONS_MS
@@ -27,13 +29,15 @@ from timer_wheel.wheel_opening import open_timers
 class OnWheel:
     """What waits on a wheel, or on its way there: where the records are, in order.
 
-    ``waits_for_slot_ends`` says whether one of them was promised for the end of a slot.
+    ``waits_for_slot_ends`` says whether one of them was promised for the end of a slot; ``older``
+    are the wheel's slots, all of them by now.
     """
 
     commit_log_offsets: Int64s
     slot_precision_ms: int
     hand_ms: int
     waits_for_slot_ends: bool
+    older: OlderSlots = NO_OLDER_SLOTS
 
 
 def take_over(store: LiveStore, default_ms: int) -> OnWheel:
@@ -49,6 +53,7 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
         rest_rows = rest.rows.rows(rest.facts.is_fine)
         rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
         placed = timers.in_slots(timers.wheel.used_slots())
+        mend_flags(timers, placed, timers.facts(placed))
         rows = _waiting(timers, TimerRows.together([placed, rest_rows]))
         slot_ms = _slot_precision(timers, placed)
         return OnWheel(
@@ -56,6 +61,7 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
             slot_ms,
             timers.wheel.hand_ms,
             waits_for_slot_ends=_wait_for_slot_ends(timers, rows),
+            older=_slots_by_now(timers, rows),
         )
     finally:
         timers.log.segments.close()
@@ -64,6 +70,14 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
 
 def _has_wheel(store: LiveStore) -> bool:
     return store.queue(TIMER_TOPIC, 0).max_offset > 0 or bool(list_segments(store.root.timer_log))
+
+
+def _slots_by_now(timers: LiveTimers, waiting: TimerRows) -> OlderSlots:
+    """All slots that the wheel had, those of today too."""
+    older, offsets = timers.older, waiting.commit_log_offset
+    if older.until_next_change:
+        older = older.with_room_for(timers.facts(waiting).first_offsets(offsets))
+    return older.followed_by(timers.store.log.end, timers.precision_ms)
 
 
 def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:

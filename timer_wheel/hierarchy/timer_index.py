@@ -26,9 +26,10 @@ from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
 from timer_wheel.hierarchy.ownership import void_index
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
+from timer_wheel.hierarchy.taken_over import TakenOver
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.lost_messages import LostMessage, LostMessages
-from timer_wheel.older_slots import EXACT_MS
+from timer_wheel.older_slots import EXACT_MS, NO_OLDER_SLOTS
 from timer_wheel.timer_record_kernel import ID
 from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
 
@@ -60,7 +61,8 @@ class TimerIndex:
     ``hand_ms`` the last time for which messages were delivered; ``losses`` what was met in the
     queue that is no message, ``lost`` messages that nobody can deliver, those of earlier owners
     too; ``is_writing`` says that a batch is on its way to the database, until when nothing may be
-    taken out of that. Whoever calls anything holds the store's lock.
+    taken out of that; ``older`` are the slots of the wheel that the store was. Whoever calls
+    anything holds the store's lock.
     """
 
     def __init__(self, store: LiveStore, db: IndexDb, state: IndexState) -> None:
@@ -77,6 +79,7 @@ class TimerIndex:
         self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
         self.lost = LostMessages(store.root)
         self.is_writing = False
+        self.older = NO_OLDER_SLOTS
         self._written_log_end = state.log_end
         self._batches = 0
         self._last_written = 0
@@ -110,15 +113,13 @@ class TimerIndex:
 
     # --- from the queue ---------------------------------------------------------------------------
 
-    def settle(self, only: Int64s | None = None) -> None:
-        """Take in all that the queue holds; to wait, where that is told, ``only`` those whose
-        records lie at these places of the log.
-        """
+    def settle(self, known: TakenOver | None = None) -> None:
+        """Take in all that the queue holds, but for what a wheel had settled that is ``known``."""
         if self.placed_end < self.queue.max_offset:
             with self.whole_or_broken():
-                self._settle(only)
+                self._settle(known)
 
-    def _settle(self, only: Int64s | None) -> None:
+    def _settle(self, known: TakenOver | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
             # Retention takes entries only with their records, which all came after the index.
@@ -127,7 +128,7 @@ class TimerIndex:
             units = self.queue.units(first, min(self.queue.max_offset, first + _PIECE))
             queue_offsets = first + np.arange(len(units), dtype=np.int64)
             offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
-            waits = np.ones(len(units), bool) if only is None else np.isin(offsets, only)
+            waits = np.ones(len(units), bool) if known is None else known.may_wait(queue_offsets)
             self._place(queue_offsets, offsets, sizes, waits)
             self.placed_end = first + len(units)
 
