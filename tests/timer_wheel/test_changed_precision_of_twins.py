@@ -207,6 +207,27 @@ def test_what_a_wheel_took_back_stays_so_however_often_the_index_is_lost(
     assert came == Counter([*(twin.body for twin in history.waiting), *new])
 
 
+def test_a_promise_to_the_millisecond_and_a_cancel_of_it_outlive_wheels_in_between(
+    tmp_path: Path,
+) -> None:
+    """A lost timer log is made anew from records that were stored on the way."""
+    clock = ManualClock(START_MS)
+    with open_with(tmp_path, clock, 100) as wheel:
+        off = wheel.schedule(Message("orders", b"off", unique_key="K"), AtMs(START_MS + 9_150))
+    open_with(tmp_path, clock, 1_000).close()
+    with open_fine(tmp_path, clock) as fine:
+        assert fine.cancel(off) is Cancellation.CANCELLED
+        fine.schedule(Message("orders", b"on", unique_key="K"), AtMs(START_MS + 9_037))
+    open_with(tmp_path, clock, 1_000).close()
+    open_fine(tmp_path, clock).close()
+    for _ in range(2):
+        with open_with(tmp_path, clock, 100) as wheel:
+            assert [each.due_ms for each in wheel.pending()] == [START_MS + 9_100]
+            assert bodies_of(wheel) == {b"on"}
+            assert wheel.cancel(off) is Cancellation.CANCELLED
+        shutil.rmtree(tmp_path / "timerlog")
+
+
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("is_kill", [False, True], ids=["full disk", "killed"])
 @pytest.mark.check
