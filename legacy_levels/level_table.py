@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_queues import LevelQueue
-from message_store.commit_log import NO_TIME, read_store_times
+from message_store.commit_log import read_store_times
 from message_store.consume_queue import (
     Int64Array,
     QueueEntries,
@@ -96,8 +96,10 @@ def shown_delays(due_ms: Int64Array, stored_ms: Int64Array) -> Int64Array:
     >>> stored = np.array([10**12 + 7] * 4)
     >>> shown_delays(stored + [5_000, 0, 1_234, -3_000], stored).tolist()
     [5000]
+    >>> shown_delays(stored, np.zeros(4, np.int64)).tolist()
+    []
     """
-    tells = (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
+    tells = (due_ms > PLAUSIBLE_DUE_MS) & (stored_ms > 0)  # 0: torn, in the midst of its head
     delays_ms = due_ms[tells] - stored_ms[tells]
     is_delay = (delays_ms >= WHOLE_DELAY_MS) & (delays_ms % WHOLE_DELAY_MS == 0)
     return np.asarray(delays_ms[is_delay])

@@ -112,12 +112,12 @@ class LiveStore:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
             extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+            files_end, self.log.end = self.log.end, extent.end
+            before_recovery(self, extent)
         except BaseException:
             for segments in (self.log.segments, *(queue.segments for queue in self.queues())):
                 segments.restore_length()
             raise
-        files_end, self.log.end = self.log.end, extent.end
-        before_recovery(self, extent)
         self.log.end = files_end  # recovery looks behind the end
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         recovery = recover(self, extent)
