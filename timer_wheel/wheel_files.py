@@ -196,16 +196,25 @@ class WheelFiles:
         if self._keeps_guard:
             return
         if self._wheel_file is None:
-            self._wheel_file = InPlaceFile(self._root.timer_wheel)
-            # The last slot's magic. A broker does not start on a file of another length, so a new
-            # one has its length on the disk before it has anything else.
-            self._wheel_file.write(b"\0", at=WHEEL_FILE_BYTES - 1, durably=not self._has_length)
-            self._has_length = True
+            self._wheel_file = self._wheel_file_of_full_length()
             last_page = wheel.dirty[-1:]
             last_page |= wheel.image[-1:] != 0
         for at, piece in wheel.take_dirty_pieces():
             self._wheel_file.write(piece, at=at)
             self._wheel_is_unsynced = True
+
+    def _wheel_file_of_full_length(self) -> InPlaceFile:
+        """The wheel file. A broker does not start on one of another length, so a new one has its
+        length on the disk, by the last slot's magic, before it has anything else.
+        """
+        file = InPlaceFile(self._root.timer_wheel)
+        try:
+            file.write(b"\0", at=WHEEL_FILE_BYTES - 1, durably=not self._has_length)
+        except TargetError:
+            file.close()
+            raise
+        self._has_length = True
+        return file
 
     def _write_snapshot(self, wheel: LiveWheel, log_position: int) -> None:
         if not wheel.dirty.any() and snapshots(self._root):

@@ -157,7 +157,11 @@ class Simulation:
     def run(self, fault: str, step: int) -> Outcome:
         """One case."""
         case = Case(self.scenario, self.engine, fault, step, self.seed)
-        return self._run_power(case) if fault in POWER else self._run_failing(case)
+        try:
+            return self._run_power(case) if fault in POWER else self._run_failing(case)
+        except Exception as error:
+            error.add_note(f"in {case.command}")
+            raise
 
     # --- a change that fails ----------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ def test_a_fault_in_each_scenario(tmp_path: Path, scenario: str, engine: str, fa
     [
         # Power goes with the blank that ends a log file kept, and the record of the next file lost.
         ("in-place", "wheel", "reordered", 49, 2),
+        # The disk refuses the write that gives a new wheel file its length, and then takes others.
+        ("move-back", "wheel", "torn-full", 24, 2416040100),
     ],
 )
 def test_what_went_wrong_once_does_not_again(
