@@ -22,6 +22,7 @@ from tests.independent.raw_files import read_timer_check
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.leaving import place_all
+from timer_wheel.timer_log import TIMER_UNIT, blank_bytes
 
 START_MS = 1_793_000_000_000
 SIX_UNITS_A_FILE = StoreSettings(
@@ -148,27 +149,23 @@ def test_what_is_parked_a_round_away_is_not_ousted_by_what_is_put_away_before_th
 
 def cut_at_the_beginning_of_a_file(path: Path, clock: ManualClock) -> Counter[str]:
     """What waits in a store whose timer log was flushed when a file of it had just begun, and got
-    units since.
+    units since. It had gone on to that file and no further, as a broker's does that is killed then.
     """
-    for number in itertools.count():
-        store, waits = open_store(path / str(number), clock, FAITHFUL), Counter[str]()
-        for each in range(6):
-            waits += put(store, f"A{each}", 50_000)
-        store.advance(START_MS)
-        waits += put(store, "A6", 50_000)
-        with full_disk(path / str(number), number, is_kill=True) as disk, suppress(Killed):
-            store.advance(START_MS)
-        store.abandon()
-        assert disk.refused, "never killed between the end of a file and the first unit behind it"
-        store = open_store(path / str(number), clock, FAITHFUL)
-        if read_timer_check(path / str(number) / "config" / "timercheck").flush_position == 342:
-            break
-        store.abandon()
+    store, waits = open_store(path / "store", clock, FAITHFUL), Counter[str]()
+    for each in range(6):
+        waits += put(store, f"A{each}", 50_000)
+    store.advance(START_MS)
+    store.abandon()
+    log = next((path / "store" / "timerlog").iterdir())
+    units, file_bytes = log.read_bytes()[: 6 * TIMER_UNIT.size], log.stat().st_size
+    log.write_bytes((units + blank_bytes(file_bytes)).ljust(file_bytes, b"\0"))
+    store = open_store(path / "store", clock, FAITHFUL)
+    found = read_timer_check(path / "store" / "config" / "timercheck").flush_position
+    assert found == file_bytes
     for each in range(4):
         waits += put(store, f"B{each}", 50_000)
     store.advance(START_MS)
     store.abandon()
-    (path / str(number)).rename(path / "store")
     return waits
 
 
