@@ -127,11 +127,15 @@ def _open(
 def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
     """Write down where the wheel stands, and let the next crash take the timer log back to here.
 
-    Of a wheel in doubt the file too: units may come to lie where others were that it leads to.
+    Of a wheel in doubt the file too: units may come to lie where others were that it leads to. How
+    wide slots are is on the disk before anything is stored for them: nothing else tells.
     """
     segments, files, own = timers.log.segments, timers.files, timers.state_to_flush()
     known, flush_position = files.found_own, files.checkpoint.flush_position
-    is_at_flush = known is not None and known.flushed_position == own.flushed_position
+    is_at_flush = known is not None and (known.flushed_position, known.precision_ms) == (
+        own.flushed_position,
+        own.precision_ms,
+    )
     if not is_in_doubt and is_at_flush and not files.is_stale:
         files.own = own
         timers.save()

@@ -188,3 +188,22 @@ def test_what_was_dealt_with_last_does_not_come_again_after_a_change_where_the_h
     store.abandon()
     with open_store(tmp_path, clock, 500) as store:
         assert sorted(each.unique_key or "" for each in store.pending()) == ["NEAR", "WAITS"]
+
+
+@pytest.mark.parametrize(("old", "new"), [(1000, 100), (200, 500), (100, 1000)])
+@pytest.mark.parametrize("was_used", [False, True])
+def test_the_precision_of_an_empty_wheel_outlives_a_kill_before_its_first_flush(
+    tmp_path: Path, old: int, new: int, was_used: bool
+) -> None:
+    clock = ManualClock(START_MS)
+    with open_store(tmp_path, clock, old) as store:
+        if was_used:
+            store.schedule(Message("orders", b"over", unique_key="OVER"), AfterMs(10))
+            clock.tick(1_000)
+            assert len(store.advance(clock.now_ms())) == 1
+    store = open_store(tmp_path, clock, new)
+    receipt = store.schedule(Message("orders", b"late", unique_key="LATE"), AfterMs(4_501))
+    store.abandon()
+    with open_store(tmp_path, clock, None) as store:
+        assert store.settings.precision_ms == new
+        assert store.next_due_ms() == receipt.promised_ms
