@@ -132,3 +132,22 @@ def test_a_receipt_of_a_hierarchical_wheel_is_good_for_a_wheel_in_files(
         answers = {wheel.cancel(receipt) for receipt in receipts}
         assert answers == {Cancellation.CANCELLED}
         assert len(wheel.advance(START_MS + 3_600_000)) == 0
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_a_hierarchical_wheel_delivers_nothing_early_where_the_timer_log_was_lost(
+    tmp_path: Path, old: int, new: int
+) -> None:
+    clock = ManualClock(START_MS)
+    receipts = filled(tmp_path, clock, old)
+    open_with(tmp_path, clock, new).close()
+    shutil.rmtree(tmp_path / "timerlog")
+    came: dict[str, int] = {}
+    with open_hierarchy(tmp_path, clock) as store:
+        while (next_ms := store.next_due_ms()) is not None:
+            clock.tick(max(0, next_ms - clock.now_ms()))
+            for each in store.advance(clock.now_ms()):
+                came[each.message.unique_key or ""] = clock.now_ms()
+    assert came.keys() == {f"K{delay_ms}" for delay_ms in DELAYS_MS}
+    for key, came_ms in came.items():
+        assert came_ms >= receipts[key].promised_ms

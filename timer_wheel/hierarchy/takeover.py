@@ -54,8 +54,9 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
         rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
         placed = timers.in_slots(timers.wheel.used_slots())
         mend_flags(timers, placed, timers.facts(placed))
-        rows = _waiting(timers, TimerRows.together([placed, rest_rows]))
-        slot_ms = _slot_precision(timers, placed)
+        all_rows = TimerRows.together([placed, rest_rows])
+        rows = _waiting(timers, all_rows)
+        slot_ms = _slot_precision(timers, all_rows)
         return OnWheel(
             np.unique(rows.commit_log_offset),
             slot_ms,
@@ -80,12 +81,12 @@ def _slots_by_now(timers: LiveTimers, waiting: TimerRows) -> OlderSlots:
     return older.followed_by(timers.store.log.end, timers.precision_ms)
 
 
-def _slot_precision(timers: LiveTimers, placed: TimerRows) -> int:
+def _slot_precision(timers: LiveTimers, rows: TimerRows) -> int:
     """What the out times of records mean: the wheel's width; the widest there is where the wheel
-    was made anew with another, so that none comes early.
+    was made anew with another, so that none comes early. Also of those that lost their units.
     """
-    facts = timers.facts(placed)
-    promised_ms = timers.promised_ms(placed, facts)
+    facts = timers.facts(rows)
+    promised_ms = timers.promised_ms(rows, facts)
     by_record = due_times(facts.stored_out_ms, facts.store_ms, timers.precision_ms)
     is_early = are_slot_ends(facts) & (by_record < promised_ms)
     return max(PRECISIONS_MS) if is_early.any() else timers.precision_ms
