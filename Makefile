@@ -8,7 +8,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --durations 30 --durations-min 1
 # Brokers mostly wait for due times, so there are more processes than cores where there are brokers.
 FEW := --numprocesses 3
-MANY := --numprocesses 6
+MANY := --numprocesses 4
 # What `make nightly` runs in parts of less than an hour each; PART=2 is the second of them.
 PARTS := 4
 INSTALLED := .venv/.installed
