@@ -19,9 +19,6 @@ from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from message_store.unfinished_change import refuse_unfinished_change
 
-WHOLE_LOG_FILE_BYTES = 512
-"""A log file has a multiple of these; the length of one that was cut short seldom is."""
-
 Queues = dict[tuple[str, int], LiveQueue]
 """By topic and queue id."""
 
@@ -70,12 +67,7 @@ def _has_segments(directory: Path) -> bool:
 
 def open_log(root: StoreRoot, settings: StoreSettings) -> LiveLog:
     """The log, its end not known yet."""
-    segments = LiveSegments(
-        root.commit_log,
-        settings.commit_log_file_bytes,
-        root=root.path,
-        whole_bytes=WHOLE_LOG_FILE_BYTES,
-    )
+    segments = LiveSegments(root.commit_log, settings.commit_log_file_bytes, root=root.path)
     return LiveLog(segments, segments.min_offset, 0)
 
 

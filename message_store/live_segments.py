@@ -49,8 +49,7 @@ class _Mapping:
 class LiveSegments:
     """A row of files of one size. Offsets are those of the row, and may lie in any file.
 
-    Files that are there decide the size; ``file_bytes`` is that of a row without files, and
-    ``whole_bytes`` tells an only file that is too short (``require_appendable``). ``root`` is
+    Files that are there decide the size; ``file_bytes`` is that of a row without files. ``root`` is
     the directory down to which new directories are synced, and ``root_identity`` which one stood
     there when the store was opened; ``on_open`` is called before a file is
     opened, and may ``close`` the row: what it needs, it opens again. Raises SourceError for a row
@@ -65,7 +64,6 @@ class LiveSegments:
         root: Path | None = None,
         root_identity: tuple[int, int] | None = None,
         on_open: Callable[[], None] = lambda: None,
-        whole_bytes: int = 1,
     ) -> None:
         self.directory = directory
         self.starts: list[int] = []
@@ -79,11 +77,11 @@ class LiveSegments:
         self._unsynced_names: set[Path] = set()
         self._being_synced: list[tuple[set[int], set[Path]]] = []
         self._short_bytes: int | None = None
-        self._load(whole_bytes)
+        self._load()
 
-    def _load(self, whole_bytes: int) -> None:
+    def _load(self) -> None:
         segments = list_segments(self.directory)
-        self.file_bytes = require_appendable(segments, self.file_bytes, whole_bytes=whole_bytes)
+        self.file_bytes = require_appendable(segments, self.file_bytes)
         self.starts = [segment.start_offset for segment in segments]
         if segments and segments[-1].length_bytes < self.file_bytes:
             self._short_bytes = segments[-1].length_bytes

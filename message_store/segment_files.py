@@ -66,23 +66,17 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
     return tuple(sorted(found, key=lambda segment: segment.start_offset))
 
 
-def require_appendable(
-    segments: Sequence[Segment], file_bytes: int, *, whole_bytes: int = 1
-) -> int:
+def require_appendable(segments: Sequence[Segment], file_bytes: int) -> int:
     """The size of the files of a row that something can be appended to; ``file_bytes`` is that of a
     row without files.
 
     Raises SourceError for a row with gaps, with files of several sizes, or with names that are no
-    multiples of the size. The last file may be too short: its maker was stopped, or it was cut. Of
-    an only file that is told by a length that is shorter than ``file_bytes`` and no multiple of
-    ``whole_bytes``.
+    multiples of the size. The last file may be too short: its maker was stopped.
     """
     if len(segments) > 1:
         file_bytes = segments[1].start_offset - segments[0].start_offset
     elif segments:
-        length_bytes = segments[0].length_bytes
-        is_short = length_bytes < file_bytes and length_bytes % whole_bytes
-        file_bytes = file_bytes if is_short or not length_bytes else length_bytes
+        file_bytes = segments[0].length_bytes or file_bytes
     for index, segment in enumerate(segments):
         if segment.start_offset != segments[0].start_offset + index * file_bytes:
             raise SourceError(f"{segment.path}: a file before this one is missing")

@@ -18,7 +18,7 @@ from message_store.commit_log import find_log_end, first_store_times
 from message_store.consume_queue import read_last_unit, read_queue
 from message_store.errors import OptionsError, SourceError, UnsupportedStoreError
 from message_store.java_numbers import LONG_MAX
-from message_store.live_root import WHOLE_LOG_FILE_BYTES, queue_file_bytes
+from message_store.live_root import queue_file_bytes
 from message_store.printable import counted
 from message_store.segment_files import (
     SegmentReader,
@@ -121,11 +121,7 @@ def file_sizes(root: StoreRoot) -> StoreSettings:
     Raises SourceError for a row that cannot be appended to.
     """
     defaults = StoreSettings()
-    log_bytes = require_appendable(
-        list_segments(root.commit_log),
-        defaults.commit_log_file_bytes,
-        whole_bytes=WHOLE_LOG_FILE_BYTES,
-    )
+    log_bytes = require_appendable(list_segments(root.commit_log), defaults.commit_log_file_bytes)
     return StoreSettings(
         commit_log_file_bytes=log_bytes, queue_file_bytes=queue_file_bytes(root, defaults)
     )

@@ -10,6 +10,7 @@ import random
 import shutil
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from message_store.java_numbers import LONG_MAX
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
 from message_store.store_losses import queue_findings
+from message_store.store_settings import StoreSettings
 from tests.message_store.live_workload import (
     SMALL,
     append,
@@ -226,34 +228,42 @@ def test_a_log_whose_files_are_gone_is_refused(tmp_path: Path, end: str) -> None
         opened(tmp_path)
 
 
-def test_the_length_of_the_only_log_file_that_was_cut_short_is_not_the_size_of_files(
+def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
     tmp_path: Path, whole: Path
 ) -> None:
-    """It is as long as the settings say again; cut within a record at any other length the store is
-    refused, and changed in nothing, where it was closed in order.
+    """Else that length would become the size of log files, and the next get a name that no broker
+    takes. Nothing is changed. A killed one may have been written no further.
     """
     shutil.copytree(whole, tmp_path / "other")
     end, bodies = facts(tmp_path / "other")
-    lengths = [end, end + 1, end + 3_001, end - 1, end - 5, end - 99, 3_001]
-    for length in [*lengths, *range(512, end, 512)]:
+    is_closed = not (whole / "abort").exists()
+    for length in [end - 1, end - 5, end - 99, 3_001, *range(512, end, 512)]:
         copy = tmp_path / f"cut at {length}"
         shutil.copytree(whole, copy)
         log = copy / "commitlog" / ("0" * 20)
         os.truncate(log, length)
-        refusal = None
-        try:
-            store = opened(copy)
-        except SourceError as error:
-            refusal = str(error)
-        if refusal is not None:
-            assert "was cut short" in refusal
-            assert length % 512 == 0
+        if is_closed:
+            with pytest.raises(SourceError, match="was cut short"):
+                opened(copy)
             assert log.stat().st_size == length
             continue
-        if length >= end:
-            assert [message.body for message, _ in log_records(store)] == bodies
-        if length % 512:
-            assert (store.log.file_bytes, log.stat().st_size) == (SMALL.commit_log_file_bytes,) * 2
-        else:
-            assert not store.was_clean
+        store = opened(copy)
+        left = [message.body for message, _ in log_records(store)]
+        assert left == bodies[: len(left)]
         store.abandon()
+
+
+@pytest.mark.parametrize("file_bytes", [5_000, 100_000, 10**8, 1 << 20])
+def test_the_only_log_file_keeps_its_length_whatever_the_settings_say(
+    tmp_path: Path, file_bytes: int
+) -> None:
+    """A broker of this store has that size in its configuration."""
+    store = LiveStore.open(tmp_path, settings=attrs.evolve(SMALL, commit_log_file_bytes=file_bytes))
+    append(store, stored(b"one"))
+    store.close()
+    for settings in (StoreSettings(), attrs.evolve(SMALL, commit_log_file_bytes=4_096)):
+        store = LiveStore.open(tmp_path, settings=settings)
+        append(store, stored(b"another"))
+        store.close()
+    (log,) = (tmp_path / "commitlog").iterdir()
+    assert log.stat().st_size == file_bytes
