@@ -217,3 +217,20 @@ def test_everything_is_on_the_disk_before_the_offsets_move(
     monkeypatch.setattr(os, "replace", look)
     do(store, NOW_MS)
     assert looked == [10, 10]
+
+
+def test_the_record_of_a_new_file_that_went_with_the_power_is_written_again(
+    original: Path, store: Path
+) -> None:
+    """The blank that ends the file before it is on the disk: nothing of another's lies behind."""
+    do(renew(original, store), NOW_MS)
+    newest, wanted = max((store / "commitlog").iterdir()).name, timer_records(store)
+    for number in itertools.count():
+        with pytest.raises(Stopped), stopping_before(renew(original, store), number):
+            do(store, NOW_MS)
+        if (store / "consumequeue" / "rmq_sys_wheel_timer" / "0").exists():
+            break  # all records are in the log
+    last = store / "commitlog" / newest
+    last.write_bytes(bytes(last.stat().st_size))
+    assert do(store, NOW_MS).state == "done"
+    assert timer_records(store) == wanted

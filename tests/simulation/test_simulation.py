@@ -47,23 +47,6 @@ def test_every_engine_meets_every_fault() -> None:
     assert {(engine, fault) for _, engine, fault in in_turn()} == {*product(engines, FAULTS)}
 
 
-@pytest.mark.parametrize(
-    ("scenario", "engine", "fault", "step", "seed"),
-    [
-        # Power goes with the blank that ends a log file kept, and the record of the next file lost.
-        ("in-place", "wheel", "reordered", 49, 2),
-        # The disk refuses the write that gives a new wheel file its length, and then takes others.
-        ("move-back", "wheel", "torn-full", 24, 2416040100),
-    ],
-)
-def test_what_went_wrong_once_does_not_again(
-    tmp_path: Path, scenario: str, engine: str, fault: str, step: int, seed: int
-) -> None:
-    """Rare cases that random seeds met at night."""
-    outcome = Simulation(scenario, engine, seed, tmp_path / "case").run(fault, step)
-    assert outcome.wrong == [], outcome.message
-
-
 @pytest.mark.check
 @pytest.mark.parametrize(("scenario", "engine"), TABLE)
 def test_more_steps_of_each_fault(tmp_path: Path, scenario: str, engine: str) -> None:

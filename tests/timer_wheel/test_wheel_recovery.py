@@ -12,14 +12,17 @@ import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Severity
+from message_store.errors import TargetError
 from message_store.message import StoredMessage
 from message_store.segment_files import SegmentReader
+from message_store.small_files import InPlaceFile
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from tests.faults.broker_view import found_by_a_broker
 from tests.independent.raw_files import read_timer_check, timer_units
 from tests.simulation.simulated_disk import Killed
 from timer_wheel import WheelStore
+from timer_wheel.wheel_file import WHEEL_FILE_BYTES
 
 START_MS = 1_793_000_000_000
 SMALL = StoreSettings(
@@ -453,3 +456,30 @@ def test_damage_to_the_wheel_loses_and_repeats_nothing(
     assert delivered_in(tmp_path) == expected
     again.close()
     assert found_by_a_broker(tmp_path, clock.now_ms()) == Counter()
+
+
+def test_a_wheel_file_whose_length_the_disk_refused_gets_it_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker does not start on a shorter one."""
+    write = InPlaceFile.write
+    refused: list[int] = []
+
+    def full_once(
+        file: InPlaceFile, content: bytes | memoryview, *, at: int = 0, durably: bool = False
+    ) -> None:
+        if at == WHEEL_FILE_BYTES - 1 and not refused:
+            refused.append(at)
+            raise TargetError("no space left on device")
+        write(file, content, at=at, durably=durably)
+
+    monkeypatch.setattr(InPlaceFile, "write", full_once)
+    store = open_store(tmp_path, ManualClock(START_MS))
+    fill(store)
+    store.advance(START_MS)
+    with pytest.raises(TargetError):
+        store.flush()
+    store.flush()
+    store.close()
+    assert refused
+    assert (tmp_path / "timerwheel").stat().st_size == WHEEL_FILE_BYTES
