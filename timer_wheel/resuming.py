@@ -71,6 +71,9 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
     if position % log.file_bytes == 0:
         first = int(log.unit_at(position).commit_log_offset.min())
         place_from = _first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
+        for start in log.segments.starts:  # what is kept is on the disk before that says so
+            log.segments.doubt(start)
+        log.segments.sync()
     files.will_end_at(position, place_from=place_from)
     log.cut(position)
 

@@ -141,7 +141,7 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
         timers.save()
         return
     for start in segments.starts:
-        segments.mark_dirty(start)
+        segments.doubt(start)
     segments.sync()
     if is_in_doubt:
         flush_position = timers.log.end

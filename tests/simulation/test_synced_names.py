@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from message_store import AfterMs, ManualClock, Message
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
 from migrate.convert import convert
+from tests.faults.engines import abandon, open_wheel
 from tests.message_store.live_workload import SMALL, append, stored
 from tests.migrate.stopped_conversions import made
-from tests.simulation.simulated_disk import Name, Write, loose, recording
+from tests.simulation.simulated_disk import Name, Sync, Write, loose, recording
+from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
+from timer_wheel import WheelStore
 
 ROWS = ("commitlog", "consumequeue")
 
@@ -86,3 +90,48 @@ def test_an_interrupt_while_a_store_is_locked_leaves_it_free(
         with pytest.raises(KeyboardInterrupt):
             LiveStore.open(tmp_path / "store", settings=SMALL)
     LiveStore.open(tmp_path / "store", settings=SMALL).close()
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+@pytest.mark.parametrize("count", [10, 45])
+def test_a_wheel_s_flush_after_a_kill_waits_for_the_names_of_its_timer_log(
+    tmp_path: Path, kills: int, count: int
+) -> None:
+    """A broker that finds no unit goes on where the checkpoint says that all are on the disk."""
+    root, clock = tmp_path / "store", ManualClock(1_793_000_000_000)
+    with recording(root) as disk:
+        for life in range(kills):
+            store = open_wheel(root, clock)
+            for number in range(count):
+                message = Message("orders", b"", unique_key=f"K{life}-{number}")
+                store.schedule(message, AfterMs(20_000))
+            assert store.next_due_ms() is not None  # which places them
+            abandon(store)
+        store = open_wheel(root, clock)
+        store.flush()
+        moment = len(disk.events)
+        abandon(store)
+    names = [disk.events[index] for index in loose(disk.events, moment).names]
+    left = [each.path for each in names if isinstance(each, Name)]
+    assert [path for path in left if path.startswith("timer")] == []
+
+
+def test_the_units_that_are_kept_are_on_the_disk_before_the_checkpoint_counts_them(
+    tmp_path: Path,
+) -> None:
+    """Where the timer log is cut at the beginning of a file that a killed broker wrote."""
+    builder = WheelStoreBuilder(tmp_path / "store")
+    for _ in range(4):
+        builder.put_and_place(NOW_MS + 60_000)
+    builder.put(NOW_MS - 5_000, stored_ms=NOW_MS)
+    builder.put_and_place(NOW_MS + 60_000)
+    builder.stop(last_queue_offset=1, master_queue_offset=1)
+    builder.path.joinpath("abort").touch()
+    with recording(builder.path) as disk:
+        taken_over = len(disk.events)
+        store = WheelStore.open(builder.path, clock=ManualClock(NOW_MS + 2_000))
+        abandon(store)
+    files = {each.path: each.file for each in disk.events if isinstance(each, Name)}
+    synced = [each.file for each in disk.events[taken_over:] if isinstance(each, Sync)]
+    log_file, checkpoint = files[f"timerlog/{0:020d}"], files["config/timercheck"]
+    assert synced.index(log_file or 0) < synced.index(checkpoint or 0)
