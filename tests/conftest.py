@@ -115,6 +115,17 @@ def _group_of(item: pytest.Item) -> str | None:
     return module if any(shared) else None
 
 
+def _rank(item: pytest.Item, markers: frozenset[str], group: str | None) -> int:
+    """Which tests run first: those that wait for brokers, then those that cannot be spread. Who
+    starts a Spark session ends the one that others share, and comes behind them.
+    """
+    if "interop" in markers:
+        return 0
+    if group == "spark":
+        return 1 if "spark" in getattr(item, "fixturenames", ()) else 2
+    return 4 if group is None else 3
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier, commit, part = (config.getoption(name) for name in ("tier", "turn", "part"))
@@ -131,12 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             number, _, count = part.partition("/")
             wanted = is_in_part(case, int(number), int(count))
         if wanted:
-            # Who waits for brokers begins, then who cannot be spread, then all others. Whoever
-            # starts a Spark session ends the one that others share, and comes behind them.
-            starts_its_own = "spark" not in getattr(item, "fixturenames", ())
-            rank = 0 if "interop" in markers else 3 if group else 4
-            rank = 1 + starts_its_own if group == "spark" and rank else rank
-            chosen.append((rank, item))
+            chosen.append((_rank(item, markers, group), item))
         else:
             deselected.append(item)
     config.hook.pytest_deselected(items=deselected)

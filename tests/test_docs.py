@@ -146,3 +146,20 @@ def test_no_file_names_a_place_on_one_machine() -> None:
         if path != Path(__file__) and (found := places.search(path.read_bytes()))
     ]
     assert named == []
+
+
+def cited_tests() -> list[tuple[str, str, str]]:
+    """Page, file and function of every test that a page names."""
+    cited = re.compile(r"(tests/[\w/]+\.py)::([\w:]+)")
+    pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    return [(name, *found) for name, text in pages.items() for found in cited.findall(text)]
+
+
+def test_the_tests_that_pages_name_are_there() -> None:
+    missing = []
+    for page, path, names in cited_tests():
+        file = ROOT / path
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        if not re.search(rf"^ *def {names.rpartition(':')[2]}\(", text, re.M):
+            missing.append(f"{page}: {path}::{names}")
+    assert missing == []

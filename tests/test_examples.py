@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.tiers import with_examples
 from tests.source_laws import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -28,8 +29,11 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    with_examples(EXAMPLES, [ROOT / "examples" / "order_timeout.py"]),
+    ids=lambda path: path.stem,
+)
 def test_an_example_prints_what_it_promises(example: Path, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", example],

@@ -32,8 +32,10 @@ def killed_after(path: Path, first: int, chance: random.Random) -> int:
     return int(whole[-1]) if whole else first
 
 
-@pytest.mark.check
-@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "rounds",
+    [1, pytest.param(4, marks=pytest.mark.check), pytest.param(40, marks=pytest.mark.nightly)],
+)
 def test_nothing_acknowledged_is_lost_however_often_it_is_killed(
     tmp_path: Path, rounds: int
 ) -> None:

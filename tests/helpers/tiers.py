@@ -40,14 +40,13 @@ class Case:
 
 def with_examples(cases: Iterable[Any], examples: Collection[Any]) -> list[Any]:
     """Parameters of a test: `make test` runs the examples alone, `make check` the others."""
+    every = list(cases)
+    assert all(example in every for example in examples), examples
+    values = [case if isinstance(case, tuple) else (case,) for case in every]
     return [
-        case if case in examples else pytest.param(*_values(case), marks=pytest.mark.check)
-        for case in cases
+        pytest.param(*value, marks=() if case in examples else pytest.mark.check)
+        for case, value in zip(every, values, strict=True)
     ]
-
-
-def _values(case: Any) -> tuple[Any, ...]:
-    return case if isinstance(case, tuple) else (case,)
 
 
 def share(name: str, count: int) -> int:
