@@ -170,10 +170,16 @@ class LevelScanner:
         return waits
 
     def last_unit(self) -> UnitArray:
-        """The last entry that waits, of those near the end; or none."""
-        first = max(self.head, self.queue.max_offset - _FIRST_LOOK)
-        units = self.queue.units(first, self.queue.max_offset)
-        return units[np.flatnonzero(self._waits(units, first))[-1:]]
+        """The last entry that waits, or none."""
+        stop, look = self.queue.max_offset, _FIRST_LOOK
+        while stop > self.head:
+            first = max(self.head, stop - look)
+            units = self.queue.units(first, stop)
+            rows = np.flatnonzero(self._waits(units, first))
+            if len(rows):
+                return units[rows[-1:]]
+            stop, look = first, min(4 * look, _LONGEST_LOOK)
+        return self.queue.units(self.head, self.head)
 
     def still_waits(self, queue_offset: int) -> bool:
         """Whether the entry at a queue offset is to be delivered."""

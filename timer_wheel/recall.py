@@ -16,7 +16,7 @@ from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_log import FLAG_DELETE
 from timer_wheel.timer_record_kernel import KEY_ONE, MARKER_BODY
-from timer_wheel.timer_rows import Bools, TimerFacts
+from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
 
@@ -25,7 +25,6 @@ RecallKey = tuple[int, int]
 NO_KEY: RecallKey = (0, 0)
 _NO_SLOT = -1
 _LONGEST_INT = 10
-_PIECE = 1 << 16
 
 
 @attrs.frozen
@@ -145,19 +144,20 @@ def are_older(timers: LiveTimers, offsets: Int64s, facts: TimerFacts) -> Bools:
     return is_it
 
 
-def find_markers(timers: LiveTimers, from_ms: int) -> RecallMarks:
+def find_markers(
+    timers: LiveTimers, from_ms: int, *, mended: TimerRows | None = None
+) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
-    which were applied when the wheel was made anew (``older_marks``).
+    which were applied when the wheel was made anew (``older_marks``). ``mended`` are rows whose
+    units still have wrong flags. Records are believed, not flags.
     """
     marks = RecallMarks()
     placed = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
+    placed = placed if mended is None else TimerRows.together([placed, mended])
     placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
     rest = timers.unplaced(EVERYTHING, keys=True)
-    is_marker = rest.facts.is_marker & rest.facts.is_fine
-    for rows, facts in (
-        (placed, timers.facts(placed, keys=True)),
-        (rest.rows.rows(is_marker), rest.facts.rows(is_marker)),
-    ):
-        counts = ~are_older(timers, rows.commit_log_offset, facts)
+    for rows, facts in ((placed, timers.facts(placed, keys=True)), (rest.rows, rest.facts)):
+        counts = facts.is_marker & facts.is_fine
+        counts &= ~are_older(timers, rows.commit_log_offset, facts)
         marks.add(rows.commit_log_offset[counts], facts.rows(counts))
     return marks

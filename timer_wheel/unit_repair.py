@@ -67,12 +67,22 @@ def mend_flags(timers: LiveTimers, rows: TimerRows, facts: TimerFacts) -> int:
     """Let the units of these rows, and the rows, say what their records do: which are delete
     markers; returns how many did not. Raises TargetError.
     """
+    mended = with_right_flags(rows, facts)
+    write_flags(timers, mended)
+    return len(mended)
+
+
+def with_right_flags(rows: TimerRows, facts: TimerFacts) -> TimerRows:
+    """Let the rows alone say so; returns those that did not, for ``write_flags``."""
     is_other = are_other_kinds(rows, facts)
-    flags = rows.table[FLAGS]
-    flags[is_other] ^= FLAG_DELETE
-    for row in np.flatnonzero(is_other).tolist():
-        timers.log.overwrite(int(rows.position[row]), magic=int(flags[row]))
-    return int(is_other.sum())
+    rows.table[FLAGS][is_other] ^= FLAG_DELETE
+    return rows.rows(is_other)
+
+
+def write_flags(timers: LiveTimers, rows: TimerRows) -> None:
+    """Give units the flags of their rows. Raises TargetError."""
+    for position, flags in zip(rows.position.tolist(), rows.table[FLAGS].tolist(), strict=True):
+        timers.log.overwrite(position, magic=flags)
 
 
 def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:

@@ -18,7 +18,7 @@ from timer_wheel.older_slots import MOST_WIDTHS
 from timer_wheel.recall import find_markers, marker_offsets
 from timer_wheel.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
 from timer_wheel.timer_rows import TimerRows
-from timer_wheel.unit_repair import mend_flags
+from timer_wheel.unit_repair import with_right_flags, write_flags
 from timer_wheel.wheel_kernels import SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel_math import floor_ms, needs_roll
 from timer_wheel.wheel_settings import WheelSettings
@@ -42,11 +42,13 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
 
     Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
     again by their records, which know the old precision, and come too early. And where messages
-    wait from before more changes than are remembered.
+    wait from before more changes than are remembered. What is refused has changed no unit.
+
+    Raises TargetError when the disk refuses.
     """
     now_ms = timers.store.clock.now_ms()
     place_all(timers, now_ms)
-    rows = _waiting(timers)
+    rows, mended = _waiting(timers)
     _refuse_too_many_widths(timers, rows)
     rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
     wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
@@ -57,6 +59,7 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
             f"{timers.store.root.path}: messages that are to roll would come early on a wheel with"
             f" finer slots; deliver them first with precision_ms={timers.precision_ms}"
         )
+    write_flags(timers, mended)
     return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
 
 
@@ -70,15 +73,17 @@ def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
         )
 
 
-def _waiting(timers: LiveTimers) -> TimerRows:
-    """What is on the wheel, but for what takes back and what was taken back."""
+def _waiting(timers: LiveTimers) -> tuple[TimerRows, TimerRows]:
+    """What is on the wheel, but for what takes back and what was taken back; and the units whose
+    flags contradict their records, with the right ones.
+    """
     rows = timers.in_slots(timers.wheel.used_slots())
-    mend_flags(timers, rows, timers.facts(rows))  # the record of a marker is not read again
-    marks = find_markers(timers, timers.wheel.hand_ms)
+    mended = with_right_flags(rows, timers.facts(rows))
+    marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
     if len(marks):
         facts = timers.facts(rows, keys=True)
         rows = rows.rows(~marks.take_away(rows.commit_log_offset, facts))
-    return rows.rows(~rows.is_marker)
+    return rows.rows(~rows.is_marker), mended
 
 
 def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: int) -> None:

@@ -23,6 +23,7 @@ from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.older_slots import MOST_WIDTHS
 from timer_wheel.timer_log import FLAG_DELETE, TIMER_UNIT
+from timer_wheel.timer_rows import TimerRows
 from timer_wheel.timer_store import TimerStore
 from timer_wheel.wheel_files import WheelFiles
 from timer_wheel.wheel_math import PRECISIONS_MS
@@ -355,6 +356,40 @@ def test_more_changes_than_are_remembered_are_refused_while_what_is_so_old_waits
         assert store.cancel(gone) is Cancellation.CANCELLED
 
 
+@pytest.mark.parametrize("refused_for", ["too many changes", "finer slots"])
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "a marker without its flag"])
+def test_a_change_that_is_refused_leaves_every_unit(
+    tmp_path: Path, refused_for: str, *, is_damaged: bool
+) -> None:
+    clock = ManualClock(START_MS)
+    is_far = refused_for == "finer slots"
+    delay_ms = 90_000_000 if is_far else 9_145
+    with open_with(tmp_path, clock, 500) as store:
+        receipts = [
+            store.schedule(Message("orders", key.encode(), unique_key=key), AtMs(START_MS + ms))
+            for key, ms in (("K", 9_145), ("L", 9_145), ("M", delay_ms))
+        ]
+    for width_ms in () if is_far else (200, 500, 200, 500):
+        open_with(tmp_path, clock, width_ms).close()
+    with open_with(tmp_path, clock, None) as store:
+        assert store.cancel(receipts[0]) is Cancellation.CANCELLED
+    log = max((tmp_path / "timerlog").iterdir())
+    if is_damaged:
+        content = bytearray(log.read_bytes())
+        flags = range(TIMER_UNIT.offset_of("magic") + 3, len(content), TIMER_UNIT.size)
+        (marker,) = (place for place in flags if content[place] & FLAG_DELETE)
+        content[marker] ^= FLAG_DELETE
+        log.write_bytes(content)
+        (tmp_path / "timerwheel").unlink()  # which counts markers against their targets
+    before = {path: path.read_bytes() for path in (tmp_path / "timerlog").iterdir()}
+    with pytest.raises(UnsupportedStoreError, match="changes of prec|come early"):
+        open_with(tmp_path, clock, 100 if is_far else 200)
+    assert {path: path.read_bytes() for path in (tmp_path / "timerlog").iterdir()} == before
+    if not is_damaged:  # at the latest a turn reads the record of such a marker
+        with open_with(tmp_path, clock, None) as store:
+            assert bodies_of(store) == {b"L", b"M"}
+
+
 @pytest.mark.parametrize("widths_ms", QUICK)
 def test_a_receipt_of_a_wheel_of_any_width_is_good_for_a_hierarchical_wheel(
     tmp_path: Path, widths_ms: tuple[int, ...]
@@ -410,7 +445,7 @@ def test_what_was_made_anew_with_its_markers_is_put_right(
     with monkeypatch.context() as patch:
         patch.setattr(
             "timer_wheel.wheel_rebuild._waiting",
-            lambda timers: timers.in_slots(timers.wheel.used_slots()),
+            lambda timers: (timers.in_slots(timers.wheel.used_slots()), TimerRows.empty()),
         )
         open_with(path, clock, 1_000).close()
     assert look_as_a_broker(path, START_MS).keys == ["L"]
