@@ -382,7 +382,7 @@ def test_a_change_that_is_refused_leaves_every_unit(
         log.write_bytes(content)
         (tmp_path / "timerwheel").unlink()  # which counts markers against their targets
     before = {path: path.read_bytes() for path in (tmp_path / "timerlog").iterdir()}
-    with pytest.raises(UnsupportedStoreError, match="changes of prec|come early"):
+    with pytest.raises(UnsupportedStoreError, match=r"changes of prec|come early"):
         open_with(tmp_path, clock, 100 if is_far else 200)
     assert {path: path.read_bytes() for path in (tmp_path / "timerlog").iterdir()} == before
     if not is_damaged:  # at the latest a turn reads the record of such a marker
