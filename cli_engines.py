@@ -23,9 +23,9 @@ from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
 from cli_values import TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.clock import ManualClock
-from message_store.delay_store import Cancellation
+from message_store.delay_store import Cancellation, Severity
 from message_store.durations import DURATION_FORMS
-from message_store.engine_choice import choose_engine
+from message_store.engine_choice import EngineName, choose_engine
 from message_store.printable import counted
 from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store
@@ -103,9 +103,12 @@ def run(
 
     With --now nothing is waited for: what is due then is delivered, and with --until or --for all
     that is due until then, as if the time had passed.
+
+    Messages that cannot be read are named at the end, and make the exit code 1.
     """
     if until_ms is not None and for_ms is not None:
         raise click.UsageError("--until and --for: one of them says when to end")
+    _warn_of_gone_queues(output, StoreRoot(store), given["engine"])
     with _signals() as signals, opened(output, store, **given) as (engine, clock):
         is_by_hand = isinstance(clock, ManualClock)
         if for_ms is not None:
@@ -123,9 +126,22 @@ def run(
                 flush_every_ms=None if is_by_hand else FLUSH_EVERY_MS,
             )
         next_due_ms, now_ms = engine.next_due_ms(), clock.now_ms()
+        bad = [one for one in engine.check() if one.severity is Severity.ERROR]
     output.ran(delivered, next_due_ms, now_ms, signals[0] if signals else None)
+    for one in bad:
+        output.warn(f"{one.where}: {one.problem}")
     stopped_early = bool(signals) and until_ms is not None
-    click.get_current_context().exit(INTERRUPTED if stopped_early else DONE)
+    click.get_current_context().exit(INTERRUPTED if stopped_early else FINDINGS if bad else DONE)
+
+
+def _warn_of_gone_queues(output: "Output", root: StoreRoot, engine: EngineName | None) -> None:
+    """Say of levels that lost their queue: what waited there is in the log alone, and stays."""
+    if choose_engine(root, engine) != "levels":
+        return
+    with loading(output):
+        from migrate.source_warnings import gone_queue_warnings
+    for warning in gone_queue_warnings(root):
+        output.warn(warning)
 
 
 @contextmanager

@@ -155,7 +155,11 @@ def open_levels(
             state.corrected_due_times[level] = corrected
     for level in sorted(beyond):
         state.left_alone[level] = _scanner(state, level, start)
-    is_known = live.was_clean if start.since is None else start.since >= live.log.end
+    if start.since is not None:
+        is_known = start.since >= live.log.end
+    else:  # of a clean store without any offsets the log alone tells what was delivered
+        waits = any(len(scanner) for scanner in state.scanners.values())
+        is_known = live.was_clean and (bool(start.offsets) or not waits)
     if not is_known:
         _settle_after_kill(state, start)
     return state

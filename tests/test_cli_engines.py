@@ -6,6 +6,7 @@ words and stores that do not fit.
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -472,6 +473,28 @@ def test_a_broker_s_levels_are_delivered_and_read(place: Path) -> None:
     assert read["unique_key"] == "A"
     [left] = lines("pending", place, "--now", T0 + 20_000)
     assert (left["unique_key"], left["due_ms"]) == ("B", T0 + 60_000)
+
+
+def test_what_could_not_be_delivered_is_named(tmp_path: Path) -> None:
+    waiting = [LevelMessage(level=3, body=bytes([number]) * 100) for number in range(3)]
+    store = build_level_store(tmp_path / "store", waiting).root
+    log = min((store / "commitlog").iterdir())
+    data = log.read_bytes()
+    log.write_bytes(data.replace(b"\1" * 100, b"\1" * 99 + b"\0"))
+    result = run("run", store, "--engine", "levels", "--now", T0 + 3_600_000)
+    assert result.exit_code == cli.FINDINGS
+    assert "2 messages delivered" in result.stdout
+    assert "level 3, queue offset 1: a message could not be delivered" in result.stderr
+
+
+def test_a_level_that_lost_its_queue_is_named(tmp_path: Path) -> None:
+    waiting = [LevelMessage(level=level) for level in (3, 4, 3, 4)]
+    store = build_level_store(tmp_path / "store", waiting).root
+    shutil.rmtree(store / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "2")
+    result = run("run", store, "--engine", "levels", "--now", T0 + 3_600_000)
+    assert "2 messages delivered" in result.stdout
+    assert "the queue of level 3 is gone" in result.stderr
+    assert "--whole-log" in result.stderr
 
 
 @pytest.mark.check
