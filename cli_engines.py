@@ -23,7 +23,7 @@ from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
 from cli_values import TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.clock import ManualClock
-from message_store.delay_store import Cancellation, Severity
+from message_store.delay_store import Cancellation
 from message_store.durations import DURATION_FORMS
 from message_store.engine_choice import EngineName, choose_engine
 from message_store.printable import counted
@@ -126,12 +126,13 @@ def run(
                 flush_every_ms=None if is_by_hand else FLUSH_EVERY_MS,
             )
         next_due_ms, now_ms = engine.next_due_ms(), clock.now_ms()
-        bad = [one for one in engine.check() if one.severity is Severity.ERROR]
+        undelivered = engine.undelivered()
     output.ran(delivered, next_due_ms, now_ms, signals[0] if signals else None)
-    for one in bad:
+    for one in undelivered:
         output.warn(f"{one.where}: {one.problem}")
     stopped_early = bool(signals) and until_ms is not None
-    click.get_current_context().exit(INTERRUPTED if stopped_early else FINDINGS if bad else DONE)
+    code = FINDINGS if undelivered else DONE
+    click.get_current_context().exit(INTERRUPTED if stopped_early else code)
 
 
 def _warn_of_gone_queues(output: "Output", root: StoreRoot, engine: EngineName | None) -> None:

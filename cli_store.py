@@ -15,7 +15,7 @@ from cli_values import LevelTable
 from cli_verbs import loading
 from message_store.clock import Clock, ManualClock, SystemClock
 from message_store.delay_levels import DelayLevels
-from message_store.delay_store import DelayStore
+from message_store.delay_store import DelayStore, Finding
 from message_store.dialect import Dialect
 from message_store.engine_choice import (
     EngineName,
@@ -51,6 +51,9 @@ class Engine(DelayStore, Protocol):
     @property
     def live(self) -> "LiveStore":
         """The log and the queues that it stands on."""
+
+    def undelivered(self) -> list[Finding]:
+        """What was due and could not be delivered."""
 
 
 engine_options = all_of(

@@ -46,7 +46,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
     parts: list[Callable[[], Iterator[Finding]]] = [
         lambda: _of_losses(state),
         lambda: _of_offsets(state),
-        lambda: _of_skipped(state),
+        lambda: undelivered(state),
         lambda: _of_delivery(state, delivery),
         *(
             (lambda scanner=scanner: _of_level(state, scanner))
@@ -135,7 +135,8 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
         )
 
 
-def _of_skipped(state: LevelState) -> Iterator[Finding]:
+def undelivered(state: LevelState) -> Iterator[Finding]:
+    """What was due and could not be delivered: so many by name, and how many more."""
     skipped = state.skipped.all()
     for one in skipped[:_MOST_NAMED]:
         yield Finding(

@@ -20,7 +20,7 @@ from legacy_levels.broker_version import dialect_of
 from legacy_levels.delay_offsets import OffsetsChoice
 from legacy_levels.level_async import AsyncDelivery
 from legacy_levels.level_cancel import Fate, entries_of_handle, entries_of_receipt, verdict
-from legacy_levels.level_check import check_levels
+from legacy_levels.level_check import check_levels, undelivered
 from legacy_levels.level_delivery import LevelDelivery
 from legacy_levels.level_pending import PendingFilter, iterate_pending
 from legacy_levels.level_progress import LevelProgress, neutralise
@@ -260,6 +260,11 @@ class LevelStore(ClosedOnExit):
         """Everything that is noticed about this store, worst first."""
         with self.live.reading():
             return check_levels(self.state, self._delivery)
+
+    def undelivered(self) -> list[Finding]:
+        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
+        with self.live.reading():
+            return list(undelivered(self.state))
 
     # --- durability and the end -------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from message_store.log_deliveries import LogDeliveries
 from message_store.message import Message
 from message_store.message_batch import MessageBatch
 from message_store.recall_handle import RecallHandle
+from timer_wheel.lost_messages import LostMessages
 from timer_wheel.timer_intake import TimerIntake
 from timer_wheel.timer_properties import LATEST_ADVANCE_MS, asked_by
 from timer_wheel.waiting import Filter
@@ -177,6 +178,11 @@ class TimerStore(ClosedOnExit, ABC):
         with self._use():
             return self._findings()
 
+    def undelivered(self) -> list[Finding]:
+        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
+        with self._use():
+            return self._lost().findings()
+
     def flush(self) -> None:
         """Come back when everything stored so far survives a loss of power."""
         self._store.require_open()
@@ -236,6 +242,10 @@ class TimerStore(ClosedOnExit, ABC):
     @abstractmethod
     def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
         """Cancel what a handle of this store names; a receipt also tells its first record."""
+
+    @abstractmethod
+    def _lost(self) -> LostMessages:
+        """What was due and could not be delivered."""
 
     @abstractmethod
     def _findings(self) -> list[Finding]:

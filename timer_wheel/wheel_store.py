@@ -24,6 +24,7 @@ from message_store.store_settings import StoreSettings
 from timer_wheel.hierarchy.ownership import read_active
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
+from timer_wheel.lost_messages import LostMessages
 from timer_wheel.recall import RecallMarks, find_markers
 from timer_wheel.recall_search import Search
 from timer_wheel.timeline_refusal import refuse_waiting_timeline
@@ -153,6 +154,9 @@ class WheelStore(TimerStore):
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------
+
+    def _lost(self) -> LostMessages:
+        return self._turning.lost
 
     def _findings(self) -> list[Finding]:
         return check_wheel(self._timers, self._turning.lost.findings())

@@ -31,6 +31,7 @@ from timer_wheel.hierarchy.hierarchy_turn import HierarchyTurn
 from timer_wheel.hierarchy.hierarchy_waiting import first_due_ms, waiting_in_parts
 from timer_wheel.hierarchy.renewal import Renewal
 from timer_wheel.hierarchy.timer_index import TimerIndex
+from timer_wheel.lost_messages import LostMessages
 from timer_wheel.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timer_store import TimerStore, made_or_let_go
 from timer_wheel.waiting import Filter
@@ -133,6 +134,9 @@ class HierarchicalWheelStore(TimerStore):
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------
+
+    def _lost(self) -> LostMessages:
+        return self._index.lost
 
     def _findings(self) -> list[Finding]:
         return check_hierarchy(self._index)
