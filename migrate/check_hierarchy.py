@@ -4,10 +4,11 @@
 from collections.abc import Iterator
 
 from message_store.delay_store import Finding
-from message_store.finding_rules import error, info
+from message_store.finding_rules import error, info, warning
 from message_store.printable import counted
 from migrate.check_picture import Picture
 from timer_wheel.hierarchy.ownership import is_guarded
+from timer_wheel.hierarchy.taken_over import damage_of_taken_over
 
 UNGUARDED = error(
     "hierarchy-unguarded",
@@ -15,13 +16,20 @@ UNGUARDED = error(
     " own wheel say: messages are repeated or lost",
     "before a broker starts, open the store with WheelStore, which makes its wheel, and close it",
 )
+TAKEN_OVER_DAMAGED = warning(
+    "taken-over-damaged",
+    "no broker looks at it; an index of the hierarchical wheel that is lost cannot be made again,"
+    " and some old cancels are reported as delivered",
+    "open the store with WheelStore, close it, and open it with HierarchicalWheelStore again: the"
+    " file is written anew",
+)
 HIERARCHICAL = info(
     "hierarchical-wheel",
     "no broker starts on it: where its wheel would be stands a sentence",
     "open it with HierarchicalWheelStore; to give it to a broker, open it with WheelStore first",
 )
 
-RULES = (UNGUARDED, HIERARCHICAL)
+RULES = (UNGUARDED, TAKEN_OVER_DAMAGED, HIERARCHICAL)
 
 
 def check_hierarchy(picture: Picture) -> Iterator[Finding]:
@@ -33,5 +41,8 @@ def check_hierarchy(picture: Picture) -> Iterator[Finding]:
     if not is_guarded(picture.root):
         told = "nothing keeps a broker from starting on this store"
         yield UNGUARDED.at(where, told)
+    damage = damage_of_taken_over(picture.root)
+    if damage is not None:
+        yield TAKEN_OVER_DAMAGED.at(f"{where}/taken-over", damage)
     waiting = counted(len(state.pending), "message waits", "messages wait")
     yield HIERARCHICAL.at(where, f"{waiting} there")

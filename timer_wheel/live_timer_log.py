@@ -55,6 +55,10 @@ class FileUnits:
     count: int
 
 
+NO_SLOT = -1
+"""For ``LiveTimerLog.find``: what is in some slot alone is not wanted."""
+
+
 class LiveTimerLog:
     """The log's files and where it ends; ``end`` is found by ``find_end``. Once that is
     done ``rewrite_count`` grows where units change or go, and not where some are added. Once
@@ -261,8 +265,8 @@ class LiveTimerLog:
     def find(
         self, topic_hash: int | None, slot_time_ms: int, precision_ms: int, *, flags: int = 0
     ) -> TimerRows:
-        """Every unit, old and new, of a topic or of any, that is in one slot, has one of some
-        flags, or says by its time that it was overdue.
+        """Every unit, old and new, of a topic or of any, that is in one slot (``NO_SLOT`` and no
+        width for none), has one of some flags, or says by its time that it was overdue.
         """
         is_any, wanted = topic_hash is None, topic_hash or 0
         parts = [TimerRows.empty()]

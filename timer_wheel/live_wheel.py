@@ -193,8 +193,8 @@ class LiveWheel:
         self.dirty[pages[found // _SLOTS_A_PAGE]] = 1
 
     def miscounted(self, file: WheelSlots) -> Int64s:
-        """The slots, in units of the precision, for which a file names the same units as are hung
-        here, but another count: a unit has become a delete marker, or is none any more.
+        """Slots whose file entry has the same chain but another unit count: some unit's delete flag
+        flipped. In units of the precision.
         """
         here, there = self.slots[file.index], file.slots
         is_it = here["unit_count"] != there["unit_count"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delete markers that were stored before the wheel got slots of another width.
 
-Each takes away what lay in the slots of its own time, and was applied when the wheel was made anew:
-in wider slots of today it would take what only lies beside its target. Markers and targets are met
+Match each marker in slots of the width it was stored for. In today's wider slots it would also
+cancel its neighbours. All were applied when the wheel was made anew. Markers and targets are met
 again where the timer log is lost, in what was made anew with its markers, and in the queue.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 from message_store.byte_column import Int64s
 from message_store.java_numbers import LONG_MAX
 from message_store.live_log import LiveLog
+from timer_wheel.live_timer_log import NO_SLOT
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.recall import RecallMarks, are_older, marker_offsets
@@ -21,8 +22,6 @@ from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
 from timer_wheel.wheel_math import floor_ms
-
-_NO_SLOT = -1
 
 
 @attrs.frozen(eq=False)
@@ -38,7 +37,7 @@ class OlderMarks:
         """All that have units, or are in the queue and have none."""
         if not timers.older.until:
             return cls(timers, TimerRows.empty(), {})
-        placed = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
+        placed = timers.log.find(None, NO_SLOT, 0, flags=FLAG_DELETE)
         rest = timers.unplaced(EVERYTHING).rows
         return cls.among(timers, TimerRows.together([placed, rest.rows(rest.is_marker)]))
 

@@ -18,6 +18,12 @@ EXACT_MS = 1
 MOST_WIDTHS = 4
 """As many as the checkpoint has room for."""
 
+MEANING_OF_WIDTHS = (
+    "width of those slots in ms; the least common multiple where two were merged; 1: to the"
+    " millisecond, as on a hierarchical wheel"
+)
+"""For the layouts that hold them."""
+
 
 @attrs.frozen
 class OlderSlots:
@@ -57,9 +63,9 @@ class OlderSlots:
         return OlderSlots(untils[1:], (math.lcm(*widths_ms[:2]), *widths_ms[2:]))
 
     def with_room_for(self, first_offsets: Int64s) -> "OlderSlots":
-        """These before a change that is not refused, where messages with these first records wait:
-        what would have no width of its own any more counts to the millisecond. So nobody takes what
-        only lies beside a target; some that was taken back long ago may be unknown.
+        """Merge the two oldest widths into ``EXACT_MS`` if a pending message belongs to them; these
+        are the first records of all that are pending. Cancels then match to the millisecond: none
+        hits a neighbour; some old cancels are reported as delivered.
         """
         if not (first_offsets < self.until_next_change).any():
             return self

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from message_store.layout import Field, Layout
-from timer_wheel.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.older_slots import MEANING_OF_WIDTHS, MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT, TimerCheckpoint
 from timer_wheel.wheel_math import PRECISIONS_MS
 
@@ -27,6 +27,7 @@ OWN_PLACES = (64, 256)
 UNKNOWN = -1
 
 _OF_BROKER = "broker_"
+_RECORDS_BEFORE = "commit log offset before which records are of"
 
 OWN_CHECKPOINT = Layout(
     "timer checkpoint, our own part",
@@ -42,12 +43,15 @@ OWN_CHECKPOINT = Layout(
         Field("flushed_position", "i64", "timer log position up to which units are on disk"),
         Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
         Field("copies_position", "i64", "timer log position where units ended when copies began"),
-        Field("older_until", "i64", "commit log offset before which records are of older slots"),
-        Field("older_precision_ms", "i64", "the width of those; 1: of a hierarchical wheel"),
+        Field("older_until", "i64", f"{_RECORDS_BEFORE} older slots; 0: none"),
+        Field("older_precision_ms", "i64", MEANING_OF_WIDTHS),
         *(
-            Field(f"{name}_{number}", "i64", f"the same of slots {number} before those; 0: none")
+            Field(f"{name}_{number}", "i64", meaning)
             for number in range(1, MOST_WIDTHS)
-            for name in ("older_until", "older_precision_ms")
+            for name, meaning in (
+                ("older_until", f"{_RECORDS_BEFORE} slots one change older; 0: none"),
+                ("older_precision_ms", MEANING_OF_WIDTHS),
+            )
         ),
         Field("checksum", "i64", "CRC-32 of the bytes before it"),
     ),

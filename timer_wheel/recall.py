@@ -13,6 +13,7 @@ from message_store.byte_column import Int64s
 from message_store.java_numbers import INT_MAX, LONG_MAX
 from message_store.message import Message, StoredMessage
 from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
+from timer_wheel.live_timer_log import NO_SLOT
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_log import FLAG_DELETE
 from timer_wheel.timer_record_kernel import KEY_ONE, MARKER_BODY
@@ -23,7 +24,6 @@ from timer_wheel.wheel_math import floor_ms
 MARKER_TAGS = "_RECALL_TAG_"
 RecallKey = tuple[int, int]
 NO_KEY: RecallKey = (0, 0)
-_NO_SLOT = -1
 _LONGEST_INT = 10
 
 
@@ -152,7 +152,7 @@ def find_markers(
     units still have wrong flags. Records are believed, not flags.
     """
     marks = RecallMarks()
-    placed = timers.log.find(None, _NO_SLOT, 0, flags=FLAG_DELETE)
+    placed = timers.log.find(None, NO_SLOT, 0, flags=FLAG_DELETE)
     placed = placed if mended is None else TimerRows.together([placed, mended])
     placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
     rest = timers.unplaced(EVERYTHING, keys=True)

@@ -9,6 +9,7 @@ from message_store.delay_store import Cancellation
 from message_store.java_numbers import LONG_MAX, string_hash
 from message_store.message import StoredMessage
 from message_store.recall_handle import RecallHandle
+from timer_wheel.live_timer_log import NO_SLOT
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.older_marks import OlderMarks
 from timer_wheel.recall import RecallKey, RecallMarks, Target, are_older, marker_offsets
@@ -19,7 +20,6 @@ from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_kernels import TOPIC_HASH
 from timer_wheel.wheel_math import PRECISIONS_MS, out_ms
 
-_NO_SLOT = -1
 _PIECE = 1 << 16
 
 
@@ -63,7 +63,7 @@ class Search:
         rows = timers.in_slots(held)
         yield rows.rows(~rows.is_roll)
         if timers.has_rolled:  # what will roll may be in any slot
-            rows = timers.log.find(self._topic_hash, _NO_SLOT, 0, flags=FLAG_ROLL)
+            rows = timers.log.find(self._topic_hash, NO_SLOT, 0, flags=FLAG_ROLL)
             rows = rows.rows(rows.is_roll)
             yield rows.rows(timers.are_waiting(rows))
 

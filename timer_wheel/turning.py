@@ -123,7 +123,7 @@ class Turning:
 
     def _read(self, rows: TimerRows, marks: RecallMarks) -> tuple[TimerRows, TimerFacts]:
         """What the records say, and the rows as these say which are delete markers; ``marks`` gets
-        those that nobody knew.
+        those that nobody knew. Raises TargetError.
         """
         timers = self._timers
         facts = timers.facts(rows, keys=len(marks) > 0)

@@ -4,7 +4,7 @@ and timermetrics.
 
 Checkpoint and wheel are rewritten in place. The checkpoint's master offset is raised before units
 are appended, so that at any moment a broker that takes over goes on placing behind the last unit:
-neither again what has one nor behind what has none. Its last offset, which a broker believes where
+it neither places a message twice nor skips one. Its last offset, which a broker believes where
 it finds no unit, is raised when the units are on the disk: a loss of power may keep the checkpoint
 and take the units (RocketMQ: TimerMessageStore's flush service writes the timer log first).
 """
@@ -113,7 +113,7 @@ class WheelFiles:
         last = known.last_queue_offset if place_from is None else place_from
         if (flushed, last) != (known.flush_position, known.last_queue_offset):
             self._write(attrs.evolve(known, last_queue_offset=last))
-            self.sync_checkpoint(flushed, self.own)
+            self.sync_checkpoint(flushed, self.own, last)
         self.forget_snapshots_beyond(position)
 
     def forget_snapshots_beyond(self, position: int) -> None:
@@ -140,34 +140,35 @@ class WheelFiles:
         return self._checkpoint_file
 
     def begin_checkpoint_sync(
-        self, flush_position: int, own: OwnCheckpoint, placed_end: int | None = None
+        self, flush_position: int, own: OwnCheckpoint, placed_end: int
     ) -> Unsynced:
-        """Let it say up to where log and wheel are on disk and, unless that is as it was, up to
-        which queue offset the units are; ``finish``, without a lock, comes back when it is there
-        itself.
+        """Let it say up to where log and wheel are on disk, and up to which queue offset the units
+        are; ``finish``, without a lock, comes back when it is there itself. Raises TargetError.
         """
         self.own = own
-        last = self.checkpoint.last_queue_offset if placed_end is None else placed_end
         checkpoint = attrs.evolve(
-            self.checkpoint, flush_position=flush_position, last_queue_offset=last
+            self.checkpoint, flush_position=flush_position, last_queue_offset=placed_end
         )
         file = self._write(checkpoint, in_any_case=True)
         return Unsynced((file.another_handle(),), (self._root.config,), lambda: None)
 
-    def sync_checkpoint(
-        self, flush_position: int, own: OwnCheckpoint, placed_end: int | None = None
-    ) -> None:
-        """Come back when it is on disk, and says up to where log and wheel are too."""
+    def sync_checkpoint(self, flush_position: int, own: OwnCheckpoint, placed_end: int) -> None:
+        """Come back when it is on disk, and says up to where log and wheel are too. Raises
+        TargetError.
+        """
         self.begin_checkpoint_sync(flush_position, own, placed_end).finish()
 
     def sync_saved(self) -> None:
-        """Come back when what was saved is on disk."""
-        self.sync_checkpoint(self.checkpoint.flush_position, self.own)
+        """Come back when what was saved is on disk. Raises TargetError."""
+        known = self.checkpoint
+        self.sync_checkpoint(known.flush_position, self.own, known.last_queue_offset)
 
     # --- the wheel --------------------------------------------------------------------------------
 
     def compare(self, wheel: LiveWheel, file: WheelSlots | None, log_end: int) -> None:
-        """Note what the file says otherwise than the wheel; what cannot be read is written anew."""
+        """Note what the file says otherwise than the wheel; what cannot be read is written anew.
+        Raises TargetError.
+        """
         self._has_length = file is not None
         if file is not None:
             wheel.note_differences(file, log_end)

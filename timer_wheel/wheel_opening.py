@@ -19,7 +19,7 @@ from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
 from message_store.properties import TIMER_TOPIC
 from message_store.segment_files import SegmentReader
-from timer_wheel.live_timer_log import LiveTimerLog
+from timer_wheel.live_timer_log import NO_SLOT, LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.older_marks import settle_older
@@ -52,8 +52,6 @@ from timer_wheel.wheel_recovery import (
     settle_accounts,
 )
 from timer_wheel.wheel_settings import WheelSettings
-
-_NO_SLOT = -1
 
 
 def open_timers(
@@ -207,7 +205,7 @@ def _hung(
     files.compare(wheel, file, log.end)
     timers.placed_end = resume(timers.queue, log, store)
     if counts[OVERDUE]:
-        rows = log.find(None, _NO_SLOT, 0)
+        rows = log.find(None, NO_SLOT, 0)
         is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
         timers.early = rows.rows(is_early)
     return timers

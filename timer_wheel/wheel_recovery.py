@@ -32,8 +32,6 @@ from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_math import floor_ms
 
-_NO_SLOT = -1
-
 
 def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
     """Where in the log a file begins before which nothing was stored from the hand's time on, and
@@ -81,7 +79,7 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
         gone.is_roll,
     ]
     places = looked_at.commit_log_offset.copy(), looked_at.size_bytes.copy()
-    marks = find_markers(timers, _NO_SLOT)
+    marks = find_markers(timers, 0)
     facts = timers.facts(looked_at, keys=len(marks) > 0)
     cancelled_at = marks.taken_at(places[0], facts)
     cancelled_at = np.minimum(cancelled_at, OlderMarks.of(timers).taken_at(looked_at))

@@ -118,8 +118,10 @@ class WheelStore(TimerStore):
             place_all(timers, self._clock.now_ms())
         own = timers.state_to_flush()
         self._store.finish(timers.log.segments.sync)
-        flushed_position = timers.files.checkpoint.flush_position  # the wheel's file as well
-        unsynced = timers.files.begin_checkpoint_sync(flushed_position, own)
+        known = timers.files.checkpoint  # of the flush, which synced the wheel's file as well
+        unsynced = timers.files.begin_checkpoint_sync(
+            known.flush_position, own, known.last_queue_offset
+        )
         self._store.finish(unsynced.finish)
 
     def _find_next_due(self) -> int | None:

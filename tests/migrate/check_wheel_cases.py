@@ -157,6 +157,14 @@ CASES = [
     ),
     Case(code="hierarchical-wheel", make=hierarchical, says="1 message waits"),
     Case(
+        code="taken-over-damaged",
+        make=then(
+            hierarchical,
+            lambda root: (root / "delaywheel/hierarchy/taken-over").write_bytes(b"torn"),
+        ),
+        says="taken-over: damaged",
+    ),
+    Case(
         code="hierarchy-unguarded",
         make=then(hierarchical, lambda root: (root / "timerwheel").unlink()),
     ),

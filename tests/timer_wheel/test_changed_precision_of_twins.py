@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
+from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt
 from message_store.errors import SourceError, TargetError, UnsupportedStoreError
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
@@ -262,13 +262,16 @@ def test_wherever_the_change_of_hands_stops_what_a_wheel_took_back_stays_so(
     assert number > 10
 
 
+@pytest.mark.parametrize("by_way_of_a_wheel", [False, True])
 @pytest.mark.parametrize("place", [8, 40, 100, -1])
-def test_damage_to_what_a_wheel_had_settled_is_told_where_it_is_needed(
-    tmp_path: Path, place: int
+def test_damage_to_what_a_wheel_had_settled_is_told_and_put_right_by_way_of_a_wheel(
+    tmp_path: Path, place: int, *, by_way_of_a_wheel: bool
 ) -> None:
     clock = ManualClock(START_MS)
     with open_with(tmp_path, clock, 100) as wheel:
         wheel.schedule(Message("orders", b"it"), AtMs(START_MS + 1_500))
+        gone = wheel.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + 1_500))
+        assert wheel.cancel(gone) is Cancellation.CANCELLED
     open_fine(tmp_path, clock).close()
     home = tmp_path / "delaywheel" / "hierarchy"
     content = bytearray((home / "taken-over").read_bytes())
@@ -276,6 +279,15 @@ def test_damage_to_what_a_wheel_had_settled_is_told_where_it_is_needed(
     (home / "taken-over").write_bytes(content)
     with open_fine(tmp_path, clock) as store:
         assert bodies_of(store) == {b"it"}
+        assert ["taken-over: damaged" in each.problem for each in store.check()] == [True]
+    if by_way_of_a_wheel:
+        open_with(tmp_path, clock, None).close()
+        for _ in range(2):
+            with open_fine(tmp_path, clock) as store:
+                assert bodies_of(store) == {b"it"}
+                assert store.check() == []
+            shutil.rmtree(home / "index")
+        return
     shutil.rmtree(home / "index")
     with pytest.raises(SourceError, match="taken-over: damaged"):
         open_fine(tmp_path, clock)
@@ -356,20 +368,27 @@ def test_more_changes_than_are_remembered_are_refused_while_what_is_so_old_waits
         assert store.cancel(gone) is Cancellation.CANCELLED
 
 
-@pytest.mark.parametrize("refused_for", ["too many changes", "finer slots"])
+def open_otherwise(path: Path, clock: ManualClock, refused_for: str) -> DelayStore:
+    if refused_for == "another engine":
+        return open_hierarchy(path, clock, precision_ms=200)
+    return open_with(path, clock, 100 if refused_for == "finer slots" else 200)
+
+
+@pytest.mark.parametrize("refused_for", ["too many changes", "finer slots", "another engine"])
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "a marker without its flag"])
 def test_a_change_that_is_refused_leaves_every_unit(
     tmp_path: Path, refused_for: str, *, is_damaged: bool
 ) -> None:
     clock = ManualClock(START_MS)
     is_far = refused_for == "finer slots"
+    changes_ms = (200, 500, 200, 500) if refused_for == "too many changes" else ()
     delay_ms = 90_000_000 if is_far else 9_145
     with open_with(tmp_path, clock, 500) as store:
         receipts = [
             store.schedule(Message("orders", key.encode(), unique_key=key), AtMs(START_MS + ms))
             for key, ms in (("K", 9_145), ("L", 9_145), ("M", delay_ms))
         ]
-    for width_ms in () if is_far else (200, 500, 200, 500):
+    for width_ms in changes_ms:
         open_with(tmp_path, clock, width_ms).close()
     with open_with(tmp_path, clock, None) as store:
         assert store.cancel(receipts[0]) is Cancellation.CANCELLED
@@ -382,8 +401,8 @@ def test_a_change_that_is_refused_leaves_every_unit(
         log.write_bytes(content)
         (tmp_path / "timerwheel").unlink()  # which counts markers against their targets
     before = {path: path.read_bytes() for path in (tmp_path / "timerlog").iterdir()}
-    with pytest.raises(UnsupportedStoreError, match=r"changes of prec|come early"):
-        open_with(tmp_path, clock, 100 if is_far else 200)
+    with pytest.raises(UnsupportedStoreError, match=r"changes of prec|come early|promised for"):
+        open_otherwise(tmp_path, clock, refused_for)
     assert {path: path.read_bytes() for path in (tmp_path / "timerlog").iterdir()} == before
     if not is_damaged:  # at the latest a turn reads the record of such a marker
         with open_with(tmp_path, clock, None) as store:

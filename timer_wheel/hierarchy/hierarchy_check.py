@@ -10,6 +10,7 @@ from message_store.delay_store import Finding, Severity
 from message_store.store_losses import kept_findings, log_finding, queue_findings
 from timer_wheel.hierarchy.index_db import DamagedIndexError
 from timer_wheel.hierarchy.index_layouts import Rows
+from timer_wheel.hierarchy.taken_over import damage_of_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -21,6 +22,19 @@ def check_hierarchy(index: TimerIndex) -> list[Finding]:
     found = [*index.losses, *index.lost.findings(), *queue_findings(store), *kept_findings(store)]
     if store.losses.log_bytes:
         found.append(log_finding(store.losses.log_bytes))
+    damage = damage_of_taken_over(store.root)
+    if damage is not None:
+        found.append(
+            Finding(
+                Severity.WARNING,
+                "delaywheel/hierarchy/taken-over",
+                damage,
+                "a broker does not look at it; an index that is lost cannot be made again, and"
+                " some old cancels are reported as delivered",
+                "close the store, open it with WheelStore, close that, and open it with"
+                " HierarchicalWheelStore again: the file is written anew",
+            )
+        )
     try:
         index.settle()
         found += _in_index(index)

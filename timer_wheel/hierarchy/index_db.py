@@ -226,7 +226,11 @@ class IndexDb:
             self._sync()
 
     def _sync(self) -> None:
-        """Wait for the disk here: the library would let no other thread run meanwhile."""
+        """Wait for the disk here: the library would let no other thread run meanwhile.
+
+        Called inside ``LiveStore.finish``: after a sync that failed the next one succeeds, although
+        what was written before is lost. Raises TargetError.
+        """
         try:
             for path in self.path.glob("*.log"):
                 with suppress(FileNotFoundError):  # its changes are in a synced table by now

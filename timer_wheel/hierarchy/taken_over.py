@@ -22,7 +22,7 @@ from message_store.properties import TIMER_TOPIC
 from message_store.small_files import read_small_file, remove_file, replace_file
 from message_store.store_root import StoreRoot
 from timer_wheel.hierarchy.ownership import home
-from timer_wheel.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.older_slots import MEANING_OF_WIDTHS, MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_rows import Bools
 
 _NAME = "taken-over"
@@ -41,7 +41,7 @@ TAKEN_OVER = Layout(
             for number in range(MOST_WIDTHS)
             for name, meaning in (
                 ("slots_until", "records before it are of the wheel's slots of the next width"),
-                ("slots_precision_ms", "that width; 1: a hierarchical wheel's; 0: none"),
+                ("slots_precision_ms", f"{MEANING_OF_WIDTHS}; 0: none"),
             )
         ),
         Field("checksum", "i64", "CRC-32 of the bytes before it and of the bits"),
@@ -147,8 +147,19 @@ def read_taken_over(store: LiveStore) -> TakenOver | None:
     return known if known.is_of(store) else None
 
 
+def damage_of_taken_over(root: StoreRoot) -> str | None:
+    """Why the file cannot be believed; None where it can be, or is not there."""
+    try:
+        _read(_path(root))
+    except SourceError as error:
+        return str(error)
+    return None
+
+
 def older_slots(store: LiveStore) -> OlderSlots:
-    """The slots of the wheel that the store was; none where nothing tells. Raises TargetError."""
+    """The slots of the wheel that the store was; none where nothing tells: of a damaged file
+    ``check`` does. Raises TargetError.
+    """
     try:
         known = read_taken_over(store)
     except SourceError:

@@ -18,7 +18,7 @@ from timer_wheel.recall import find_markers
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 from timer_wheel.timer_rows import TimerRows
-from timer_wheel.unit_repair import mend_flags
+from timer_wheel.unit_repair import with_right_flags
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_file import snapshots
 from timer_wheel.wheel_math import PRECISIONS_MS
@@ -53,9 +53,9 @@ def take_over(store: LiveStore, default_ms: int) -> OnWheel:
         rest_rows = rest.rows.rows(rest.facts.is_fine)
         rest_rows = rest_rows.rows(~np.isin(rest_rows.commit_log_offset, timers.done))
         placed = timers.in_slots(timers.wheel.used_slots())
-        mend_flags(timers, placed, timers.facts(placed))
+        mended = with_right_flags(placed, timers.facts(placed))
         all_rows = TimerRows.together([placed, rest_rows])
-        rows = _waiting(timers, all_rows)
+        rows = _waiting(timers, all_rows, mended)
         slot_ms = _slot_precision(timers, all_rows)
         return OnWheel(
             np.unique(rows.commit_log_offset),
@@ -92,11 +92,11 @@ def _slot_precision(timers: LiveTimers, rows: TimerRows) -> int:
     return max(PRECISIONS_MS) if is_early.any() else timers.precision_ms
 
 
-def _waiting(timers: LiveTimers, rows: TimerRows) -> TimerRows:
+def _waiting(timers: LiveTimers, rows: TimerRows, mended: TimerRows) -> TimerRows:
     """These rows, but for what takes back and what was taken back, by slot: to the millisecond some
-    of that would come again.
+    of that would come again. ``mended`` are those whose units have wrong flags.
     """
-    marks = find_markers(timers, timers.wheel.hand_ms)
+    marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
     facts = timers.facts(rows, keys=len(marks) > 0)
     is_taken = marks.take_away(rows.commit_log_offset, facts)
     return rows.rows(~is_taken & ~rows.is_marker)
