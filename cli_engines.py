@@ -7,7 +7,7 @@ Each is one call of the library, on a store that delaywheel made or that a broke
 import itertools
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from message_store.clock import ManualClock
 from message_store.delay_store import Cancellation
 from message_store.durations import DURATION_FORMS
 from message_store.engine_choice import EngineName, choose_engine
+from message_store.errors import DelayStoreError
 from message_store.printable import counted
 from message_store.recall_handle import RecallHandle
 from message_store.runner import DEFAULT_POLL_MS, run_store
@@ -137,12 +138,12 @@ def run(
 
 def _warn_of_gone_queues(output: "Output", root: StoreRoot, engine: EngineName | None) -> None:
     """Say of levels that lost their queue: what waited there is in the log alone, and stays."""
-    if choose_engine(root, engine) != "levels":
-        return
     with loading(output):
         from migrate.source_warnings import gone_queue_warnings
-    for warning in gone_queue_warnings(root):
-        output.warn(warning)
+    with suppress(DelayStoreError):  # what stands in the way is said by who opens the store
+        if choose_engine(root, engine) == "levels":
+            for warning in gone_queue_warnings(root):
+                output.warn(warning)
 
 
 @contextmanager
