@@ -79,11 +79,15 @@ class OlderSlots:
         return self.untils[1] if len(self.untils) == MOST_WIDTHS else 0
 
     def number_of(self, first_offsets: Int64s) -> Int64s:
-        """Which of these slots each record was stored for; their count for those of today."""
+        """Which of these slots each record was stored for; their count for those of today.
+        The same as ``number_of_older`` in kernels.
+        """
         return int64s(np.searchsorted(int64s(self.untils), first_offsets, side="right"))
 
     def moved(self, promised_ms: int) -> set[int]:
-        """What has become by now of a promise that was given in slots of any of these widths."""
+        """What has become by now of a promise that was given in slots of any of these widths. What
+        ``slot_of_older`` says of one record is among it.
+        """
         moved = {promised_ms}
         for width_ms in self.widths_ms:
             moved |= {-(-each // width_ms) * width_ms for each in moved}

@@ -178,7 +178,7 @@ def _first_offset(offset: int, prepared_offset: int, rolls: int) -> int:
 
 
 @inline_kernel
-def _number_of_older(first_offset: int, older_untils: Any) -> int:
+def number_of_older(first_offset: int, older_untils: Any) -> int:
     """Which of the older slots a record was stored for; their count for those of today."""
     for number in range(len(older_untils)):
         if first_offset < older_untils[number]:
@@ -253,7 +253,7 @@ def read_timer_records(
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)
         if usual and len(older_untils):
             first = _first_offset(offsets[row], facts[PREPARED_OFFSET, row], facts[ROLL_TIMES, row])
-            number = _number_of_older(first, older_untils)
+            number = number_of_older(first, older_untils)
             if number < len(older_untils):
                 out_ms = slot_of_older(out_ms, older_widths_ms, number, precision_ms)
         facts[OUT_MS, row] = out_ms

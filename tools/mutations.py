@@ -112,8 +112,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "made-anew-by-flags-alone",
         "timer_wheel/wheel_rebuild.py",
-        "    mend_flags(timers, rows, timers.facts(rows))  # the record of a marker is not read again\n",
-        "",
+        "    mended = with_right_flags(rows, timers.facts(rows))\n",
+        "    mended = TimerRows.empty()\n",
         "tests/timer_wheel/test_changed_precision_of_twins.py::test_a_marker_that_lost_its_flag_takes_back_what_is_made_anew",
     ),
     Mutation(
