@@ -157,9 +157,10 @@ def open_levels(
         state.left_alone[level] = _scanner(state, level, start)
     if start.since is not None:
         is_known = start.since >= live.log.end
-    else:  # of a clean store without any offsets the log alone tells what was delivered
+    else:  # of a clean store that has lost its offsets the log alone tells what was delivered
+        is_chosen = bool(start.offsets) or offsets_choice is not OffsetsChoice.AUTO
         waits = any(len(scanner) for scanner in state.scanners.values())
-        is_known = live.was_clean and (bool(start.offsets) or not waits)
+        is_known = live.was_clean and (is_chosen or not waits)
     if not is_known:
         _settle_after_kill(state, start)
     return state
