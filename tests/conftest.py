@@ -46,7 +46,7 @@ LONG_S = 2.0
 ROOM_BYTES = 6 << 30
 _MEMORY = Path("/dev/shm")
 #: Fixtures that are set up for every module, but cost nothing.
-_CHEAP = frozenset({"look_ahead"})
+_CHEAP = frozenset({"look_ahead", "make_broker", "scratch"})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,18 +101,23 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def _group_of(item: pytest.Item) -> str | None:
     """What has to stay in one process: all that use the Spark session; a module that shares a
-    fixture which is dear enough to be shared.
+    fixture which is dear enough to be shared, by the parameters of that fixture if it has any.
     """
     if item.get_closest_marker("spark"):
         return "spark"
-    module = item.nodeid.partition("::")[0]
     definitions = item._fixtureinfo.name2fixturedefs if hasattr(item, "_fixtureinfo") else {}
-    shared = (
-        name
+    shared = {
+        name: found[-1]
         for name, found in definitions.items()
         if name not in _CHEAP and found[-1].scope in ("module", "class", "package")
-    )
-    return module if any(shared) else None
+    }
+    if not shared:
+        return None
+    module = item.nodeid.partition("::")[0]
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or not all(found.params for found in shared.values()):
+        return module
+    return f"{module}[{'-'.join(str(callspec.indices[name]) for name in sorted(shared))}]"
 
 
 def _rank(item: pytest.Item, markers: frozenset[str], group: str | None) -> int:

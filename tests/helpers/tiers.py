@@ -16,8 +16,8 @@ SLOWER: Final = TIERS[1:]
 
 #: `make check` runs one of so many turns of the nightly tests, chosen by the commit's hash.
 TURNS: Final = 16
-#: Broker tests share their stores by module, so that a module has its turn as a whole.
-BROKER_TURNS: Final = 6
+#: Broker tests that share a store have their turn together, and one such group takes minutes.
+BROKER_TURNS: Final = 10
 
 #: At how many of the places where a fault may strike a tier lets it strike; None: at each of them.
 POSITIONS: Final = {"test": 2, "check": 8, "nightly": None}

@@ -86,20 +86,23 @@ class Runner:
             self._outwait(owner)
             return
         is_near_the_end = turn == self.plan.owners - 2
-        doomed_s = self.plan.far_s if is_near_the_end else self.plan.doomed_s
-        doomed = list(self._batch(owner, doomed_s, 5))
         far = [] if is_near_the_end else [*self._batch(owner, self.plan.far_s)]
-        far, back = self._surrounded(owner, self.plan.far_s, [*doomed, *far])
+        far, back = self._surrounded(owner, self.plan.far_s, far)
         sent = self._send(owner, [*soon, *far])
-        self._doomed = _those(sent, {each.number for each in doomed} - back)
         self._take_back(owner, turn, _those(sent, back if can_recall else set()))
         owner.wait_for(self._coming([*sent[: len(soon)], *self._next]))
         if isinstance(owner, OurOwner) and not self.plan.killed:
             owner.rest()
-        following = [*self._batch(owner, self.plan.next_s), *self._late(owner)]
+        # The last that is sent: only the change of owners lies before it is taken back.
+        doomed_s = self.plan.far_s if is_near_the_end else self.plan.doomed_s
+        doomed = list(self._batch(owner, doomed_s, 5))
+        following = [*doomed, *self._batch(owner, self.plan.next_s), *self._late(owner)]
         following, back = self._surrounded(owner, self.plan.next_s, following)
-        self._next = self._send(owner, following)
-        self._take_back(owner, turn, _those(self._next, back if can_recall else set()))
+        sent = self._send(owner, following)
+        self._take_back(owner, turn, _those(sent, back if can_recall else set()))
+        kept = {each.number for each in doomed} - back
+        self._doomed = _those(sent, kept)
+        self._next = [each for each in sent if each.message.number not in kept]
 
     def _coming(self, sent: Iterable[Sent]) -> list[str]:
         """Leave out what was not stored, as far as anybody knows, and what was taken back."""
