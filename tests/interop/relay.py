@@ -39,9 +39,9 @@ class Plan:
     version: str
     killed: bool = False
     owners: int = 4
-    next_s: int = 30
-    far_s: int = 60
-    doomed_s: int = 120
+    next_s: int = 60
+    far_s: int = 90
+    doomed_s: int = 180
     roll_window_slots: int = 40
 
     @property
