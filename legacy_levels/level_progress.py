@@ -189,7 +189,7 @@ class LevelProgress:
         if is_durable:
             write_mark(root, FLUSHED_NAME, mark, is_durable=True)
         write_mark(root, LATEST_NAME, mark, is_durable=is_durable)
-        if text != self._writer.text:
+        if text != self._writer.text or (is_durable and not self._writer.is_durable):
             self._writer.write(text, is_durable=is_durable)
 
     def _table(self, offsets: dict[int, int]) -> dict[int, int]:

@@ -30,7 +30,8 @@ UPDATES_A_VERSION = 200
 class OffsetsWriter:
     """Writes the table of one store.
 
-    ``text`` is what the main file holds, None when there is none.
+    ``text`` is what the main file holds, None when there is none; ``is_durable`` says that it is
+    known to be on the disk.
     """
 
     def __init__(self, root: Path, dialect: Dialect, found: DelayOffsets, now_ms: int) -> None:
@@ -41,6 +42,7 @@ class OffsetsWriter:
         self._lengths: dict[Path, int] = {}
         self._is_torn = found.main.problem is not None
         self.text = read_small_file(self._path)
+        self.is_durable = self.text is None
 
     def count(self, deliveries: int, now_ms: int) -> None:
         """So many offsets moved."""
@@ -58,10 +60,10 @@ class OffsetsWriter:
 
         A text that no broker can read is not kept: its `.bak` may be the only whole one.
         """
-        if self.text is not None and not self._is_torn:
+        if self.text not in (None, text) and not self._is_torn:
             self._put(self._path.with_name(FILE_NAME + ".bak"), self.text, is_durable)
         self._put(self._path, text, is_durable)
-        self.text, self._is_torn = text, False
+        self.text, self._is_torn, self.is_durable = text, False, is_durable
 
     def _put(self, path: Path, text: bytes, is_durable: bool) -> None:
         if is_durable or len(text) < self._lengths.get(path, len(text) + 1):

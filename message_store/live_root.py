@@ -14,7 +14,7 @@ from message_store.live_log import LiveLog
 from message_store.live_queue import LiveQueue
 from message_store.live_segments import LiveSegments
 from message_store.segment_files import list_directories, list_segments
-from message_store.small_files import sync_directory
+from message_store.small_files import make_directories, sync_directory
 from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from message_store.unfinished_change import refuse_unfinished_change
@@ -29,7 +29,7 @@ def refuse_unwritable(root: StoreRoot) -> None:
     disk refuses that.
     """
     try:
-        root.path.mkdir(parents=True, exist_ok=True)
+        make_directories(root.path)
         is_new = not root.commit_log.exists() and not root.consume_queues.exists()
         has_plan = (root.staging if is_new else root.staging / "plan.json").exists()
         is_moved = (root.staging / "publishing.json").exists()
@@ -40,7 +40,6 @@ def refuse_unwritable(root: StoreRoot) -> None:
         if is_new:
             root.commit_log.mkdir()
             sync_directory(root.path)
-            sync_directory(root.path.parent)
     except (FileExistsError, NotADirectoryError) as error:
         raise SourceError(f"{root.path}: cannot be a store: {error.strerror}") from error
     except OSError as error:

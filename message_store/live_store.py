@@ -80,7 +80,7 @@ class LiveStore:
         self.lock = threading.RLock()
         # These two may be waited for with the store's lock held, and never the other way round.
         self._syncing = threading.RLock()
-        self._writing_topics = threading.RLock()
+        self._writing_small_files = threading.RLock()
         self.was_clean = root.was_stopped_cleanly
         self._writer_lock = writer_lock
         self.is_closed = False
@@ -90,7 +90,7 @@ class LiveStore:
         self._topics: dict[str, int] = {}
         self._queues: Queues = {}
         self._queue_handles = 0
-        self._ends_to_note: StoreEnds | None = None
+        self._ends_to_note: tuple[int, StoreEnds] | None = None
         self._queues_noted = LONG_MAX  # until it is known what was lost
         self._queues_with_handles: set[tuple[str, int]] = set()
         self.log: LiveLog = open_log(root, settings)
@@ -119,6 +119,7 @@ class LiveStore:
                 segments.restore_length()
             raise
         self.log.end = files_end  # recovery looks behind the end
+        self.root.sync_names()
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
         recovery = recover(self, extent)
         self.sync_log()
@@ -225,7 +226,7 @@ class LiveStore:
             topics = dict(self._topics)
         if not topics:
             return
-        with self._writing_topics:
+        with self._writing_small_files:
             if not self.is_closed:  # by another thread, which has written them then
                 merge_topics(self.root, topics, self.dialect)
         with self.lock:
@@ -293,7 +294,7 @@ class LiveStore:
             unsynced = self.log.begin_sync()
             last_start = self.log.last_start
             if len(self._queues) > self._queues_noted:
-                self._ends_to_note = StoreEnds.of(self)
+                self._ends_to_note = len(self._queues), StoreEnds.of(self)
         self.finish(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
 
@@ -312,14 +313,18 @@ class LiveStore:
         self._note_ends()
 
     def _note_ends(self) -> None:
-        """Write down which queues there are, when there are more: if one is gone after a kill, that
-        is noticed. What is written was on disk before.
+        """Write down which queues there are, when there are more: if one is gone after a kill or a
+        loss of power, that is noticed. What is written was on disk before.
         """
         with self.lock:
-            ends, self._ends_to_note = self._ends_to_note, None
-            if ends is not None and not self.is_closed:
+            note, self._ends_to_note = self._ends_to_note, None
+        if note is None:
+            return
+        count, ends = note
+        with self._writing_small_files:
+            if not self.is_closed and count > self._queues_noted:
                 ends.write(self.root)
-                self._queues_noted = len(self._queues)
+                self._queues_noted = count
 
     def finish(self, work: Callable[[], None]) -> None:
         """Do what makes something durable; when it fails, nothing more is taken.
@@ -388,7 +393,9 @@ class LiveStore:
                 if not self.log.is_broken:
                     self.flush()
                     self._checkpoint.write_last()
-                    StoreEnds.of(self).write(self.root)
+                    with self._writing_small_files:
+                        self._queues_noted = LONG_MAX  # nobody writes older ones over them
+                        StoreEnds.of(self).write(self.root)
                     self.root.mark_stopped()
             finally:
                 self.abandon()
@@ -398,7 +405,8 @@ class LiveStore:
         with self.lock:
             if self._is_parents:
                 return
-            with self._writing_topics:  # whoever writes them does so under the store's lock file
+            # Whoever writes small files does so under the store's lock file.
+            with self._writing_small_files:
                 self.is_closed = True
             self.log.break_off()
             self._checkpoint.close()

@@ -150,10 +150,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
     TargetError when the disk refuses, and leaves nothing beside the file.
     """
     try:
-        is_new = not path.parent.is_dir()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if is_new and is_durable:
-            sync_directory(path.parent.parent)
+        make_directories(path.parent, is_durable=is_durable)
         temporary = path.with_name(f".{path.name}.new")
         descriptor = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode
@@ -174,6 +171,16 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
             sync_directory(path.parent)
     except OSError as error:
         raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def make_directories(path: Path, *, is_durable: bool = True) -> None:
+    """Make a directory and those above it that are not there; where it is so wanted, come back when
+    their names are on the disk. Raises OSError.
+    """
+    missing = [each for each in (path, *path.parents) if not each.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing if is_durable else ():
+        sync_directory(each.parent)
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
@@ -254,10 +261,14 @@ def write_over(path: Path, content: bytes) -> None:
         file.close()
 
 
-def remove_file(path: Path) -> None:
-    """Take a file away, if it is there. Raises TargetError."""
+def remove_file(path: Path, *, is_durable: bool = False) -> None:
+    """Take a file away, if it is there; durably, it does not come back with the power. Raises
+    TargetError.
+    """
     try:
         path.unlink(missing_ok=True)
+        if is_durable and path.parent.is_dir():
+            sync_directory(path.parent)
     except OSError as error:
         raise TargetError(f"{path}: cannot be removed: {error.strerror}") from error
 

@@ -53,10 +53,10 @@ class StoreEnds:
             return None
 
     def write(self, root: StoreRoot) -> None:
-        """Put them down. Raises TargetError."""
+        """Put them down, durably. Raises TargetError."""
         queues = [[topic, queue_id, end] for (topic, queue_id), end in self.queues.items()]
         text = json.dumps({"log_end": self.log_end, "queues": queues})
-        replace_file(root.own / ENDS_NAME, text.encode(), is_durable=False)
+        replace_file(root.own / ENDS_NAME, text.encode())
 
 
 @attrs.frozen

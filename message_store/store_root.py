@@ -262,6 +262,22 @@ class StoreRoot:
         """Make the `abort` file, durably: from here on the store counts as not stopped cleanly."""
         replace_file(self.abort, abort_text)
 
+    def sync_names(self) -> None:
+        """Come back when the names of small files and directories are on the disk: who opens the
+        store relies on what it sees, and a process that was killed may not have waited for them.
+        Raises TargetError.
+        """
+        own = (*list_directories(self.own), self.own)
+        for directory in (*own, self.config, self.path, self.path.parent):
+            try:
+                sync_directory(directory)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if directory == self.path.parent and isinstance(error, PermissionError):
+                    continue  # it need not be ours
+                raise TargetError(f"{directory}: cannot be synced: {error.strerror}") from error
+
     def mark_stopped(self) -> None:
         """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""
         try:

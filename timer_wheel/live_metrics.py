@@ -23,13 +23,14 @@ from timer_wheel.wheel_kernels import TOPIC_HASH
 
 class LiveMetrics:
     """Counts by topic; ``is_known`` says whether they are complete, ``is_new`` whether the file is
-    behind them.
+    behind them, ``is_durable`` whether the file is known to be on the disk.
     """
 
     def __init__(self, root: StoreRoot, log: LiveLog, *, was_clean: bool) -> None:
         self.counts: Counter[str] = Counter()
         self.is_known = False
         self.is_new = False
+        self.is_durable = was_clean
         self._log = log
         self._names: dict[int, str] = {}
         if was_clean:

@@ -339,9 +339,9 @@ class LiveTimers:
         metrics = self.metrics
         if not metrics.is_known:
             metrics.count_anew(self.log.all_units(), self.wheel.hand_ms, self.done)
-        if metrics.is_new:
+        if metrics.is_new or (durably and not metrics.is_durable):
             self.files.write_metrics(metrics.counts, durably=durably)
-            metrics.is_new = False
+            metrics.is_new, metrics.is_durable = False, durably
 
     def save(self) -> None:
         """Write the checkpoint."""

@@ -246,6 +246,12 @@ class WheelFiles:
         for _, path in snapshots(self._root):
             remove_file(path)
 
+    def doubt_wheel(self) -> None:
+        """Say that what is in the file may be in memory alone: a process wrote it that did not live
+        to sync it.
+        """
+        self._wheel_is_unsynced = True
+
     def begin_wheel_sync(self) -> Unsynced:
         """What was written of the wheel file and is not on disk; ``finish`` needs no lock.
 

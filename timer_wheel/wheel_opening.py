@@ -143,6 +143,7 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
     segments.sync()
     if is_in_doubt:
         flush_position = timers.log.end
+        files.doubt_wheel()
         files.write_wheel(timers.wheel, flush_position)
         files.sync_wheel()
     files.own = own

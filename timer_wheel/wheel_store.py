@@ -187,7 +187,8 @@ class WheelStore(TimerStore):
             unsynced = timers.files.begin_checkpoint_sync(position, own, placed_end)
         store.finish(unsynced.finish)
         with self._use():
-            timers.write_metrics()
+            # After a crash they are counted anew, after a close they are believed.
+            timers.write_metrics(durably=self._is_closed)
             self._turning.lost.save()
         store.write_topics()
         store.write_checkpoint(durably=True)

@@ -292,7 +292,7 @@ def test_topics_that_are_there_keep_all_they_have(tmp_path: Path) -> None:
 # --- durability -----------------------------------------------------------------------------------
 
 
-def test_flush_syncs_log_then_queues_then_topics_then_the_checkpoint(
+def test_flush_syncs_log_then_queues_and_their_ends_then_topics_then_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened(tmp_path / "store")
@@ -309,7 +309,7 @@ def test_flush_syncs_log_then_queues_then_topics_then_the_checkpoint(
     monkeypatch.setattr(os, "fsync", watch)
     store.flush()
     order = list(dict.fromkeys(place for place in synced if place != "."))
-    assert order == ["commitlog", "consumequeue", "config", "checkpoint"]
+    assert order == ["commitlog", "consumequeue", "delaywheel", "config", "checkpoint"]
     synced.clear()
     store.flush()
     assert synced == ["checkpoint"]

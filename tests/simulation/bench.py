@@ -37,9 +37,15 @@ from tests.simulation.ledger import (
     told,
     wrong_with,
 )
-from tests.simulation.simulated_disk import Event, Killed, SimulatedDisk
+from tests.simulation.simulated_disk import Event, Killed, Note, SimulatedDisk, unsynced_files
 
 START_MS = 1_793_000_000_000
+_MAY_BE_LOST = {
+    "lock",  # nobody reads what is in it
+    "config/timermetrics",  # after a crash its messages are counted
+    "config/delayOffset.json.bak",  # the other is on the disk
+    "delaywheel/levels-latest.json",  # so is the mark of the flush
+}
 _TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 
 
@@ -323,6 +329,46 @@ class Bench:
         """What is wrong with what a kill left."""
         self.ledger.now_ms = self.clock.now_ms()
         return self.wrong_to_a_broker() + self.wrong_at_the_end(rng)
+
+    def live_again(self, rng: random.Random) -> list[str]:
+        """A kill is over: the store is opened, works where it has time to, and is flushed."""
+        self.at("live again", is_struck=False)
+        self.open()
+        self.see()
+        wrong = self.wrong()
+        if rng.random() < 0.7:
+            self.clock.tick(rng.choice([0, 1_500, 70_000]))
+            self.at("work again", is_struck=False)
+            self.schedule("AGAIN", self.clock.now_ms() + rng.choice([-1, 2_000, 40_000]))
+            self.advance()
+        self.flush()
+        return wrong + self.wrong()
+
+    @property
+    def flushed_at(self) -> int:
+        """The moment of the last flush that came back."""
+        return max(
+            number + 1
+            for number, event in enumerate(self.disk.events)
+            if isinstance(event, Note) and event.facts["step"] == FLUSHED
+        )
+
+    def left_in_memory(self, moment: int) -> list[str]:
+        """What a flush has not waited for, and somebody would rely on."""
+        left = unsynced_files(self.disk.events, moment)
+        return [
+            f"nobody has synced {path}"
+            for path in sorted(left - _MAY_BE_LOST)
+            if not path.endswith(".new")  # a process was killed while it wrote that
+        ]
+
+    def work_on(self) -> list[str]:
+        """Some work that nobody flushes."""
+        self.at("work on", is_struck=False)
+        self.schedule("MORE", self.clock.now_ms() + 1_000)
+        self.clock.tick(2_000)
+        self.advance()
+        return self.wrong()
 
     def wrong_after_power(self, rng: random.Random) -> list[str]:
         """What is wrong with what a loss of power left."""

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +46,10 @@ IN_PROCESS: Final = {
 POWER: Final = ("power", "reordered")
 """What was not synced is gone; any part of it is."""
 
-FAULTS: Final = (*IN_PROCESS, *POWER)
+LATER_POWER: Final = "kill-power"
+"""The process dies; the store is opened again, works and is flushed, and then the power goes."""
+
+FAULTS: Final = (*IN_PROCESS, *POWER, LATER_POWER)
 _NEVER: Final = 10**9
 
 World = Bench | Migration
@@ -96,6 +99,11 @@ def table() -> list[tuple[str, str]]:
     return [(name, engine) for name, each in engines.items() for engine in each]
 
 
+def faults_of(scenario: str) -> tuple[str, ...]:
+    """What can happen to it: after a kill of a migration nobody works with the store."""
+    return tuple(each for each in FAULTS if each != LATER_POWER or scenario not in MIGRATIONS)
+
+
 class Simulation:
     """A scenario of an engine by one seed, in a folder of its own: run once without a fault, which
     tells where faults may strike, and then as often as wanted with one.
@@ -110,7 +118,7 @@ class Simulation:
         world, steps = self._begin()
         failing = Failing(_NEVER, "kill")
         self.wrong: list[str] = []
-        with _watched(world.disk):
+        with watched(world.disk):
             for step in steps:
                 self._do(world, step, failing)
                 self.wrong += [f"after {step.name}: {each}" for each in world.wrong()]
@@ -150,7 +158,7 @@ class Simulation:
             return range(self._struck_to - self._struck_from)
         if fault == "torn":
             return [number for number, (_, part) in enumerate(self._changes) if part is not None]
-        if fault in ("kill", "interrupt"):
+        if fault in ("kill", "interrupt", LATER_POWER):
             return range(len(self._changes))
         return range(sum(name not in ("unlink", "rmdir") for name, _ in self._changes))
 
@@ -158,6 +166,8 @@ class Simulation:
         """One case."""
         case = Case(self.scenario, self.engine, fault, step, self.seed)
         try:
+            if fault == LATER_POWER:
+                return self._run_later_power(case)
             return self._run_power(case) if fault in POWER else self._run_failing(case)
         except Exception as error:
             error.add_note(f"in {case.command}")
@@ -174,7 +184,7 @@ class Simulation:
         world, steps = self._begin()
         wrong: list[str] = []
         name, is_dead = "", False
-        with _watched(world.disk):
+        with watched(world.disk):
             for step in steps:
                 failed = failing.failed
                 try:
@@ -200,16 +210,46 @@ class Simulation:
 
     def _run_power(self, case: Case) -> Outcome:
         rng, moment = case.rng("fault"), self._struck_from + 1 + case.step
-        if case.fault == "power":
-            cut = nothing_unsynced(self.events, moment, names_too=rng.random() < 0.5)
+        return self._cut_power(case, rng, self._world, self.events, moment)
+
+    def _cut_power(
+        self, case: Case, rng: random.Random, world: World, events: list[Event], moment: int
+    ) -> Outcome:
+        if case.fault == "power" or (case.fault == LATER_POWER and rng.random() < 0.7):
+            cut = nothing_unsynced(events, moment, names_too=rng.random() < 0.5)
         else:
-            cut = any_choice(self.events, moment, rng)
-        shutil.rmtree(self._world.root, ignore_errors=True)
-        make_disk(self.events, cut, self._world.root)
-        world = self._world.after_power(self.events, moment)
+            cut = any_choice(events, moment, rng)
+        shutil.rmtree(world.root, ignore_errors=True)
+        make_disk(events, cut, world.root)
+        left = world.after_power(events, moment)
         with _no_waiting():
-            wrong = world.wrong_after_power(rng)
-        return Outcome(case, wrong, _kept(self.events, cut), _step_at(self.events, moment))
+            wrong = left.wrong_after_power(rng)
+        return Outcome(case, wrong, _kept(events, cut), _step_at(events, moment))
+
+    # --- a kill, another life, and then a loss of power -------------------------------------------
+
+    def _run_later_power(self, case: Case) -> Outcome:
+        """What the second life flushes was written by the first, in part, and by nobody synced."""
+        rng = case.rng("life")
+        failing = Failing(case.step, "kill", is_torn=rng.random() < 0.5)
+        world, steps = self._begin()
+        assert isinstance(world, Bench)
+        with watched(world.disk):
+            with suppress(Killed):
+                for step in steps:
+                    self._do(world, step, failing)
+            world.kill()
+            reopened = len(world.disk.events)
+            wrong = world.live_again(rng)
+            flushed = world.flushed_at
+            wrong += world.left_in_memory(flushed)
+            wrong += world.work_on()
+            world.kill()
+        events = world.disk.events
+        later = rng.choice([range(reopened, flushed), range(flushed, len(events) + 1)])
+        moment = flushed if rng.random() < 0.5 else rng.choice(later)
+        outcome = self._cut_power(case, rng, world, events, moment)
+        return attrs.evolve(outcome, wrong=wrong + outcome.wrong)
 
 
 def _kept(events: Sequence[Event], cut: Cut) -> list[Event]:
@@ -241,7 +281,7 @@ def _no_waiting() -> Iterator[None]:
 
 
 @contextmanager
-def _watched(disk: SimulatedDisk) -> Iterator[None]:
+def watched(disk: SimulatedDisk) -> Iterator[None]:
     """The disk under this process, whose threads work one behind another; and the database of a
     hierarchical wheel, which waits for the disk by itself.
     """

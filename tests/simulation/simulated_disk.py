@@ -555,6 +555,22 @@ def loose(events: Sequence[Event], moment: int) -> Loose:
     return Loose(tuple(data), tuple(names))
 
 
+def unsynced_files(events: Sequence[Event], moment: int) -> set[str]:
+    """The files that a loss of power at this moment may leave otherwise than they are: their data,
+    their lengths, or that they are there at all.
+    """
+    names, _ = _names_after(events, Cut(moment, frozenset()))
+    paths = {file: path for path, file in names.items() if file is not None}
+    found = loose(events, moment)
+    left: set[str | None] = set()
+    for event in (events[index] for index in found.data + found.names):
+        if isinstance(event, Write | Resize):
+            left.add(paths.get(event.file))  # None: it has no name any more
+        elif isinstance(event, Name) and names.get(event.path) == event.file:
+            left.add(event.path)
+    return {path for path in left if path is not None}
+
+
 def _is_of(event: Event, file: int) -> bool:
     return isinstance(event, Write | Resize) and event.file == file
 

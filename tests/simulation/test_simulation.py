@@ -13,11 +13,22 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiers import POSITIONS, positions, with_examples
-from tests.simulation.cases import FAULTS, IN_PROCESS, POWER, Outcome, Simulation, table
+from tests.simulation.cases import (
+    FAULTS,
+    IN_PROCESS,
+    LATER_POWER,
+    POWER,
+    Outcome,
+    Simulation,
+    faults_of,
+    table,
+)
 from tests.source_laws import ROOT
 
 TABLE = table()
-EACH = [(*row, fault) for row in TABLE for fault in FAULTS]
+EACH = [(*row, fault) for row in TABLE for fault in faults_of(row[0])]
+FEWER = {"test": 2, "check": 2, "nightly": None}
+"""At how many steps a process dies that has a second life after it: that is two cases."""
 
 
 def assert_survives(simulation: Simulation, fault: str, tier: str) -> None:
@@ -25,7 +36,8 @@ def assert_survives(simulation: Simulation, fault: str, tier: str) -> None:
     assert simulation.wrong == []
     steps = simulation.steps_of(fault)
     wrong = []
-    for step in positions(len(steps), POSITIONS[tier], simulation.seed):
+    wanted = (FEWER if fault == LATER_POWER else POSITIONS)[tier]
+    for step in positions(len(steps), wanted, simulation.seed):
         outcome = simulation.run(fault, steps[step])
         wrong += [outcome.message] if outcome.wrong else []
     assert wrong == [], "\n".join(wrong)
@@ -33,8 +45,9 @@ def assert_survives(simulation: Simulation, fault: str, tier: str) -> None:
 
 def in_turn() -> list[tuple[str, str, str]]:
     """Every scenario of every engine with one fault; an engine meets all of them in turn."""
-    met = {engine: cycle(FAULTS) for _, engine in TABLE}
-    return [(scenario, engine, next(met[engine])) for scenario, engine in TABLE]
+    rows = [(scenario, engine, faults_of(scenario)) for scenario, engine in TABLE]
+    met = {(engine, faults): cycle(faults) for _, engine, faults in rows}
+    return [(scenario, engine, next(met[engine, faults])) for scenario, engine, faults in rows]
 
 
 @pytest.mark.parametrize(("scenario", "engine", "fault"), in_turn())
@@ -51,7 +64,7 @@ def test_every_engine_meets_every_fault() -> None:
 @pytest.mark.parametrize(("scenario", "engine"), TABLE)
 def test_more_steps_of_each_fault(tmp_path: Path, scenario: str, engine: str) -> None:
     simulation = Simulation(scenario, engine, 2, tmp_path / "case")
-    for fault in FAULTS:
+    for fault in faults_of(scenario):
         assert_survives(simulation, fault, "check")
 
 
@@ -124,3 +137,12 @@ def test_a_lost_message_is_told_with_the_command_that_repeats_it(
     assert any("lost" in each for each in outcome.wrong)
     command = f"tests.simulation flush levels power --step {steps[-1]} --seed 1"
     assert command in outcome.message
+
+
+@pytest.mark.check
+def test_a_flush_waits_for_what_each_step_of_a_killed_one_left(tmp_path: Path) -> None:
+    """Slots that were in the file and not on the disk are what a broker goes by."""
+    simulation = Simulation("flush", "wheel", 1, tmp_path / "case")
+    steps = simulation.steps_of(LATER_POWER)
+    outcomes = [simulation.run(LATER_POWER, step) for step in steps]
+    assert [each.message for each in outcomes if each.wrong] == []

@@ -11,14 +11,27 @@ from typing import Any
 
 import pytest
 
+from legacy_levels.level_store import LevelStore
 from message_store import AfterMs, ManualClock, Message
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
+from message_store.small_files import replace_file
 from migrate.convert import convert
 from tests.faults.engines import abandon, open_wheel
 from tests.message_store.live_workload import SMALL, append, stored
 from tests.migrate.stopped_conversions import made
-from tests.simulation.simulated_disk import Name, Sync, Write, loose, recording
+from tests.simulation.bench import Bench
+from tests.simulation.cases import watched
+from tests.simulation.scenarios import ENGINE_SCENARIOS, ENGINES
+from tests.simulation.simulated_disk import (
+    Name,
+    SimulatedDisk,
+    Sync,
+    Write,
+    loose,
+    recording,
+    unsynced_files,
+)
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
 from timer_wheel import WheelStore
 
@@ -135,3 +148,75 @@ def test_the_units_that_are_kept_are_on_the_disk_before_the_checkpoint_counts_th
     synced = [each.file for each in disk.events[taken_over:] if isinstance(each, Sync)]
     log_file, checkpoint = files[f"timerlog/{0:020d}"], files["config/timercheck"]
     assert synced.index(log_file or 0) < synced.index(checkpoint or 0)
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_after_a_close_nothing_is_in_memory_alone(tmp_path: Path, engine: str, kills: int) -> None:
+    """Whoever opens a store that was closed believes all of its files; some of them were made by
+    processes that were killed.
+    """
+    disk = SimulatedDisk(tmp_path / "store")
+    bench = Bench(ENGINE_SCENARIOS["work"].setup(engine), tmp_path / "store", disk)
+    with watched(disk):
+        for life in range(kills):
+            bench.open()
+            bench.schedule(f"NEAR{life}", bench.clock.now_ms() + 1_000)
+            bench.schedule(f"FAR{life}", bench.clock.now_ms() + 90_000)
+            bench.clock.tick(20_000)
+            bench.advance()
+            bench.kill()
+        bench.open()
+        bench.advance()
+        bench.close()
+        assert unsynced_files(disk.events, len(disk.events)) - {"lock"} == set()
+
+
+def test_all_directories_that_a_store_is_made_in_are_on_the_disk(tmp_path: Path) -> None:
+    with recording(tmp_path) as disk:
+        store = LiveStore.open(tmp_path / "one/two/store", settings=SMALL)
+        moment = len(disk.events)
+        store.abandon()
+    assert {path for path in unsynced_files(disk.events, moment) if "lock" not in path} == set()
+
+
+def test_a_file_is_on_the_disk_with_all_directories_that_were_made_for_it(tmp_path: Path) -> None:
+    with recording(tmp_path) as disk:
+        replace_file(tmp_path / "one/two/file", b"content")
+    assert unsynced_files(disk.events, len(disk.events)) == set()
+
+
+def test_an_opening_waits_for_the_names_of_small_files_that_it_finds(tmp_path: Path) -> None:
+    """The process that put them there was killed before it synced their directories."""
+    root = tmp_path / "store"
+    with recording(root) as disk:
+        LiveStore.open(root, settings=SMALL).abandon()
+        for place in ("config/a", "delaywheel/b", "delaywheel/hierarchy/c", "d"):
+            replace_file(root / place, b"", is_durable=False)
+        store = LiveStore.open(root, settings=SMALL)
+        moment = len(disk.events)
+        store.abandon()
+    left = [disk.events[index] for index in loose(disk.events, moment).names]
+    assert [each for each in left if isinstance(each, Name)] == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_flush_waits_for_offsets_that_were_written_before_it(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """A broker goes by them, and would deliver again."""
+    root, clock = tmp_path / "store", ManualClock(1_793_000_000_000)
+    with recording(root) as disk:
+        store = LevelStore.open(root, clock=clock)
+        store.schedule(Message("orders", b"", unique_key="K"), AfterMs(1_000))
+        for _ in range(3):
+            clock.tick(11_000)
+            store.advance(clock.now_ms())
+        assert "config/delayOffset.json" in unsynced_files(disk.events, len(disk.events))
+        if is_killed:
+            abandon(store)
+            store = LevelStore.open(root, clock=clock)
+        store.flush()
+        moment = len(disk.events)
+        abandon(store)
+    assert "config/delayOffset.json" not in unsynced_files(disk.events, moment)

@@ -102,4 +102,4 @@ def is_guarded(root: StoreRoot) -> bool:
 
 def release(root: StoreRoot) -> None:
     """Make the store that of a wheel in files. Raises TargetError."""
-    remove_file(hierarchy_mark(root))
+    remove_file(hierarchy_mark(root), is_durable=True)

@@ -130,7 +130,7 @@ def keep_taken_over(store: LiveStore, known: TakenOver) -> None:
 
 def forget_taken_over(root: StoreRoot) -> None:
     """The store is a wheel's again, or never was one's. Raises TargetError."""
-    remove_file(_path(root))
+    remove_file(_path(root), is_durable=True)
 
 
 def read_taken_over(store: LiveStore) -> TakenOver | None:
