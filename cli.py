@@ -197,9 +197,9 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     """
     with loading(output):
         from migrate.pending import PendingFilter, pending_messages
-        from migrate.source_warnings import gone_queue_warnings
+        from migrate.source_warnings import loss_warnings
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
-    for warning in gone_queue_warnings(StoreRoot(store)):
+    for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)
     unreadable = output.pending(found, now_ms)
     click.get_current_context().exit(FINDINGS if unreadable else DONE)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from message_store.clock import Clock, SystemClock
+from message_store.cut_log import refuse_cut_log
 from message_store.delay_levels import DelayLevels
 from message_store.dialect import Dialect
 from message_store.errors import BadFieldError, StoreClosedError, TargetError
@@ -112,6 +113,7 @@ class LiveStore:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
             extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+            refuse_cut_log(self.root, extent.end)
             files_end, self.log.end = self.log.end, extent.end
             before_recovery(self, extent)
         except BaseException:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from legacy_levels.reconcile import find_indexed_end
+from message_store.cut_log import cut_log
 from message_store.delay_store import Finding
 from message_store.errors import BadFieldError
 from message_store.finding_rules import error, info, warning
@@ -41,6 +42,13 @@ FILE_MISSING = error(
     "a broker starts, and finds nothing of what lay there: messages of levels are passed over,"
     " those of a wheel are dropped",
     "take the file from a backup",
+)
+LOG_CUT = error(
+    "log-cut-short",
+    "messages are lost, and deliveries and cancellations of which nobody knows: a broker goes on at"
+    " the end that is left, `delaywheel` refuses the store",
+    "take the log from a backup; or remove `delaywheel/queue-ends.json` to go on without it: what"
+    " was delivered or cancelled there is then delivered again",
 )
 LOG_MISSING = error(
     "log-missing",
@@ -97,6 +105,7 @@ RULES = (
     FILE_LENGTH_SETTING,
     FILE_MISSING,
     LOG_MISSING,
+    LOG_CUT,
     CONFIG_DAMAGED,
     CONFIG_UNREADABLE,
     NOT_INDEXED,
@@ -131,6 +140,8 @@ def check_rows(picture: Picture) -> Iterator[Finding]:
         yield from _row(picture, queue, "mappedFileSizeConsumeQueue", queue_bytes)
     if root.has_lost_log:
         yield LOG_MISSING.at("commitlog", "no commit log file is there, but consume queues are")
+    elif (lost := cut_log(root)) is not None:
+        yield LOG_CUT.at("commitlog", lost)
 
 
 def _row(

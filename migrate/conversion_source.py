@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
+from message_store.cut_log import require_whole_log
 from message_store.errors import OptionsError, TargetError, UncleanStoreError
 from message_store.printable import counted
 from message_store.store_root import StoreRoot
@@ -43,6 +44,7 @@ class ConversionSource:
         """Refuse what is no store, and one of source and target within the other."""
         self.root.require_readable()
         self.root.require_log()
+        require_whole_log(self.root)
         source, target_end = self.root.path.resolve(), target.resolve()
         if source.is_relative_to(target_end) or target_end.is_relative_to(source):
             raise TargetError(f"{target}: must not lie in the source, or around it")

@@ -16,6 +16,7 @@ from legacy_levels.neutral_units import is_message
 from legacy_levels.reconcile import find_indexed_end
 from message_store.commit_log import find_log_end, first_store_times
 from message_store.consume_queue import read_last_unit, read_queue
+from message_store.cut_log import require_whole_log
 from message_store.errors import OptionsError, SourceError, UnsupportedStoreError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_root import queue_file_bytes
@@ -98,6 +99,7 @@ def refuse_store(root: StoreRoot) -> None:
     """
     root.require_readable()
     root.require_log()
+    require_whole_log(root)
     for name, reason in _REPLICA_FILES.items():
         if is_present(root.path / name):
             raise UnsupportedStoreError(f"{root.path / name}: {reason}")

@@ -31,7 +31,7 @@ from migrate.finished_target import UNFINISHED
 from migrate.inspect_change import counted_twice
 from migrate.inspect_timers import inspect_timers
 from migrate.level_delays import tell_delays
-from migrate.source_warnings import gone_queue_warnings
+from migrate.source_warnings import loss_warnings
 from migrate.staged_output import Staging
 from migrate.store_files import FormatGuess, count_files, guess_format, row_problems
 from migrate.store_inspection import (
@@ -108,7 +108,7 @@ class _Inspection:
             told = counted(twice.pending, *are)
             self.problems.append(f"{told} in a level and on the wheel: counted once in the sum")
         self.problems += row_problems(self.store)
-        self.problems += gone_queue_warnings(self.store)
+        self.problems += loss_warnings(self.store)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
             self.problems += read_config(self.store.path, name).problems
         timers = [part for part in (wheel, timeline) if part is not None]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_backlog import read_backlog
+from message_store.cut_log import require_whole_log
 from message_store.delay_levels import DelayLevels
 from message_store.errors import UncleanStoreError
 from message_store.small_files import is_directory, is_present
@@ -197,6 +198,7 @@ def pending_rows(
     refuse_unfinished(store)
     store.require_readable()
     store.require_log()
+    require_whole_log(store)
     if not store.was_stopped_cleanly and not options.after_crash:
         raise UncleanStoreError(
             f"{store.abort}: the broker is running or has crashed; stop it cleanly, or use"

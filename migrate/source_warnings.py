@@ -2,6 +2,7 @@
 """What is odd about a source's files, before anything is read from them: it is said aloud."""
 
 from legacy_levels.gone_queues import gone_queues
+from message_store.cut_log import cut_log, way_out
 from message_store.store_root import StoreRoot
 from migrate.store_files import row_problems
 
@@ -20,8 +21,14 @@ def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = F
     return [*said, f"{_MAY_BE_IN_LOG}: --whole-log looks there"]
 
 
+def loss_warnings(store: StoreRoot) -> list[str]:
+    """What the log and the level queues have lost, as sentences, for those who only look."""
+    lost = cut_log(store)
+    return [*([f"{lost}; {way_out(store)}"] if lost else []), *gone_queue_warnings(store)]
+
+
 def gone_queue_warnings(store: StoreRoot) -> list[str]:
-    """Level queues that are gone, as sentences, for those who only look."""
+    """Level queues that are gone, as sentences."""
     said = [str(gone) for gone in gone_queues(store)]
     finds = f"{_MAY_BE_IN_LOG}: `delaywheel convert --whole-log` looks there"
     return [*said, finds] if said else []

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from message_store.store_config import MESSAGE_TYPE, encode_topics, read_topics
+from message_store.store_losses import StoreEnds
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import DONE
 from migrate.in_place_checks import read_ends
@@ -57,6 +58,12 @@ def tear(*names: str) -> Callable[[Path], object]:
 def future_checkpoint(root: Path) -> None:
     later = (T0 + HOUR_MS).to_bytes(8, "big")
     (root / "checkpoint").write_bytes((later * 3).ljust(4096, b"\0"))
+
+
+def ends_noted_behind_the_log(root: Path) -> None:
+    """As after the log's last file was removed from a store that ``delaywheel`` had closed."""
+    (root / "delaywheel").mkdir(exist_ok=True)
+    StoreEnds(1 << 30, {}).write(StoreRoot(root))
 
 
 def begun_change(root: Path) -> Change:
@@ -144,6 +151,7 @@ CASES = [
         make=then(many(60, commit_log_file_bytes=4096), lambda root: log_file(root, 1).unlink()),
     ),
     Case(code="log-missing", make=then(store(), without_log)),
+    Case(code="log-cut-short", make=then(store(), ends_noted_behind_the_log), says="are lost"),
     Case(code="config-damaged", make=tear("topics.json"), says="truncated"),
     Case(code="config-unreadable", make=tear("topics.json", "topics.json.bak"), says="truncated"),
     Case(code="log-not-indexed", make=store(indexed_items=2), says="1 delayed message is"),

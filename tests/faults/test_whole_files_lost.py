@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole file of a closed store is removed, emptied or zeroed: no message is delivered twice, none
+that was cancelled is delivered, and a message that is lost is told by whoever opens or reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from message_store import AtMs, ManualClock, Message, Severity
+from message_store.cut_log import cut_log
+from message_store.errors import DelayStoreError, SourceError
+from message_store.store_root import StoreRoot
+from message_store.store_settings import StoreSettings
+from migrate.check_picture import CheckOptions
+from migrate.check_store import check_store
+from migrate.inspect_store import inspect_store
+from migrate.pending import pending_messages
+from migrate.pending_table import LEVELS, TableOptions, pending_rows
+from migrate.report import BadRecord
+from migrate.source_warnings import loss_warnings
+from tests.faults.damage import copy_store
+from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
+
+START_MS = 1_767_323_045_000
+HALF_MS = START_MS + 20_000
+END_MS = START_MS + 86_400_000
+COUNT = 300
+TOPICS = ("orders", "payments", "refunds")
+SETTINGS = StoreSettings(
+    commit_log_file_bytes=1 << 16, queue_file_bytes=100 * 20, timer_log_file_bytes=100 * 52
+)
+OPEN: dict[str, Any] = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
+FILES = ("commitlog/*",)
+KINDS = ("gone", "empty", "zero")
+
+
+@attrs.frozen
+class Built:
+    """A closed store: which messages are delivered, cancelled and pending, and what ``check`` and
+    ``inspect`` say of it.
+    """
+
+    path: Path
+    delivered: frozenset[int]
+    cancelled: frozenset[int]
+    told: frozenset[str]
+
+
+def opened(name: str, path: Path, now_ms: int) -> Any:
+    rolls = {"roll_window_slots": 3_600} if name == "wheel" else {}
+    return OPEN[name](path, ManualClock(now_ms), SETTINGS, **rolls)
+
+
+def build(name: str, path: Path) -> Built:
+    store = opened(name, path, START_MS)
+    receipts = [
+        store.schedule(
+            Message(TOPICS[number % 3], b"body %d." % number * 5, unique_key=f"KEY{number}"),
+            AtMs(START_MS + 1_000 + number * 7 % 100 * 1_000),
+        )
+        for number in range(COUNT)
+    ]
+    store.close()
+    store = opened(name, path, HALF_MS)
+    while len(store.advance(HALF_MS)):
+        pass
+    store.close()
+    delivered = frozenset(in_topics(name, path))
+    store = opened(name, path, HALF_MS)
+    waiting = sorted(set(range(COUNT)) - delivered)
+    cancelled = frozenset(waiting[:5])
+    for number in cancelled:
+        store.cancel(receipts[number])
+    store.close()
+    return Built(path, delivered, cancelled, frozenset(told_by_readers(path)))
+
+
+def in_topics(name: str, path: Path) -> Counter[int]:
+    """What the topics of a store hold, with multiplicity."""
+    store = opened(name, path, HALF_MS)
+    try:
+        return topics_of(store)
+    finally:
+        abandon(store)
+
+
+def topics_of(store: Any) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for topic in TOPICS:
+        for queue_offset in range(COUNT):
+            with suppress(DelayStoreError):  # a delivered record that is lost hides no other
+                for message in store.topic(topic).read(0, queue_offset, 1):
+                    if message.queue_offset == queue_offset:
+                        found[int(message.body.split(b".")[0].split()[1])] += 1
+    return found
+
+
+def told_by_readers(path: Path, now_ms: int = HALF_MS) -> Iterator[str]:
+    """What ``check`` and ``inspect`` complain of."""
+    for finding in check_store(path, CheckOptions(now_ms=now_ms)).findings:
+        if finding.severity is not Severity.INFO:
+            yield f"{finding.code} {finding.where}"
+    try:
+        yield from inspect_store(path, now_ms=now_ms).problems
+    except DelayStoreError as error:
+        yield str(error)
+
+
+def pending_of(path: Path) -> Counter[int] | None:
+    """Which messages wait, as ``pending`` lists them; None where it refuses or cannot read some."""
+    found: Counter[int] = Counter()
+    try:
+        for each in pending_messages(path, now_ms=HALF_MS):
+            if isinstance(each, BadRecord):
+                return None
+            found[int(str(each.unique_key).removeprefix("KEY"))] += 1
+    except DelayStoreError:
+        return None
+    return found
+
+
+def destroy(file: Path, kind: str) -> None:
+    size = file.stat().st_size
+    file.unlink()
+    if kind != "gone":
+        file.touch()
+    if kind == "zero":
+        with file.open("r+b") as target:
+            target.truncate(size)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and file.stat().st_size < 1 << 20
+    }
+
+
+def require_told(name: str, built: Built, copy: Path) -> None:
+    """Read and open a store that lost a file, deliver everything, and account for each message."""
+    told = set(told_by_readers(copy)) - built.told
+    wanted = set(range(COUNT)) - built.cancelled
+    waiting = pending_of(copy)
+    if waiting is not None and waiting != Counter(wanted - built.delivered):
+        assert told, ("readers", Counter(wanted - built.delivered) - waiting)
+    before = contents(copy)
+    try:
+        store = opened(name, copy, HALF_MS)
+    except DelayStoreError:
+        assert contents(copy) == before, "a refused open changed the store"
+        return
+    said = [str(one) for one in store.check() if one.severity is not Severity.INFO]
+    for now_ms in (HALF_MS, END_MS):
+        while len(store.advance(now_ms)):
+            pass
+    said += [str(one) for one in store.check() if one.severity is not Severity.INFO]
+    delivered = topics_of(store)
+    store.close()
+    lost, came_back = wanted - delivered.keys(), delivered.keys() & built.cancelled
+    doubled = {number for number, times in delivered.items() if times > 1}
+    assert not doubled, ("twice", doubled)
+    assert not came_back or said, ("cancelled", came_back)
+    assert not lost or said, ("lost", lost, told)
+
+
+STORES: dict[str, Built] = {}
+
+
+@pytest.fixture(params=OPEN)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    name = request.param
+    if name not in STORES:
+        STORES[name] = build(name, tmp_path_factory.mktemp("lost") / name)
+    return STORES[name]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("files_of", FILES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_lost_loses_nothing_without_a_word(
+    built: Built, kind: str, files_of: str, tmp_path: Path
+) -> None:
+    name = built.path.name
+    files = [path.relative_to(built.path) for path in sorted(built.path.glob(files_of))]
+    wrong = []
+    for file in files:
+        if not (built.path / file).is_file() or file.name == "lock":
+            continue
+        copy = tmp_path / str(file).replace("/", "-")
+        copy_store(built.path, copy)
+        destroy(copy / file, kind)
+        try:
+            require_told(name, built, copy)
+        except (AssertionError, DelayStoreError) as error:
+            wrong.append((str(file), str(error).splitlines()[0]))
+    assert not wrong, "\n".join(f"{file}: {what}" for file, what in wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_log_that_ends_before_its_synced_end_is_refused_and_told(
+    built: Built, kind: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "store"
+    copy_store(built.path, copy)
+    last = max((copy / "commitlog").iterdir())
+    destroy(last, kind)
+    before = contents(copy)
+    report = check_store(copy, CheckOptions(now_ms=HALF_MS))
+    [told] = [each for each in report.findings if each.code == "log-cut-short"]
+    assert told.severity is Severity.ERROR
+    assert last.name in told.problem
+    assert any(last.name in each for each in inspect_store(copy, now_ms=HALF_MS).problems)
+    assert any(last.name in each for each in loss_warnings(StoreRoot(copy)))
+    with pytest.raises(SourceError, match=f"{last.name}.*queue-ends.json.*nothing was changed"):
+        opened(built.path.name, copy, HALF_MS)
+    with pytest.raises(SourceError, match=f"{last.name}.*queue-ends.json"):
+        pending_rows(copy, LEVELS, TableOptions(now_ms=HALF_MS))
+    assert contents(copy) == before
+    (copy / "delaywheel" / "queue-ends.json").unlink()
+    abandon(opened(built.path.name, copy, HALF_MS))
+
+
+@pytest.mark.parametrize("kind", ["closed", "killed"])
+def test_a_log_whose_unsynced_tail_is_lost_is_no_damage(tmp_path: Path, kind: str) -> None:
+    """A loss of power may take what nobody had synced."""
+    store = opened("wheel", tmp_path, START_MS)
+    store.schedule(Message("orders", b"synced"), AtMs(START_MS + 1_000))
+    store.flush()
+    end = store.live.log.end
+    if kind == "closed":
+        store.close()
+        store = opened("wheel", tmp_path, START_MS)
+    store.schedule(Message("orders", b"not synced"), AtMs(START_MS + 1_000))
+    abandon(store)
+    with (tmp_path / "commitlog" / f"{0:020}").open("r+b") as file:
+        file.truncate(end)
+        file.truncate(1 << 16)
+    assert cut_log(StoreRoot(tmp_path)) is None
+    store = opened("wheel", tmp_path, START_MS)
+    assert store.live.log.end == end
+    store.close()
