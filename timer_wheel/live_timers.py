@@ -352,7 +352,10 @@ class LiveTimers:
         if not self.is_repeating:
             self.base = self._moment()
         return attrs.evolve(
-            self.base, flushed_hand_ms=self.wheel.hand_ms, flushed_position=self.log.end
+            self.base,
+            flushed_hand_ms=self.wheel.hand_ms,
+            flushed_position=self.log.end,
+            log_begins=self.log_begins,
         )
 
     def _moment(self) -> OwnCheckpoint:

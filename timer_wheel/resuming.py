@@ -47,6 +47,26 @@ def was_left(own: OwnCheckpoint | None, log: LiveTimerLog, files: WheelFiles) ->
     return not is_at_flush or own.flushed_position != log.end
 
 
+def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStore) -> bool:
+    """Whether first files of the timer log are gone that retention did not take: the checkpoint
+    says where the log begins, and the log still has records of messages before its first unit.
+    """
+    if own is None or not own.is_known or log.segments.min_offset <= own.log_begins:
+        return False
+    first = log.unit_at(log.segments.min_offset).commit_log_offset
+    queue = store.queue(TIMER_TOPIC, 0)
+    return bool(len(first)) and _first_behind(queue, int(first[0]) - 1) > queue.min_offset
+
+
+def take_back_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
+    """Take away every unit: all that the queue has is placed again, and copies in the log tell what
+    was dealt with.
+    """
+    begin = log.segments.min_offset
+    files.will_end_at(begin, place_from=store.queue(TIMER_TOPIC, 0).min_offset)
+    log.cut(begin)
+
+
 def take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """After a crash: take away what cannot be relied on.
 

@@ -28,9 +28,11 @@ from timer_wheel.precision import precision_of_slots, precision_of_times, precis
 from timer_wheel.recall import find_markers
 from timer_wheel.resuming import (
     goes_back,
+    has_lost_files,
     has_torn_end,
     resume,
     take_back,
+    take_back_all,
     take_back_to_gap,
     was_left,
 )
@@ -97,6 +99,8 @@ def _open(
         log.segments.delete_before(own.log_begins)
     log.find_end()
     end = log.end
+    if has_lost_files(own, log, store):
+        take_back_all(log, store, files)
     is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
     if is_in_doubt:
         take_back(log, store, files)
@@ -193,7 +197,7 @@ def _hung(
         wheel,
         files,
         settings.roll_window_slots,
-        log_begins=0 if own is None else own.log_begins,
+        log_begins=log.segments.min_offset,
         older=older,
     )
     counts = log.revise(wheel)

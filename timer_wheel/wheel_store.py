@@ -106,6 +106,7 @@ class WheelStore(TimerStore):
         retention, log = self._store.retention, self._timers.log
         if retention.clean(now_ms, keep_from, self._make_known):
             retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
+            self._timers.log_begins = log.segments.min_offset
 
     def _make_known(self) -> None:
         """Else whoever comes after a kill would look for what was dealt with before.

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store import AtMs, ManualClock, Message, Severity
+from message_store import AfterMs, AtMs, ManualClock, Message, Severity
 from message_store.cut_log import cut_log
 from message_store.errors import DelayStoreError, SourceError
 from message_store.store_root import StoreRoot
@@ -38,7 +38,7 @@ SETTINGS = StoreSettings(
     commit_log_file_bytes=1 << 16, queue_file_bytes=100 * 20, timer_log_file_bytes=100 * 52
 )
 OPEN: dict[str, Any] = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
-FILES = ("commitlog/*",)
+FILES = ("commitlog/*", "timerlog/*")
 KINDS = ("gone", "empty", "zero")
 
 
@@ -248,3 +248,48 @@ def test_a_log_whose_unsynced_tail_is_lost_is_no_damage(tmp_path: Path, kind: st
     store = opened("wheel", tmp_path, START_MS)
     assert store.live.log.end == end
     store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("index", range(4))
+def test_a_wheel_without_a_file_of_its_timer_log_delivers_all_or_is_refused(
+    tmp_path: Path, kind: str, index: int
+) -> None:
+    """The queue and the log have what the units were made from."""
+    if "wheel" not in STORES:
+        STORES["wheel"] = build("wheel", tmp_path / "built")
+    built, copy = STORES["wheel"], tmp_path / "store"
+    copy_store(built.path, copy)
+    destroy(sorted((copy / "timerlog").iterdir())[index], kind)
+    try:
+        store = opened("wheel", copy, HALF_MS)
+    except DelayStoreError:
+        assert kind == "empty" or (kind, index) in {("gone", 1), ("gone", 2)}
+        return
+    for _ in range(2):  # what was placed again stays so
+        store.close()
+        store = opened("wheel", copy, HALF_MS)
+    while len(store.advance(END_MS)):
+        pass
+    assert topics_of(store) == Counter(set(range(COUNT)) - built.cancelled)
+    store.close()
+
+
+def test_retention_of_the_timer_log_places_nothing_again(tmp_path: Path) -> None:
+    """The checkpoint says where the timer log begins since; what is gone before that was over."""
+    settings = attrs.evolve(
+        SETTINGS, commit_log_file_bytes=4_096, timer_log_file_bytes=10 * 52, retention_ms=3_600_000
+    )
+    clock = ManualClock(START_MS)
+    store = open_wheel(tmp_path, clock, settings)
+    for _ in range(40):
+        store.schedule(Message("orders", b"x" * 900), AfterMs(1_000))
+        clock.tick(3_600_000)
+        store.advance(clock.now_ms())
+        store.flush()
+    store.close()
+    files = sorted(path.name for path in (tmp_path / "timerlog").iterdir())
+    assert int(files[0]) > 0, "nothing was deleted"
+    places = [file.read_bytes() for file in sorted((tmp_path / "timerlog").iterdir())]
+    open_wheel(tmp_path, clock, settings).close()
+    assert [file.read_bytes() for file in sorted((tmp_path / "timerlog").iterdir())] == places
