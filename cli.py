@@ -26,6 +26,7 @@ from cli_input import (
     generate_options,
     now_option,
     offsets_option,
+    require_window,
     spark_options,
 )
 from cli_spark import Settings, started_spark
@@ -195,13 +196,20 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     One JSON object a line; on a terminal, unless --json is given, one message a line for people.
     Messages that cannot be read are named on stderr, and end the command with exit code 1.
     """
+    require_window(filters["due_after_ms"], filters["due_before_ms"])
     with loading(output):
+        from migrate.choices import absent_choices
         from migrate.pending import PendingFilter, pending_messages
         from migrate.source_warnings import loss_warnings
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)
-    unreadable = output.pending(found, now_ms)
+    listed, unreadable = output.pending(found, now_ms)
+    if not (listed or unreadable or filters["limit"] == 0):
+        named = ("topic", "level")
+        topics, levels = ([filters[name]] if filters[name] is not None else [] for name in named)
+        for warning in absent_choices(StoreRoot(store), topics=topics, levels=levels):
+            output.warn(warning)
     click.get_current_context().exit(FINDINGS if unreadable else DONE)
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli_input import STORE, now_option, offsets_option
+from cli_input import STORE, now_option, offsets_option, require_window
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import DONE, FINDINGS, loading, verb
 from message_store.delay_levels import DelayLevels
+from message_store.java_numbers import INT_MAX
 from message_store.store_root import StoreRoot
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--level",
     "levels",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, INT_MAX),
     multiple=True,
     help="Only this level; can be given repeatedly.",
 )
@@ -74,6 +75,9 @@ def export(
     OUT.parquet must not exist. A message that cannot be read is a row that says why, in the column
     problem, and ends the command with exit code 1.
     """
+    require_window(due_after_ms, due_before_ms)
+    if levels and what == "wheel":
+        raise click.UsageError("--level chooses among the levels, which --of wheel leaves out")
     with loading(output):
         from migrate.export_table import due_conditions, export_parquet
         from migrate.pending_table import Condition, TableOptions

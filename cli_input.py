@@ -71,6 +71,12 @@ def offsets_option() -> Decorator:
     )
 
 
+def require_window(after_ms: int | None, before_ms: int | None) -> None:
+    """Raise UsageError for ``--due-after`` and ``--due-before`` with no time between them."""
+    if after_ms is not None and before_ms is not None and before_ms <= after_ms:
+        raise click.UsageError("--due-before must be later than --due-after")
+
+
 def spark_options(function: Function) -> Function:
     """``--master`` and ``--conf``."""
     conf = click.option(

@@ -97,9 +97,11 @@ class Output(Printer):
         for problem in found.problems:
             self.warn(problem)
 
-    def pending(self, messages: "Iterable[Pending | BadRecord]", now_ms: int) -> int:
-        """``pending``; returns how many could not be read, which go to stderr."""
-        unreadable = 0
+    def pending(self, messages: "Iterable[Pending | BadRecord]", now_ms: int) -> tuple[int, int]:
+        """``pending``; returns how many were listed, and how many could not be read, which go to
+        stderr.
+        """
+        listed = unreadable = 0
         as_json = self.as_json or not sys.stdout.isatty()
         for message in messages:
             if not self.has_reader:
@@ -107,11 +109,13 @@ class Output(Printer):
             if not isinstance(message, Pending):
                 unreadable += 1
                 self.warn(f"cannot be read: {text.bad_record_line(message)}")
-            elif as_json:
+                continue
+            listed += 1
+            if as_json:
                 self._print(self._json(attrs.asdict(message)))
             else:
                 self._say(text.pending_line(message, now_ms))
-        return unreadable
+        return listed, unreadable
 
     def conversion(
         self, report: "ConversionReport", clock_ms: int, *, was_done: bool = False
@@ -262,6 +266,8 @@ class Output(Printer):
 
     def exported(self, report: "ExportReport") -> None:
         """``export``."""
+        for warning in report.warnings:
+            self.warn(warning)
         if report.unreadable:
             self.warn(f"{text.count(report.unreadable)} cannot be read: see the column problem")
         if self.as_json:

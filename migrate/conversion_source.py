@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from message_store.cut_log import require_whole_log
-from message_store.errors import OptionsError, TargetError, UncleanStoreError
+from message_store.errors import TargetError, UncleanStoreError
 from message_store.printable import counted
 from message_store.store_root import StoreRoot
+from migrate.choices import require_queues
 from migrate.finished_target import refuse_unfinished
 from migrate.report import ConversionReport
 from migrate.retired_source import retired_warnings
@@ -82,10 +83,7 @@ class ConversionSource:
         self.chosen = np.ones(len(self.backlog), np.bool_)
         if options.only_levels:
             known = {counts.level for counts in self.backlog.counts}
-            if unknown := sorted(set(options.only_levels) - known):
-                raise OptionsError(
-                    f"{self.root.path}: the store has no queue of level {unknown[0]}"
-                )
+            require_queues(self.root, options.only_levels, known)
             self.chosen &= np.isin(self.backlog.level, np.array(options.only_levels))
         if options.only_topics:
             wanted, self.left_out_topics = choose_topics(

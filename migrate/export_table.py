@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from message_store.errors import OptionsError, TargetError
 from message_store.printable import printable
 from message_store.store_root import StoreRoot
+from migrate.choices import absent_choices, require_levels
 from migrate.pending_batches import pending_batches
 from migrate.pending_table import LEVELS, WHEEL, Condition, PendingRows, TableOptions, pending_rows
 from migrate.staged_output import new_file, target_errors
@@ -30,7 +31,9 @@ Progress = Callable[[str, int, int], None]
 
 @attrs.frozen
 class ExportReport:
-    """What was written: messages of levels and of the wheel, and how many could not be read."""
+    """What was written: messages of levels and of the wheel, and how many could not be read;
+    ``warnings`` name what was asked for and the store never had.
+    """
 
     store: str
     out: str
@@ -39,6 +42,7 @@ class ExportReport:
     wheel: int
     unreadable: int
     bytes_written: int
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The JSON object that ``export --json`` prints; keys are a promise."""
@@ -79,12 +83,18 @@ def export_parquet(
         raise OptionsError(f"levels, wheel or both, not {unknown[0]!r}")
     progress("plan", 0, 0)
     rows = {kind: pending_rows(store, kind, options, conditions) for kind in kinds}
+    asked = {name: _asked(conditions, name) for name in ("topic", "level")}
+    require_levels(
+        StoreRoot(store), asked["level"], offsets=options.offsets, table=options.level_table
+    )
     counts = dict.fromkeys((LEVELS, WHEEL), 0)
     unreadable = 0
     with new_file(out) as file, _writer(file, store, options) as writer:
         for kind, batches in _batches(store, rows, options, conditions, progress):
             table = pa.Table.from_batches(batches)
             counts[kind] += table.num_rows
+            for name, values in asked.items():
+                values.difference_update(table.column(name).unique().to_pylist() if values else ())
             unreadable += table.num_rows - table.column("problem").null_count
             writer.write_table(table, row_group_size=table.num_rows)
     return ExportReport(
@@ -95,7 +105,18 @@ def export_parquet(
         wheel=counts[WHEEL],
         unreadable=unreadable,
         bytes_written=out.stat().st_size,
+        warnings=tuple(
+            absent_choices(
+                StoreRoot(store), topics=sorted(asked["topic"]), levels=sorted(asked["level"])
+            )
+        ),
     )
+
+
+def _asked(conditions: Sequence[Condition], name: str) -> set[Any]:
+    """The values of a column that are asked for one by one."""
+    listed = [one.value for one in conditions if (one.column, one.operator) == (name, "in")]
+    return {value for values in listed for value in values}
 
 
 def due_conditions(after_ms: int | None, before_ms: int | None) -> list[Condition]:

@@ -23,6 +23,7 @@ from message_store.segment_files import SegmentReader
 from message_store.store_root import StoreRoot
 from message_store.unfinished_change import DONE
 from migrate.books import bad_records, conversion_report
+from migrate.choices import require_queues
 from migrate.disk_room import disk_warnings, free_bytes
 from migrate.in_place_checks import (
     OwnWheel,
@@ -143,8 +144,7 @@ def chosen_by_level(options: ConvertOptions, backlog: LevelBacklog) -> np.ndarra
     if not options.only_levels:
         return np.ones(len(backlog), np.bool_)
     known = {counts.level for counts in backlog.counts}
-    if unknown := sorted(set(options.only_levels) - known):
-        raise OptionsError(f"the store has no queue of level {unknown[0]}")
+    require_queues(StoreRoot(options.source), options.only_levels, known)
     return np.isin(backlog.level, np.array(options.only_levels))
 
 

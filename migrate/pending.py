@@ -32,6 +32,7 @@ from message_store.message_codec import decode_message_at
 from message_store.segment_files import SegmentReader
 from message_store.small_files import is_directory, is_present
 from message_store.store_root import StoreRoot
+from migrate.choices import require_levels
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
 from migrate.report import BadRecord
@@ -126,13 +127,15 @@ def pending_messages(
 
     A message whose record cannot be read comes as a BadRecord, whatever topic or key is asked for.
     For one on the wheel ``level`` is None. After a crash, what was already delivered is left out.
-    Raises SourceError and FormatError for a store that cannot be read.
+    Raises SourceError and FormatError for a store that cannot be read, OptionsError for a level
+    that it does not have.
     """
     store = StoreRoot(path)
     refuse_unfinished(store)
     store.require_readable()
     with store.shared_lock(), SegmentReader(store.commit_log) as log:
         rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))
+        require_levels(store, () if wanted.level is None else (wanted.level,), offsets=offsets)
         rows = rows.rows(np.flatnonzero(wanted.window(rows)))
         yield from _decoded(log, _candidates(log, rows, precision_ms, wanted), precision_ms, wanted)
 
