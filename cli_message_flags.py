@@ -81,15 +81,18 @@ def _one_request(
     texts = [topic, body, tags, unique_key, *keys, *(part for pair in properties for part in pair)]
     for text in texts:
         _require_unicode(text or "")
-    message = Message(
-        topic=topic,
-        body=body.encode() if body is not None else body_file.read() if body_file else b"",
-        tags=tags or None,
-        keys=tuple(key for words in keys for key in words.split()),
-        properties=dict(properties),
-        queue_id=queue_id or 0,
-        unique_key=unique_key or None,
-    )
+    try:
+        message = Message(
+            topic=topic,
+            body=body.encode() if body is not None else body_file.read() if body_file else b"",
+            tags=tags or None,
+            keys=tuple(key for words in keys for key in words.split()),
+            properties=dict(properties),
+            queue_id=queue_id or 0,
+            unique_key=unique_key,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     return Request(message, due)
 
 

@@ -158,7 +158,7 @@ def _request(value: Any) -> Request:
         keys=_keys(fields.of("keys", (str, list))),
         properties=_properties(fields.of("properties", dict)),
         queue_id=fields.number("queue_id", at_least=0) or 0,
-        unique_key=fields.of("unique_key", str) or None,
+        unique_key=fields.of("unique_key", str),
     )
     return Request(message, due)
 

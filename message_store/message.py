@@ -59,7 +59,8 @@ class Message:
     """A message as an application hands it over.
 
     ``tags`` is RocketMQ's single tag, ``keys`` are what it can be looked up by, ``properties`` are
-    the user's own. ``unique_key`` is the client's message id; the store makes one when it is None.
+    the user's own. ``unique_key`` is the client's message id; the store makes one when it is None;
+    an empty one is refused.
     """
 
     topic: str
@@ -76,6 +77,8 @@ class Message:
             raise ValueError("'topic' must not be empty")
         if self.queue_id < 0:
             raise ValueError(f"'queue_id' must be >= 0: {self.queue_id}")
+        if self.unique_key == "":  # no reader finds an empty property
+            raise ValueError("'unique_key' must not be empty; without one the store makes it")
 
 
 @attrs.frozen(slots=False)

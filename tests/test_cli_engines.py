@@ -255,6 +255,10 @@ def test_a_file_may_begin_with_a_byte_order_mark(place: Path, tmp_path: Path) ->
         ('{"topic": "\\ud800", "body": "x", "level": 1}', "is not text"),
         ('{"topic": "a", "body": "x", "level": 1, "keys": [1]}', "'keys' holds 1, which is not"),
         ('{"topic": "a", "body": "x", "level": 1, "queue_id": -1}', "'queue_id' cannot be -1"),
+        (
+            '{"topic": "a", "body": "x", "level": 1, "unique_key": ""}',
+            "'unique_key' must not be empty",
+        ),
     ],
 )
 def test_a_line_that_is_no_message_is_named_and_nothing_is_stored(
@@ -569,6 +573,7 @@ ORDER = ("schedule", "S", "--topic", "a", "--body", "x")
         ((*ORDER, "--after", "-5s"), "'-5s' is not a duration"),
         ((*ORDER, "--after", "9" * 20 + "d"), "9d' is too long for a duration"),
         ((*ORDER, "--level", 0), "0 is not in the range x>=1"),
+        ((*ORDER, "--level", 1, "--unique-key", ""), "'unique_key' must not be empty"),
         ((*ORDER, "--lines", "-"), "--lines brings the messages; --topic does not go with it"),
         (("schedule", "S", "--lines", "-", "--after", "1s"), "--after does not go with it"),
         (("schedule", "S", "--lines", "-", "--property", "a=b"), "--property does not go with it"),

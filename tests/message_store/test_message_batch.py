@@ -45,6 +45,11 @@ from tests.message_store.strategies import (
 HOST = Host.of("127.0.0.1", 10911)
 
 
+def test_a_message_has_no_empty_unique_key() -> None:
+    with pytest.raises(ValueError, match="'unique_key' must not be empty"):
+        Message("TopicA", b"x", unique_key="")
+
+
 def message(body: bytes = b"hello", **changes: object) -> StoredMessage:
     plain = StoredMessage(
         topic="TopicA",
