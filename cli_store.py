@@ -114,8 +114,7 @@ def opened(
     root = StoreRoot(path)
     refuse_unfinished(root)
     chosen = choose_engine(root, engine, may_be_new=may_be_new)
-    if not may_be_new:
-        require_engine(root, chosen)
+    require_engine(root, chosen)
     how = _settings(chosen, **settings)
     if broker_name is not None and "settings" not in how:
         how["settings"] = StoreSettings(broker_name=broker_name)

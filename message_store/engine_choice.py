@@ -16,6 +16,7 @@ from message_store.store_root import StoreRoot
 EngineName = Literal["levels", "wheel", "hierarchy"]
 
 _NAMED = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}
+_TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}
 _ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
 DELAY_OFFSETS_NAME = "delayOffset.json"
 
@@ -56,15 +57,18 @@ def takes_over(engine: EngineName, other: EngineName) -> bool:
 
 
 def require_engine(store: StoreRoot, engine: EngineName) -> None:
-    """Raise OptionsError for an engine that never put anything into a store where the other did:
-    nothing waits for it there, which would be said of a store full of messages.
+    """Raise OptionsError for an engine that never put anything into a store where the other did.
+
+    Nothing waits for it there, which would be said of a store full of messages; and what it puts
+    there makes a store of two engines, which each need their own calls. A broker's store that has
+    both is left to whoever asks.
     """
     found = engines_in(store)
     if found and engine not in found and not any(takes_over(engine, held) for held in found):
         held = " and ".join(found)
         raise OptionsError(
             f"{store.path}: is a store of {_NAMED[held]}; nothing was ever put into its"
-            f" {engine}: leave --engine away"
+            f" {engine}: leave --engine away, or use another directory{_TO_A_WHEEL.get(held, '')}"
         )
 
 

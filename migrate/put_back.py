@@ -14,7 +14,7 @@ import attrs
 
 from message_store.clock import Clock, SystemClock
 from message_store.delay_levels import DelayLevels
-from message_store.engine_choice import EngineName, choose_engine
+from message_store.engine_choice import EngineName, choose_engine, require_engine
 from message_store.errors import FormatError, PlanError, SourceError
 from message_store.live_store import LiveStore
 from message_store.message import StoredMessage
@@ -110,6 +110,7 @@ class _PutBack:
         self.clock = clock
         self.root = StoreRoot(options.store)
         self.engine = choose_engine(self.root, options.engine)
+        require_engine(self.root, self.engine)
         self.cannot: dict[str, str] = {}
 
     def run(self, *, execute: bool) -> PutBackReport:

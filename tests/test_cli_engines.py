@@ -4,6 +4,7 @@ words and stores that do not fit.
 """
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -18,16 +19,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from message_store import AtLevel, ManualClock, Message
 from message_store.store_root import StoreRoot
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
 from tests.source_laws import ROOT
+from timer_wheel import WheelStore
 
 NOW = "2026-01-02T03:04:05Z"
 NOW_MS = 1_767_323_045_000
 HANDLE = "djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI="
-ENGINES = pytest.mark.parametrize("engine", ["levels", "wheel", "hierarchy"])
+NAMES = ("levels", "wheel", "hierarchy")
+ENGINES = pytest.mark.parametrize("engine", NAMES)
 
 
 def run(*words: object, stdin: str | bytes | None = None) -> Result:
@@ -350,15 +354,20 @@ def test_an_engine_is_told_by_what_the_directory_holds(engine: str, place: Path)
 
 def test_where_both_have_left_something_one_is_named_and_the_other_left_alone(place: Path) -> None:
     schedule(place, "--level", 2, "--unique-key", "L", engine="levels")
+    with WheelStore.open(place, clock=ManualClock(NOW_MS)) as store:
+        store.schedule(Message("orders", b"x", unique_key="B"), AtLevel(1))
     schedule(place, "--level", 3, "--unique-key", "W", engine="wheel")
-    assert {each["unique_key"] for each in lines("pending", place, "--now", NOW)} == {"L", "W"}
+    schedule(place, "--level", 4, "--unique-key", "K", engine="levels")
+    assert {each["unique_key"] for each in lines("pending", place, "--now", NOW)} == {
+        "L", "B", "W", "K",
+    }  # fmt: skip
     later = ("--now", NOW_MS + 60_000, "--json")
     refused(run("run", place, *later), cli.USAGE, "holds both levels and a wheel")
     wheel = run("run", place, "--engine", "wheel", *later)
     assert "what waits in the levels of this store is left alone" in wheel.stderr
-    assert json.loads(wheel.stdout)["unique_key"] == "W"
+    assert [json.loads(line)["unique_key"] for line in wheel.stdout.splitlines()] == ["B", "W"]
     levels = run("run", place, "--engine", "levels", *later)
-    assert json.loads(levels.stdout)["unique_key"] == "L"
+    assert [json.loads(line)["unique_key"] for line in levels.stdout.splitlines()] == ["L", "K"]
 
 
 def test_a_wheel_that_was_cut_is_made_anew_aloud_and_once(place: Path) -> None:
@@ -388,6 +397,32 @@ def test_an_engine_that_a_store_does_not_have_is_refused(
     verb, *more = words
     result = run(verb, place, *more, "--engine", other)
     refused(result, cli.USAGE, f"a store of {held}; nothing was ever put into its {other}")
+
+
+@pytest.mark.parametrize(("first", "other"), list(itertools.permutations(NAMES, 2)))
+def test_a_message_for_an_engine_that_a_store_does_not_have_is_refused_before_anything_is_written(
+    first: str, other: str, place: Path
+) -> None:
+    schedule(place, "--level", 1, engine=first)
+    before = files_below(place)
+    words = ("--topic", "orders", "--body", "x", "--level", 2, "--engine", other, "--now", NOW)
+    result = run("schedule", place, *words)
+    if "levels" not in (first, other):  # one wheel takes the other over
+        assert result.exit_code == cli.DONE, result.output
+        assert len(lines("pending", place, "--now", NOW)) == 2
+        assert len(lines("run", place, "--now", NOW, "--for", "1m")) == 2
+        return
+    held = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}[first]
+    refused(result, cli.USAGE, f"a store of {held}", f"into its {other}", "use another directory")
+    assert ("delaywheel convert" in result.stderr) == (first == "levels")
+    assert files_below(place) == before
+    schedule(place, "--level", 2, engine=first)
+
+
+def files_below(place: Path) -> dict[Path, tuple[int, bytes]]:
+    """Every file, with its time of change and its beginning."""
+    files = (path for path in place.rglob("*") if path.is_file())
+    return {file: (file.stat().st_mtime_ns, file.read_bytes()[: 1 << 20]) for file in files}
 
 
 def test_a_level_table_of_ones_own(place: Path) -> None:

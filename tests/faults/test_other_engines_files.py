@@ -5,6 +5,7 @@ whatever end the other came to.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -39,11 +40,12 @@ def end(store: DelayStore, how: str) -> None:
         abandon(store)
 
 
-@pytest.mark.parametrize("first", ENGINES)
+@pytest.mark.parametrize(("first", "other"), list(itertools.permutations(ENGINES, 2)))
 @pytest.mark.parametrize("how", ["closed", "killed"])
-def test_each_engine_leaves_the_others_messages_alone(tmp_path: Path, first: str, how: str) -> None:
+def test_each_engine_leaves_the_others_messages_alone_or_takes_them_over(
+    tmp_path: Path, first: str, other: str, how: str
+) -> None:
     folder, clock = tmp_path / "store", ManualClock(START_MS)
-    other = OTHER[first]
     for turn, engine in enumerate((first, other) * 2):
         store = open_one(engine, folder, clock)
         assert [each for each in store.check() if each.severity is Severity.ERROR] == []
