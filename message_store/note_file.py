@@ -18,14 +18,19 @@ Note = TypeVar("Note", bound=attrs.AttrsInstance)
 
 
 class NoteFile(Generic[Note]):
-    """The notes of one kind of one store; ``key`` tells them apart, and orders them."""
+    """The notes of one kind of one store; ``key`` tells them apart, and orders them.
+
+    ``is_damaged`` says that the file was there and could not be understood.
+    """
 
     def __init__(self, path: Path, kind: type[Note], key: Callable[[Note], Any]) -> None:
-        self._path = path
+        self.path = path
         self._key = key
         self._is_saved = True
         text = read_small_file(path)
-        self._known = {} if text is None else {key(one): one for one in _decode(text, kind)}
+        notes = [] if text is None else _decode(text, kind)
+        self.is_damaged = notes is None
+        self._known = {key(one): one for one in notes or ()}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -48,14 +53,14 @@ class NoteFile(Generic[Note]):
         """See that all notes are on disk. Raises TargetError."""
         if not self._is_saved:
             text = json.dumps([attrs.asdict(one) for one in self.all()], indent=1)
-            replace_file(self._path, text.encode())
+            replace_file(self.path, text.encode())
             self._is_saved = True
 
 
-def _decode(text: bytes, kind: type[Note]) -> list[Note]:
-    """What the file says; nothing, when it was damaged."""
+def _decode(text: bytes, kind: type[Note]) -> list[Note] | None:
+    """What the file says; None where it is damaged."""
     try:
         rows: Any = json.loads(text)
         return [kind(**row) for row in rows]
     except (ValueError, TypeError):
-        return []
+        return None

@@ -28,6 +28,7 @@ from migrate import (
     check_timeline,
     check_timer_records,
     check_topics,
+    check_undelivered,
     check_wheel,
 )
 from migrate.check_picture import CheckOptions, Picture
@@ -53,6 +54,7 @@ RULES: tuple[FindingRule, ...] = (
     *check_hierarchy.RULES,
     *check_timer_records.RULES,
     *check_timeline.RULES,
+    *check_undelivered.RULES,
     UNREADABLE,
 )
 """Every kind of finding there is."""
@@ -80,6 +82,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("load", check_time.check_load),
     ("records", check_records.check_level_records),
     ("records", check_timer_records.check_timer_records),
+    ("deliveries", check_undelivered.check_undelivered),
 )
 
 

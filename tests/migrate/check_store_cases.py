@@ -38,6 +38,12 @@ def without_queues(root: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
+def noted(root: Path) -> None:
+    file = root / "delaywheel" / "wheel-lost.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('[{"commit_log_offset": 77, "reason": "a body that is another"}]')
+
+
 def log_file(root: Path, number: int) -> Path:
     return sorted((root / "commitlog").iterdir())[number]
 
@@ -119,6 +125,7 @@ def aged(time_ms: int) -> Callable[[Path], object]:
 
 CASES = [
     Case(code="store-crashed", make=store(abort=True)),
+    Case(code="undelivered", make=then(store(), noted), says="a body that is another"),
     Case(code="disk-cleans-early", make=store(), options={"disk_used": 0.8}, says="80% full"),
     Case(
         code="disk-cleans-early",
