@@ -95,7 +95,14 @@ class PrecisionError(UnsupportedStoreError):
 
 
 class StoreLockedError(SourceError):
-    """Another process, a broker usually, holds the store's lock file."""
+    """Somebody holds the store's lock file: another process, a broker usually, or this one.
+
+    ``pid`` is the process; None where the system does not tell.
+    """
+
+    def __init__(self, sentence: str, pid: int | None = None) -> None:
+        self.pid = pid
+        super().__init__(sentence)
 
 
 class UncleanStoreError(SourceError):

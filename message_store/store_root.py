@@ -6,6 +6,7 @@
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
+_OF_AN_OPEN_FILE = -1
+"""What Linux tells instead of a process of a lock that belongs to an open file, as ours do."""
 
 
 @attrs.frozen
@@ -327,16 +330,38 @@ class StoreRoot:
                 lock.release()
 
     def _held(self, lock: "StoreLock", kind: int) -> StoreLockedError:
-        """What to say of a lock that is held."""
-        if lock.is_held_by_delaywheel(kind):
+        """What to say of a lock that is held: by whom, as far as the system tells, and what to
+        do.
+        """
+        blocking_pid = lock.blocking_pid(kind)
+        if blocking_pid != _OF_AN_OPEN_FILE:  # plain POSIX locks, which delaywheel does not take
+            who = f"another process (pid {blocking_pid})" if blocking_pid else "another process"
             return StoreLockedError(
-                f"{self.lock}: open in this process, or held by another process that runs"
-                " delaywheel; close it there, or wait for the command that has the store open"
+                f"{self.lock}: held by {who}; stop the broker first, or whatever program that is",
+                blocking_pid or None,
+            )
+        pid = lock.holder()
+        if pid == os.getpid():
+            return StoreLockedError(
+                f"{self.lock}: the store is open in this process; close it there first", pid
+            )
+        if pid is not None:
+            return StoreLockedError(
+                f"{self.lock}: held by another process (pid {pid}) that runs delaywheel; wait until"
+                " it ends, or stop it",
+                pid,
             )
         return StoreLockedError(
-            f"{self.lock}: held by another process; stop the broker first, or wait for the"
-            " delaywheel command that has the store open"
+            f"{self.lock}: open in this process, or held by another process that runs delaywheel;"
+            " close it there, or wait for the command that has the store open"
         )
+
+
+def _names(directory: str) -> list[str]:
+    """What lies there; nothing where this user may not look, or it has gone."""
+    with suppress(OSError):
+        return os.listdir(directory)
+    return []
 
 
 class _Flock(ctypes.Structure):
@@ -367,11 +392,30 @@ class StoreLock:
         """Lock it: F_RDLCK together with other readers, F_WRLCK alone. Raises OSError."""
         self._call(fcntl.F_OFD_SETLK, kind)
 
-    def is_held_by_delaywheel(self, kind: int) -> bool:
-        """Whether what is in the way belongs to an open file, which has no process."""
+    def blocking_pid(self, kind: int) -> int:
+        """Whose plain POSIX lock is in the way; -1 where an open file has the lock, 0 where nothing
+        is in the way any more, or its process cannot be seen from here.
+        """
         with suppress(OSError):
-            return bool(self._call(fcntl.F_OFD_GETLK, kind).l_pid == -1)
-        return False
+            found = self._call(fcntl.F_OFD_GETLK, kind)
+            return 0 if found.l_type == fcntl.F_UNLCK else int(found.l_pid)
+        return 0
+
+    def holder(self) -> int | None:
+        """A process with an open file that has a lock on this one, this process first; None where
+        Linux shows none to this user.
+        """
+        assert self._descriptor is not None
+        own = os.fstat(self._descriptor)
+        others = (int(name) for name in _names("/proc") if name.isdigit())
+        for pid in itertools.chain([os.getpid()], others):
+            for name in _names(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    other = os.stat(f"/proc/{pid}/fd/{name}")
+                    is_it = (other.st_dev, other.st_ino) == (own.st_dev, own.st_ino)
+                    if is_it and b"\nlock:" in Path(f"/proc/{pid}/fdinfo/{name}").read_bytes():
+                        return pid
+        return None
 
     def _call(self, command: int, kind: int) -> _Flock:
         assert self._descriptor is not None

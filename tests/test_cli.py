@@ -626,7 +626,10 @@ def test_a_store_that_a_broker_holds(source: Path) -> None:
         fcntl.lockf(lock, fcntl.LOCK_EX, 1)
         result = as_program("inspect", source)
     assert result.returncode == cli.SOURCE_UNREADABLE
-    assert "held by another process; stop the broker first, or wait for the" in result.stderr
+    assert (
+        f"{StoreRoot(source).lock}: held by another process (pid {os.getpid()});" in result.stderr
+    )
+    assert "stop the broker first, or whatever program that is" in result.stderr
 
 
 def on_terminal(*words: object) -> str:

@@ -729,7 +729,11 @@ def test_a_run_delivers_on_time_and_ends_cleanly_on_a_signal(
     delivered = json.loads(line)
     assert delivered["unique_key"] == "K1"
     assert delivered["lateness_ms"] >= 0
-    refused(busy, cli.SOURCE_UNREADABLE, "held by another process")
+    refused(
+        busy,
+        cli.SOURCE_UNREADABLE,
+        f"held by another process (pid {running.pid}) that runs delaywheel",
+    )
     assert (running.returncode, rest) == (cli.DONE, "")
     assert f"1 message delivered until {number.name}; the next is due" in errors
     assert "Traceback" not in errors

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from message_store.errors import StoreLockedError
 from message_store.store_root import StoreLock, StoreRoot
 from message_store.topic_listing import list_topic
 from tests.faults.engines import ENGINES, abandon
+from tests.source_laws import ROOT
 
 PROBE = """
 import fcntl, sys
@@ -63,6 +65,75 @@ def test_a_reader_keeps_out_writers_and_no_reader(root: StoreRoot) -> None:
     assert as_a_broker_finds_it(root) == "held"
     second.close()
     root.take_lock().release()
+
+
+POSIX = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+"""
+WRITER = """
+import sys
+from message_store.store_root import StoreRoot
+lock = StoreRoot(sys.argv[1].removesuffix("/lock")).take_lock()
+"""
+READER = """
+import sys
+from message_store.store_root import StoreRoot
+guard = StoreRoot(sys.argv[1].removesuffix("/lock")).shared_lock()
+guard.__enter__()
+"""
+HOLDERS = {
+    "broker": (POSIX, "stop the broker first"),
+    "writer": (WRITER, "that runs delaywheel; wait until it ends, or stop it"),
+    "reader": (READER, "that runs delaywheel; wait until it ends, or stop it"),
+}
+
+
+@contextmanager
+def held_elsewhere(root: StoreRoot, program: str) -> Iterator[int]:
+    """The lock in the hands of another process; its pid."""
+    command = [sys.executable, "-c", program + "print('held', flush=True); sys.stdin.read()"]
+    with subprocess.Popen(
+        [*command, str(root.lock)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield holder.pid
+        holder.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("who", HOLDERS)
+def test_who_holds_a_store_is_named_with_what_to_do(root: StoreRoot, who: str) -> None:
+    program, what_to_do = HOLDERS[who]
+    with held_elsewhere(root, program) as pid:
+        with pytest.raises(StoreLockedError) as refused:
+            root.take_lock()
+        if who != "reader":
+            with pytest.raises(StoreLockedError, match=f"pid {pid}"), root.shared_lock():
+                pass
+    assert str(refused.value).startswith(f"{root.lock}: held by another process (pid {pid})")
+    assert what_to_do in str(refused.value)
+    assert refused.value.pid == pid
+    root.take_lock().release()
+
+
+def test_where_nobody_tells_who_holds_a_store_both_ways_out_are_named(
+    root: StoreRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreLock, "holder", lambda _lock: None)
+    with held_elsewhere(root, WRITER), pytest.raises(StoreLockedError) as refused:
+        root.take_lock()
+    assert "open in this process, or held by another process" in str(refused.value)
+    assert refused.value.pid is None
+
+
+def test_this_process_is_named_as_such(root: StoreRoot) -> None:
+    lock = root.take_lock()
+    with pytest.raises(StoreLockedError, match="is open in this process; close it there") as error:
+        root.take_lock()
+    assert error.value.pid == os.getpid()
+    lock.release()
 
 
 def test_who_reads_the_lock_file_gives_up_no_lock(root: StoreRoot) -> None:
