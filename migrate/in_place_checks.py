@@ -17,10 +17,12 @@ from legacy_levels.reconcile import find_indexed_end
 from message_store.commit_log import find_log_end, first_store_times
 from message_store.consume_queue import read_last_unit, read_queue
 from message_store.cut_log import require_whole_log
-from message_store.errors import OptionsError, SourceError, UnsupportedStoreError
+from message_store.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_root import queue_file_bytes
+from message_store.message_codec import decode_message_at
 from message_store.printable import counted
+from message_store.record_layout import BLANK_RECORD
 from message_store.segment_files import (
     SegmentReader,
     list_directories,
@@ -59,6 +61,8 @@ _REFUSED_SETTINGS = {
     ),
 }
 _RECOVERED_FILES = 3
+_MOST_READ_BYTES = 64 << 20
+"""No record is longer; a damaged length may say anything."""
 """So many log files a broker looks through after a clean stop, older versions most."""
 _INSTEAD = (
     "do not start a broker here, and convert into a fresh store with --on-bad-record quarantine"
@@ -129,6 +133,19 @@ def file_sizes(root: StoreRoot) -> StoreSettings:
     )
 
 
+def _problem_at(log: SegmentReader, offset: int) -> str:
+    """Why no record can be read here, in the words of ``pending`` and of a conversion."""
+    segment = log.segment_at(offset)
+    room = 0 if segment is None else segment.start_offset + segment.length_bytes - offset
+    try:
+        head = BLANK_RECORD.decode_at(log.read_at(offset, min(room, BLANK_RECORD.size)), 0)
+        size_bytes = min(max(head["size_bytes"], BLANK_RECORD.size), room, _MOST_READ_BYTES)
+        decode_message_at(log.read_at(offset, size_bytes))
+    except FormatError as error:
+        return error.problem
+    return "a record that belongs elsewhere"
+
+
 def refuse_damage(root: StoreRoot) -> None:
     """Raise SourceError for a log that a starting broker cuts off within what its queues know: all
     that is appended would go with the rest.
@@ -138,9 +155,10 @@ def refuse_damage(root: StoreRoot) -> None:
         start = _recovered_from(root, log)
         found = find_log_end(log, from_offset=start, known_end=indexed)
         if found.damaged_places:
+            place = found.damaged_places[0]
             raise SourceError(
-                f"{root.commit_log}: no whole record is at {found.damaged_places[0]:,}, where one"
-                " should be: a broker takes that for the log's end when it starts, and cuts off"
+                f"{root.commit_log}: log offset {place} cannot be read: {_problem_at(log, place)}."
+                " A broker takes that for the log's end when it starts, and cuts off"
                 f" what is behind it, what would be appended too; {_INSTEAD}"
             )
     if not root.was_stopped_cleanly:

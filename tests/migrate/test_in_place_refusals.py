@@ -18,6 +18,7 @@ import pytest
 from legacy_levels import LevelStore
 from message_store import ManualClock
 from message_store.errors import (
+    BadRecordsError,
     DelayStoreError,
     OptionsError,
     PlanError,
@@ -35,6 +36,7 @@ from migrate.in_place_plan import plan_in_place
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
 from migrate.quarantined import Quarantine
+from migrate.report import BadRecord
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
@@ -263,6 +265,27 @@ def test_a_log_that_a_broker_cuts_off_is_not_appended_to(
             with pytest.raises(SourceError, match="cuts off"):
                 act(store, NOW_MS, after_crash=True, on_bad_record="quarantine")
         assert tree(store) == before
+
+
+@pytest.mark.parametrize("damage", [flip, unwritten])
+@pytest.mark.parametrize("file_bytes", [1 << 20, 4096], ids=["recent", "old"])
+def test_a_change_in_place_says_of_a_damaged_body_what_pending_says(
+    tmp_path: Path, damage: Callable[[bytes], bytes], file_bytes: int
+) -> None:
+    store = harmed(tmp_path / "store", 3, damage, commit_log_file_bytes=file_bytes)
+    found = pending_messages(store, now_ms=NOW_MS)
+    [bad] = [one for one in found if isinstance(one, BadRecord)]
+    with pytest.raises((SourceError, BadRecordsError)) as stopped:
+        plan(store, NOW_MS)
+    if isinstance(stopped.value, BadRecordsError):
+        assert file_bytes == 4096
+        [record] = stopped.value.records
+        assert isinstance(record, BadRecord)
+        assert record.commit_log_offset == bad.commit_log_offset
+        assert record.reason.endswith(bad.reason)
+    else:
+        told = f"log offset {bad.commit_log_offset} cannot be read: {bad.reason}. A broker"
+        assert told in str(stopped.value)
 
 
 def test_damage_before_all_that_a_broker_looks_at_is_set_aside(tmp_path: Path) -> None:
