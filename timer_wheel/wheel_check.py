@@ -12,7 +12,7 @@ from message_store.printable import counted
 from message_store.store_losses import kept_findings, log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import find_markers
-from timer_wheel.timer_rows import TimerRows
+from timer_wheel.timer_rows import Bools, TimerRows
 from timer_wheel.unit_repair import are_other_kinds, repair_finding
 from timer_wheel.unplaced import EVERYTHING
 from timer_wheel.wheel_recovery import copies_in_log, which_are_done
@@ -80,12 +80,13 @@ def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
     dealt with: for the log has no copy of them, and no marker takes them away.
     """
     hand_ms = max(timers.wheel.hand_ms, timers.repeating_until_ms)
-    known = np.concatenate([seen, timers.done])
+    known = np.sort(np.concatenate([seen, timers.done]))  # once, and not for every file
     parts = [TimerRows.empty()]
     for rows in timers.log.all_units():
         is_it = (rows.slot_time_ms >= hand_ms) & ~rows.is_marker
         is_it &= rows.commit_log_offset >= timers.store.log.min_offset
-        parts.append(rows.rows(is_it & ~np.isin(rows.commit_log_offset, known)))
+        is_it &= ~_are_among(rows.commit_log_offset, known)
+        parts.append(rows.rows(is_it))
     rows = TimerRows.together(parts)
     if not len(rows):
         return rows
@@ -96,6 +97,13 @@ def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
     places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
     is_done = which_are_done(log, *places, np.ones(len(rows), bool), copies, cancelled_at)
     return rows.rows(~is_done & (cancelled_at == LONG_MAX))
+
+
+def _are_among(values: Int64s, ordered: Int64s) -> Bools:
+    """Which of the values are in an array that is in order; ``np.isin`` would sort it again."""
+    first = np.searchsorted(ordered, values, "left")
+    found: Bools = np.searchsorted(ordered, values, "right") > first
+    return found
 
 
 def _checkpoint_finding() -> Finding:
