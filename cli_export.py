@@ -81,7 +81,7 @@ def export(
     with loading(output):
         from migrate.export_table import due_conditions, export_parquet
         from migrate.pending_table import Condition, TableOptions
-        from migrate.source_warnings import gone_queue_warnings
+        from migrate.source_warnings import loss_warnings
     options = TableOptions(
         now_ms=now_ms,
         offsets=offsets,
@@ -96,7 +96,7 @@ def export(
         report = export_parquet(
             store, out, options=options, conditions=conditions, what=what, progress=progress
         )
-    for warning in gone_queue_warnings(StoreRoot(store)) if what != "wheel" else ():
+    for warning in loss_warnings(StoreRoot(store)) if what != "wheel" else ():
         output.warn(warning)
     output.exported(report)
     click.get_current_context().exit(FINDINGS if report.unreadable else DONE)

@@ -18,6 +18,7 @@ from legacy_levels.backlog_entries import (
     gather_entries,
     repair_due_times,
 )
+from legacy_levels.cut_queues import cut_queues
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queues
 from legacy_levels.level_table import (
@@ -114,9 +115,8 @@ def read_backlog(
 ) -> LevelBacklog:
     """Find what is pending in the levels of the store at ``root``, which nobody writes to.
 
-    The queues are believed as a broker believes them, and the log is read from their end on.
-    ``whole_log`` reads all of it, and so also finds messages whose queue was lost or cut short, at
-    either end, or leads nowhere, which a broker would not deliver any more.
+    The queues are believed as brokers do, and the log is read from their end on. ``whole_log``,
+    or a cut queue, has all of it read: for messages whose queue was lost or leads nowhere.
 
     Raises SourceError for what is no store, UncleanStoreError for one that was not stopped cleanly
     unless ``after_crash``, OptionsError when ``level_table`` (or the default) is not the store's or
@@ -129,6 +129,7 @@ def read_backlog(
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
     offsets = read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
+    whole_log = whole_log or len(cut_queues(store, queues)) > 0
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from legacy_levels.cut_queues import refuse_lost_first_files
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.delivery_marks import from_runs, mark_to_trust
 from legacy_levels.due_search import DueRuns
@@ -113,9 +114,11 @@ def refuse_before_recovery(
 
     Recovery gives entries that are missing due times by the level table, and so does the repair of
     due times: both would leave those of a wrong table on disk. Raises SourceError where the offsets
-    cannot be read, and OptionsError where messages wait that the level table does not fit.
+    cannot be read or a queue has lost its first files, and OptionsError where messages wait that
+    the level table does not fit.
     """
     start = where_to_start(live, offsets_choice)
+    refuse_lost_first_files(live, start)
     if rules.on_table_change != "refuse":
         return
     ids = Dispatcher(live, {}).queue_ids(LEVEL_TOPIC, extent.dispatch_from, extent.end)

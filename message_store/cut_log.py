@@ -14,6 +14,7 @@ from message_store.store_losses import ENDS_NAME, StoreEnds
 from message_store.store_root import StoreRoot
 
 _HEAD_BYTES = 8
+_PAGE_BYTES = 4_096
 
 
 def cut_log(root: StoreRoot) -> str | None:
@@ -74,6 +75,8 @@ def way_out(root: StoreRoot) -> str:
 def _sentence(root: StoreRoot, log: SegmentReader, noted_end: int, log_end: int) -> str:
     start = (noted_end - 1) // log.file_bytes * log.file_bytes if log.file_bytes else 0
     path = root.commit_log / segment_name(start)
+    if len(log.segments) == 1 and log.file_bytes % _PAGE_BYTES:  # the only file was itself cut
+        path = log.segments[0].path
     return (
         f"{path}: the log ends at {log_end:,}, and {noted_end:,} was synced: its last"
         f" {noted_end - log_end:,} bytes are lost"

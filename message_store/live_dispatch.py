@@ -102,7 +102,7 @@ class Dispatcher:
         return {
             int(one_queue["queue_id"][0])
             for rows in self._records(start, end)
-            for topic, one_queue in _by_queue(rows)
+            for topic, one_queue in _by_queue(rows.take(rows["commit_log_offset"] < end))
             if topic == wanted
         }
 

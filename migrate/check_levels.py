@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from legacy_levels.cut_queues import cut_queues
 from legacy_levels.level_queues import LevelQueue
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS
 from legacy_levels.neutral_units import is_message
@@ -28,6 +29,12 @@ QUEUE_GONE = error(
     "a broker begins an empty one with the next message: what waits in the level is not delivered",
     "take the queue's directory from a backup; `delaywheel convert --whole-log` finds the messages"
     " in the log",
+)
+QUEUE_CUT = error(
+    "level-queue-cut",
+    "a broker passes over them: these messages are not delivered",
+    "take the queue's files from a backup; without one, `delaywheel` takes from the log what it has"
+    " of them, also what was cancelled",
 )
 QUEUE_HOLE = error(
     "level-queue-hole",
@@ -80,6 +87,7 @@ TABLE_LATE = warning(
 RULES = (
     QUEUE_UNREADABLE,
     QUEUE_GONE,
+    QUEUE_CUT,
     QUEUE_HOLE,
     BEYOND_LOG,
     EXPIRED,
@@ -99,6 +107,8 @@ def check_level_queues(picture: Picture) -> Iterator[Finding]:
     for level, gone in picture.gone_queues.items():
         where = picture.place(gone.directory)
         yield QUEUE_GONE.at(where, f"the queue of level {level} {gone.evidence}")
+    for cut in cut_queues(picture.root, picture.queues):
+        yield QUEUE_CUT.at(picture.place(cut.directory), cut.problem)
     for level, queue in picture.level_queues.items():
         name = picture.level_name(level)
         if isinstance(queue, FormatError):

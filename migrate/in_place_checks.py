@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
+from legacy_levels.cut_queues import cut_queues_of
 from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.neutral_units import is_message
 from legacy_levels.reconcile import find_indexed_end
@@ -104,6 +105,11 @@ def refuse_store(root: StoreRoot) -> None:
     root.require_readable()
     root.require_log()
     require_whole_log(root)
+    for cut in cut_queues_of(root):
+        raise SourceError(
+            f"{cut}; open it with `delaywheel run` first, which takes them from the log, or convert"
+            " into a fresh store"
+        )
     for name, reason in _REPLICA_FILES.items():
         if is_present(root.path / name):
             raise UnsupportedStoreError(f"{root.path / name}: {reason}")

@@ -5,6 +5,7 @@ that was cancelled is delivered, and a message that is lost is told by whoever o
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
+from legacy_levels.level_backlog import read_backlog
 from message_store import AfterMs, AtMs, ManualClock, Message, Severity
 from message_store.cut_log import cut_log
 from message_store.errors import DelayStoreError, SourceError
@@ -21,11 +23,12 @@ from message_store.store_root import StoreRoot
 from message_store.store_settings import StoreSettings
 from migrate.check_picture import CheckOptions
 from migrate.check_store import check_store
+from migrate.in_place_checks import refuse_store
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
 from migrate.pending_table import LEVELS, TableOptions, pending_rows
 from migrate.report import BadRecord
-from migrate.source_warnings import loss_warnings
+from migrate.source_warnings import loss_warnings, source_warnings
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
 
@@ -38,7 +41,7 @@ SETTINGS = StoreSettings(
     commit_log_file_bytes=1 << 16, queue_file_bytes=100 * 20, timer_log_file_bytes=100 * 52
 )
 OPEN: dict[str, Any] = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
-FILES = ("commitlog/*", "timerlog/*")
+FILES = ("commitlog/*", "timerlog/*", "consumequeue/SCHEDULE*/*/*")
 KINDS = ("gone", "empty", "zero")
 
 
@@ -293,3 +296,46 @@ def test_retention_of_the_timer_log_places_nothing_again(tmp_path: Path) -> None
     places = [file.read_bytes() for file in sorted((tmp_path / "timerlog").iterdir())]
     open_wheel(tmp_path, clock, settings).close()
     assert [file.read_bytes() for file in sorted((tmp_path / "timerlog").iterdir())] == places
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+def test_a_level_queue_without_a_file_is_read_from_the_log_and_told(
+    tmp_path: Path, kind: str, is_first: bool
+) -> None:
+    if "levels" not in STORES:
+        STORES["levels"] = build("levels", tmp_path / "built")
+    built, copy = STORES["levels"], tmp_path / "store"
+    copy_store(built.path, copy)
+    [queue] = [
+        queue
+        for queue in sorted((copy / "consumequeue/SCHEDULE_TOPIC_XXXX").iterdir())
+        if len(list(queue.iterdir())) > 1
+    ]
+    destroy((min if is_first else max)(queue.iterdir()), kind)
+    report = check_store(copy, CheckOptions(now_ms=HALF_MS))
+    [told] = [each for each in report.findings if each.code == "level-queue-cut"]
+    assert told.severity is Severity.ERROR
+    for said in (loss_warnings(StoreRoot(copy)), source_warnings(StoreRoot(copy), whole_log=False)):
+        assert any("from the log" in each and queue.name in each for each in said)
+    with pytest.raises(SourceError, match="fresh store"):
+        refuse_store(StoreRoot(copy))
+    wanted = set(range(COUNT)) - built.delivered - built.cancelled
+    assert len(read_backlog(copy)) >= len(wanted)
+    if not is_first or kind == "gone":
+        assert pending_of(copy) == Counter(wanted)
+    before = contents(copy)
+    if is_first and kind != "zero":
+        with pytest.raises(SourceError, match=queue.name):
+            opened("levels", copy, HALF_MS)
+        assert contents(copy) == before
+        if kind == "empty":
+            return
+        shutil.rmtree(queue)
+    store = opened("levels", copy, HALF_MS)
+    while len(store.advance(END_MS)):
+        pass
+    delivered = topics_of(store)
+    assert max(delivered.values()) == 1
+    assert set(range(COUNT)) - built.cancelled <= delivered.keys()
+    store.close()

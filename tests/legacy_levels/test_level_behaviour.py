@@ -26,7 +26,7 @@ from message_store import (
     Severity,
 )
 from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, OptionsError, UnsupportedDelayError
+from message_store.errors import BadFieldError, OptionsError, SourceError, UnsupportedDelayError
 from message_store.live_store import LiveStore
 from message_store.promise_rules import to_level
 from tests.independent.raw_files import queue_units, read_config
@@ -614,15 +614,18 @@ def test_a_queue_whose_files_are_gone_is_made_anew_from_the_log_and_that_is_said
         assert bench.advance(store, 4_000) == [b"body 3", b"body 4"]
 
 
-def test_a_queue_whose_first_file_is_gone_is_noticed(bench: Bench) -> None:
+def test_a_queue_whose_first_file_is_gone_is_refused(bench: Bench) -> None:
     """Nothing of the level was delivered yet, so that delayOffset.json does not name it."""
     with bench.open() as store:
         for number in range(150):
             store.schedule(message(number), AtLevel(2))
-    sorted((bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/1").iterdir())[0].unlink()
+    queue = bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/1"
+    sorted(queue.iterdir())[0].unlink()
+    with pytest.raises(SourceError, match=r"has lost its first files.*remove this directory"):
+        bench.open()
+    shutil.rmtree(queue)
     with bench.open() as store:
-        assert any("lay outside its queue" in each.problem for each in store.check())
-        assert len(bench.advance(store, 5_000)) == 50
+        assert len(bench.advance(store, 5_000)) == 150
 
 
 def test_a_log_that_has_lost_its_end_is_noticed(bench: Bench) -> None:
@@ -632,5 +635,8 @@ def test_a_log_that_has_lost_its_end_is_noticed(bench: Bench) -> None:
         assert len(bench.advance(store, 1_000)) == 200
     last = sorted((bench.root / "commitlog").iterdir())[-1]
     last.write_bytes(b"\0" * last.stat().st_size)
+    with pytest.raises(SourceError, match=r"was synced.*queue-ends\.json"):
+        bench.open()
+    (bench.root / "delaywheel/queue-ends.json").unlink()
     with bench.open() as store:
         assert any("gone since the last flush" in each.problem for each in store.check())

@@ -20,7 +20,7 @@ from message_store.errors import BadFieldError, SourceError
 from message_store.java_numbers import LONG_MAX
 from message_store.live_segments import LiveSegments
 from message_store.live_store import LiveStore
-from message_store.store_losses import queue_findings
+from message_store.store_losses import ENDS_NAME, queue_findings
 from message_store.store_settings import StoreSettings
 from tests.message_store.live_workload import (
     SMALL,
@@ -232,7 +232,7 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
     tmp_path: Path, whole: Path
 ) -> None:
     """Else that length would become the size of log files, and the next get a name that no broker
-    takes. Nothing is changed. A killed one may have been written no further.
+    takes. Nothing is changed. A killed one may have been written no further than it was synced.
     """
     shutil.copytree(whole, tmp_path / "other")
     end, bodies = facts(tmp_path / "other")
@@ -247,6 +247,10 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
                 opened(copy)
             assert log.stat().st_size == length
             continue
+        with pytest.raises(SourceError, match="was synced"):
+            opened(copy)
+        assert log.stat().st_size == length
+        (copy / "delaywheel" / ENDS_NAME).unlink()
         store = opened(copy)
         left = [message.body for message, _ in log_records(store)]
         assert left == bodies[: len(left)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, write_mark
 from message_store.store_config import MESSAGE_TYPE, encode_topics, read_topics
 from message_store.store_losses import StoreEnds
 from message_store.store_root import StoreRoot
@@ -70,6 +71,13 @@ def ends_noted_behind_the_log(root: Path) -> None:
     """As after the log's last file was removed from a store that ``delaywheel`` had closed."""
     (root / "delaywheel").mkdir(exist_ok=True)
     StoreEnds(1 << 30, {}).write(StoreRoot(root))
+
+
+def longer_queues_noted(root: Path) -> None:
+    """As after the last file of a level queue was removed since ``delaywheel`` flushed it."""
+    (root / "delaywheel").mkdir(exist_ok=True)
+    mark = DeliveryMark(0, {}, ends=dict.fromkeys(range(1, 19), 1_000))
+    write_mark(root, FLUSHED_NAME, mark, is_durable=False)
 
 
 def begun_change(root: Path) -> Change:
@@ -158,6 +166,7 @@ CASES = [
         make=then(many(60, commit_log_file_bytes=4096), lambda root: log_file(root, 1).unlink()),
     ),
     Case(code="log-missing", make=then(store(), without_log)),
+    Case(code="level-queue-cut", make=then(store(), longer_queues_noted), says="has lost its last"),
     Case(code="log-cut-short", make=then(store(), ends_noted_behind_the_log), says="are lost"),
     Case(code="config-damaged", make=tear("topics.json"), says="truncated"),
     Case(code="config-unreadable", make=tear("topics.json", "topics.json.bak"), says="truncated"),
