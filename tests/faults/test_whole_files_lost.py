@@ -178,12 +178,16 @@ def require_told(name: str, built: Built, copy: Path) -> None:
 STORES: dict[str, Built] = {}
 
 
-@pytest.fixture(params=OPEN)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    name = request.param
+def built_once(name: str, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A store of this engine, in a folder that outlives the test."""
     if name not in STORES:
         STORES[name] = build(name, tmp_path_factory.mktemp("lost") / name)
     return STORES[name]
+
+
+@pytest.fixture(params=OPEN)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return built_once(request.param, tmp_path_factory)
 
 
 @pytest.mark.check
@@ -256,12 +260,10 @@ def test_a_log_whose_unsynced_tail_is_lost_is_no_damage(tmp_path: Path, kind: st
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("index", range(4))
 def test_a_wheel_without_a_file_of_its_timer_log_delivers_all_or_is_refused(
-    tmp_path: Path, kind: str, index: int
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kind: str, index: int
 ) -> None:
     """The queue and the log have what the units were made from."""
-    if "wheel" not in STORES:
-        STORES["wheel"] = build("wheel", tmp_path / "built")
-    built, copy = STORES["wheel"], tmp_path / "store"
+    built, copy = built_once("wheel", tmp_path_factory), tmp_path / "store"
     copy_store(built.path, copy)
     destroy(sorted((copy / "timerlog").iterdir())[index], kind)
     try:
@@ -301,11 +303,9 @@ def test_retention_of_the_timer_log_places_nothing_again(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
 def test_a_level_queue_without_a_file_is_read_from_the_log_and_told(
-    tmp_path: Path, kind: str, is_first: bool
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kind: str, is_first: bool
 ) -> None:
-    if "levels" not in STORES:
-        STORES["levels"] = build("levels", tmp_path / "built")
-    built, copy = STORES["levels"], tmp_path / "store"
+    built, copy = built_once("levels", tmp_path_factory), tmp_path / "store"
     copy_store(built.path, copy)
     [queue] = [
         queue
