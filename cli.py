@@ -45,9 +45,9 @@ from cli_verbs import (
     main,
     verb,
 )
-from message_store.clock import SystemClock
-from message_store.errors import DelayStoreError
-from message_store.store_root import StoreRoot
+from message_store.base.clock import SystemClock
+from message_store.base.errors import DelayStoreError
+from message_store.files.store_root import StoreRoot
 from migrate.spark_master import require_shared_directory
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import click
 from cli_input import LEVEL_TABLE_KEY, STORE, acting_option, all_of, given_level_table, now_option
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import DONE, FINDINGS, loading, verb
-from message_store.clock import ManualClock
-from message_store.delay_levels import DelayLevels
-from message_store.errors import DelayStoreError
+from message_store.base.clock import ManualClock
+from message_store.base.errors import DelayStoreError
+from message_store.format.delay_levels import DelayLevels
 
 if TYPE_CHECKING:
     from cli_output import Output
-    from message_store.engine_choice import EngineName
+    from message_store.reading.engine_choice import EngineName
 
 _BROKER_CONF = "--broker-conf"
 _TARGET_CONF = "--target-conf"

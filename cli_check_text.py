@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from cli_text import add_row, count, new_table
-from message_store.delay_store import Severity
-from message_store.printable import counted, iso_time, size, span, when
+from message_store.base.printable import counted, iso_time, size, span, when
+from message_store.interface.delay_store import Severity
 
 if TYPE_CHECKING:
     from migrate.check_store import CheckReport

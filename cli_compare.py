@@ -11,7 +11,7 @@ import click
 
 from cli_compare_options import BACKLOG, TRACE, compare_options, require_flags_that_apply
 from cli_verbs import DONE, FINDINGS, loading, verb
-from message_store.errors import BadFieldError
+from message_store.base.errors import BadFieldError
 
 if TYPE_CHECKING:
     from cli_output import Output

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 
 from compare.recorded_workloads import backlog
 from compare.workload import Workload
-from message_store.byte_column import Int64s, int64s
-from message_store.clock import SystemClock
+from message_store.base.clock import SystemClock
+from message_store.columns.byte_column import Int64s, int64s
 from migrate.pending_batches import pending_batches
 from migrate.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
 

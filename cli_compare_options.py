@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from cli_input import PRECISIONS, STORE, all_of, said
 from cli_values import TIME_FORMS, Duration, ParamType, Time
-from message_store.printable import listed
+from message_store.base.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"
 _MADE_UP = ("levels", "uniform", "burst", "tdmq")

@@ -9,8 +9,8 @@ from cli_text import add_row, new_table
 from compare.openings import opening_rows
 from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
 from compare.verdict import verdict, when_due
-from message_store.delay_levels import format_delay
-from message_store.printable import counted, duration, iso_time, size
+from message_store.base.printable import counted, duration, iso_time, size
+from message_store.format.delay_levels import format_delay
 
 _ABSENT = "–"
 

@@ -4,12 +4,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from cli_text import due_span, some
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import Cancellation, Receipt
-from message_store.message import StoredMessage
-from message_store.printable import counted, iso_time, when
-from message_store.recall_handle import RecallHandle
-from message_store.topic_listing import UnreadableMessage
+from message_store.base.printable import counted, iso_time, when
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import StoredMessage
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Receipt
+from message_store.reading.topic_listing import UnreadableMessage
 
 Topics = Mapping[str, Sequence[int]]
 """Topics and the numbers of their queues."""

@@ -22,20 +22,20 @@ from cli_printing import OutputError
 from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
 from cli_values import TIME_FORMS, Duration, Handle, Time
 from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
-from message_store.clock import ManualClock
-from message_store.delay_store import Cancellation
-from message_store.durations import DURATION_FORMS
-from message_store.engine_choice import EngineName, choose_engine
-from message_store.errors import DelayStoreError
-from message_store.printable import counted
-from message_store.recall_handle import RecallHandle
-from message_store.runner import DEFAULT_POLL_MS, run_store
-from message_store.store_root import StoreRoot
+from message_store.base.clock import ManualClock
+from message_store.base.durations import DURATION_FORMS
+from message_store.base.errors import DelayStoreError
+from message_store.base.printable import counted
+from message_store.files.store_root import StoreRoot
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation
+from message_store.interface.runner import DEFAULT_POLL_MS, run_store
+from message_store.reading.engine_choice import EngineName, choose_engine
 
 if TYPE_CHECKING:
     from cli_messages import Request
     from cli_output import Output
-    from message_store.delay_store import Receipt
+    from message_store.interface.delay_store import Receipt
 
 FLUSH_EVERY_MS = 1_000
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -79,8 +79,8 @@ def _scheduled(engine: "Engine", requests: "list[Request]", now_ms: int) -> "Seq
     """The receipts of one message, or of many, of which all are stored or none."""
     if len(requests) == 1:
         return [engine.schedule(requests[0].message, requests[0].due)]
-    from message_store.byte_column import int64s
-    from message_store.message_batch import MessageBatch
+    from message_store.columns.byte_column import int64s
+    from message_store.columns.message_batch import MessageBatch
 
     batch = MessageBatch.of(request.message for request in requests)
     due_ms = [time_due_ms(request.due, now_ms, engine.levels) for request in requests]
@@ -234,7 +234,7 @@ def read(
     and end the command with exit code 1.
     """
     with loading(output):
-        from message_store.topic_listing import list_topic, topics_with_queues
+        from message_store.reading.topic_listing import list_topic, topics_with_queues
     topics = topics_with_queues(store)
     if topic not in topics or queue_id not in (None, *topics[topic]):
         output.warn(f"{store}: {nothing_there_line(topic, queue_id, topics)}")

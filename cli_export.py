@@ -9,9 +9,9 @@ import click
 from cli_input import STORE, now_option, offsets_option, require_window
 from cli_values import TIME_FORMS, LevelTable, Time
 from cli_verbs import DONE, FINDINGS, loading, verb
-from message_store.delay_levels import DelayLevels
-from message_store.java_numbers import INT_MAX
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import INT_MAX
 
 if TYPE_CHECKING:
     from cli_output import Output

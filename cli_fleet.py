@@ -13,9 +13,9 @@ from click.core import ParameterSource
 
 from cli_input import STORE, conversion_options, conversion_request
 from cli_verbs import DONE, exit_code, loading
-from message_store.clock import SystemClock
-from message_store.errors import DelayStoreError
-from message_store.small_files import read_small_file
+from message_store.base.clock import SystemClock
+from message_store.base.errors import DelayStoreError
+from message_store.files.small_files import read_small_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from cli_text import add_row, count, new_table, refused_lines, title
-from message_store.errors import BadRecordsError
-from message_store.printable import counted, printable, when
+from message_store.base.errors import BadRecordsError
+from message_store.base.printable import counted, printable, when
 
 if TYPE_CHECKING:
     from migrate.fleet import FleetEntry

@@ -19,11 +19,11 @@ from cli_values import (
     Setting,
     Time,
 )
-from message_store.clock import SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.errors import DelayStoreError
-from message_store.java_numbers import INT_MAX
-from message_store.store_root import COMMIT_LOG_FILE_BYTES
+from message_store.base.clock import SystemClock
+from message_store.base.errors import DelayStoreError
+from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import INT_MAX
 from migrate.spark_master import DEFAULT_MASTER
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import click
 from cli_input import all_of
 from cli_messages import LINES, Request, due_of, requests_of
 from cli_values import TIME_FORMS, Duration, Setting, Time
-from message_store.durations import DURATION_FORMS
-from message_store.message import Message
+from message_store.base.durations import DURATION_FORMS
+from message_store.format.message import Message
 
 message_options = all_of(
     click.option("--topic", help="Where the message goes when it is due."),

@@ -15,12 +15,12 @@ import attrs
 import click
 
 from cli_values import TIME_FORMS, Duration, Time
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
-from message_store.durations import DURATION_FORMS
-from message_store.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
-from message_store.message import Message, StoredMessage
-from message_store.printable import listed
+from message_store.base.durations import DURATION_FORMS
+from message_store.base.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
+from message_store.base.printable import listed
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import Message, StoredMessage
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
 
 LINES = "--lines"
 DUE_FIELDS = ("at", "after", "level")

@@ -12,7 +12,7 @@ import click
 
 from cli_input import STORE, Decorator, Function, conversion_request
 from cli_verbs import loading, verb
-from message_store.clock import SystemClock
+from message_store.base.clock import SystemClock
 
 if TYPE_CHECKING:
     from cli_output import Output
@@ -120,6 +120,6 @@ def rollback(output: "Output", store: Path, execute: bool) -> None:
     Refused once a broker has written to the store since.
     """
     with loading(output):
-        from message_store.store_root import StoreRoot
+        from message_store.files.store_root import StoreRoot
         from migrate.rollback import roll_back
     output.rolled_back(roll_back(StoreRoot(store), execute=execute))

@@ -20,13 +20,13 @@ import cli_text as text
 from cli_messages import delivered_json, message_json
 from cli_printing import OutputError, Printer
 from cli_progress import StageProgress, say_on_stderr
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import Cancellation, Deliveries, Pending, Receipt
-from message_store.errors import BadRecordsError, DelayStoreError
-from message_store.message import StoredMessage
-from message_store.printable import counted, iso_time, printable, shell_word, size, when
-from message_store.recall_handle import RecallHandle
-from message_store.topic_listing import UnreadableMessage
+from message_store.base.errors import BadRecordsError, DelayStoreError
+from message_store.base.printable import counted, iso_time, printable, shell_word, size, when
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import StoredMessage
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Deliveries, Pending, Receipt
+from message_store.reading.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
     from compare.results import RaceResults

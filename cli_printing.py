@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cli_progress import say_on_stderr
-from message_store.errors import DelayStoreError
-from message_store.printable import json_text, printable
+from message_store.base.errors import DelayStoreError
+from message_store.base.printable import json_text, printable
 
 WIDTH_WITHOUT_TERMINAL = 100
 LINES_AT_ONCE = 1_000

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
 
 LINE_EVERY_S = 2.0
 SAME_LINE_EVERY_S = 20.0

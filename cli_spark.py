@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

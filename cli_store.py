@@ -13,25 +13,25 @@ import click
 from cli_input import PRECISIONS, STORE, acting_option, all_of, given_level_table
 from cli_values import LevelTable
 from cli_verbs import loading
-from message_store.clock import Clock, ManualClock, SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import DelayStore, Finding
-from message_store.dialect import Dialect
-from message_store.engine_choice import (
+from message_store.base.clock import Clock, ManualClock, SystemClock
+from message_store.base.errors import DelayStoreError, OptionsError, PrecisionError
+from message_store.files.small_files import is_ordinary_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.interface.delay_store import DelayStore, Finding
+from message_store.reading.engine_choice import (
     EngineName,
     choose_engine,
     engines_in,
     require_engine,
     takes_over,
 )
-from message_store.errors import DelayStoreError, OptionsError, PrecisionError
-from message_store.small_files import is_ordinary_file
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 
 if TYPE_CHECKING:
     from cli_output import Output
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
 CONF_FLAG = "--broker-conf"
 DEFAULT_MAX_DELAY_S = 259_200

@@ -13,9 +13,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from message_store.delay_levels import format_delay
-from message_store.delay_store import Pending
-from message_store.printable import counted, iso_time, printable, shell_word, size, when
+from message_store.base.printable import counted, iso_time, printable, shell_word, size, when
+from message_store.format.delay_levels import format_delay
+from message_store.interface.delay_store import Pending
 from migrate.report import COUNT_NAMES
 
 if TYPE_CHECKING:

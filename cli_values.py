@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from message_store.delay_levels import DelayLevels
-from message_store.durations import DURATION_FORMS, TOO_LONG, parse_duration
-from message_store.errors import BadFieldError
-from message_store.recall_handle import RecallHandle
+from message_store.base.durations import DURATION_FORMS, TOO_LONG, parse_duration
+from message_store.base.errors import BadFieldError
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.recall_handle import RecallHandle
 
 if TYPE_CHECKING:
     from click import ParamType as ParamType

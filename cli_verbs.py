@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from message_store.errors import DelayStoreError
+from message_store.base.errors import DelayStoreError
 
 if TYPE_CHECKING:
     from cli_output import Output

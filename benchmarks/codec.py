@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, spread, table
-from message_store.batch_codec import decode_batch, place_batch, write_batch
-from message_store.byte_column import ByteColumn
-from message_store.clock import stopwatch_s
-from message_store.crc_kernel import crc32, crc32_by_tables
-from message_store.message_batch import StoredBatch
-from message_store.message_codec import decode_message_at, encode_message
-from message_store.property_column import Piece, hex_key_column, join_property_columns
-from message_store.raw_memory import address_of
+from message_store.base.clock import stopwatch_s
+from message_store.columns.batch_codec import decode_batch, place_batch, write_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.columns.property_column import Piece, hex_key_column, join_property_columns
+from message_store.format.message_codec import decode_message_at, encode_message
+from message_store.kernels.crc import crc32, crc32_by_tables
+from message_store.kernels.raw_memory import address_of
 
 _SCALAR_SAMPLE = 20_000
 _BODIES = (256, 1_024)

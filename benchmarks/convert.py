@@ -37,8 +37,8 @@ from benchmarks.machine import (
     process_cpu_s,
 )
 from legacy_levels.generate import generate_level_store
-from message_store.clock import SystemClock, stopwatch_s
-from message_store.store_root import StoreRoot
+from message_store.base.clock import SystemClock, stopwatch_s
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.session import spark_session
 from migrate.settings import ConvertOptions

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from message_store import Clock, DelayStore, Message
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 
 START_MS = 1_793_000_000_000
 OpenStore = Callable[[Path, Clock, int], DelayStore]

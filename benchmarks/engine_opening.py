@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.engine_loads import ALL_ENGINES, START_MS, messages_table
 from benchmarks.machine import private_bytes
 from message_store import ManualClock, MessageBatch
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
 
 _PIECE = 500_000
 _BODY_BYTES = 256

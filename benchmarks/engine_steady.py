@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.engine_loads import OpenStore, bodies, fresh_store
 from benchmarks.machine import process_cpu_s
 from message_store import AtMs, DelayStore, Deliveries, Message, SystemClock, run_store
-from message_store.byte_column import Int64s
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
+from message_store.columns.byte_column import Int64s
 
 PERCENTILES = (0, 50, 90, 99, 99.9, 100)
 _DUE_BYTES = 8

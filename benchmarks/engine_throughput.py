@@ -20,8 +20,8 @@ from benchmarks.engine_loads import (
     messages_table,
 )
 from message_store import AtMs, DelayLevels, DelayStore, ManualClock, MessageBatch
-from message_store.byte_column import Int64s
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
+from message_store.columns.byte_column import Int64s
 
 Round = dict[str, float]
 _LEVELS_MS = DelayLevels.parse().delays_ms

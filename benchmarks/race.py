@@ -21,7 +21,7 @@ from compare.race import Race, run_race
 from compare.results import EngineResult, RaceResults
 from compare.workload import Workload
 from compare.workloads import Recipe, make_workload
-from message_store.delay_levels import DelayLevels
+from message_store.format.delay_levels import DelayLevels
 
 _SHORT_LEVELS = 3
 _KILO = 1_000

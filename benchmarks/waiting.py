@@ -22,7 +22,7 @@ from compare.race import Race, run_race
 from compare.results import RaceResults
 from compare.workloads import Recipe, make_workload
 from legacy_levels.generate import generate_level_store
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
 from migrate.convert import convert
 from migrate.pending import PendingFilter, pending_messages
 from migrate.settings import ConvertOptions

@@ -19,11 +19,11 @@ from compare.observation import Delivered, Observation, RaceSettings
 from compare.room import copied_store_bytes
 from compare.work_files import copy_store, read_workload, remove, write_workload
 from compare.workload import Workload
-from message_store.byte_column import Int64s, int64s
-from message_store.engine_choice import hierarchy_mark
-from message_store.errors import SourceError
-from message_store.small_files import is_directory, is_ordinary_file, is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.small_files import is_directory, is_ordinary_file, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
 
 CONVERTED = "converted"
 

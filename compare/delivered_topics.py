@@ -12,16 +12,16 @@ import numpy as np
 
 from compare.observation import Delivered
 from compare.workload import NUMBER_BYTES, QUEUES
-from message_store.batch_codec import decode_batch
-from message_store.byte_column import Bytes, Int64s
-from message_store.consume_queue import MAX_NEUTRAL_BYTES, read_queue
-from message_store.delay_store import DelayStore
-from message_store.errors import FormatError
-from message_store.message_batch import StoredBatch
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY
-from message_store.segment_files import SegmentReader, list_directories
-from message_store.store_root import StoreRoot
-from message_store.topic_listing import topics_with_queues
+from message_store.base.errors import FormatError
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import Bytes, Int64s
+from message_store.columns.message_batch import StoredBatch
+from message_store.files.segments import SegmentReader, list_directories
+from message_store.files.store_root import StoreRoot
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY
+from message_store.interface.delay_store import DelayStore
+from message_store.reading.consume_queue import MAX_NEUTRAL_BYTES, read_queue
+from message_store.reading.topic_listing import topics_with_queues
 
 _WINDOW_BYTES = 8 << 20
 _READ_AT_ONCE = 1_024

@@ -10,7 +10,7 @@ from compare.measure import Account
 from compare.observation import NOT_TAKEN, Observation
 from compare.results import FirstDifference, MessageTimes
 from compare.workload import Workload
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 
 OTHER_TIMES = "other times"
 _Columns = list[Account]

@@ -32,9 +32,9 @@ from compare.wall_run import LEAD_MS, WallRun
 from compare.work_files import read_workload, remove
 from compare.workload import Workload
 from compare.workloads import Recipe, make_workload
-from message_store.clock import SystemClock
-from message_store.delay_store import DelayStore
-from message_store.errors import DelayStoreError, SourceError, TargetError
+from message_store.base.clock import SystemClock
+from message_store.base.errors import DelayStoreError, SourceError, TargetError
+from message_store.interface.delay_store import DelayStore
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROGRAM = (

@@ -15,8 +15,8 @@ from compare.observation import NOT_TAKEN, Costs, Observation, SeenRounds
 from compare.results import FaultSeen, Usage
 from compare.work_files import disk_bytes, process_memory
 from compare.workload import Workload
-from message_store.byte_column import Int64s
-from message_store.clock import stopwatch_s
+from message_store.base.clock import stopwatch_s
+from message_store.columns.byte_column import Int64s
 
 Progress = Callable[[str, int, int], object]
 """Stage, how much is done, of how much."""

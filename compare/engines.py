@@ -8,10 +8,10 @@ from pathlib import Path
 import attrs
 
 from compare.observation import RaceSettings
-from message_store.clock import Clock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import DelayStore
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import Clock
+from message_store.format.delay_levels import DelayLevels
+from message_store.interface.delay_store import DelayStore
+from message_store.writing.settings import StoreSettings
 
 _DECADE_MS = 3_653 * 86_400_000
 
@@ -59,7 +59,7 @@ def open_hierarchy(path: Path, clock: Clock, settings: RaceSettings) -> DelaySto
 
 def open_memory(path: Path, clock: Clock, settings: RaceSettings) -> DelayStore:
     """The model in memory: nothing on the disk, nothing left after a kill."""
-    from message_store.memory_store import MemoryStore
+    from message_store.memory.store import MemoryStore
 
     return MemoryStore(clock)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from message_store.durations import DAY_MS, DURATION_FORMS, DURATION_PATTERN, parse_duration
-from message_store.errors import BadFieldError
+from message_store.base.durations import DAY_MS, DURATION_FORMS, DURATION_PATTERN, parse_duration
+from message_store.base.errors import BadFieldError
 
 RESTART, KILL, REBOOT = "restart", "kill", "reboot"
 KILL_INSIDE, DISK_FULL = "kill-inside", "disk-full"

@@ -31,10 +31,10 @@ from compare.work_files import (
     remove,
 )
 from compare.workload import Workload
-from message_store.byte_column import Int64s
-from message_store.clock import SystemClock
-from message_store.errors import DelayStoreError
-from message_store.small_files import read_small_file, replace_file
+from message_store.base.clock import SystemClock
+from message_store.base.errors import DelayStoreError
+from message_store.columns.byte_column import Int64s
+from message_store.files.small_files import read_small_file, replace_file
 
 WARMUP_MESSAGES = 50_000
 WALL_CLOCK_ONLY = "races on the wall clock only: it asks the machine what time it is"

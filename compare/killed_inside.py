@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from compare.parent_process import end_with
-from message_store.clock import SystemClock, stopwatch_s
+from message_store.base.clock import SystemClock, stopwatch_s
 
 _PATIENCE_S = 20
 

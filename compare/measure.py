@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from compare.observation import NOT_TAKEN, Costs, Delivered, Observation
 from compare.results import EngineResult, FaultSeen, Lateness, LatenessCurve, Round, Traffic
 from compare.workload import Workload
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 
 _BUCKETS = 240
 _BUCKET_CHOICES_MS = (

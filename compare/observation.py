@@ -14,7 +14,7 @@ import numpy as np
 from compare.faults import Fault
 from compare.results import FaultSeen, Opening, Usage
 from compare.work_files import read_columns, write_columns
-from message_store.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s, int64s
 
 NOT_TAKEN = -1
 """Stands for the promise of a message that the engine refused."""

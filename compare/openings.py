@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 
 from compare.results import EngineResult, Opening
-from message_store.printable import duration, size
+from message_store.base.printable import duration, size
 
 NOTHING = "–"
 _MS = 1_000

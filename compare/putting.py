@@ -9,9 +9,9 @@ import numpy as np
 from compare.engine_watch import EngineWatch
 from compare.observation import NOT_TAKEN
 from compare.workload import MessageMaker
-from message_store.delay_store import AtMs, DelayStore
-from message_store.errors import UnsupportedDelayError
-from message_store.message import Message
+from message_store.base.errors import UnsupportedDelayError
+from message_store.format.message import Message
+from message_store.interface.delay_store import AtMs, DelayStore
 
 PUT_AT_ONCE = 50_000
 FEW = 8

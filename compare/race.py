@@ -17,7 +17,7 @@ from compare.observation import Observation, RaceSettings
 from compare.results import EngineResult, RaceResults
 from compare.work_files import WORKLOAD_FILE, free_bytes, remove, write_workload
 from compare.workload import Workload
-from message_store.errors import DelayStoreError, SourceError, TargetError
+from message_store.base.errors import DelayStoreError, SourceError, TargetError
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:

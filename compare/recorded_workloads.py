@@ -13,9 +13,9 @@ import numpy as np
 
 from compare.workload import NUMBER_BYTES, Workload
 from compare.workloads import LONGEST_DAYS, LONGEST_MS, START_MS
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import SourceError
-from message_store.small_files import read_small_file
+from message_store.base.errors import SourceError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.small_files import read_small_file
 
 RELATIVE_BELOW_MS = 10**11
 """Smaller numbers in a trace count from its beginning; larger ones are epoch milliseconds."""

@@ -13,8 +13,8 @@ from compare.engines import kill
 from compare.faults import REBOOT, RESTART
 from compare.results import Opening
 from compare.work_files import forget_pages, read_from_disk_bytes
-from message_store.clock import stopwatch_s
-from message_store.delay_store import DelayStore
+from message_store.base.clock import stopwatch_s
+from message_store.interface.delay_store import DelayStore
 
 
 def end_store(store: DelayStore, kind: str) -> None:

@@ -15,9 +15,9 @@ from compare.openings import NOTHING, opening_rows
 from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
 from compare.results import EngineResult, Lateness, RaceResults, Round
 from compare.verdict import same_speed, same_time, verdict, when_due
-from message_store.html_pages import html_environment
-from message_store.printable import duration, iso_time, size
-from message_store.small_files import replace_file
+from message_store.base.html_pages import html_environment
+from message_store.base.printable import duration, iso_time, size
+from message_store.files.small_files import replace_file
 
 TEMPLATE = "race_report.html.jinja"
 _SHARES = (("p50", "half"), ("p99", "99 %"), ("p999", "99.9 %"), ("max", "the latest"))

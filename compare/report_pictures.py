@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from compare.results import EngineResult, LatenessCurve
-from message_store.html_pages import picture_text
-from message_store.printable import duration
+from message_store.base.html_pages import picture_text
+from message_store.base.printable import duration
 
 _COLOURS = {
     "levels": "#d55e00",

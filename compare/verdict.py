@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from compare.openings import side_by_side
 from compare.results import EngineResult, RaceResults, WorkloadFacts
-from message_store.printable import DURATION_UNITS_MS, counted, duration, listed
+from message_store.base.printable import DURATION_UNITS_MS, counted, duration, listed
 
 _FAIR_FACTOR, _NO_TIME_MS = 2, 100
 _SAME_TIME, _SAME_SPEED = 0.05, 0.10

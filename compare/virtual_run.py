@@ -31,10 +31,10 @@ from compare.putting import Putter
 from compare.reopening import Reopening, clear_the_way, end_store
 from compare.results import FaultSeen
 from compare.workload import MessageMaker, Workload
-from message_store.clock import ManualClock, stopwatch_s
-from message_store.delay_store import DelayStore
-from message_store.errors import TargetError
-from message_store.printable import duration
+from message_store.base.clock import ManualClock, stopwatch_s
+from message_store.base.errors import TargetError
+from message_store.base.printable import duration
+from message_store.interface.delay_store import DelayStore
 
 LOOK_EVERY_MS = 1_000
 NEVER_MS = 1 << 62

@@ -19,9 +19,9 @@ from compare.engine_watch import EngineWatch
 from compare.observation import RaceSettings
 from compare.putting import Putter
 from compare.workload import MessageMaker
-from message_store.clock import SystemClock, stopwatch_s
-from message_store.delay_store import DelayStore, Deliveries
-from message_store.runner import run_store
+from message_store.base.clock import SystemClock, stopwatch_s
+from message_store.interface.delay_store import DelayStore, Deliveries
+from message_store.interface.runner import run_store
 
 LEAD_MS = 500
 """So long after everything is ready the workload begins."""

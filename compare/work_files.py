@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compare.workload import Workload
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 
 WORKLOAD_FILE = "workload.npz"
 _RACE_PREFIX = "delaywheel-race-"

@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 
 from compare.results import WorkloadFacts
-from message_store.byte_column import ByteColumn, Bytes, Int64s, int64s
-from message_store.delay_levels import DelayLevels
-from message_store.message import Message
-from message_store.message_batch import MessageBatch
+from message_store.columns.byte_column import ByteColumn, Bytes, Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import Message
 
 NUMBER_BYTES = 8
 """The shortest body: a number, big-endian."""

@@ -11,9 +11,9 @@ import attrs
 import numpy as np
 
 from compare.workload import NUMBER_BYTES, Workload
-from message_store.byte_column import Int64s
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import Int64s
+from message_store.format.delay_levels import DelayLevels
 
 START_MS = 1_793_000_000_000
 """When a made-up workload begins, unless it is shifted."""

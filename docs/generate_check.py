@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from message_store.delay_store import Severity
+from message_store.interface.delay_store import Severity
 from migrate.check_store import RULES
 
 CHECK_PAGE = Path(__file__).parent / "CHECK.md"

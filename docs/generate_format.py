@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from message_store.consume_queue import EXT_UNIT, QUEUE_UNIT
-from message_store.layout import Layout
-from message_store.message import Host, StoredMessage
-from message_store.message_codec import body_crc, encode_message
-from message_store.properties import LEVEL_TOPIC
-from message_store.record_layout import (
+from message_store.format.checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5
+from message_store.format.layout import Layout
+from message_store.format.message import Host, StoredMessage
+from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.record_layout import (
     BLANK_RECORD,
     BODY_RUN,
     HEAD_V4_V4,
@@ -26,7 +26,7 @@ from message_store.record_layout import (
     TOPIC_RUN_V2,
     runs,
 )
-from message_store.store_checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5
+from message_store.reading.consume_queue import EXT_UNIT, QUEUE_UNIT
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,
     ID_KEY,

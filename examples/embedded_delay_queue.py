@@ -11,7 +11,7 @@ a store uses when it is given none, the same program waits. Prints::
 """
 
 from message_store import AfterMs, ManualClock, Message
-from message_store.printable import iso_time, span
+from message_store.base.printable import iso_time, span
 from timer_wheel import WheelStore
 
 HOUR_MS = 3_600_000

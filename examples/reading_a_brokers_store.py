@@ -16,8 +16,8 @@ from pathlib import Path
 
 from legacy_levels import LevelStore
 from message_store import ManualClock, Pending, run_store
-from message_store.printable import iso_time
-from message_store.topic_listing import list_topic
+from message_store.base.printable import iso_time
+from message_store.reading.topic_listing import list_topic
 from migrate.demo import unpack_sample
 from migrate.pending import pending_messages
 

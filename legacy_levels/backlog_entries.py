@@ -29,13 +29,13 @@ from legacy_levels.merge_kernel import (
     merge_queues,
 )
 from legacy_levels.neutral_units import is_neutral_size
-from message_store.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
-from message_store.consume_queue import QUEUE_UNIT, BoolArray
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.errors import OptionsError
-from message_store.raw_memory import address_of
-from message_store.segment_files import SegmentReader
-from message_store.side_by_side import core_count, side_by_side
+from message_store.base.errors import OptionsError
+from message_store.base.parallel import core_count, side_by_side
+from message_store.files.segments import SegmentReader
+from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
+from message_store.reading.consume_queue import QUEUE_UNIT, BoolArray
 
 Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 

@@ -9,10 +9,10 @@ members that 4.9 does not know tell a 5.x.
 from __future__ import annotations
 
 from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile, read_delay_offsets
-from message_store.dialect import Dialect
-from message_store.small_files import is_ordinary_file, is_present, read_small_file
-from message_store.store_config import TOPICS, read_config
-from message_store.store_root import StoreRoot
+from message_store.files.config_files import TOPICS, read_config
+from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.dialect import Dialect
 
 
 def dialect_of(root: StoreRoot) -> Dialect:

@@ -18,16 +18,16 @@ from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from legacy_levels.level_queues import LevelQueue, open_level_queues
 from legacy_levels.level_start import Start
 from legacy_levels.neutral_units import is_message
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import FormatError, SourceError
-from message_store.java_numbers import LONG_MAX
-from message_store.live_dispatch import Dispatcher
-from message_store.printable import counted
-from message_store.properties import LEVEL_TOPIC
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError, SourceError
+from message_store.base.printable import counted
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.writing.dispatch import Dispatcher
 
 if TYPE_CHECKING:
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
 _ENTRIES = ("entry", "entries")
 _LOOKED_AT = 4_096

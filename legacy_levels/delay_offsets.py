@@ -16,8 +16,10 @@ from typing import NoReturn
 
 import attrs
 
-from message_store.errors import BadFieldError, FormatError, SourceError
-from message_store.fastjson import (
+from message_store.base.errors import BadFieldError, FormatError, SourceError
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import (
     ConfigDialect,
     Damage,
     JsonObject,
@@ -26,9 +28,7 @@ from message_store.fastjson import (
     examine,
     write,
 )
-from message_store.java_numbers import INT_MAX, LONG_MAX, LONG_MIN, parse_long
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
+from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN, parse_long
 
 FILE_NAME = "delayOffset.json"
 _TABLE = "offsetTable"

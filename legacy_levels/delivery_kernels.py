@@ -11,9 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from message_store import properties as names
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.log_kernels import (
+from message_store.format import properties as names
+from message_store.format.record_layout import (
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_MAX_BYTES,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_COMMIT,
+    SYS_STORE_HOST_IPV6,
+    SYS_TRANSACTION_MASK,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.log import (
     AT_FLAG,
     AT_LOG_OFFSET,
     AT_MAGIC,
@@ -37,18 +47,8 @@ from message_store.log_kernels import (
     record_at,
     store_time_at,
 )
-from message_store.raw_memory import load_i32, load_i64, load_u8
-from message_store.record_layout import (
-    MAGIC_V1,
-    MAGIC_V2,
-    PROPERTIES_MAX_BYTES,
-    SMALLEST_RECORD_BYTES,
-    SYS_BORN_HOST_IPV6,
-    SYS_COMMIT,
-    SYS_STORE_HOST_IPV6,
-    SYS_TRANSACTION_MASK,
-)
-from message_store.text_kernels import equal_bytes, hash_bytes, mix64
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.text import equal_bytes, hash_bytes, mix64
 
 LEVEL_RECORD, DELIVERED_COPY = 1, 2
 """What a noted record is: one waiting in a level, or one delivered out of a level."""

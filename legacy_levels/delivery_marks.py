@@ -18,10 +18,10 @@ from zlib import crc32
 import attrs
 import numpy as np
 
-from message_store.consume_queue import Int64Array
-from message_store.live_log import LiveLog
-from message_store.small_files import read_small_file, replace_file, write_over
-from message_store.store_root import StoreRoot
+from message_store.files.small_files import read_small_file, replace_file, write_over
+from message_store.files.store_root import StoreRoot
+from message_store.reading.consume_queue import Int64Array
+from message_store.writing.log import LiveLog
 
 FLUSHED_NAME = "levels-flushed.json"
 LATEST_NAME = "levels-latest.json"

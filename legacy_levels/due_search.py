@@ -11,7 +11,7 @@ import bisect
 import numpy as np
 
 from legacy_levels.level_scanner import UnitQueue
-from message_store.consume_queue import Int64Array
+from message_store.reading.consume_queue import Int64Array
 
 _ENTRIES_AT_ONCE = 1 << 18
 _WORTH_A_BISECTION = 2_000

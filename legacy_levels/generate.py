@@ -27,19 +27,11 @@ from legacy_levels.generated_messages import (
     body_block,
     topic_names,
 )
-from message_store import properties as names
-from message_store.batch_codec import place_batch, write_batch
-from message_store.byte_column import Int64s
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.delay_levels import DEFAULT_LEVELS, DelayLevels
-from message_store.errors import BadFieldError, TargetError
-from message_store.fastjson import ConfigDialect
-from message_store.java_numbers import LONG_MAX
-from message_store.message_batch import StoredBatch
-from message_store.segment_files import SegmentWriter
-from message_store.small_files import replace_file
-from message_store.store_checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_5, StoreCheckpoint
-from message_store.store_config import (
+from message_store.base.errors import BadFieldError, TargetError
+from message_store.columns.batch_codec import place_batch, write_batch
+from message_store.columns.byte_column import Int64s
+from message_store.columns.message_batch import StoredBatch
+from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
     TOPICS,
@@ -49,7 +41,15 @@ from message_store.store_config import (
     encode_groups,
     encode_topics,
 )
-from message_store.store_root import COMMIT_LOG_FILE_BYTES, QUEUE_FILE_BYTES, StoreRoot
+from message_store.files.segments import SegmentWriter
+from message_store.files.small_files import replace_file
+from message_store.files.store_root import COMMIT_LOG_FILE_BYTES, QUEUE_FILE_BYTES, StoreRoot
+from message_store.format import properties as names
+from message_store.format.broker_json import ConfigDialect
+from message_store.format.checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_5, StoreCheckpoint
+from message_store.format.delay_levels import DEFAULT_LEVELS, DelayLevels
+from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.consume_queue import QUEUE_UNIT
 
 Chunk = tuple[StoredBatch, Int64s]
 DIALECTS = {"4.9": ConfigDialect.ROCKETMQ_4_9, "5.x": ConfigDialect.ROCKETMQ_5_5}

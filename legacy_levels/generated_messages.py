@@ -7,12 +7,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store import properties as names
-from message_store.byte_column import ByteColumn, Bytes, Int64s
-from message_store.delay_levels import DelayLevels
-from message_store.fastjson import ConfigDialect
-from message_store.message_batch import StoredBatch
-from message_store.property_column import hex_key_column, join_property_columns
+from message_store.columns.byte_column import ByteColumn, Bytes, Int64s
+from message_store.columns.message_batch import StoredBatch
+from message_store.columns.property_column import hex_key_column, join_property_columns
+from message_store.format import properties as names
+from message_store.format.broker_json import ConfigDialect
+from message_store.format.delay_levels import DelayLevels
 
 GROUP = "generated_group"
 RETRY_TOPIC = names.RETRY_PREFIX + GROUP

@@ -19,18 +19,18 @@ from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.log_notes import take_notes
 from legacy_levels.neutral_units import is_message
 from legacy_levels.reconcile import find_indexed_end
-from message_store.consume_queue import (
+from message_store.base.errors import FormatError
+from message_store.base.parallel import side_by_side
+from message_store.files.segments import SegmentReader, list_directories, list_segments
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.consume_queue import (
     FILES_SCANNED_FOR_THE_END,
     QUEUE_UNIT,
     UnitArray,
     is_filled,
     read_queue,
 )
-from message_store.delay_levels import DelayLevels
-from message_store.errors import FormatError
-from message_store.segment_files import SegmentReader, list_directories, list_segments
-from message_store.side_by_side import side_by_side
-from message_store.store_root import StoreRoot
 
 _TAIL_BYTES = 8 << 20
 """So much of the log is looked at: with the queues' newest entries some 60 ms of a store in whose

@@ -15,10 +15,10 @@ import numpy as np
 from legacy_levels.async_delivery import AsyncLevel, AsyncPut, Resent
 from legacy_levels.level_delivery import RETRY_MS, DueRows, LevelDelivery
 from legacy_levels.level_scanner import NEVER_MS, DueEntries
-from message_store.consume_queue import BoolArray
-from message_store.dialect import Dialect
-from message_store.errors import TargetError
-from message_store.log_deliveries import LogDeliveries
+from message_store.base.errors import TargetError
+from message_store.format.dialect import Dialect
+from message_store.reading.consume_queue import BoolArray
+from message_store.redelivery.deliveries import LogDeliveries
 
 if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState

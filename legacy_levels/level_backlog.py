@@ -29,13 +29,13 @@ from legacy_levels.level_table import (
 )
 from legacy_levels.lost_entries import FoundAgain, find_again, nothing_lost
 from legacy_levels.reconcile import LogTail, Waiting, find_delivered, read_tail
-from message_store.commit_log import NO_TIME, Int32Array, Int64Array
-from message_store.consume_queue import BoolArray
-from message_store.delay_levels import DelayLevels
-from message_store.errors import UncleanStoreError
-from message_store.segment_files import SegmentReader
-from message_store.side_by_side import side_by_side
-from message_store.store_root import StoreRoot
+from message_store.base.errors import UncleanStoreError
+from message_store.base.parallel import side_by_side
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array
+from message_store.reading.consume_queue import BoolArray
 
 _BLOCK_ROWS = 1 << 16
 

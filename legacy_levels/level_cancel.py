@@ -18,21 +18,21 @@ from legacy_levels.neutral_units import (
     is_neutral,
 )
 from legacy_levels.waiting_records import ROWS_AT_ONCE, equals, read_waiting
-from message_store.consume_queue import PRE_BLANK_SIZE
-from message_store.delay_store import Cancellation, Receipt
-from message_store.errors import FormatError
-from message_store.message import StoredMessage
-from message_store.recall_handle import RecallHandle
-from message_store.record_layout import (
+from message_store.base.errors import FormatError
+from message_store.format.message import StoredMessage
+from message_store.format.recall_handle import RecallHandle
+from message_store.format.record_layout import (
     HEAD_V4_V4,
     MAGIC_V1,
     MAGIC_V2,
     SMALLEST_RECORD_BYTES,
 )
+from message_store.interface.delay_store import Cancellation, Receipt
+from message_store.reading.consume_queue import PRE_BLANK_SIZE
 
 if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState
-    from message_store.live_log import LiveLog
+    from message_store.writing.log import LiveLog
 
 _LOOK_BACK_BYTES = 64 << 10
 _MAGICS = [(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)]

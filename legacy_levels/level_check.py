@@ -16,15 +16,15 @@ from legacy_levels.waiting_records import (
     read_waiting,
     real_queue_id,
 )
-from message_store import properties as names
-from message_store.consume_queue import Int64Array
-from message_store.delay_levels import format_delay
-from message_store.delay_store import Finding, Severity
-from message_store.dialect import Dialect
-from message_store.errors import DelayStoreError, FormatError
-from message_store.printable import counted
-from message_store.record_layout import TOPIC_MAX_CHARS_V1
-from message_store.store_losses import kept_findings, log_finding, queue_findings
+from message_store.base.errors import DelayStoreError, FormatError
+from message_store.base.printable import counted
+from message_store.format import properties as names
+from message_store.format.delay_levels import format_delay
+from message_store.format.dialect import Dialect
+from message_store.format.record_layout import TOPIC_MAX_CHARS_V1
+from message_store.interface.delay_store import Finding, Severity
+from message_store.reading.consume_queue import Int64Array
+from message_store.writing.losses import kept_findings, log_finding, queue_findings
 
 if TYPE_CHECKING:
     from legacy_levels.level_delivery import LevelDelivery

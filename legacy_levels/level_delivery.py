@@ -17,12 +17,12 @@ import numpy as np
 from legacy_levels.level_repair import WrongDueTimes, find_wrong_due_times
 from legacy_levels.level_scanner import NEVER_MS, DueEntries
 from legacy_levels.skipped_messages import SkippedMessage
-from message_store import properties as names
-from message_store.consume_queue import BoolArray, Int64Array
-from message_store.errors import FormatError, TargetError
-from message_store.log_deliveries import LogDeliveries
-from message_store.redelivered_record import topic_problem
-from message_store.redelivery import FROM_LEVEL, Redelivered, redeliver
+from message_store.base.errors import FormatError, TargetError
+from message_store.format import properties as names
+from message_store.reading.consume_queue import BoolArray, Int64Array
+from message_store.redelivery.batch import FROM_LEVEL, Redelivered, redeliver
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.record import topic_problem
 
 if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState

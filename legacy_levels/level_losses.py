@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from legacy_levels.delivery_marks import FLUSHED_NAME, level_ends, read_mark
-from message_store.properties import LEVEL_TOPIC
+from message_store.format.properties import LEVEL_TOPIC
 
 if TYPE_CHECKING:
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ def bring_back(live: LiveStore) -> Losses:
     missing = missing_entries(live)
     if not missing:
         return Losses(log_bytes)
-    from message_store.live_dispatch import Dispatcher
+    from message_store.writing.dispatch import Dispatcher
 
     before = {level: _end(live, level) for level in missing}
     Dispatcher(live, {}).run(live.log.min_offset, live.log.end)

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 
 from legacy_levels.waiting_records import equals, read_waiting
-from message_store.delay_store import Pending
-from message_store.errors import FormatError
+from message_store.base.errors import FormatError
+from message_store.interface.delay_store import Pending
 
 if TYPE_CHECKING:
     from legacy_levels.level_scanner import LevelScanner

@@ -28,8 +28,8 @@ from legacy_levels.delivery_marks import (
 )
 from legacy_levels.neutral_units import DELIVERED_BYTES
 from legacy_levels.offsets_writer import OffsetsWriter
-from message_store.consume_queue import Int64Array
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
+from message_store.reading.consume_queue import Int64Array
 
 if TYPE_CHECKING:
     from legacy_levels.level_scanner import LevelScanner

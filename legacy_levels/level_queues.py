@@ -8,7 +8,12 @@ import numpy as np
 
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.neutral_units import is_neutral
-from message_store.consume_queue import (
+from message_store.base.parallel import side_by_side
+from message_store.files.segments import Segment, list_directories
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.reading.consume_queue import (
     BoolArray,
     Int64Array,
     QueueEntries,
@@ -16,11 +21,6 @@ from message_store.consume_queue import (
     read_queue,
     resolve_tags_codes,
 )
-from message_store.java_numbers import LONG_MAX
-from message_store.properties import LEVEL_TOPIC
-from message_store.segment_files import Segment, list_directories
-from message_store.side_by_side import side_by_side
-from message_store.store_root import StoreRoot
 
 HISTORY_ENTRIES = 1_024
 """So many delivered entries before the offset are kept as evidence of the level's delay."""

@@ -17,10 +17,10 @@ from legacy_levels.delivery_kernels import NOTE_COLUMNS
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
 from legacy_levels.reconcile import Waiting, find_delivered, match_copies
-from message_store.commit_log import BoolArray, Int64Array
-from message_store.delay_levels import DelayLevels
-from message_store.live_log import LiveLog
-from message_store.segment_files import SegmentReader
+from message_store.files.segments import SegmentReader
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.commit_log import BoolArray, Int64Array
+from message_store.writing.log import LiveLog
 
 
 @attrs.frozen(eq=False)

@@ -17,17 +17,17 @@ import numpy as np
 from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
-from message_store.commit_log import NO_TIME, read_store_times
-from message_store.consume_queue import QUEUE_UNIT, Int64Array, QueueEntries, UnitArray
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.errors import OptionsError
-from message_store.properties import LEVEL_TOPIC
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import OptionsError
+from message_store.files.segments import SegmentReader
+from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.reading.commit_log import NO_TIME, read_store_times
+from message_store.reading.consume_queue import QUEUE_UNIT, Int64Array, QueueEntries, UnitArray
 
 if TYPE_CHECKING:
-    from message_store.live_log import LiveLog
-    from message_store.live_queue import LiveQueue
-    from message_store.live_store import LiveStore
+    from message_store.writing.log import LiveLog
+    from message_store.writing.queue import LiveQueue
+    from message_store.writing.store import LiveStore
 
 
 _SAMPLES = 64

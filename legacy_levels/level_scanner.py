@@ -14,9 +14,9 @@ import attrs
 import numpy as np
 
 from legacy_levels.neutral_units import is_message
-from message_store.consume_queue import BoolArray, Int64Array, UnitArray
-from message_store.java_numbers import LONG_MAX, LONG_MIN
-from message_store.live_queue import NATIVE_UNIT
+from message_store.format.java_numbers import LONG_MAX, LONG_MIN
+from message_store.reading.consume_queue import BoolArray, Int64Array, UnitArray
+from message_store.writing.queue import NATIVE_UNIT
 
 NEVER_MS = LONG_MAX
 """When nothing is due."""

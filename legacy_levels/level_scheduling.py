@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 import numpy as np
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.errors import UnsupportedDelayError
-from message_store.live_intake import LiveIntake
-from message_store.message import Message
-from message_store.promise_rules import to_level
-from message_store.properties import LEVEL_TOPIC
-from message_store.scheduled_records import RecordForm
+from message_store.base.errors import UnsupportedDelayError
+from message_store.format.message import Message
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.intake.records import RecordForm
+from message_store.intake.store_intake import LiveIntake
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.interface.promise_rules import to_level
+from message_store.reading.consume_queue import QUEUE_UNIT
 
 if TYPE_CHECKING:
     from legacy_levels.level_state import LevelState
-    from message_store.byte_column import Int64s
-    from message_store.message_batch import MessageBatch
+    from message_store.columns.byte_column import Int64s
+    from message_store.columns.message_batch import MessageBatch
 
 
 class LevelScheduling:
@@ -79,7 +79,7 @@ class LevelScheduling:
         """Level and promised time of each. Raises UnsupportedDelayError for the first that has
         none.
         """
-        from message_store.scheduled_batch import levels_for
+        from message_store.intake.batch import levels_for
 
         table = self._state.table
         is_past = due_ms <= now_ms
@@ -99,8 +99,8 @@ class LevelScheduling:
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
         """Store many, all or none."""
-        from message_store.byte_column import int64s
-        from message_store.scheduled_batch import draft_batch
+        from message_store.columns.byte_column import int64s
+        from message_store.intake.batch import draft_batch
 
         due_ms = int64s(due_ms)
         if len(due_ms) != len(batch):

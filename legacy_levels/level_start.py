@@ -34,11 +34,11 @@ from legacy_levels.delivery_marks import (
     is_of_a_lost_log,
     mark_to_trust,
 )
-from message_store.errors import SourceError
-from message_store.small_files import read_small_file
+from message_store.base.errors import SourceError
+from message_store.files.small_files import read_small_file
 
 if TYPE_CHECKING:
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
 
 @attrs.frozen(eq=False)

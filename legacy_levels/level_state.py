@@ -28,15 +28,15 @@ from legacy_levels.level_scanner import LevelScanner
 from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
 from legacy_levels.skipped_messages import SkippedMessages
-from message_store.consume_queue import QUEUE_UNIT, Int64Array
-from message_store.delay_levels import DelayLevels
-from message_store.live_dispatch import Dispatcher
-from message_store.properties import LEVEL_TOPIC
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.reading.consume_queue import QUEUE_UNIT, Int64Array
+from message_store.writing.dispatch import Dispatcher
 
 if TYPE_CHECKING:
-    from message_store.live_queue import LiveQueue
-    from message_store.live_recovery import Extent
-    from message_store.live_store import LiveStore
+    from message_store.writing.queue import LiveQueue
+    from message_store.writing.recovery import Extent
+    from message_store.writing.store import LiveStore
 
 
 @attrs.frozen

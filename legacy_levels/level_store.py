@@ -29,8 +29,14 @@ from legacy_levels.level_scanner import NEVER_MS
 from legacy_levels.level_scheduling import LevelScheduling
 from legacy_levels.level_state import LevelState, open_levels, refuse_before_recovery
 from legacy_levels.neutral_units import CANCELLED_BYTES
-from message_store.closed_on_exit import ClosedOnExit
-from message_store.delay_store import (
+from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.files.store_root import StoreRoot
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message import Message
+from message_store.format.properties import TIMER_TOPIC
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
     Due,
@@ -38,22 +44,16 @@ from message_store.delay_store import (
     Pending,
     Receipt,
 )
-from message_store.dialect import Dialect
-from message_store.java_numbers import LONG_MAX
-from message_store.live_store import LiveStore
-from message_store.log_deliveries import LogDeliveries
-from message_store.message import Message
-from message_store.properties import TIMER_TOPIC
-from message_store.recall_handle import RecallHandle
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 
 if TYPE_CHECKING:
-    from message_store.byte_column import Int64s
-    from message_store.clock import Clock
-    from message_store.delay_levels import DelayLevels
-    from message_store.live_topics import LiveTopic
-    from message_store.message_batch import MessageBatch
+    from message_store.base.clock import Clock
+    from message_store.columns.byte_column import Int64s
+    from message_store.columns.message_batch import MessageBatch
+    from message_store.format.delay_levels import DelayLevels
+    from message_store.writing.topics import LiveTopic
 
 _SETTINGS = StoreSettings()
 _RULES = LevelRules()

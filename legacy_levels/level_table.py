@@ -13,19 +13,19 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_queues import LevelQueue
-from message_store.commit_log import read_store_times
-from message_store.consume_queue import (
+from message_store.base.errors import OptionsError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.reading.commit_log import read_store_times
+from message_store.reading.consume_queue import (
     Int64Array,
     QueueEntries,
     UnitArray,
     is_filled,
     resolve_tags_codes,
 )
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.errors import OptionsError
-from message_store.properties import LEVEL_TOPIC
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
 
 SAMPLES_A_QUEUE = 200
 PLAUSIBLE_DUE_MS = 10**12

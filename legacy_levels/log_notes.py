@@ -24,12 +24,12 @@ from legacy_levels.delivery_kernels import (
     digest_records,
     note_window,
 )
-from message_store.commit_log import NO_TIME, Int32Array, Int64Array, LogWalk
-from message_store.consume_queue import BoolArray
-from message_store.java_numbers import LONG_MAX
-from message_store.raw_memory import address_of
-from message_store.record_layout import SMALLEST_RECORD_BYTES
-from message_store.segment_files import SegmentReader
+from message_store.files.segments import SegmentReader
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, LogWalk
+from message_store.reading.consume_queue import BoolArray
 
 NoteArray = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 

@@ -18,11 +18,11 @@ from legacy_levels.level_queues import LevelQueue
 from legacy_levels.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral
 from legacy_levels.reconcile import LogTail, indexed_ends, not_in_their_queue
-from message_store.commit_log import Int32Array, Int64Array
-from message_store.consume_queue import BoolArray, UnitArray
-from message_store.delay_levels import DelayLevels
-from message_store.java_numbers import LONG_MAX
-from message_store.segment_files import SegmentReader
+from message_store.files.segments import SegmentReader
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.commit_log import Int32Array, Int64Array
+from message_store.reading.consume_queue import BoolArray, UnitArray
 
 _MOST_OF_AN_ORDINAL = 100
 """So often may a level's queue have been begun anew."""

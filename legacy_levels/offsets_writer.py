@@ -19,9 +19,9 @@ from legacy_levels.delay_offsets import (
     DelayOffsets,
     encode_delay_offsets,
 )
-from message_store.dialect import Dialect
-from message_store.small_files import read_small_file, replace_file, write_over
-from message_store.store_root import StoreRoot
+from message_store.files.small_files import read_small_file, replace_file, write_over
+from message_store.files.store_root import StoreRoot
+from message_store.format.dialect import Dialect
 
 UPDATES_A_VERSION = 200
 """So many deliveries make a new data version (`delayOffsetUpdateVersionStep`)."""

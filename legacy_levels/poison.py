@@ -9,12 +9,12 @@ import numpy as np
 
 from legacy_levels.level_scanner import DueEntries
 from legacy_levels.waiting_records import are_plain_numbers, read_waiting, real_queue_id
-from message_store import properties as names
-from message_store.errors import FormatError
-from message_store.message import StoredMessage
+from message_store.base.errors import FormatError
+from message_store.format import properties as names
+from message_store.format.message import StoredMessage
 
 if TYPE_CHECKING:
-    from message_store.live_log import LiveLog
+    from message_store.writing.log import LiveLog
 
 
 def is_poison(message: StoredMessage) -> bool:

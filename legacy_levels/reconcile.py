@@ -21,18 +21,18 @@ import numpy as np
 from legacy_levels.delivery_kernels import pair_up
 from legacy_levels.level_queues import LevelQueue
 from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
-from message_store.commit_log import (
+from message_store.files.segments import SegmentReader, list_directories
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.reading.commit_log import (
     NO_TIME,
     Int32Array,
     Int64Array,
     first_store_times,
     read_store_times,
 )
-from message_store.consume_queue import BoolArray, is_filled, read_last_unit
-from message_store.segment_files import SegmentReader, list_directories
-from message_store.small_files import read_small_file
-from message_store.store_checkpoint import StoreCheckpoint
-from message_store.store_root import StoreRoot
+from message_store.reading.consume_queue import BoolArray, is_filled, read_last_unit
 
 _MARKS_A_ROUND = 512
 _NEWEST_ENTRIES = 1_024

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import attrs
 
-from message_store.note_file import NoteFile
-from message_store.store_root import StoreRoot
+from message_store.files.notes import NoteFile
+from message_store.files.store_root import StoreRoot
 
 FILE_NAME = "levels-skipped.json"
 

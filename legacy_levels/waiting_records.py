@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from message_store import properties as names
-from message_store.batch_codec import decode_batch
-from message_store.byte_column import ByteColumn, Int64s
-from message_store.consume_queue import BoolArray
-from message_store.delay_store import Pending
-from message_store.errors import BadFieldError, FormatError
-from message_store.java_numbers import INT_MAX, parse_long
-from message_store.message_batch import StoredBatch
-from message_store.property_column import find_property_column
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn, Int64s
+from message_store.columns.message_batch import StoredBatch
+from message_store.columns.property_column import find_property_column
+from message_store.format import properties as names
+from message_store.format.java_numbers import INT_MAX, parse_long
+from message_store.interface.delay_store import Pending
+from message_store.reading.consume_queue import BoolArray
 
 if TYPE_CHECKING:
-    from message_store.live_log import LiveLog
-    from message_store.message import StoredMessage
+    from message_store.format.message import StoredMessage
+    from message_store.writing.log import LiveLog
 
 ROWS_AT_ONCE = 8_192
 

@@ -7,9 +7,10 @@ of NumPy, Arrow and the codec with them, and ``delaywheel --help`` needs none of
 
 from typing import TYPE_CHECKING, Any
 
-from message_store.clock import Clock, ManualClock, SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import (
+from message_store.base.clock import Clock, ManualClock, SystemClock
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import Host, Message, StoredMessage
+from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,
     AtMs,
@@ -25,12 +26,11 @@ from message_store.delay_store import (
     Severity,
     TopicReader,
 )
-from message_store.message import Host, Message, StoredMessage
-from message_store.runner import run_store
+from message_store.interface.runner import run_store
 
 if TYPE_CHECKING:
-    from message_store.memory_store import MemoryStore
-    from message_store.message_batch import MessageBatch
+    from message_store.columns.message_batch import MessageBatch
+    from message_store.memory.store import MemoryStore
 
 __all__ = [
     "AfterMs",
@@ -62,11 +62,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "MessageBatch":
-        from message_store.message_batch import MessageBatch
+        from message_store.columns.message_batch import MessageBatch
 
         return MessageBatch
     if name == "MemoryStore":
-        from message_store.memory_store import MemoryStore
+        from message_store.memory.store import MemoryStore
 
         return MemoryStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

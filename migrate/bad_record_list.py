@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import attrs
 
-from message_store.errors import BadFieldError, SourceError
-from message_store.small_files import read_lines, replace_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.files.small_files import read_lines, replace_file
+from message_store.files.store_root import StoreRoot
 from migrate.report import BadRecord, ConversionReport
 
 LIST_NAME = "bad-records.jsonl"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog, counts_by_level
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.printable import counted
+from message_store.base.printable import counted
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.due_times import DueTimes
 from migrate.plan import Amendments, Plan
 from migrate.report import BadRecord, ConversionReport, LevelReport, Seconds

@@ -5,7 +5,7 @@ backlog.
 
 from typing import Any
 
-from message_store.kernel_cache import kernel
+from message_store.kernels.cache import kernel
 from timer_wheel.wheel_math import WHEEL_SLOTS
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import attrs
 
-from message_store.delay_store import Finding
-from message_store.errors import BadFieldError, FormatError
-from message_store.finding_rules import FindingRule, error, info, warning
-from message_store.java_numbers import parse_long
-from message_store.printable import counted
-from message_store.small_files import read_small_file
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.base.printable import counted
+from message_store.files.small_files import read_small_file
+from message_store.format.java_numbers import parse_long
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import FindingRule, error, info, warning
 from migrate.check_picture import Picture
 from migrate.disk_room import used_ratio
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics

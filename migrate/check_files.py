@@ -6,23 +6,23 @@ from itertools import pairwise
 from pathlib import Path
 
 from legacy_levels.reconcile import find_indexed_end
-from message_store.cut_log import cut_log
-from message_store.delay_store import Finding
-from message_store.errors import BadFieldError
-from message_store.finding_rules import error, info, warning
-from message_store.java_numbers import parse_long
-from message_store.printable import counted
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.segment_files import SegmentReader, list_directories, list_segments
-from message_store.small_files import read_small_file
-from message_store.store_checkpoint import StoreCheckpoint
-from message_store.store_config import (
+from message_store.base.errors import BadFieldError
+from message_store.base.printable import counted
+from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
     TOPICS,
     read_config,
     read_consumer_offsets,
 )
+from message_store.files.segments import SegmentReader, list_directories, list_segments
+from message_store.files.small_files import read_small_file
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.java_numbers import parse_long
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
+from message_store.writing.cut_log import cut_log
 from migrate.check_picture import Picture
 from migrate.store_files import ROCKETMQ_4, guess_format, usual_length
 

@@ -3,9 +3,9 @@
 
 from collections.abc import Iterator
 
-from message_store.delay_store import Finding
-from message_store.finding_rules import error, info, warning
-from message_store.printable import counted
+from message_store.base.printable import counted
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
 from migrate.check_picture import Picture
 from timer_wheel.hierarchy.ownership import is_guarded
 from timer_wheel.hierarchy.taken_over import damage_of_taken_over

@@ -11,12 +11,12 @@ from legacy_levels.cut_queues import cut_queues
 from legacy_levels.level_queues import LevelQueue
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS
 from legacy_levels.neutral_units import is_message
-from message_store.consume_queue import is_filled
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.delay_store import Finding
-from message_store.errors import FormatError
-from message_store.finding_rules import error, warning
-from message_store.printable import counted, span
+from message_store.base.errors import FormatError
+from message_store.base.printable import counted, span
+from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, warning
+from message_store.reading.consume_queue import is_filled
 from migrate.check_picture import Picture
 
 QUEUE_UNREADABLE = error(

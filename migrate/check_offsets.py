@@ -9,12 +9,12 @@ from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile
 from legacy_levels.level_queues import LevelQueue, queued_by_choice
 from legacy_levels.neutral_units import is_message
 from legacy_levels.reconcile import have_copies
-from message_store.delay_store import Finding
-from message_store.errors import FormatError
-from message_store.fastjson import Damage
-from message_store.finding_rules import error, info, warning
-from message_store.printable import counted
-from message_store.unfinished_change import DONE
+from message_store.base.errors import FormatError
+from message_store.base.printable import counted
+from message_store.format.broker_json import Damage
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
+from message_store.reading.unfinished_change import DONE
 from migrate.check_picture import Picture
 from migrate.store_backup import changes_of
 

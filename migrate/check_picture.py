@@ -19,13 +19,13 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_
 from legacy_levels.gone_queues import GoneQueue, gone_queues
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
 from legacy_levels.level_queues import LevelQueue, levels_with_queue, open_level_queue
-from message_store.commit_log import Int64Array
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.engine_choice import hierarchy_mark
-from message_store.errors import DelayStoreError, FormatError, SourceError
-from message_store.segment_files import SegmentReader
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import DelayStoreError, FormatError, SourceError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.reading.commit_log import Int64Array
+from message_store.reading.engine_choice import hierarchy_mark
 from migrate.level_delays import LevelDelays, tell_delays
 from migrate.settings import TargetSettings
 from timer_wheel.wheel_reader import WheelState, read_wheel_store

@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.waiting_records import are_plain_numbers, equals
-from message_store import properties as names
-from message_store.batch_codec import decode_batch
-from message_store.byte_column import ByteColumn
-from message_store.delay_store import Finding
-from message_store.errors import BadFieldError, FormatError
-from message_store.finding_rules import FindingRule, error, info, warning
-from message_store.java_numbers import INT_MAX, parse_long
-from message_store.message import StoredMessage
-from message_store.message_batch import StoredBatch
-from message_store.message_codec import decode_message_at
-from message_store.printable import counted
-from message_store.property_column import find_property_column
-from message_store.timer_record_rules import queue_problem
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.base.printable import counted
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.columns.property_column import find_property_column
+from message_store.format import properties as names
+from message_store.format.java_numbers import INT_MAX, parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.format.timer_record_rules import queue_problem
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import FindingRule, error, info, warning
 from migrate.check_picture import LevelRows, Picture
 from migrate.record_facts import (
     NAMED,

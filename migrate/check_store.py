@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
-from message_store.delay_store import Finding, Severity
-from message_store.errors import DelayStoreError, StoreLockedError
-from message_store.finding_rules import FindingRule, error, worst_first
-from message_store.small_files import is_directory
-from message_store.store_root import StoreRoot
+from message_store.base.errors import DelayStoreError, StoreLockedError
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
+from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import FindingRule, error, worst_first
 from migrate import (
     check_broker,
     check_files,

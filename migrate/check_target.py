@@ -3,12 +3,12 @@
 
 from collections.abc import Iterator
 
-from message_store.delay_store import Finding
-from message_store.errors import SourceError
-from message_store.finding_rules import error, info, warning
-from message_store.printable import counted, when
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError
+from message_store.base.printable import counted, when
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
 from migrate.check_picture import Picture
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import UNFINISHED, told_unfinished

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_table import PLAUSIBLE_DUE_MS
-from message_store.delay_store import Finding
-from message_store.finding_rules import error, info, warning
-from message_store.printable import counted, iso_time, span, when
+from message_store.base.printable import counted, iso_time, span, when
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
 from migrate.check_picture import Picture
 from timer_wheel.wheel_math import floor_ms
 

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store.consume_queue import QueueEntries, read_queue
-from message_store.delay_store import Finding
-from message_store.errors import BadFieldError, DelayStoreError
-from message_store.finding_rules import error, info, warning
-from message_store.java_numbers import parse_long
-from message_store.printable import counted, when
-from message_store.properties import (
+from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.base.printable import counted, when
+from message_store.format.java_numbers import parse_long
+from message_store.format.properties import (
     TIMER_DELETE_UNIQUE_KEY,
     TIMER_OUT_MS,
     TIMER_ROLL_LABEL,
 )
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
+from message_store.reading.consume_queue import QueueEntries, read_queue
 from migrate.check_picture import Picture
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from timer_wheel.outstanding import newest_store_ms

@@ -4,11 +4,18 @@
 import json
 from collections.abc import Iterator
 
-from message_store.delay_store import Finding
-from message_store.finding_rules import error, warning
-from message_store.printable import counted, printable
-from message_store.small_files import read_small_file
-from message_store.store_config import DELAY, MESSAGE_TYPES, MIXED, NORMAL, TOPICS, read_topics
+from message_store.base.printable import counted, printable
+from message_store.files.config_files import (
+    DELAY,
+    MESSAGE_TYPES,
+    MIXED,
+    NORMAL,
+    TOPICS,
+    read_topics,
+)
+from message_store.files.small_files import read_small_file
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, warning
 from migrate.check_picture import Picture
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import WRITTEN_NAME

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from legacy_levels.skipped_messages import SkippedMessages
-from message_store.delay_store import Finding
-from message_store.finding_rules import error
-from message_store.note_file import NoteFile
-from message_store.printable import counted
+from message_store.base.printable import counted
+from message_store.files.notes import NoteFile
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error
 from migrate.check_picture import Picture
 from timer_wheel.lost_messages import LostMessages
 

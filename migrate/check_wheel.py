@@ -7,14 +7,14 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.consume_queue import QueueEntries, is_filled, read_queue
-from message_store.delay_store import Finding
-from message_store.errors import BadFieldError
-from message_store.finding_rules import error, info, warning
-from message_store.java_numbers import parse_long
-from message_store.printable import counted, when
-from message_store.properties import TIMER_OUT_MS
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import BadFieldError
+from message_store.base.printable import counted, when
+from message_store.files.segments import SegmentReader
+from message_store.format.java_numbers import parse_long
+from message_store.format.properties import TIMER_OUT_MS
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
+from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
 from migrate.check_picture import Picture
 from timer_wheel.pending_timers import record_at
 from timer_wheel.timer_log import NO_POSITION, TimerUnits, read_units

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable
 
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.level_queues import levels_with_queue
-from message_store.delay_levels import DelayLevels
-from message_store.errors import OptionsError
-from message_store.printable import printable
-from message_store.store_config import read_topics
-from message_store.store_root import StoreRoot
-from message_store.topic_listing import topics_with_queues
+from message_store.base.errors import OptionsError
+from message_store.base.printable import printable
+from message_store.files.config_files import read_topics
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.topic_listing import topics_with_queues
 from migrate.level_delays import told_table
 
 _LISTED = 20

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from message_store.errors import BadFieldError, SourceError
-from message_store.record_layout import HEAD_V4_V4
-from message_store.segment_files import Segment, SegmentReader
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.files.segments import Segment, SegmentReader
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import HEAD_V4_V4
 
 CONVERSION_NAME = "conversion.json"
 

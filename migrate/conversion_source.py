@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
-from message_store.cut_log import require_whole_log
-from message_store.errors import TargetError, UncleanStoreError
-from message_store.printable import counted
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError, UncleanStoreError
+from message_store.base.printable import counted
+from message_store.files.store_root import StoreRoot
+from message_store.writing.cut_log import require_whole_log
 from migrate.choices import require_queues
 from migrate.finished_target import refuse_unfinished
 from migrate.report import ConversionReport

@@ -16,15 +16,15 @@ import attrs
 import numpy as np
 from pyspark.sql import SparkSession
 
-from message_store.clock import SystemClock, stopwatch_s
-from message_store.errors import (
+from message_store.base.clock import SystemClock, stopwatch_s
+from message_store.base.errors import (
     BadRecordsError,
     OptionsError,
     PlanError,
     TargetError,
 )
-from message_store.small_files import replace_file
-from message_store.store_root import StoreRoot
+from message_store.files.small_files import replace_file
+from message_store.files.store_root import StoreRoot
 from migrate.bad_record_list import write_bad_records
 from migrate.disk_room import disk_warnings
 from migrate.due_times import DueTimes

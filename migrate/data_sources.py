@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from message_store.errors import OptionsError
+from message_store.base.errors import OptionsError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 from pyspark.sql import SparkSession
 
-from message_store.errors import SourceError
-from message_store.small_files import read_small_file
+from message_store.base.errors import SourceError
+from message_store.files.small_files import read_small_file
 from migrate.convert import convert
 from migrate.report import ConversionReport
 from migrate.settings import ConvertOptions

@@ -13,9 +13,9 @@ import attrs
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from message_store.errors import OptionsError, TargetError
-from message_store.printable import printable
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError, TargetError
+from message_store.base.printable import printable
+from message_store.files.store_root import StoreRoot
 from migrate.choices import absent_choices, require_levels
 from migrate.pending_batches import pending_batches
 from migrate.pending_table import LEVELS, WHEEL, Condition, PendingRows, TableOptions, pending_rows

@@ -7,10 +7,10 @@ import json
 
 import attrs
 
-from message_store.delay_levels import DelayLevels
-from message_store.errors import FormatError, PlanError, SourceError, TargetError
-from message_store.small_files import is_present, read_small_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError, PlanError, SourceError, TargetError
+from message_store.files.small_files import is_present, read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from migrate.bad_record_list import LISTED, read_bad_records
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.report import ConversionReport

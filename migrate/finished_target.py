@@ -3,11 +3,11 @@
 
 from pathlib import Path
 
-from message_store.errors import OptionsError, SourceError, TargetError
-from message_store.printable import shell_word
-from message_store.small_files import is_directory, is_ordinary_file, is_present
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import refuse_unfinished_change
+from message_store.base.errors import OptionsError, SourceError, TargetError
+from message_store.base.printable import shell_word
+from message_store.files.small_files import is_directory, is_ordinary_file, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import refuse_unfinished_change
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.publishing import signs_of_use
 from migrate.staged_output import Staging

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 from pyspark.sql import SparkSession
 
-from message_store.errors import DelayStoreError, MigrationError, OptionsError
+from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
 from migrate.convert import check_request, convert
 from migrate.finished_before import finished_before
 from migrate.finished_target import refuse_file

@@ -12,8 +12,8 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from message_store.html_pages import picture_text
-from message_store.store_root import StoreRoot
+from message_store.base.html_pages import picture_text
+from message_store.files.store_root import StoreRoot
 from migrate.due_times import BUCKETS_S, DueTimes, bucket_seconds
 from timer_wheel.wheel_file import read_wheel
 

@@ -9,9 +9,9 @@ broker has opened since: whatever waits in a store that was in use is not ours t
 import json
 from typing import Any
 
-from message_store.errors import TargetError
-from message_store.small_files import read_small_file, replace_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.finished_target import WRITTEN_NAME
 from migrate.publishing import (

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from message_store.delay_levels import format_delay
-from message_store.errors import TargetError
-from message_store.html_pages import html_environment
-from message_store.printable import iso_time, shell_word, span
-from message_store.small_files import replace_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.base.html_pages import html_environment
+from message_store.base.printable import iso_time, shell_word, span
+from message_store.files.small_files import replace_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import format_delay
 from migrate.forecast import Forecast, draw_forecast, read_forecast
 from migrate.report import COUNT_NAMES, ConversionReport
 from migrate.staged_output import target_errors

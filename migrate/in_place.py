@@ -16,15 +16,15 @@ from typing import Any
 import attrs
 
 from legacy_levels.level_backlog import read_backlog
-from message_store.clock import SystemClock, stopwatch_s
-from message_store.dialect import Dialect
-from message_store.errors import DelayStoreError, OptionsError, PlanError
-from message_store.live_store import LiveStore
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.segment_files import SegmentReader, list_segments
-from message_store.small_files import read_small_file, replace_file
-from message_store.store_root import StoreLock, StoreRoot
-from message_store.unfinished_change import UNDOING
+from message_store.base.clock import SystemClock, stopwatch_s
+from message_store.base.errors import DelayStoreError, OptionsError, PlanError
+from message_store.files.segments import SegmentReader, list_segments
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.format.dialect import Dialect
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.reading.unfinished_change import UNDOING
+from message_store.writing.store import LiveStore
 from migrate.in_place_checks import (
     Conf,
     file_sizes,

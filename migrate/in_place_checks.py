@@ -15,25 +15,25 @@ from legacy_levels.cut_queues import cut_queues_of
 from legacy_levels.level_queues import levels_with_queue
 from legacy_levels.neutral_units import is_message
 from legacy_levels.reconcile import find_indexed_end
-from message_store.commit_log import find_log_end, first_store_times
-from message_store.consume_queue import read_last_unit, read_queue
-from message_store.cut_log import require_whole_log
-from message_store.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
-from message_store.java_numbers import LONG_MAX
-from message_store.live_root import queue_file_bytes
-from message_store.message_codec import decode_message_at
-from message_store.printable import counted
-from message_store.record_layout import BLANK_RECORD
-from message_store.segment_files import (
+from message_store.base.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
+from message_store.base.printable import counted
+from message_store.files.segments import (
     SegmentReader,
     list_directories,
     list_segments,
     require_appendable,
 )
-from message_store.small_files import is_present, read_small_file
-from message_store.store_checkpoint import StoreCheckpoint
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.files.small_files import is_present, read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import BLANK_RECORD
+from message_store.reading.commit_log import find_log_end, first_store_times
+from message_store.reading.consume_queue import read_last_unit, read_queue
+from message_store.writing.cut_log import require_whole_log
+from message_store.writing.root import queue_file_bytes
+from message_store.writing.settings import StoreSettings
 from migrate.settings import TargetSettings
 from migrate.store_backup import Ends
 from timer_wheel.timeline_refusal import refuse_waiting_timeline

@@ -11,17 +11,17 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_backlog import LevelBacklog, read_backlog
-from message_store.batch_kernels import place_records
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import (
+from message_store.base.errors import (
     BadRecordsError,
     OptionsError,
     TargetError,
     UncleanStoreError,
 )
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import DONE
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.kernels.batch import place_records
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.reading.unfinished_change import DONE
 from migrate.books import bad_records, conversion_report
 from migrate.choices import require_queues
 from migrate.disk_room import disk_warnings, free_bytes

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.byte_column import Int64s
-from message_store.raw_memory import address_of
-from message_store.small_files import read_small_file
+from message_store.columns.byte_column import Int64s
+from message_store.files.small_files import read_small_file
+from message_store.kernels.raw_memory import address_of
 from migrate.staged_output import Staging, replaced
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.index_bulk import write_ids, write_waiting

@@ -5,8 +5,8 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_backlog import LevelBacklog
-from message_store.errors import SourceError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError
+from message_store.files.store_root import StoreRoot
 from migrate.store_backup import IN_PLACE, unfinished_change
 from timer_wheel.wheel_reader import WheelState
 

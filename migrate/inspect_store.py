@@ -19,14 +19,20 @@ from legacy_levels.level_queues import (
     open_level_queue,
     queued_by_choice,
 )
-from message_store.commit_log import NO_TIME
-from message_store.delay_levels import DelayLevels
-from message_store.errors import FormatError, PlanError, SourceError
-from message_store.printable import counted
-from message_store.small_files import is_directory, is_present
-from message_store.store_config import CONSUMER_OFFSETS, GROUPS, TOPICS, read_config, read_topics
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import told_unfinished_change
+from message_store.base.errors import FormatError, PlanError, SourceError
+from message_store.base.printable import counted
+from message_store.files.config_files import (
+    CONSUMER_OFFSETS,
+    GROUPS,
+    TOPICS,
+    read_config,
+    read_topics,
+)
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.commit_log import NO_TIME
+from message_store.reading.unfinished_change import told_unfinished_change
 from migrate.finished_target import UNFINISHED
 from migrate.inspect_change import counted_twice
 from migrate.inspect_timers import inspect_timers

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store.engine_choice import hierarchy_mark
-from message_store.errors import FormatError, SourceError, UnsupportedStoreError
-from message_store.printable import counted, shell_word
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.base.printable import counted, shell_word
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
 from migrate.publishing import is_stub
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.store_inspection import TimelineSummary, WheelSummary

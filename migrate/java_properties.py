@@ -8,7 +8,7 @@ What a looser reading would miss is a setting that the broker has: ``timerPrecis
 import re
 from collections.abc import Iterator
 
-from message_store.errors import BadFieldError
+from message_store.base.errors import BadFieldError
 
 _BLANKS = " \t\f"
 _NEWLINE = re.compile(r"\r\n|\r|\n")

@@ -12,9 +12,9 @@ import attrs
 from legacy_levels.delay_offsets import DelayOffsets
 from legacy_levels.level_queues import LevelQueue, open_level_queues
 from legacy_levels.level_table import infer_levels
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels, format_delay
 
 
 @attrs.frozen

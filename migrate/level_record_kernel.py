@@ -11,24 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from message_store import properties as names
-from message_store.crc_kernel import crc32
-from message_store.kernel_cache import inline_kernel
-from message_store.message_rule_kernels import is_deliverable
-from message_store.raw_memory import (
-    load_i8,
-    load_i16,
-    load_i32,
-    load_i64,
-    load_native,
-    load_u8,
-    load_word,
-    load_word32,
-    separator_bits,
-    store_native,
-    trailing_zeros,
-)
-from message_store.record_layout import (
+from message_store.format import properties as names
+from message_store.format.record_layout import (
     BODY_RUN,
     CRC_MASK,
     HEAD_V4_V4,
@@ -42,7 +26,23 @@ from message_store.record_layout import (
     SYS_TRANSACTION_MASK,
     TOPIC_RUN_V1,
 )
-from message_store.timer_record_rules import IPV4_IN_IPV6
+from message_store.format.timer_record_rules import IPV4_IN_IPV6
+from message_store.kernels.cache import inline_kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.message_rules import is_deliverable
+from message_store.kernels.raw_memory import (
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_native,
+    load_u8,
+    load_word,
+    load_word32,
+    separator_bits,
+    store_native,
+    trailing_zeros,
+)
 from migrate.rewrite import QUEUE_ID_MAX, REAL_TOPIC_MAX_BYTES
 
 _SIZE, _MAGIC, _CRC = (HEAD_V4_V4.offset_of(name) for name in ("size_bytes", "magic", "body_crc"))

@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.layout import Field, Layout
-from message_store.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.format.layout import Field, Layout
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 
 PART = Layout(
     "part of a conversion",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.disk_room import free_bytes
 from migrate.plan import Amendments, Plan
 from migrate.publishing import forbid_start, is_publishing, require_unused

@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_backlog import LevelBacklog
-from message_store.errors import FormatError, OptionsError
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import FormatError, OptionsError
+from message_store.files.segments import SegmentReader
 from migrate.bad_record_list import LISTED, SOURCE_NUMBER
 from migrate.conversion_source import ConversionSource
 from migrate.replicas import find_replicas, same_broker

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import attrs
 
 from legacy_levels.delay_offsets import DelayOffsets, encode_delay_offsets
-from message_store.fastjson import ConfigDialect
+from message_store.format.broker_json import ConfigDialect
 
 
 def moved_offsets(offsets: DelayOffsets, to: Mapping[int, int], now_ms: int) -> bytes:

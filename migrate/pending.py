@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.level_backlog import read_backlog
 from legacy_levels.waiting_records import are_plain_numbers, equals
-from message_store import properties as names
-from message_store.batch_codec import decode_batch
-from message_store.byte_column import ByteColumn
-from message_store.delay_store import Pending
-from message_store.errors import BadFieldError, DelayStoreError, FormatError
-from message_store.java_numbers import parse_long
-from message_store.message import StoredMessage
-from message_store.message_batch import StoredBatch
-from message_store.message_codec import decode_message_at
-from message_store.segment_files import SegmentReader
-from message_store.small_files import is_directory, is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.java_numbers import parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.interface.delay_store import Pending
 from migrate.choices import require_levels
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table

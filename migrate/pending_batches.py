@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from message_store import properties as names
-from message_store.batch_codec import decode_batch
-from message_store.byte_column import ByteColumn
-from message_store.errors import FormatError
-from message_store.message_batch import StoredBatch
-from message_store.message_codec import decode_message_at
-from message_store.property_column import find_property_column
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.columns.property_column import find_property_column
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.message_codec import decode_message_at
 from migrate.pending_table import (
     SCHEMA,
     WHEEL,

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_backlog import read_backlog
-from message_store.cut_log import require_whole_log
-from message_store.delay_levels import DelayLevels
-from message_store.errors import UncleanStoreError
-from message_store.small_files import is_directory, is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import UncleanStoreError
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.writing.cut_log import require_whole_log
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
 from timer_wheel.wheel_reader import read_wheel_store

@@ -19,8 +19,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import PlanError
-from message_store.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.base.errors import PlanError
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from migrate.chain_kernel import link_chains
 from migrate.log_plan import LogPlan, plan_log
 from migrate.rewrite import growth_bytes

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from message_store.byte_column import ByteColumn
-from message_store.message_rules import RESERVED_PROPERTIES
+from message_store.columns.byte_column import ByteColumn
+from message_store.format.message_rules import RESERVED_PROPERTIES
 
 MAP = pa.map_(pa.string(), pa.string())
 _BACKWARD = slice(None, None, -1)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import attrs
 
-from message_store.errors import PlanError, SourceError, TargetError
-from message_store.small_files import read_small_file, replace_file, sync_directory
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError, SourceError, TargetError
+from message_store.files.small_files import read_small_file, replace_file, sync_directory
+from message_store.files.store_root import StoreRoot
 from migrate.staged_output import LOCK_NAME, Staging, clear, target_errors
 
 UNFINISHED_WHEEL = b"delaywheel: this conversion is not finished; run the same command again\n"

@@ -12,16 +12,16 @@ from typing import Any
 
 import attrs
 
-from message_store.clock import Clock, SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.engine_choice import EngineName, choose_engine, require_engine
-from message_store.errors import FormatError, PlanError, SourceError
-from message_store.live_store import LiveStore
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.record_layout import BLANK_RECORD
-from message_store.store_root import StoreRoot
+from message_store.base.clock import Clock, SystemClock
+from message_store.base.errors import FormatError, PlanError, SourceError
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.record_layout import BLANK_RECORD
+from message_store.reading.engine_choice import EngineName, choose_engine, require_engine
+from message_store.writing.store import LiveStore
 from migrate.finished_target import refuse_unfinished
 from migrate.quarantined import PutBackNote, Quarantine, find_quarantine
 from migrate.returned_record import NO_REPAIR, Repair, Returned, returned

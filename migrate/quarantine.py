@@ -10,12 +10,12 @@ from pathlib import Path
 import attrs
 
 from legacy_levels.level_backlog import LevelBacklog
-from message_store.commit_log import NO_TIME
-from message_store.errors import FormatError
-from message_store.record_layout import BLANK_RECORD
-from message_store.segment_files import SegmentReader
-from message_store.small_files import PRIVATE_MODE, is_directory, replace_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import PRIVATE_MODE, is_directory, replace_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import BLANK_RECORD
+from message_store.reading.commit_log import NO_TIME
 from migrate.books import bad_record
 from migrate.staged_output import sync_tree
 

@@ -14,20 +14,20 @@ from typing import Any
 
 import attrs
 
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError, SourceError
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.segment_files import list_directories
-from message_store.small_files import (
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.files.segments import list_directories
+from message_store.files.small_files import (
     PRIVATE_MODE,
     is_ordinary_file,
     read_lines,
     read_small_file,
     replace_file,
 )
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import BACKUP_PREFIX, UNDONE
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.reading.unfinished_change import BACKUP_PREFIX, UNDONE
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.quarantine import QUARANTINE_NAME, REASONS_NAME
 from migrate.store_backup import read_change

@@ -5,7 +5,7 @@ asks once a record, compiled.
 
 from typing import Any
 
-from message_store.kernel_cache import kernel
+from message_store.kernels.cache import kernel
 
 NOT_THERE = -1
 """The place of a record that cannot be read."""

@@ -5,8 +5,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.byte_column import ByteColumn
-from message_store.printable import counted
+from message_store.base.printable import counted
+from message_store.columns.byte_column import ByteColumn
 from migrate.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 

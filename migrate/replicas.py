@@ -14,11 +14,11 @@ from pathlib import Path
 import attrs
 
 from legacy_levels.delay_offsets import read_delay_offsets
-from message_store.errors import DelayStoreError, OptionsError
-from message_store.printable import listed
-from message_store.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import DelayStoreError, OptionsError
+from message_store.base.printable import listed
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
 
 HEAD_BYTES = 64 << 10
 """As much of a record is compared: its head, and usually all of it."""

@@ -13,18 +13,18 @@ from typing import Any
 import attrs
 
 from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
-from message_store.clock import SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.errors import (
+from message_store.base.clock import SystemClock
+from message_store.base.errors import (
     FormatError,
     MigrationError,
     PlanError,
     SourceError,
     UncleanStoreError,
 )
-from message_store.printable import counted, shell_word
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import DONE as CHANGE_DONE
+from message_store.base.printable import counted, shell_word
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.unfinished_change import DONE as CHANGE_DONE
 from migrate.conversion_marker import (
     CONVERSION_NAME,
     log_fingerprint,

@@ -8,10 +8,10 @@ in which nothing waits, or for a target that holds what nobody sent.
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from message_store.errors import SourceError
-from message_store.printable import iso_time, shell_word
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import refuse_unfinished_change
+from message_store.base.errors import SourceError
+from message_store.base.printable import iso_time, shell_word
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import refuse_unfinished_change
 from migrate.store_backup import RETIRE, Change, changes_of
 
 

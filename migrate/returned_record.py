@@ -3,14 +3,14 @@
 
 import attrs
 
-from message_store import properties as names
-from message_store.delay_levels import DelayLevels
-from message_store.errors import FormatError
-from message_store.java_numbers import parse_long
-from message_store.message import StoredMessage
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.record_layout import SYS_COMMIT, SYS_TRANSACTION_MASK
-from message_store.timer_record_rules import host_problem
+from message_store.base.errors import FormatError
+from message_store.format import properties as names
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.record_layout import SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.format.timer_record_rules import host_problem
 from migrate.quarantined import Quarantine, Quarantined
 from migrate.rewrite import (
     QUEUE_ID_MAX,

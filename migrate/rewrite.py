@@ -8,13 +8,13 @@ of docs/FORMAT.md, converted record.
 
 import attrs
 
-from message_store import message_rules as rules
-from message_store import properties as names
-from message_store.errors import BadFieldError, DelayStoreError, FormatError
-from message_store.java_numbers import parse_long, string_hash
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at, encode_message
-from message_store.record_layout import (
+from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
+from message_store.format import message_rules as rules
+from message_store.format import properties as names
+from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at, encode_message
+from message_store.format.record_layout import (
     END_OF_FILE_MIN_BYTES,
     MAGIC_V1,
     PROPERTIES_MAX_BYTES,
@@ -22,7 +22,7 @@ from message_store.record_layout import (
     SYS_TRANSACTION_MASK,
     head_layout,
 )
-from message_store.timer_record_rules import timer_record_faults
+from message_store.format.timer_record_rules import timer_record_faults
 
 REMOVED_PROPERTIES = frozenset(
     name.encode()

@@ -14,9 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from message_store import properties as names
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import (
+from message_store.format import properties as names
+from message_store.format.record_layout import (
+    HEAD_V4_V4,
+    PROPERTIES_MAX_BYTES,
+    PROPERTIES_RUN,
+    SMALLEST_RECORD_BYTES,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import (
     copy_bytes,
     store_i16,
     store_i32,
@@ -24,13 +30,7 @@ from message_store.raw_memory import (
     store_u8,
     store_word,
 )
-from message_store.record_layout import (
-    HEAD_V4_V4,
-    PROPERTIES_MAX_BYTES,
-    PROPERTIES_RUN,
-    SMALLEST_RECORD_BYTES,
-)
-from message_store.text_kernels import NOT_UTF8, java_hash_utf8
+from message_store.kernels.text import NOT_UTF8, java_hash_utf8
 from migrate.level_record_kernel import (
     DELAY_END,
     DELAY_START,

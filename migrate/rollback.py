@@ -5,8 +5,8 @@ from typing import Any
 
 import attrs
 
-from message_store.errors import PlanError
-from message_store.store_root import StoreLock, StoreRoot
+from message_store.base.errors import PlanError
+from message_store.files.store_root import StoreLock, StoreRoot
 from migrate.store_backup import IN_PLACE, Change, all_changes_of, changes_of
 from migrate.store_owner import require_owner
 from migrate.undo_change import (

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.layout import Buffer
-from message_store.segment_files import segment_name
+from message_store.files.segments import segment_name
+from message_store.format.layout import Buffer
 from migrate.staged_output import WRITE_FLAGS, target_errors
 
 _PAGE_BYTES = 4096

@@ -5,8 +5,8 @@ from typing import Any
 
 import attrs
 
-from message_store.delay_levels import DelayLevels
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from migrate.conversion_marker import log_fingerprint
 from migrate.plan import Amendments
 from migrate.settings import ConvertOptions

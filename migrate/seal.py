@@ -5,8 +5,8 @@ then published.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from message_store.small_files import replace_file
-from message_store.store_root import StoreRoot
+from message_store.files.small_files import replace_file
+from message_store.files.store_root import StoreRoot
 from migrate.plan import Plan
 from migrate.publishing import publish
 from migrate.row_output import write_sparse

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from message_store.errors import MigrationError
+from message_store.base.errors import MigrationError
 from migrate.spark_master import DEFAULT_MASTER, is_one_machine
 
 JAVA_MIN_VERSION = 17

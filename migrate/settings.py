@@ -8,18 +8,18 @@ from pathlib import Path
 
 import attrs
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError, OptionsError, SourceError
-from message_store.java_numbers import parse_long
-from message_store.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
-from message_store.small_files import read_small_file
-from message_store.store_config import DELAY, MIXED
-from message_store.store_root import (
+from message_store.base.errors import BadFieldError, OptionsError, SourceError
+from message_store.files.config_files import DELAY, MIXED
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import (
     COMMIT_LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     TIMER_LOG_FILE_BYTES,
 )
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import parse_long
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.java_properties import parse_properties
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES
 from migrate.store_owner import Access

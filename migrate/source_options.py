@@ -9,10 +9,10 @@ from pathlib import Path
 
 import attrs
 
-from message_store.clock import SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError, OptionsError
-from message_store.java_numbers import parse_long
+from message_store.base.clock import SystemClock
+from message_store.base.errors import BadFieldError, OptionsError
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import parse_long
 from migrate.pending_table import TableOptions
 from migrate.settings import TOPIC_TYPES, TargetSettings, read_broker_conf
 

@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.record_layout import BLANK_RECORD
-from message_store.segment_files import SegmentReader
+from message_store.files.segments import SegmentReader
+from message_store.format.record_layout import BLANK_RECORD
 from migrate.read_kernels import (
     DOUBTFUL,
     END,

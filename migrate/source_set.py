@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from migrate.books import bad_records, conversion_report
 from migrate.conversion_source import ConversionSource
 from migrate.merge import merged_report, merged_request, named_records, refuse_same_messages

@@ -3,8 +3,8 @@
 
 from legacy_levels.cut_queues import cut_queues_of
 from legacy_levels.gone_queues import gone_queues
-from message_store.cut_log import cut_log, way_out
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.writing.cut_log import cut_log, way_out
 from migrate.store_files import row_problems
 
 _TAKEN_FROM_LOG = (

@@ -3,10 +3,10 @@
 be left behind.
 """
 
-from message_store.errors import MigrationError
-from message_store.printable import counted
-from message_store.small_files import is_directory
-from message_store.store_root import StoreRoot
+from message_store.base.errors import MigrationError
+from message_store.base.printable import counted
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
 from timer_wheel.timer_checkpoint import read_timer_checkpoint
 from timer_wheel.wheel_reader import read_wheel_store
 

@@ -6,7 +6,7 @@ Stands apart so that the command line can say its defaults without loading Spark
 
 from pathlib import Path
 
-from message_store.errors import OptionsError
+from message_store.base.errors import OptionsError
 
 DEFAULT_MASTER = "local[*,4]"
 

@@ -20,10 +20,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import PlanError, SourceError, StoreLockedError, TargetError
-from message_store.side_by_side import side_by_side
-from message_store.small_files import identity_of, sync_directory, sync_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError, SourceError, StoreLockedError, TargetError
+from message_store.base.parallel import side_by_side
+from message_store.files.small_files import identity_of, sync_directory, sync_file
+from message_store.files.store_root import StoreRoot
 
 _IDENTITY_CHARACTERS = 16
 _REMOVAL_TRIES = 20

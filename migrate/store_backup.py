@@ -17,18 +17,18 @@ import attrs
 
 from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
 from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
-from message_store.errors import SourceError
-from message_store.printable import iso_time
-from message_store.segment_files import list_directories
-from message_store.small_files import (
+from message_store.base.errors import SourceError
+from message_store.base.printable import iso_time
+from message_store.files.segments import list_directories
+from message_store.files.small_files import (
     PRIVATE_MODE,
     read_small_file,
     remove_file,
     replace_file,
     sync_directory,
 )
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import BACKUP_PREFIX, DONE, NOTE_NAME, UNDONE
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import BACKUP_PREFIX, DONE, NOTE_NAME, UNDONE
 from migrate.staged_output import target_errors
 from migrate.store_owner import file_mode, give_away
 

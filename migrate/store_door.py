@@ -12,22 +12,22 @@ from typing import Any
 import attrs
 
 from legacy_levels.level_store import LevelStore
-from message_store import properties as names
-from message_store.clock import Clock
-from message_store.delay_levels import DelayLevels
-from message_store.dialect import Dialect
-from message_store.engine_choice import EngineName
-from message_store.errors import DelayStoreError
-from message_store.java_numbers import string_hash
-from message_store.live_store import LiveStore
-from message_store.message import StoredMessage
-from message_store.message_codec import body_crc, encode_message
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.record_layout import MAGIC_V1, PROPERTIES_MAX_BYTES
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
-from message_store.timer_record_rules import timer_record_faults
+from message_store.base.clock import Clock
+from message_store.base.errors import DelayStoreError
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.record_layout import MAGIC_V1, PROPERTIES_MAX_BYTES
+from message_store.format.timer_record_rules import timer_record_faults
+from message_store.reading.engine_choice import EngineName
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from migrate.conversion_marker import CONVERSION_NAME
 from migrate.returned_record import Returned
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError

@@ -10,12 +10,17 @@ from pathlib import Path
 import attrs
 
 from legacy_levels.delay_offsets import OffsetsFile
-from message_store.engine_choice import hierarchy_mark
-from message_store.errors import SourceError
-from message_store.segment_files import Segment, SegmentReader, list_directories, list_segments
-from message_store.small_files import is_directory, is_ordinary_file, is_present, read_small_file
-from message_store.store_config import TOPICS, read_config
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError
+from message_store.files.config_files import TOPICS, read_config
+from message_store.files.segments import Segment, SegmentReader, list_directories, list_segments
+from message_store.files.small_files import (
+    is_directory,
+    is_ordinary_file,
+    is_present,
+    read_small_file,
+)
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME
 

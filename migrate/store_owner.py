@@ -13,8 +13,8 @@ from pathlib import Path
 
 import attrs
 
-from message_store.errors import OptionsError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError, TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.staged_output import Staging, clear_staging, target_errors
 
 _LOST_AND_FOUND = "lost+found"

@@ -10,10 +10,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import PlanError
-from message_store.side_by_side import side_by_side
-from message_store.small_files import read_small_file, replace_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError
+from message_store.base.parallel import side_by_side
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
 from migrate.plan import Amendments, Plan
 from migrate.settings import TargetSettings
 from migrate.staged_output import Staging, load_array, save_array

@@ -10,8 +10,7 @@ from typing import TypeVar
 
 import attrs
 
-from message_store import properties as names
-from message_store.store_config import (
+from message_store.files.config_files import (
     CONSUMER_OFFSETS,
     GROUPS,
     MESSAGE_TYPE,
@@ -25,7 +24,8 @@ from message_store.store_config import (
     read_groups,
     read_topics,
 )
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, QUEUE_ID_MAX, RECORD_MARGIN_BYTES
 from migrate.settings import (
     DEFAULT_MAX_MESSAGE_BYTES,

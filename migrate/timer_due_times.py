@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 from timer_wheel.timer_due import FINEST_MS, is_overdue, promised_times
 
 

@@ -10,12 +10,12 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import PlanError
-from message_store.raw_memory import address_of
-from message_store.record_layout import END_OF_FILE_MIN_BYTES
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.plan import Plan
 from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
 from migrate.rewrite_kernel import USUAL, rewrite_records

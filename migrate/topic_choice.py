@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legacy_levels.level_backlog import LevelBacklog
-from message_store.errors import OptionsError
-from message_store.kernel_cache import kernel
-from message_store.raw_memory import address_of
-from message_store.record_layout import SMALLEST_RECORD_BYTES
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import address_of
 from migrate.level_record_kernel import FOUND_SIZE, TOPIC_END, TOPIC_START, find_level_record
 from migrate.rewrite import real_topic_of
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks

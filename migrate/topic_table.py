@@ -9,9 +9,9 @@ number without coming back to Python; names are checked and hashed once, when a 
 import attrs
 import numpy as np
 
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import address_of, copy_bytes, load_native, store_native
-from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import address_of, copy_bytes, load_native, store_native
+from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
 from migrate.level_record_kernel import is_plain_topic
 
 TABLE_FULL = -1

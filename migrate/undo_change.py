@@ -11,18 +11,18 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from message_store.batch_kernels import place_records
-from message_store.clock import SystemClock
-from message_store.commit_log import read_store_times
-from message_store.delay_levels import DelayLevels
-from message_store.dialect import Dialect
-from message_store.errors import PlanError
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
-from message_store.segment_files import SegmentReader, list_segments
-from message_store.small_files import read_small_file, remove_file, sync_directory
-from message_store.store_root import StoreLock, StoreRoot
-from message_store.unfinished_change import DONE, UNDOING, UNDONE
+from message_store.base.clock import SystemClock
+from message_store.base.errors import PlanError
+from message_store.files.segments import SegmentReader, list_segments
+from message_store.files.small_files import read_small_file, remove_file, sync_directory
+from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.properties import TIMER_TOPIC
+from message_store.kernels.batch import place_records
+from message_store.reading.commit_log import read_store_times
+from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
+from message_store.writing.store import LiveStore
 from migrate.in_place_checks import file_sizes, read_ends
 from migrate.staged_output import target_errors
 from migrate.store_backup import OFFSETS, OFFSETS_BACKUP, Change, put_offsets_back

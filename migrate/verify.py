@@ -20,8 +20,8 @@ import attrs
 import numpy as np
 from pyspark.sql import SparkSession
 
-from message_store.errors import OptionsError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError
+from message_store.files.store_root import StoreRoot
 from migrate.finished_target import require_pair
 from migrate.retired_source import refuse_retired
 from migrate.settings import WHEEL

@@ -11,10 +11,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from message_store.errors import BadFieldError, SourceError
-from message_store.printable import shell_word
-from message_store.small_files import is_present, read_small_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.base.printable import shell_word
+from message_store.files.small_files import is_present, read_small_file
+from message_store.files.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME, read_marker
 from migrate.finished_target import (
     IN_PLACE_TOLD,

@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.kernel_cache import kernel
+from message_store.kernels.cache import kernel
 
 END = -1
 """Where a chain ends."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import FormatError
-from message_store.fastjson import parse
-from message_store.small_files import is_present, read_small_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError
+from message_store.files.small_files import is_present, read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import parse
 from migrate.settings import WHEEL
 from migrate.verify_digests import TopicUse
 from migrate.verify_report import OPENED, Problem

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.layout import Field, Layout
-from message_store.raw_memory import load_i32, load_i64, load_u8
-from message_store.record_layout import HEAD_V4_V4, SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.format.layout import Field, Layout
+from message_store.format.record_layout import HEAD_V4_V4, SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
 from migrate.verify_complaints import LAST_UNREADABLE, Complaint
 from migrate.verify_hash import finish, step_a, step_b
 from migrate.verify_record_kernel import (

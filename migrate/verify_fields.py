@@ -3,8 +3,8 @@
 
 from collections.abc import Iterator
 
-from message_store.message import StoredMessage
-from message_store.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TIMER_OUT_MS
+from message_store.format.message import StoredMessage
+from message_store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TIMER_OUT_MS
 from migrate.verify_complaints import SENTENCES, Complaint
 from migrate.verify_record_kernel import REMOVED_PROPERTIES
 from migrate.verify_report import FieldDifference

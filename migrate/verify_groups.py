@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from message_store.errors import FormatError
-from message_store.fastjson import parse
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import parse
 from migrate.verify_digests import TopicUse
 from migrate.verify_report import Problem
 

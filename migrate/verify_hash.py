@@ -15,8 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from message_store.kernel_cache import inline_kernel
-from message_store.raw_memory import load_u8, load_word
+from message_store.kernels.cache import inline_kernel
+from message_store.kernels.raw_memory import load_u8, load_word
 
 _A_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _B_MULTIPLIER = np.uint64(0xC2B2AE3D27D4EB4F)

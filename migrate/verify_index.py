@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.consume_queue import QueueEntries
-from message_store.errors import DelayStoreError
-from message_store.segment_files import SegmentReader
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import DelayStoreError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.consume_queue import QueueEntries
 from migrate.settings import WHEEL
 from migrate.verify_entries import TARGET_ENTRY
 from migrate.verify_log import log_problems, row_problems

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
 
-from message_store.errors import TargetError
-from message_store.small_files import PRIVATE_MODE, replace_file
+from message_store.base.errors import TargetError
+from message_store.files.small_files import PRIVATE_MODE, replace_file
 from migrate.verify_digests import DigestResult, DigestTask, Side
 from migrate.verify_runner import run_tasks
 from migrate.verify_tasks import digest

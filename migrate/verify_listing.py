@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from message_store.errors import FormatError
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
 from migrate.verify_compare import Comparison
 from migrate.verify_complaints import LAST_UNREADABLE, SENTENCES, Complaint
 from migrate.verify_digests import DigestResult, FoundRecords

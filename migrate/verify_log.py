@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from message_store.consume_queue import QueueEntries
-from message_store.record_layout import BLANK_RECORD, END_OF_FILE_MIN_BYTES, MAGIC_BLANK
-from message_store.segment_files import SegmentReader
+from message_store.files.segments import SegmentReader
+from message_store.format.record_layout import BLANK_RECORD, END_OF_FILE_MIN_BYTES, MAGIC_BLANK
+from message_store.reading.consume_queue import QueueEntries
 from migrate.verify_report import Problem
 
 COMMIT_LOG = "commit log"

@@ -9,11 +9,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import FormatError
-from message_store.message_codec import decode_message_at
-from message_store.record_layout import PROPERTIES_MAX_BYTES
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import PROPERTIES_MAX_BYTES
 from migrate.verify_complaints import Complaint
 from migrate.verify_entries import BUCKETS, SOURCE_ENTRY
 from migrate.verify_jobs import DigestJobs, SideEntries

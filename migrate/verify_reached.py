@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.consume_queue import QUEUE_UNIT, QueueEntries
-from message_store.kernel_cache import kernel
-from message_store.raw_memory import (
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import (
     address_of,
     load_i32,
     load_i64,
     store_i32,
     store_i64,
 )
+from message_store.reading.consume_queue import QUEUE_UNIT, QueueEntries
 from migrate.verify_chains import Walk
 from migrate.verify_entries import TARGET_ENTRY
 from timer_wheel.timer_log import TIMER_UNIT, TimerUnits

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.segment_files import SegmentReader
+from message_store.files.segments import SegmentReader
 
 CHUNK_ENTRIES = 1 << 14
 """A span has at most so many entries."""

@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from message_store import properties as names
-from message_store.crc_kernel import crc32
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import address_of, load_i8, load_i16, load_i32, load_i64, load_u8
-from message_store.record_layout import (
+from message_store.format import properties as names
+from message_store.format.record_layout import (
     BODY_RUN,
     CRC_MASK,
     HEAD_V4_V4,
@@ -31,6 +28,16 @@ from message_store.record_layout import (
     SYS_STORE_HOST_IPV6,
     TOPIC_RUN_V1,
     TOPIC_RUN_V2,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.raw_memory import (
+    address_of,
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_u8,
 )
 from migrate.verify_complaints import Complaint
 from migrate.verify_hash import find_byte, finish, step_a, step_b, take_bytes, take_bytes_once

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import attrs
 
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 from migrate.staged_output import new_file, target_errors
 
 Kind = Literal["missing", "unexpected", "different"]

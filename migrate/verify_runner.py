@@ -9,7 +9,7 @@ import attrs
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from message_store.errors import (
+from message_store.base.errors import (
     DelayStoreError,
     FormatError,
     MigrationError,

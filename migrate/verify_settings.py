@@ -7,14 +7,14 @@ from typing import Any
 import attrs
 
 from legacy_levels.delay_offsets import OffsetsChoice
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import BadFieldError
-from message_store.store_root import (
+from message_store.base.errors import BadFieldError
+from message_store.files.store_root import (
     COMMIT_LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     TIMER_LOG_FILE_BYTES,
     StoreRoot,
 )
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.bad_record_list import LISTED, SOURCE_NUMBER, read_bad_records
 from migrate.conversion_marker import CONVERSION_NAME, read_marker, share_of
 from migrate.settings import ENGINES, WHEEL

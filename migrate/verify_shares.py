@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from migrate.conversion_marker import CONVERSION_NAME, read_marker
 from migrate.verify_report import Problem
 

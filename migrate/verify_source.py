@@ -5,8 +5,8 @@ import attrs
 import numpy as np
 
 from legacy_levels.level_backlog import read_backlog
-from message_store.delay_levels import DelayLevels
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from migrate.verify_pending import PendingMessages, split_quarantined
 from migrate.verify_settings import ConversionSettings, QuarantinedEntry
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from message_store import properties as names
-from message_store.kernel_cache import kernel
-from message_store.raw_memory import load_i32, load_i64
+from message_store.format import properties as names
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import load_i32, load_i64
 from migrate.verify_complaints import Complaint
 from migrate.verify_entries import (
     QUEUE_OFFSET_PLACE,

@@ -12,10 +12,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.consume_queue import QUEUE_UNIT, QueueEntries, read_queue
-from message_store.errors import FormatError
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.reading.consume_queue import QUEUE_UNIT, QueueEntries, read_queue
 from migrate.verify_chains import END, NOWHERE, Walk, walk_chains
 from migrate.verify_log import log_problems, row_problems
 from migrate.verify_reached import reached_entries

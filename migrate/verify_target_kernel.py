@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from message_store import properties as names
-from message_store.crc_kernel import crc32
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import load_i32, load_i64, load_u8
-from message_store.record_layout import (
+from message_store.format import properties as names
+from message_store.format.record_layout import (
     CRC_MASK,
     HEAD_V4_V4,
     HEAD_V6_V4,
     MAGIC_V1,
     SYS_BORN_HOST_IPV6,
 )
-from message_store.text_kernels import NOT_UTF8, java_hash_utf8
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.text import NOT_UTF8, java_hash_utf8
 from migrate.verify_complaints import Complaint
 from migrate.verify_entries import (
     QUEUE_OFFSET_PLACE,

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import SourceError
-from message_store.raw_memory import address_of
-from message_store.segment_files import SegmentReader
-from message_store.small_files import read_small_file
+from message_store.base.errors import SourceError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
+from message_store.kernels.raw_memory import address_of
 from migrate.verify_complaints import LAST_UNREADABLE, Complaint
 from migrate.verify_digests import (
     EXAMPLES_KEPT,

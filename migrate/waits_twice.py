@@ -12,12 +12,12 @@ from pathlib import Path
 
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_queues import LevelQueue, open_level_queue
-from message_store.errors import PlanError
-from message_store.printable import shell_word
-from message_store.segment_files import SegmentReader
-from message_store.small_files import is_directory, is_ordinary_file
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import DONE, UNDOING, UNDONE
+from message_store.base.errors import PlanError
+from message_store.base.printable import shell_word
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory, is_ordinary_file
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
 from migrate.quarantine import REASONS_NAME, quarantine_directory
 from migrate.quarantined import NOTES_NAME, Quarantine, Quarantined, directory_of_change
 from migrate.staged_output import sole_writer

@@ -13,13 +13,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.byte_column import Int64s
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.crc_kernel import crc32_from
-from message_store.errors import TargetError
-from message_store.raw_memory import address_of
-from message_store.segment_files import SegmentReader, segment_name
-from message_store.small_files import replace_file
+from message_store.base.errors import TargetError
+from message_store.columns.byte_column import Int64s
+from message_store.files.segments import SegmentReader, segment_name
+from message_store.files.small_files import replace_file
+from message_store.kernels.crc import crc32_from
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.books import open_before_ms
 from migrate.disk_room import disk_warnings, free_bytes
 from migrate.fresh_wheel import (

@@ -16,24 +16,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from message_store.byte_column import Int64s, int64s
-from message_store.crc_kernel import crc32_from
-from message_store.errors import BadFieldError
-from message_store.java_numbers import string_hash
-from message_store.message_batch import MessageBatch
-from message_store.message_rules import MAX_MESSAGE_BYTES
-from message_store.properties import TIMER_TOPIC
-from message_store.raw_memory import address_of
-from message_store.record_layout import (
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import string_hash
+from message_store.format.message_rules import MAX_MESSAGE_BYTES
+from message_store.format.properties import TIMER_TOPIC
+from message_store.format.record_layout import (
     END_OF_FILE_MIN_BYTES,
     HEAD_V4_V4,
     SYS_COMMIT,
     SYS_COMPRESSED,
     SYS_TRANSACTION_MASK,
 )
-from message_store.scheduled_batch import draft_batch
-from message_store.scheduled_records import RecordForm
-from message_store.store_root import StoreRoot
+from message_store.intake.batch import draft_batch
+from message_store.intake.records import RecordForm
+from message_store.kernels.crc import crc32_from
+from message_store.kernels.raw_memory import address_of
 from migrate.plan import OUT_MS_END, OUT_MS_MIN
 from migrate.row_output import RowWriter, create_row
 from migrate.settings import TargetSettings

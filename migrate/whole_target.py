@@ -6,12 +6,12 @@ A report outlives the files that it tells of. Whoever moves a source past what w
 at the target itself first. This is no verification: what lies between is not read.
 """
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import FormatError, SourceError
-from message_store.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
-from message_store.segment_files import Segment, SegmentReader
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError, SourceError
+from message_store.files.segments import Segment, SegmentReader
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.publishing import is_stub, signs_of_use
 from migrate.verify_settings import ConversionSettings
 from timer_wheel.hierarchy.ownership import index_path, read_active

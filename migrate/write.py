@@ -16,13 +16,13 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.crc_kernel import crc32_from
-from message_store.raw_memory import address_of
-from message_store.record_layout import END_OF_FILE_MIN_BYTES
-from message_store.segment_files import SegmentReader, segment_name
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader, segment_name
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.kernels.crc import crc32_from
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.index_part import index_rows, key_hashes, write_tables
 from migrate.rewrite import BadRecordError, Placement, RewriteLimits, rewrite_record
 from migrate.rewrite_kernel import USUAL, rewrite_records

@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from message_store.errors import DelayStoreError, MigrationError, SourceError, TargetError
+from message_store.base.errors import DelayStoreError, MigrationError, SourceError, TargetError
 from migrate.session import reason_of
 from migrate.spark_master import is_one_machine
 from migrate.staged_output import Staging, count_receipts

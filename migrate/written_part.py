@@ -9,10 +9,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.errors import FormatError, SourceError
-from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import FormatError, SourceError
+from message_store.files.segments import SegmentReader
+from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.index_part import tables_crc
 from migrate.settings import HIERARCHY
 from migrate.staged_output import Staging

@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 
 import cli
 from legacy_levels.generate import generate_level_store
-from message_store import errors
-from message_store.store_root import StoreRoot
+from message_store.base import errors
+from message_store.files.store_root import StoreRoot
 from tests.independent.level_messages import DeliveredCopy, LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from message_store.errors import PlanError
+from message_store.base.errors import PlanError
 from migrate.convert import convert
 from migrate.finished_before import finished_before
 from migrate.retire import retire

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 import cli
 from message_store import AtLevel, ManualClock, Message
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
@@ -485,7 +485,7 @@ def test_the_settings_of_a_broker(place: Path, tmp_path: Path) -> None:
     )
     receipt = schedule(place, "--level", 2, "--broker-conf", conf)
     assert receipt["promised_ms"] == NOW_MS + 4_000
-    from message_store.recall_handle import RecallHandle
+    from message_store.format.recall_handle import RecallHandle
 
     assert RecallHandle.parse(receipt["handle"]).broker_name == "b7"
     assert [path.stat().st_size for path in StoreRoot(place).commit_log.iterdir()] == [65_536]

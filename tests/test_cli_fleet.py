@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import cli
 import cli_fleet
-from message_store.delay_levels import DelayLevels
+from message_store.format.delay_levels import DelayLevels
 from migrate.settings import ConvertOptions
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 import cli
 import cli_fleet_text
 import cli_text
-from message_store.delay_levels import DelayLevels
-from message_store.errors import SourceError
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import UNDOING, refuse_unfinished_change
+from message_store.base.errors import SourceError
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.unfinished_change import UNDOING, refuse_unfinished_change
 from migrate.convert import convert
 from migrate.fleet import Fleet
 from migrate.retire import retire

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 import cli
 import cli_text
 from cli_output import Output
-from message_store import errors
-from message_store.store_root import StoreRoot
+from message_store.base import errors
+from message_store.files.store_root import StoreRoot
 from migrate.report import BadRecord
 from migrate.store_inspection import LevelState
 from migrate.verify_report import Problem, VerifyReport

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from message_store.errors import SourceError
-from message_store.small_files import is_directory, is_ordinary_file, is_present
+from message_store.base.errors import SourceError
+from message_store.files.small_files import is_directory, is_ordinary_file, is_present
 from migrate.convert import convert
 from tests.bare_root import SOMEBODY_ELSE, without_powers
 from tests.independent.level_store_builder import LevelMessage, build_level_store

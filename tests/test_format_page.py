@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 from docs.generate_format import EXAMPLE, FORMAT_PAGE, PARTS, format_markdown
-from message_store.layout import Layout
+from message_store.format.layout import Layout
 from tests.message_store.vectors import LEVEL_OPEN
 from tests.source_laws import ROOT, product_sources
 

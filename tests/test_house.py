@@ -31,20 +31,20 @@ PRODUCT = product_sources()
 EVERYTHING = [*PRODUCT, *other_sources()]
 
 COMMAND_LINE = {source.path for source in PRODUCT if source.part == "cli"}
-CLOCK = {"message_store/clock.py"}
-LAYOUTS = {"message_store/layout.py", "message_store/java_numbers.py"}
+CLOCK = {"message_store/base/clock.py"}
+LAYOUTS = {"message_store/format/layout.py", "message_store/format/java_numbers.py"}
 ENVIRONMENT_READERS = {
     "cli.py",
     "compare/rocketmq_jars.py",
-    "message_store/kernel_cache.py",
+    "message_store/kernels/cache.py",
     "migrate/session.py",
 }
 FILE_TOUCHERS = {
-    "message_store/segment_files.py",
-    "message_store/small_files.py",
-    "message_store/store_root.py",
-    "message_store/kernel_cache.py",
-    "message_store/live_segments.py",
+    "message_store/files/segments.py",
+    "message_store/files/small_files.py",
+    "message_store/files/store_root.py",
+    "message_store/kernels/cache.py",
+    "message_store/files/live_segments.py",
     "compare/rocketmq_jars.py",
     "compare/work_files.py",
     "migrate/row_output.py",

@@ -52,7 +52,7 @@ def walk_chains(heads: Int64Array, previous: Int64Array) -> Chains:
 
 @cache
 def _compiled() -> Callable[..., int]:
-    from message_store.kernel_cache import kernel
+    from message_store.kernels.cache import kernel
 
     return kernel(_SIGNATURE)(_walk)
 

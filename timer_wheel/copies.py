@@ -10,9 +10,9 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
-from message_store import properties as names
-from message_store.java_numbers import LONG_MAX
-from message_store.message import StoredMessage
+from message_store.format import properties as names
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message import StoredMessage
 
 _NOT_TOLD = -1
 

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store import properties as names
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.log_kernels import (
+from message_store.format import properties as names
+from message_store.format.record_layout import (
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_STORE_HOST_IPV6,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.log import (
     AT_FLAG,
     AT_LOG_OFFSET,
     AT_MAGIC,
@@ -31,16 +39,8 @@ from message_store.log_kernels import (
     prepared_offset_at,
     store_time_at,
 )
-from message_store.raw_memory import load_i32, load_i64, load_u8
-from message_store.record_layout import (
-    HEAD_V4_V4,
-    MAGIC_V1,
-    MAGIC_V2,
-    SMALLEST_RECORD_BYTES,
-    SYS_BORN_HOST_IPV6,
-    SYS_STORE_HOST_IPV6,
-)
-from message_store.text_kernels import equal_bytes, hash_bytes
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.text import equal_bytes, hash_bytes
 from timer_wheel.copies import CHANGING
 
 Int64s = NDArray[np.int64]

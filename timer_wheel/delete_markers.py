@@ -14,16 +14,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import BadFieldError
-from message_store.java_numbers import LONG_MAX, parse_long
-from message_store.message import StoredMessage
-from message_store.properties import (
+from message_store.base.errors import BadFieldError
+from message_store.files.segments import SegmentReader
+from message_store.format.java_numbers import LONG_MAX, parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.properties import (
     TIMER_DELETE_UNIQUE_KEY,
     TIMER_OUT_MS,
     TIMER_ROLL_LABEL,
     TIMER_ROLL_TIMES,
 )
-from message_store.segment_files import SegmentReader
 from timer_wheel.copies import first_offset
 from timer_wheel.pending_timers import PendingTimers, pending_records
 from timer_wheel.wheel_math import Int64Array, floor_ms

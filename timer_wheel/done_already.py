@@ -19,14 +19,14 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store.commit_log import NO_TIME, first_store_times, read_store_times
-from message_store.consume_queue import QueueEntries, read_queue
-from message_store.message import StoredMessage
-from message_store.record_layout import head_layout
-from message_store.segment_files import SegmentReader
-from message_store.small_files import read_small_file
-from message_store.store_checkpoint import StoreCheckpoint
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.message import StoredMessage
+from message_store.format.record_layout import head_layout
+from message_store.reading.commit_log import NO_TIME, first_store_times, read_store_times
+from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.copies import Copies, first_offset, identity, is_copy, is_roll
 from timer_wheel.pending_timers import PendingTimers, pending_records, record_at
 from timer_wheel.timer_log import TimerUnits

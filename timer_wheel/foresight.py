@@ -11,16 +11,16 @@ are rewritten what was known of them is not used.
 
 from typing import TYPE_CHECKING
 
-from message_store.errors import DelayStoreError
-from message_store.measured_records import Measured
-from message_store.redelivery import FROM_WHEEL
-from message_store.wheel_stamps import wheel_stamps
+from message_store.base.errors import DelayStoreError
+from message_store.redelivery.batch import FROM_WHEEL
+from message_store.redelivery.measured import Measured
+from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_rows import TimerRows
 
 if TYPE_CHECKING:
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
 WORTH_IT_UNITS = 1_000
 _MOST_UNITS = 1 << 18

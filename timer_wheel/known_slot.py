@@ -3,7 +3,7 @@
 
 import attrs
 
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 from timer_wheel.timer_rows import TimerRows
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.errors import BadFieldError, FormatError
-from message_store.live_log import LiveLog
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.columns.byte_column import Int64s
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.writing.log import LiveLog
 from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import TOPIC_HASH

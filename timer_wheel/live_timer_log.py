@@ -13,13 +13,13 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import BadFieldError, DelayStoreError, TargetError
-from message_store.java_numbers import LONG_MAX, LONG_MIN
-from message_store.layout import Layout
-from message_store.live_segments import LiveSegments
-from message_store.raw_memory import address_of
-from message_store.record_layout import MAGIC_BLANK
+from message_store.base.errors import BadFieldError, DelayStoreError, TargetError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.live_segments import LiveSegments
+from message_store.format.java_numbers import LONG_MAX, LONG_MIN
+from message_store.format.layout import Layout
+from message_store.format.record_layout import MAGIC_BLANK
+from message_store.kernels.raw_memory import address_of
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.timer_log import (

@@ -8,9 +8,9 @@ its slot: a broker that takes over goes on behind the last unit.
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
+from message_store.columns.byte_column import Int64s
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.live_metrics import LiveMetrics
 from timer_wheel.live_timer_log import LiveTimerLog

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.byte_column import Int64s
-from message_store.raw_memory import address_of
+from message_store.columns.byte_column import Int64s
+from message_store.kernels.raw_memory import address_of
 from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES, WheelSlots
 from timer_wheel.wheel_kernels import PAGE_BYTES
 from timer_wheel.wheel_math import WHEEL_SLOTS

@@ -3,9 +3,9 @@
 
 import attrs
 
-from message_store.delay_store import Finding, Severity
-from message_store.note_file import NoteFile
-from message_store.store_root import StoreRoot
+from message_store.files.notes import NoteFile
+from message_store.files.store_root import StoreRoot
+from message_store.interface.delay_store import Finding, Severity
 
 FILE_NAME = "wheel-lost.json"
 

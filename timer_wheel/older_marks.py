@@ -9,9 +9,9 @@ again where the timer log is lost, in what was made anew with its markers, and i
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.java_numbers import LONG_MAX
-from message_store.live_log import LiveLog
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import LONG_MAX
+from message_store.writing.log import LiveLog
 from timer_wheel.live_timer_log import NO_SLOT
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots

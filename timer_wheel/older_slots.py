@@ -10,7 +10,7 @@ import math
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s, int64s
 
 EXACT_MS = 1
 """The width to read facts with for keys of one time, and that of a hierarchical wheel."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from message_store.consume_queue import read_queue
-from message_store.properties import TIMER_ROLL_LABEL
-from message_store.segment_files import SegmentReader
-from message_store.small_files import read_small_file
-from message_store.store_checkpoint import StoreCheckpoint
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.properties import TIMER_ROLL_LABEL
+from message_store.reading.consume_queue import read_queue
 from timer_wheel.delete_markers import Cancelled
 from timer_wheel.done_already import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.pending_timers import PendingTimers, pending_records

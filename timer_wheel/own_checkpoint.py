@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from message_store.layout import Field, Layout
+from message_store.format.layout import Field, Layout
 from timer_wheel.older_slots import MEANING_OF_WIDTHS, MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT, TimerCheckpoint
 from timer_wheel.wheel_math import PRECISIONS_MS

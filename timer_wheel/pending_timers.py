@@ -7,11 +7,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import FormatError
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.record_layout import head_layout
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import head_layout
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.wheel_math import Int64Array
 

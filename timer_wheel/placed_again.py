@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from message_store.byte_column import int64s
-from message_store.java_numbers import LONG_MAX
+from message_store.columns.byte_column import int64s
+from message_store.format.java_numbers import LONG_MAX
 from timer_wheel.timer_record_kernel import PREPARED_OFFSET, is_any_to_be_read
 
 if TYPE_CHECKING:
-    from message_store.live_log import LiveLog
+    from message_store.writing.log import LiveLog
     from timer_wheel.timer_rows import TimerFacts, TimerRows
 
 

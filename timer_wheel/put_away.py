@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.small_files import read_small_file, replace_file
-from message_store.store_root import StoreRoot
+from message_store.columns.byte_column import Int64s
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
 from timer_wheel.timer_rows import TimerRows
 from timer_wheel.wheel_kernels import FLAGS, LOG_OFFSET, SIZE
 

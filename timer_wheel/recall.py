@@ -9,10 +9,10 @@ form the text of a marker has, it counts: that is what whoever recalled wanted.
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.java_numbers import INT_MAX, LONG_MAX
-from message_store.message import Message, StoredMessage
-from message_store.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import INT_MAX, LONG_MAX
+from message_store.format.message import Message, StoredMessage
+from message_store.format.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
 from timer_wheel.live_timer_log import NO_SLOT
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_log import FLAG_DELETE

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from message_store.delay_store import Cancellation
-from message_store.java_numbers import LONG_MAX, string_hash
-from message_store.message import StoredMessage
-from message_store.recall_handle import RecallHandle
+from message_store.format.java_numbers import LONG_MAX, string_hash
+from message_store.format.message import StoredMessage
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation
 from timer_wheel.live_timer_log import NO_SLOT
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.older_marks import OlderMarks

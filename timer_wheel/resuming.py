@@ -10,11 +10,11 @@ from typing import TypeGuard
 
 import numpy as np
 
-from message_store.byte_column import int64s
-from message_store.errors import FormatError
-from message_store.live_queue import LiveQueue
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
+from message_store.base.errors import FormatError
+from message_store.columns.byte_column import int64s
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.queue import LiveQueue
+from message_store.writing.store import LiveStore
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.own_checkpoint import OwnCheckpoint
 from timer_wheel.timer_due import FINEST_MS

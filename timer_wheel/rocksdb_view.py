@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from message_store.errors import SourceError, UnsupportedStoreError
+from message_store.base.errors import SourceError, UnsupportedStoreError
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict

@@ -11,9 +11,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store.errors import BadFieldError, UnsupportedStoreError
-from message_store.layout import Field, Layout
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.format.layout import Field, Layout
 from timer_wheel.pending_timers import NOT_IN_QUEUE, PendingTimers
 from timer_wheel.rocksdb_view import FamilyView, has_database, holds_data, open_families
 from timer_wheel.timer_log import FLAG_DEFAULT, NO_POSITION

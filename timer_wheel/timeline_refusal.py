@@ -6,10 +6,10 @@ and with it what the timeline has already delivered. So such a store is refused,
 is empty and a wheel has taken the queue over.
 """
 
-from message_store.errors import UnsupportedStoreError
-from message_store.printable import counted
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import UnsupportedStoreError
+from message_store.base.printable import counted
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from timer_wheel.timeline import read_timeline
 from timer_wheel.timer_checkpoint import read_timer_checkpoint
 from timer_wheel.timer_log import read_units

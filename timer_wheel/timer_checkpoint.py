@@ -7,9 +7,9 @@ to a broker means: place every message of the timer queue again.
 
 import attrs
 
-from message_store.layout import Field, Layout
-from message_store.small_files import read_small_file
-from message_store.store_root import StoreRoot
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.layout import Field, Layout
 
 TIMER_CHECKPOINT_NAME = "timercheck"
 TIMER_CHECKPOINT_FILE_BYTES = 4096

@@ -8,19 +8,19 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
-from message_store.errors import UnsupportedDelayError
-from message_store.live_intake import LiveIntake
-from message_store.live_queue import LiveQueue
-from message_store.live_store import LiveStore
-from message_store.message import Message
-from message_store.message_batch import MessageBatch
-from message_store.promise_rules import to_slot_end
-from message_store.properties import TIMER_TOPIC
-from message_store.scheduled_batch import BatchDraft, draft_batch
-from message_store.scheduled_records import RecordForm
+from message_store.base.errors import UnsupportedDelayError
+from message_store.columns.byte_column import Int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.message import Message
+from message_store.format.properties import TIMER_TOPIC
+from message_store.intake.batch import BatchDraft, draft_batch
+from message_store.intake.records import RecordForm
+from message_store.intake.store_intake import LiveIntake
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.interface.promise_rules import to_slot_end
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.writing.queue import LiveQueue
+from message_store.writing.store import LiveStore
 from timer_wheel.recall import Target, marker_for
 from timer_wheel.timer_properties import LATEST_MS, require_kept
 from timer_wheel.wheel_math import out_ms

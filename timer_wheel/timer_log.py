@@ -12,9 +12,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.layout import Field, Layout
-from message_store.record_layout import MAGIC_BLANK
-from message_store.segment_files import Segment, SegmentReader
+from message_store.files.segments import Segment, SegmentReader
+from message_store.format.layout import Field, Layout
+from message_store.format.record_layout import MAGIC_BLANK
 from timer_wheel.wheel_math import Int64Array, Times
 
 TIMER_UNIT = Layout(

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from message_store.errors import BadFieldError
+from message_store.base.errors import BadFieldError
 
 TIMER_METRICS_NAME = "timermetrics"
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import attrs
 
-from message_store import properties as names
-from message_store.delay_store import AfterMs, AtLevel, AtMs, Due
-from message_store.errors import BadFieldError, UnsupportedDelayError
-from message_store.java_numbers import parse_long
-from message_store.message import Message
+from message_store.base.errors import BadFieldError, UnsupportedDelayError
+from message_store.format import properties as names
+from message_store.format.java_numbers import parse_long
+from message_store.format.message import Message
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Due
 
 START_DELIVER_TIME = "__STARTDELIVERTIME"
 _TIMES = (names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS)

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from message_store.consume_queue import read_queue
-from message_store.errors import BadFieldError
-from message_store.java_numbers import parse_long
-from message_store.message import StoredMessage
-from message_store.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
-from message_store.segment_files import SegmentReader
-from message_store.small_files import is_directory
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
+from message_store.reading.consume_queue import read_queue
 from timer_wheel.pending_timers import PendingTimers, record_at
 from timer_wheel.timer_checkpoint import TimerCheckpoint
 from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits

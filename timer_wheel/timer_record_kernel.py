@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store import properties as names
-from message_store.kept_properties import entry_end_at, name_end_at
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.log_kernels import (
+from message_store.format import properties as names
+from message_store.format.message_codec import body_crc
+from message_store.format.record_layout import (
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.kept_properties import entry_end_at, name_end_at
+from message_store.kernels.log import (
     AT_BODY_CRC,
     AT_LOG_OFFSET,
     AT_MAGIC,
@@ -31,15 +38,8 @@ from message_store.log_kernels import (
     prepared_offset_at,
     store_time_at,
 )
-from message_store.message_codec import body_crc
-from message_store.raw_memory import load_i32, load_i64, load_u8, store_native
-from message_store.record_layout import (
-    HEAD_V4_V4,
-    MAGIC_V1,
-    MAGIC_V2,
-    SMALLEST_RECORD_BYTES,
-)
-from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8, store_native
+from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
 from timer_wheel.older_slots import EXACT_MS
 from timer_wheel.timer_due import FINEST_MS, OVERDUE_MARK_MS
 

@@ -8,10 +8,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import BadFieldError, FormatError
-from message_store.java_numbers import LONG_MAX, parse_long, string_hash
-from message_store.properties import REAL_TOPIC, TIMER_OUT_MS
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
+from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
 from timer_wheel.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_due import promised_times
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL
@@ -43,7 +43,7 @@ from timer_wheel.wheel_kernels import (
 )
 
 if TYPE_CHECKING:
-    from message_store.live_log import LiveLog
+    from message_store.writing.log import LiveLog
 
 Bools = NDArray[np.bool_]
 

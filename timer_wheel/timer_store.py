@@ -8,9 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from message_store.byte_column import Int64s, int64s
-from message_store.closed_on_exit import ClosedOnExit
-from message_store.delay_store import (
+from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.errors import SourceError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.message import Message
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import (
     BatchReceipt,
     Cancellation,
     Due,
@@ -18,13 +22,9 @@ from message_store.delay_store import (
     Pending,
     Receipt,
 )
-from message_store.errors import SourceError
-from message_store.live_store import LiveStore
-from message_store.live_topics import LiveTopic
-from message_store.log_deliveries import LogDeliveries
-from message_store.message import Message
-from message_store.message_batch import MessageBatch
-from message_store.recall_handle import RecallHandle
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.store import LiveStore
+from message_store.writing.topics import LiveTopic
 from timer_wheel.lost_messages import LostMessages
 from timer_wheel.timer_intake import TimerIntake
 from timer_wheel.timer_properties import LATEST_ADVANCE_MS, asked_by

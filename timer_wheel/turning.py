@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.errors import FormatError
-from message_store.log_deliveries import LogDeliveries
-from message_store.redelivery import (
+from message_store.base.errors import FormatError
+from message_store.columns.byte_column import Int64s
+from message_store.redelivery.batch import (
     FROM_WHEEL,
     ROLLED,
     Redelivered,
     Rewrite,
     redeliver,
 )
-from message_store.wheel_stamps import wheel_stamps
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.foresight import Foresight
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.lost_messages import LostMessage, LostMessages
@@ -35,7 +35,7 @@ from timer_wheel.unplaced import EVERYTHING, Unplaced
 from timer_wheel.wheel_math import floor_ms
 
 if TYPE_CHECKING:
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
 
 @attrs.frozen(eq=False)

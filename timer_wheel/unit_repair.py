@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.delay_store import Finding, Severity
-from message_store.printable import counted
+from message_store.base.printable import counted
+from message_store.columns.byte_column import Int64s
+from message_store.interface.delay_store import Finding, Severity
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_due import OVERDUE_MARK_MS
 from timer_wheel.timer_log import FLAG_DELETE

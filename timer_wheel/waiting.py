@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.delay_store import Pending
-from message_store.java_numbers import string_hash
-from message_store.message import StoredMessage
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import StoredMessage
+from message_store.interface.delay_store import Pending
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import RecallMarks, real_queue_id
 from timer_wheel.timer_rows import Bools, TimerFacts, TimerRows

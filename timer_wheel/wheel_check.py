@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.delay_store import Finding, Severity
-from message_store.java_numbers import LONG_MAX
-from message_store.printable import counted
-from message_store.store_losses import kept_findings, log_finding, queue_findings
+from message_store.base.printable import counted
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import LONG_MAX
+from message_store.interface.delay_store import Finding, Severity
+from message_store.writing.losses import kept_findings, log_finding, queue_findings
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.recall import find_markers
 from timer_wheel.timer_rows import Bools, TimerRows

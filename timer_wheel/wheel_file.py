@@ -15,11 +15,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.errors import BadFieldError, FormatError
-from message_store.java_numbers import LONG_MAX
-from message_store.layout import Field, Layout
-from message_store.small_files import read_extents
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.files.small_files import read_extents
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.layout import Field, Layout
 from timer_wheel.wheel_math import WHEEL_SLOTS, Int64Array, slot_index
 
 SLOT = Layout(

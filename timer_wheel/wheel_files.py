@@ -15,16 +15,16 @@ from pathlib import Path
 
 import attrs
 
-from message_store.clock import Clock
-from message_store.errors import FormatError, TargetError
-from message_store.small_files import (
+from message_store.base.clock import Clock
+from message_store.base.errors import FormatError, TargetError
+from message_store.files.small_files import (
     InPlaceFile,
     read_small_file,
     remove_file,
     replace_file,
 )
-from message_store.store_root import StoreRoot
-from message_store.unsynced import Unsynced
+from message_store.files.store_root import StoreRoot
+from message_store.files.unsynced import Unsynced
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.own_checkpoint import OWN_PLACES, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.timer_checkpoint import (

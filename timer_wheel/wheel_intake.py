@@ -5,9 +5,9 @@ one slot where that is limited.
 
 import random
 
-from message_store.errors import UnsupportedDelayError
-from message_store.live_store import LiveStore
-from message_store.printable import counted
+from message_store.base.errors import UnsupportedDelayError
+from message_store.base.printable import counted
+from message_store.writing.store import LiveStore
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.timer_due import overdue_out_ms
 from timer_wheel.timer_intake import TimerIntake

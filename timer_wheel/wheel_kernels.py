@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.kernel_cache import inline_kernel, kernel
-from message_store.raw_memory import load_i32, load_i64, store_i32, store_i64
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import load_i32, load_i64, store_i32, store_i64
 from timer_wheel.timer_due import FINEST_MS, OVERDUE_MARK_MS
 from timer_wheel.timer_log import FLAG_DELETE, FLAG_ROLL, NO_POSITION, TIMER_UNIT
 from timer_wheel.wheel_file import SLOT

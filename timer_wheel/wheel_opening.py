@@ -13,12 +13,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import UnsupportedStoreError
-from message_store.live_segments import LiveSegments
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
-from message_store.segment_files import SegmentReader
+from message_store.base.errors import UnsupportedStoreError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.live_segments import LiveSegments
+from message_store.files.segments import SegmentReader
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
 from timer_wheel.live_timer_log import NO_SLOT, LiveTimerLog
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel

@@ -15,10 +15,10 @@ from functools import partial
 import attrs
 import numpy as np
 
-from message_store.engine_choice import hierarchy_mark
-from message_store.segment_files import SegmentReader
-from message_store.small_files import is_present
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
 from timer_wheel.chain_walk import walk_chains
 from timer_wheel.delete_markers import cancelled
 from timer_wheel.outstanding import outstanding

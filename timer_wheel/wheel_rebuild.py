@@ -10,7 +10,7 @@ nothing leads to until the checkpoint says that the log begins there; then the o
 
 import numpy as np
 
-from message_store.errors import PrecisionError, UnsupportedStoreError
+from message_store.base.errors import PrecisionError, UnsupportedStoreError
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers
 from timer_wheel.live_wheel import LiveWheel

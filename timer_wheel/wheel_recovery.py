@@ -8,8 +8,8 @@ are matched with the messages that a starting broker would find and repeat.
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.live_log import LiveLog
+from message_store.columns.byte_column import Int64s
+from message_store.writing.log import LiveLog
 from timer_wheel.copies import Copies
 from timer_wheel.copy_kernels import (
     COPY_COLUMNS,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from message_store.java_numbers import INT_MAX
+from message_store.format.java_numbers import INT_MAX
 from timer_wheel.wheel_math import DEFAULT_ROLL_WINDOW_SLOTS, PRECISIONS_MS, effective_roll_window
 
 DAY_MS = 86_400_000

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from message_store.clock import Clock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import Cancellation, Finding, Pending
-from message_store.dialect import Dialect
-from message_store.live_store import LiveStore
-from message_store.log_deliveries import LogDeliveries
-from message_store.properties import LEVEL_TOPIC
-from message_store.recall_handle import RecallHandle
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import Clock
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.ownership import read_active
 from timer_wheel.leaving import place_all
 from timer_wheel.live_timers import LiveTimers

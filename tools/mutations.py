@@ -48,7 +48,7 @@ class Mutation:
 MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "record-head-not-last",
-        "message_store/segment_files.py",
+        "message_store/files/segments.py",
         "    if place % _PAGE_BYTES + size_bytes > _PAGE_BYTES:",
         "    if size_bytes < 0:",
         "tests/message_store/test_live_log.py::test_a_record_that_the_disk_refuses_leaves_nothing_behind",
@@ -167,28 +167,28 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "second-writer",
-        "message_store/store_root.py",
+        "message_store/files/store_root.py",
         "            lock.take(fcntl.F_WRLCK)\n            os.pwrite",
         "            os.pwrite",
         "tests/message_store/test_live_store.py::test_a_broker_cannot_start_while_the_store_is_open",
     ),
     Mutation(
         "queue-entry-beyond-the-log",
-        "message_store/live_queue.py",
+        "message_store/writing/queue.py",
         '            is_inside = is_filled(units) & (units["size_bytes"] <= rooms)\n',
         "            is_inside = is_filled(units)\n",
         "tests/message_store/test_live_recovery.py::test_what_lies_behind_the_log_s_end_is_cut_and_made_zeros",
     ),
     Mutation(
         "record-length-believed",
-        "message_store/live_log.py",
+        "message_store/writing/log.py",
         '        if length_bytes != size_bytes:\n            raise BadFieldError(\n                "a record of another length',
         '        if length_bytes < 0:\n            raise BadFieldError(\n                "a record of another length',
         "tests/message_store/test_damaged_entries.py::test_a_record_of_another_length_than_its_entry_says_is_not_read",
     ),
     Mutation(
         "failed-sync-forgotten",
-        "message_store/live_store.py",
+        "message_store/writing/store.py",
         "            except TargetError:\n                self.log.break_off()\n                raise\n            if self.log.is_broken:",
         "            except TargetError:\n                raise\n            if self.log.is_broken:",
         "tests/message_store/test_live_store.py::test_a_failed_sync_is_the_end_of_writing",

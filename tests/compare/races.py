@@ -16,9 +16,9 @@ from compare.room import store_bytes
 from compare.work_files import read_workload
 from compare.workload import Workload
 from compare.workloads import Recipe, make_workload
-from message_store.clock import Clock
-from message_store.delay_store import AtMs, DelayStore, Due, Receipt
-from message_store.message import Message
+from message_store.base.clock import Clock
+from message_store.format.message import Message
+from message_store.interface.delay_store import AtMs, DelayStore, Due, Receipt
 
 EXACT = RaceSettings(tick_ms=1, commit_log_file_bytes=1 << 20)
 

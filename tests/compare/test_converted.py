@@ -18,11 +18,11 @@ from compare.race import Race, needed_bytes, no_progress, run_race
 from compare.results import RaceResults
 from compare.work_files import read_workload
 from legacy_levels import LevelStore
-from message_store.clock import ManualClock
-from message_store.delay_store import AtLevel, AtMs
-from message_store.errors import SourceError, TargetError
-from message_store.message import Message
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import ManualClock
+from message_store.base.errors import SourceError, TargetError
+from message_store.format.message import Message
+from message_store.interface.delay_store import AtLevel, AtMs
+from message_store.writing.settings import StoreSettings
 from tests.compare.races import EXACT, Here, small
 from timer_wheel import HierarchicalWheelStore, WheelStore
 

@@ -9,8 +9,8 @@ from compare.delivered_topics import read_delivered, read_delivered_of
 from compare.engines import ENGINES
 from compare.observation import Delivered
 from compare.workload import MessageMaker
-from message_store.clock import ManualClock
-from message_store.store_root import StoreRoot
+from message_store.base.clock import ManualClock
+from message_store.files.store_root import StoreRoot
 from tests.compare.races import EXACT, small
 
 

@@ -17,10 +17,10 @@ from compare.verdict import verdict
 from compare.workload import Workload
 from compare.workloads import MADE_UP
 from legacy_levels import LevelStore
-from message_store.clock import Clock
-from message_store.delay_store import DelayStore
-from message_store.errors import BadFieldError, TargetError
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import Clock
+from message_store.base.errors import BadFieldError, TargetError
+from message_store.interface.delay_store import DelayStore
+from message_store.writing.settings import StoreSettings
 from tests.compare.races import EXACT, engines, race, small, twisted
 
 ALL = ("levels", "wheel", "memory")

@@ -24,7 +24,7 @@ from compare.results import (
     Usage,
     WorkloadFacts,
 )
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 from tests.html_pages import (
     EVIL,
     browser,

@@ -9,9 +9,9 @@ import pytest
 
 from compare.engines import ENGINES
 from compare.observation import RaceSettings
-from message_store.clock import Clock, SystemClock
-from message_store.delay_store import DelayStore, Due, Receipt
-from message_store.message import Message
+from message_store.base.clock import Clock, SystemClock
+from message_store.format.message import Message
+from message_store.interface.delay_store import DelayStore, Due, Receipt
 from tests.compare.races import engines, race, small
 
 WALL = RaceSettings(clock="wall", precision_ms=100, commit_log_file_bytes=1 << 20)

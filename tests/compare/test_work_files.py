@@ -13,7 +13,7 @@ from compare.work_files import (
     race_directory,
     read_from_disk_bytes,
 )
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 
 LENGTH = 4 << 20
 

@@ -10,9 +10,9 @@ from compare.recorded_workloads import backlog, trace
 from compare.work_files import read_workload, write_workload
 from compare.workload import NUMBER_BYTES, QUEUES, MessageMaker, Workload
 from compare.workloads import MADE_UP, START_MS, Recipe, make_workload
-from message_store.byte_column import int64s
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError, SourceError
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.columns.byte_column import int64s
+from message_store.format.delay_levels import DelayLevels
 from tests.compare.races import small
 
 

@@ -36,8 +36,8 @@ from message_store import (
     Severity,
     StoredMessage,
 )
-from message_store.errors import BadFieldError, StoreClosedError, UnsupportedDelayError
-from message_store.recall_handle import RecallHandle
+from message_store.base.errors import BadFieldError, StoreClosedError, UnsupportedDelayError
+from message_store.format.recall_handle import RecallHandle
 
 START_MS = 1_793_000_000_000
 """When every test begins: a whole second, so that a wheel's slot begins here too."""

@@ -35,8 +35,8 @@ from message_store import (
     Receipt,
     Severity,
 )
-from message_store.errors import UnsupportedDelayError
-from message_store.recall_handle import RecallHandle
+from message_store.base.errors import UnsupportedDelayError
+from message_store.format.recall_handle import RecallHandle
 from tests.contract.naive_store import Model
 
 START_MS = 1_793_000_000_000

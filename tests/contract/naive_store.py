@@ -20,9 +20,9 @@ from message_store import (
     Receipt,
     StoredMessage,
 )
-from message_store.message import LOCAL_HOST
-from message_store.promise_rules import PromiseRule
-from message_store.properties import UNIQUE_KEY, encode_properties
+from message_store.format.message import LOCAL_HOST
+from message_store.format.properties import UNIQUE_KEY, encode_properties
+from message_store.interface.promise_rules import PromiseRule
 
 
 class Model(Protocol):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from message_store import Clock, DelayLevels, DelayStore, MemoryStore
-from message_store.promise_rules import PromiseRule, to_level, to_slot_end
+from message_store.interface.promise_rules import PromiseRule, to_level, to_slot_end
 from tests.contract.delay_store_machine import DAY_MS, DelayStoreMachine
 from tests.contract.naive_store import Model
 from tests.contract.test_hierarchical_store import to_the_millisecond

@@ -4,8 +4,8 @@
 from pathlib import Path
 
 from message_store import Clock, DelayStore, StoredMessage
-from message_store.promise_rules import to_slot_end
-from message_store.store_settings import StoreSettings
+from message_store.interface.promise_rules import to_slot_end
+from message_store.writing.settings import StoreSettings
 from tests.contract.delay_store_contract import DelayStoreContract
 from tests.contract.durable_store_contract import DurableStoreContract
 from tests.contract.test_wheel_store import DAY_MS, LOG_FILE_BYTES, stored_message

@@ -10,11 +10,11 @@ from hypothesis import settings
 
 from legacy_levels import LevelRules, LevelStore
 from message_store import Clock, DelayLevels, DelayStore, MemoryStore, StoredMessage
-from message_store.dialect import Dialect
-from message_store.errors import StoreLockedError
-from message_store.message import Host
-from message_store.promise_rules import to_level
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import StoreLockedError
+from message_store.format.dialect import Dialect
+from message_store.format.message import Host
+from message_store.interface.promise_rules import to_level
+from message_store.writing.settings import StoreSettings
 from tests.contract.delay_store_machine import DelayStoreMachine
 from tests.contract.durable_store_contract import DurableStoreContract
 from tests.contract.naive_store import Model

@@ -19,8 +19,8 @@ from message_store import (
     Message,
     MessageBatch,
 )
-from message_store.errors import BadFieldError
-from message_store.promise_rules import exact, to_level, to_slot_end
+from message_store.base.errors import BadFieldError
+from message_store.interface.promise_rules import exact, to_level, to_slot_end
 from tests.contract.delay_store_contract import DelayStoreContract
 from tests.contract.delay_store_machine import DelayStoreMachine
 from tests.contract.durable_store_contract import DurableStoreContract

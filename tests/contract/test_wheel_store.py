@@ -6,9 +6,9 @@ reads.
 from pathlib import Path
 
 from message_store import Clock, DelayStore, StoredMessage
-from message_store.message import Host
-from message_store.promise_rules import to_slot_end
-from message_store.store_settings import StoreSettings
+from message_store.format.message import Host
+from message_store.interface.promise_rules import to_slot_end
+from message_store.writing.settings import StoreSettings
 from tests.contract.delay_store_contract import DelayStoreContract
 from tests.contract.durable_store_contract import DurableStoreContract
 from tests.independent.raw_files import queue_units, record_at

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import attrs
 
-from message_store.consume_queue import read_queue
-from message_store.java_numbers import LONG_MAX
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.consume_queue import read_queue
 from timer_wheel import pending_records, read_wheel_store
 
 

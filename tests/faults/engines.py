@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from message_store import Clock, DelayStore
-from message_store.store_settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 
 SMALL = StoreSettings(
     commit_log_file_bytes=64 << 10,

@@ -16,10 +16,10 @@ from pathlib import Path
 import attrs
 
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
-from message_store.consume_queue import read_queue
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.reading.consume_queue import read_queue
+from message_store.writing.settings import StoreSettings
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_levels
 from tests.simulation.simulated_disk import Killed, full_disk

@@ -7,10 +7,10 @@ import random
 import sys
 from pathlib import Path
 
-from message_store.live_store import LiveStore
-from message_store.message import StoredMessage
-from message_store.properties import LEVEL_TOPIC
-from message_store.store_settings import StoreSettings
+from message_store.format.message import StoredMessage
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import append, append_rows, stored
 
 SETTINGS = StoreSettings(commit_log_file_bytes=1 << 18, queue_file_bytes=20 * 1_000)

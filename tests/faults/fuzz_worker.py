@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from message_store import AfterMs, AtMs, DelayStore, ManualClock, Message, MessageBatch, Severity
-from message_store.errors import DelayStoreError
+from message_store.base.errors import DelayStoreError
 from tests.faults.engines import ENGINES, Engine, abandon
 from tests.faults.harm_rounds import run_rounds
 

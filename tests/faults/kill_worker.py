@@ -20,7 +20,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch, pages_ahead
+from message_store import AtMs, Clock, DelayStore, ManualClock, Message, MessageBatch
+from message_store.writing import pages_ahead
 from tests.faults.engines import ENGINES, Engine
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
 from tests.simulation.simulated_disk import full_disk

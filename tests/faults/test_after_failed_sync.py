@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from message_store import AfterMs, DelayStore, ManualClock, Message
-from message_store.errors import StoreClosedError, TargetError
+from message_store.base.errors import StoreClosedError, TargetError
 from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
 
 START_MS = 1_793_000_000_000

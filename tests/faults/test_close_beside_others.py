@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message
-from message_store.errors import StoreClosedError
-from message_store.live_store import LiveStore
+from message_store.base.errors import StoreClosedError
+from message_store.writing.store import LiveStore
 from tests.faults.engines import ENGINES, Engine, open_hierarchy
 from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store.live_store import LiveStore
+from message_store.writing.store import LiveStore
 from tests.faults.floor_kill_worker import SETTINGS, message
 from tests.message_store.live_workload import require_sound
 

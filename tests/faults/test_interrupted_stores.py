@@ -15,10 +15,10 @@ from legacy_levels import LevelStore, level_delivery
 from legacy_levels.level_rules import LevelRules
 from legacy_levels.level_scanner import LevelScanner
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
-from message_store import live_store as live_store_module
-from message_store.errors import TargetError
-from message_store.live_queue import LiveQueue
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
+from message_store.writing import store as live_store_module
+from message_store.writing.queue import LiveQueue
 from tests.faults.engines import (
     ENGINES,
     SMALL,

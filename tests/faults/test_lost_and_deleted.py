@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message
-from message_store.errors import TruncatedRecordError
+from message_store.base.errors import TruncatedRecordError
 from tests.faults.engines import ENGINES, SMALL, Engine, open_hierarchy, open_levels, open_wheel
 from timer_wheel import HierarchicalWheelStore, WheelStore
 

@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from message_store import AfterMs, DelayStore, ManualClock, Message, Severity
-from message_store.errors import (
+from message_store.base.errors import (
     BadFieldError,
     DelayStoreError,
     StoreClosedError,

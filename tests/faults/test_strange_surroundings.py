@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, DelayStore, ManualClock, Message, MessageBatch, Severity
-from message_store.errors import BadFieldError, StoreClosedError, StoreLockedError, TargetError
+from message_store.base.errors import BadFieldError, StoreClosedError, StoreLockedError, TargetError
 from tests.faults.engines import (
     ENGINES,
     SMALL,

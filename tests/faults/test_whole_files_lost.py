@@ -17,10 +17,10 @@ import pytest
 
 from legacy_levels.level_backlog import read_backlog
 from message_store import AfterMs, AtMs, ManualClock, Message, Severity
-from message_store.cut_log import cut_log
-from message_store.errors import DelayStoreError, SourceError
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import DelayStoreError, SourceError
+from message_store.files.store_root import StoreRoot
+from message_store.writing.cut_log import cut_log
+from message_store.writing.settings import StoreSettings
 from migrate.check_picture import CheckOptions
 from migrate.check_store import check_store
 from migrate.in_place_checks import refuse_store

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from legacy_levels.level_store import LevelStore
-from message_store import pages_ahead
-from message_store.clock import SystemClock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import AfterMs, AtLevel, AtMs, DelayStore, Due
-from message_store.dialect import Dialect
-from message_store.message import Message
-from message_store.recall_handle import RecallHandle
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import SystemClock
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, DelayStore, Due
+from message_store.writing import pages_ahead
+from message_store.writing.settings import StoreSettings
 from timer_wheel import foresight
 from timer_wheel.wheel_store import WheelStore
 

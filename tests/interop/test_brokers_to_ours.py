@@ -14,12 +14,12 @@ from typing import Final
 
 import pytest
 
-from message_store.consume_queue import read_queue
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.record_layout import MAGIC_BLANK
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import MAGIC_BLANK
+from message_store.reading.consume_queue import read_queue
 from migrate.pending import pending_messages
 from migrate.report import BadRecord
 from tests.interop.account import user_properties

@@ -16,11 +16,11 @@ import attrs
 import pytest
 
 from legacy_levels.level_store import LevelStore
-from message_store.clock import ManualClock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import DelayStore
-from message_store.dialect import Dialect
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import ManualClock
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.interface.delay_store import DelayStore
+from message_store.writing.settings import StoreSettings
 from tests.independent.real_stores import ALL_STORES, RealStore, TruthLine, unpack
 from tests.interop.account import user_properties
 from tests.interop.judge import Received

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, Cancellation, Message
-from message_store.store_settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 from tests.interop.broker import BrokerError
 from tests.interop.conftest import MakeBroker
 from tests.interop.generated import faults, receive

@@ -11,8 +11,8 @@ import attrs
 from legacy_levels import LevelStore
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store import ManualClock, Message
-from message_store.dialect import Dialect
-from message_store.store_settings import StoreSettings
+from message_store.format.dialect import Dialect
+from message_store.writing.settings import StoreSettings
 from tests.independent.raw_files import queue_units, record_at
 from tests.independent.raw_records import RawRecord
 

@@ -13,11 +13,11 @@ import legacy_levels.level_delivery
 from legacy_levels import LevelRules
 from legacy_levels.level_rules import AsyncRules
 from message_store import AtLevel, Message, MessageBatch
-from message_store.consume_queue import UnitArray
-from message_store.delay_store import Severity
-from message_store.dialect import Dialect
-from message_store.errors import TargetError
-from message_store.live_queue import LiveQueue
+from message_store.base.errors import TargetError
+from message_store.format.dialect import Dialect
+from message_store.interface.delay_store import Severity
+from message_store.reading.consume_queue import UnitArray
+from message_store.writing.queue import LiveQueue
 from tests.legacy_levels.level_stores import BOTH, SMALL, START_MS, Bench, message
 
 LONG_TOPIC = "%RETRY%" + "g" * 150

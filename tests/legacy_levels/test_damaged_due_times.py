@@ -10,7 +10,7 @@ import pytest
 
 from legacy_levels import LevelRules
 from message_store import AtLevel, AtMs, DelayLevels
-from message_store.java_numbers import LONG_MAX
+from message_store.format.java_numbers import LONG_MAX
 from tests.legacy_levels.level_stores import START_MS, Bench, message
 
 DAY_MS = 86_400_000

@@ -14,7 +14,7 @@ import pytest
 
 from legacy_levels import LevelRules
 from message_store import AtLevel, AtMs, DelayLevels
-from message_store.delay_store import Severity
+from message_store.interface.delay_store import Severity
 from tests.legacy_levels.level_stores import START_MS, Bench, message
 
 TABLE = DelayLevels.parse("1s 5s 1m")

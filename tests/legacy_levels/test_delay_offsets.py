@@ -16,8 +16,8 @@ from legacy_levels.delay_offsets import (
     encode_delay_offsets,
     read_delay_offsets,
 )
-from message_store.errors import FormatError, SourceError
-from message_store.fastjson import ConfigDialect, examine, parse
+from message_store.base.errors import FormatError, SourceError
+from message_store.format.broker_json import ConfigDialect, examine, parse
 
 GOOD = b'{\n\t"offsetTable":{1:10,2:20\n\t}\n}'
 OLDER = b'{\n\t"offsetTable":{1:7\n\t}\n}'

@@ -21,7 +21,7 @@ from legacy_levels.delivery_kernels import (
     note_window,
 )
 from legacy_levels.reconcile import match_copies
-from message_store.raw_memory import address_of
+from message_store.kernels.raw_memory import address_of
 from tests.independent.raw_records import (
     BORN_HOST_IPV6,
     MAGIC_V2,

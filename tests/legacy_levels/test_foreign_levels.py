@@ -14,10 +14,10 @@ import pytest
 from legacy_levels import LevelRules, LevelStore
 from legacy_levels.level_rules import AsyncRules
 from message_store import AtLevel, ManualClock, Severity
-from message_store.consume_queue import UnitArray
-from message_store.dialect import Dialect
-from message_store.errors import TargetError, UnsupportedStoreError
-from message_store.live_queue import LiveQueue
+from message_store.base.errors import TargetError, UnsupportedStoreError
+from message_store.format.dialect import Dialect
+from message_store.reading.consume_queue import UnitArray
+from message_store.writing.queue import LiveQueue
 from tests.independent.config_text import Dialect as ConfigDialect
 from tests.independent.level_store_builder import (
     DeliveredCopy,
@@ -79,7 +79,7 @@ def test_a_note_that_cannot_be_written_repeats_no_delivery(
 
     with bench.open() as store:
         with monkeypatch.context() as patch:
-            patch.setattr("message_store.note_file.replace_file", refuse)
+            patch.setattr("message_store.files.notes.replace_file", refuse)
             assert bench.advance(store) == [b"body 1", b"body 3"]
             assert bench.advance(store) == []
         assert not (bench.root / "delaywheel/levels-skipped.json").exists()

@@ -11,8 +11,8 @@ import pytest
 from legacy_levels.generate import GeneratedStore, generate_level_store
 from legacy_levels.generated_messages import GROUP, RETRY_TOPIC
 from legacy_levels.level_backlog import read_backlog
-from message_store.errors import BadFieldError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, TargetError
+from message_store.files.store_root import StoreRoot
 from tests.independent.level_messages import level_delays_ms
 from tests.independent.raw_files import (
     commit_log_records,

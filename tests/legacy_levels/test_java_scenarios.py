@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from legacy_levels.level_store import LevelStore
-from message_store.clock import ManualClock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import AfterMs, AtLevel
-from message_store.dialect import Dialect
-from message_store.message import Message
-from message_store.properties import LEVEL_TOPIC
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import ManualClock
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.interface.delay_store import AfterMs, AtLevel
+from message_store.writing.settings import StoreSettings
 
 NOW_MS = 1_700_000_000_000
 TINY = StoreSettings(commit_log_file_bytes=32 << 10, queue_file_bytes=16_000)

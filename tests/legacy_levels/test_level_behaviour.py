@@ -25,10 +25,15 @@ from message_store import (
     MessageBatch,
     Severity,
 )
-from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, OptionsError, SourceError, UnsupportedDelayError
-from message_store.live_store import LiveStore
-from message_store.promise_rules import to_level
+from message_store.base.errors import (
+    BadFieldError,
+    OptionsError,
+    SourceError,
+    UnsupportedDelayError,
+)
+from message_store.format.dialect import Dialect
+from message_store.interface.promise_rules import to_level
+from message_store.writing.store import LiveStore
 from tests.independent.raw_files import queue_units, read_config
 from tests.independent.raw_records import ends_with_separator
 from tests.legacy_levels.level_stores import BOTH, SMALL, START_MS, Bench, message

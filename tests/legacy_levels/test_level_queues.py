@@ -8,9 +8,9 @@ import pytest
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_backlog import read_backlog
 from legacy_levels.level_queues import LevelQueue, levels_with_queue, open_level_queues
-from message_store.consume_queue import PRE_BLANK, QUEUE_UNIT
-from message_store.errors import TruncatedRecordError
-from message_store.segment_files import segment_name
+from message_store.base.errors import TruncatedRecordError
+from message_store.files.segments import segment_name
+from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 
 FILE_BYTES = 10 * QUEUE_UNIT.size

@@ -8,10 +8,10 @@ import pytest
 from legacy_levels.delay_offsets import read_delay_offsets
 from legacy_levels.level_queues import open_level_queues
 from legacy_levels.level_table import infer_levels, reconcile_level_table
-from message_store.delay_levels import DelayLevels
-from message_store.errors import PlanError
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 
 LONG_TABLE = "1s 10s 1m 1h 1d 7d 30d"

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
-from message_store.delay_levels import DelayLevels
-from message_store.errors import OptionsError
+from message_store.base.errors import OptionsError
+from message_store.format.delay_levels import DelayLevels
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,

@@ -13,8 +13,8 @@ from legacy_levels.backlog_entries import Entries, merged_entries, sorted_entrie
 from legacy_levels.level_queues import LevelQueue
 from legacy_levels.log_notes import LogNotes
 from legacy_levels.neutral_units import CANCELLED_BYTES
-from message_store.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT, QueueEntries
-from message_store.delay_levels import DelayLevels
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT, QueueEntries
 
 NEWEST_MS = 1_793_000_000_000
 LOG_MIN = 5_000

@@ -7,7 +7,7 @@ import pytest
 
 from legacy_levels.delay_offsets import DataVersion, read_delay_offsets
 from legacy_levels.offsets_writer import OffsetsWriter
-from message_store.dialect import Dialect
+from message_store.format.dialect import Dialect
 from tests.independent.raw_files import parse_fastjson
 
 NOW_MS = 1_700_000_000_123

@@ -13,7 +13,7 @@ import pytest
 from legacy_levels import LevelStore
 from legacy_levels.level_backlog import read_backlog
 from message_store import ManualClock, Severity
-from message_store.dialect import Dialect
+from message_store.format.dialect import Dialect
 from tests.independent.raw_files import commit_log_records, read_config
 from tests.independent.raw_records import body_sha1
 from tests.independent.real_stores import LEVEL_STORES, RealStore, unpack

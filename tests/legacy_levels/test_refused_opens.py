@@ -12,7 +12,7 @@ import pytest
 
 from legacy_levels import LevelRules
 from message_store import AtLevel, DelayLevels
-from message_store.errors import DelayStoreError, OptionsError
+from message_store.base.errors import DelayStoreError, OptionsError
 from tests.legacy_levels.level_stores import LOG_FILE_BYTES, SMALL, Bench, message
 
 OWN = DelayLevels.parse("3m 7m 1h")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from message_store.consume_queue import QUEUE_UNIT, UnitArray
+from message_store.reading.consume_queue import QUEUE_UNIT, UnitArray
 
 RECORD_BYTES = 100
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from message_store.byte_column import ByteColumn, int64s
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.java_numbers import string_hash
-from message_store.live_queue import NATIVE_UNIT, NEUTRAL_SIZE
-from message_store.live_store import LiveStore
-from message_store.message import LOCAL_HOST, StoredMessage
-from message_store.message_codec import body_crc, decode_message_at, encode_message
-from message_store.properties import DELAY, LEVEL_TOPIC, encode_properties
-from message_store.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
-from message_store.store_settings import StoreSettings
+from message_store.columns.byte_column import ByteColumn, int64s
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import LOCAL_HOST, StoredMessage
+from message_store.format.message_codec import body_crc, decode_message_at, encode_message
+from message_store.format.properties import DELAY, LEVEL_TOPIC, encode_properties
+from message_store.format.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.writing.queue import NATIVE_UNIT, NEUTRAL_SIZE
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 
 SMALL = StoreSettings(commit_log_file_bytes=16_384, queue_file_bytes=20 * 250)
 NOW_MS = 1_793_000_000_000

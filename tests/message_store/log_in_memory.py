@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from message_store.batch_kernels import place_records
-from message_store.byte_column import Int64s
-from message_store.consume_queue import QUEUE_UNIT, UnitArray
-from message_store.dialect import Dialect
-from message_store.errors import StoreClosedError, TruncatedRecordError
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.raw_memory import address_of
-from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.base.errors import StoreClosedError, TruncatedRecordError
+from message_store.columns.byte_column import Int64s
+from message_store.format.dialect import Dialect
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.kernels.batch import place_records
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.consume_queue import QUEUE_UNIT, UnitArray
 
 
 class MemoryLog:

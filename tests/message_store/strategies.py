@@ -6,22 +6,22 @@ their log, by the bulk codec.
 import numpy as np
 from hypothesis import strategies as st
 
-from message_store.batch_codec import Placement, place_batch, write_batch
-from message_store.byte_column import Bytes
-from message_store.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
-from message_store.message import Host, Message, StoredMessage
-from message_store.message_batch import StoredBatch
-from message_store.message_codec import body_crc
-from message_store.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
-from message_store.properties import encode_properties
-from message_store.record_layout import (
+from message_store.columns.batch_codec import Placement, place_batch, write_batch
+from message_store.columns.byte_column import Bytes
+from message_store.columns.message_batch import StoredBatch
+from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
+from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
+from message_store.format.message import Host, Message, StoredMessage
+from message_store.format.message_codec import body_crc
+from message_store.format.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
+from message_store.format.properties import encode_properties
+from message_store.format.record_layout import (
     MAGIC_V1,
     MAGIC_V2,
     SYS_BORN_HOST_IPV6,
     SYS_COMPRESSED,
     SYS_STORE_HOST_IPV6,
 )
-from message_store.store_root import COMMIT_LOG_FILE_BYTES
 
 int32s = st.integers(-INT_MAX - 1, INT_MAX)
 int64s = st.integers(LONG_MIN, LONG_MAX)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A clock by hand moves only when told; the system's one moves by itself."""
 
-from message_store.clock import Clock, ManualClock, SystemClock, stopwatch_s
+from message_store.base.clock import Clock, ManualClock, SystemClock, stopwatch_s
 
 
 def test_a_manual_clock_sleeps_without_waiting() -> None:

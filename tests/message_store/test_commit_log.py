@@ -10,7 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from message_store.commit_log import (
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader, segment_name
+from message_store.format.message_codec import decode_message_at
+from message_store.kernels.log import FILE_ENDS, NEEDS_MORE, NO_RECORD, PARTS, walk_window
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.commit_log import (
     NO_TIME,
     LogWalk,
     find_log_end,
@@ -18,11 +23,6 @@ from message_store.commit_log import (
     read_store_times,
     start_of_last_used_file,
 )
-from message_store.errors import FormatError
-from message_store.log_kernels import FILE_ENDS, NEEDS_MORE, NO_RECORD, PARTS, walk_window
-from message_store.message_codec import decode_message_at
-from message_store.raw_memory import address_of
-from message_store.segment_files import SegmentReader, segment_name
 from tests.independent.raw_records import (
     BORN_HOST_IPV6,
     MAGIC_V2,

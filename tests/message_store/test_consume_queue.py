@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.consume_queue import (
+from message_store.base.errors import BadFieldError, FormatError, TruncatedRecordError
+from message_store.files.segments import SegmentReader, segment_name
+from message_store.format.java_numbers import LONG_MIN
+from message_store.reading.consume_queue import (
     EXT_UNIT,
     PRE_BLANK,
     QUEUE_UNIT,
@@ -19,15 +22,12 @@ from message_store.consume_queue import (
     read_queue,
     resolve_tags_codes,
 )
-from message_store.errors import BadFieldError, FormatError, TruncatedRecordError
-from message_store.java_numbers import LONG_MIN
-from message_store.segment_files import SegmentReader, segment_name
 
 ROOT = Path(__file__).resolve().parents[2]
 READ_WITH_LITTLE_MEMORY = """
 import pathlib, resource, sys
-from message_store.consume_queue import read_queue
-from message_store.errors import SourceError
+from message_store.reading.consume_queue import read_queue
+from message_store.base.errors import SourceError
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 try:
     read_queue(pathlib.Path(sys.argv[1]))

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store import crc_kernel
-from message_store.crc_kernel import (
+from message_store.kernels import crc as crc_kernel
+from message_store.kernels.crc import (
     crc32,
     crc32_by_tables,
     crc32_from,
     has_carryless_multiply,
 )
-from message_store.raw_memory import address_of
+from message_store.kernels.raw_memory import address_of
 from tests.source_laws import ROOT
 
 WAYS = pytest.mark.parametrize("way", [crc32, crc32_by_tables], ids=["chosen", "tables"])

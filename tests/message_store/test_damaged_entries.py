@@ -14,14 +14,14 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.consume_queue import PRE_BLANK, QUEUE_UNIT, QueueEntries
-from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, SourceError
-from message_store.java_numbers import LONG_MAX
-from message_store.live_segments import LiveSegments
-from message_store.live_store import LiveStore
-from message_store.store_losses import ENDS_NAME, queue_findings
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import BadFieldError, SourceError
+from message_store.files.live_segments import LiveSegments
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import LONG_MAX
+from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT, QueueEntries
+from message_store.writing.losses import ENDS_NAME, queue_findings
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
     SMALL,
     append,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.delay_levels import DelayLevels, format_delay
-from message_store.errors import BadFieldError
+from message_store.base.errors import BadFieldError
+from message_store.format.delay_levels import DelayLevels, format_delay
 
 DEFAULT = DelayLevels.parse()
 

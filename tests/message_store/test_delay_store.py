@@ -23,8 +23,8 @@ from message_store import (
     Receipt,
     StoredMessage,
 )
-from message_store.errors import BadFieldError
-from message_store.recall_handle import RecallHandle
+from message_store.base.errors import BadFieldError
+from message_store.format.recall_handle import RecallHandle
 from tests.source_laws import ROOT
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from message_store.engine_choice import choose_engine, engines_in, require_engine
-from message_store.errors import OptionsError, SourceError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError, SourceError
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import choose_engine, engines_in, require_engine
 
 LEVELS = ("consumequeue/SCHEDULE_TOPIC_XXXX/2/",)
 HIERARCHY = "delaywheel/hierarchy/active"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import BadFieldError, FormatError
-from message_store.fastjson import (
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.format.broker_json import (
     ConfigDialect,
     Damage,
     JsonValue,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import BadFieldError
-from message_store.java_numbers import parse_long, string_hash, wrap_int32
+from message_store.base.errors import BadFieldError
+from message_store.format.java_numbers import parse_long, string_hash, wrap_int32
 from tests.independent.raw_records import java_hash
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 _KERNEL = """
-from message_store.kernel_cache import kernel
+from message_store.kernels.cache import kernel
 from message_store.constants_of_test import VALUE
 
 @kernel("int64()")
@@ -75,5 +75,5 @@ def test_a_place_that_others_can_write_to_is_not_used(small_project: Path, tmp_p
     shared = home / "delaywheel" / "kernels"
     shared.mkdir(parents=True)
     shared.chmod(0o777)
-    code = "from message_store.kernel_cache import cache_directory; print(cache_directory())"
+    code = "from message_store.kernels.cache import cache_directory; print(cache_directory())"
     assert run(code, home=home, path=small_project) != str(shared)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import BadFieldError, TruncatedRecordError
-from message_store.layout import Field, Layout
+from message_store.base.errors import BadFieldError, TruncatedRecordError
+from message_store.format.layout import Field, Layout
 
 MIXED = Layout(
     "mixed",

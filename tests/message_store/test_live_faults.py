@@ -16,14 +16,14 @@ import attrs
 import numpy as np
 import pytest
 
-import message_store.live_topics as topics_module
-from message_store.errors import SourceError, TargetError
-from message_store.live_segments import LiveSegments
-from message_store.live_store import LiveStore
-from message_store.properties import LEVEL_TOPIC, encode_properties
-from message_store.small_files import replace_file
-from message_store.store_config import TOPICS, read_config
-from message_store.store_root import StoreRoot
+import message_store.writing.topics as topics_module
+from message_store.base.errors import SourceError, TargetError
+from message_store.files.config_files import TOPICS, read_config
+from message_store.files.live_segments import LiveSegments
+from message_store.files.small_files import replace_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.properties import LEVEL_TOPIC, encode_properties
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
     SMALL,
     append,
@@ -80,7 +80,7 @@ def test_of_a_topic_that_could_not_be_written_the_most_queues_are_kept(
         store.remember_topic("orders", 1)  # as another thread does meanwhile
         raise TargetError("the disk is full")
 
-    monkeypatch.setattr("message_store.live_store.merge_topics", refused)
+    monkeypatch.setattr("message_store.writing.store.merge_topics", refused)
     with pytest.raises(TargetError):
         store.write_topics()
     monkeypatch.undo()
@@ -249,7 +249,7 @@ def test_a_place_that_cannot_be_read_is_no_hole(
 def test_an_application_s_own_kernels_are_cached_where_it_says() -> None:
     program = (
         "import numba; numba.config.CACHE_DIR = '/nowhere'\n"
-        "import message_store.crc_kernel, message_store.dispatch_kernels\n"
+        "import message_store.kernels.crc, message_store.kernels.dispatch\n"
         "print(numba.config.CACHE_DIR)"
     )
     command = [sys.executable, "-c", program]

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from message_store.batch_codec import find_records
-from message_store.commit_log import NO_TIME
-from message_store.errors import BadFieldError, FormatError, TargetError, TruncatedRecordError
-from message_store.live_store import LiveStore
-from message_store.message_codec import encode_message
-from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.base.errors import BadFieldError, FormatError, TargetError, TruncatedRecordError
+from message_store.columns.batch_codec import find_records
+from message_store.format.message_codec import encode_message
+from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.reading.commit_log import NO_TIME
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
     NOW_MS,
     SMALL,

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from message_store import live_store
-from message_store.consume_queue import PRE_BLANK, QUEUE_UNIT, read_queue
-from message_store.errors import SourceError, TargetError
-from message_store.live_queue import NATIVE_UNIT, LiveQueue
-from message_store.live_segments import LiveSegments
-from message_store.live_store import LiveStore
+from message_store.base.errors import SourceError, TargetError
+from message_store.files.live_segments import LiveSegments
+from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT, read_queue
+from message_store.writing import store as live_store
+from message_store.writing.queue import NATIVE_UNIT, LiveQueue
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import SMALL, append, neutralise, stored
 
 FILE_BYTES = 20 * 250

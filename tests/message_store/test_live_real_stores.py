@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from message_store.consume_queue import read_queue
-from message_store.delay_levels import DelayLevels
-from message_store.dialect import Dialect
-from message_store.live_queue import NATIVE_UNIT
-from message_store.live_store import LiveStore
-from message_store.properties import LEVEL_TOPIC
-from message_store.store_checkpoint import StoreCheckpoint
-from message_store.store_config import read_topics
+from message_store.files.config_files import read_topics
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.reading.consume_queue import read_queue
+from message_store.writing.queue import NATIVE_UNIT
+from message_store.writing.store import LiveStore
 from tests.independent.real_stores import ALL_STORES, LEVELS_49_CRASH, RealStore, unpack
 from tests.message_store.live_workload import append, log_records, stored
 

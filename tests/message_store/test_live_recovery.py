@@ -11,13 +11,13 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.dialect import Dialect
-from message_store.errors import SourceError, UnsupportedStoreError
-from message_store.live_store import LiveStore
-from message_store.message_codec import encode_message
-from message_store.properties import LEVEL_TOPIC
-from message_store.record_layout import SYS_TRANSACTION_MASK
-from message_store.store_checkpoint import StoreCheckpoint
+from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.dialect import Dialect
+from message_store.format.message_codec import encode_message
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.record_layout import SYS_TRANSACTION_MASK
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
     NOW_MS,
     SMALL,

@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.errors import SourceError, TargetError, TruncatedRecordError
-from message_store.live_segments import LiveSegments
+from message_store.base.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.files.live_segments import LiveSegments
 
 FILE_BYTES = 8_192
 

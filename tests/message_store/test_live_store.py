@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.clock import ManualClock
-from message_store.dialect import Dialect
-from message_store.errors import (
+from message_store.base.clock import ManualClock
+from message_store.base.errors import (
     BadFieldError,
     FormatError,
     SourceError,
@@ -24,11 +23,12 @@ from message_store.errors import (
     StoreLockedError,
     TargetError,
 )
-from message_store.live_store import LiveStore
-from message_store.message import Host
-from message_store.store_config import TOPICS, read_topics
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.files.config_files import TOPICS, read_topics
+from message_store.files.store_root import StoreRoot
+from message_store.format.dialect import Dialect
+from message_store.format.message import Host
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
     NOW_MS,
     SMALL,

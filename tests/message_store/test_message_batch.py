@@ -10,29 +10,29 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from message_store.batch_codec import (
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.columns.batch_codec import (
     decode_batch,
     find_records,
     place_batch,
     write_batch,
 )
-from message_store.byte_column import ByteColumn
-from message_store.errors import BadFieldError, FormatError
-from message_store.message import Host, Message, StoredMessage
-from message_store.message_batch import MessageBatch, StoredBatch
-from message_store.message_codec import (
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import MessageBatch, StoredBatch
+from message_store.columns.property_column import (
+    find_property_column,
+    hex_key_column,
+    join_property_columns,
+)
+from message_store.format.message import Host, Message, StoredMessage
+from message_store.format.message_codec import (
     body_crc,
     decode_message_at,
     encode_message,
     record_size_at,
 )
-from message_store.properties import decode_properties, encode_properties
-from message_store.property_column import (
-    find_property_column,
-    hex_key_column,
-    join_property_columns,
-)
-from message_store.record_layout import BLANK_RECORD, MAGIC_BLANK
+from message_store.format.properties import decode_properties, encode_properties
+from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
 from tests.message_store.live_workload import stored
 from tests.message_store.strategies import (
     encode_batch,

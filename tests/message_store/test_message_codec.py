@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.batch_codec import decode_batch
-from message_store.errors import (
+from message_store.base.errors import (
     BadFieldError,
     BadMagicError,
     ChecksumError,
     FormatError,
     TruncatedRecordError,
 )
-from message_store.message import Host, Message, StoredMessage
-from message_store.message_batch import StoredBatch
-from message_store.message_codec import (
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.message_batch import StoredBatch
+from message_store.format.message import Host, Message, StoredMessage
+from message_store.format.message_codec import (
     body_crc,
     decode_message_at,
     encode_message,
     record_size_at,
 )
-from message_store.record_layout import (
+from message_store.format.record_layout import (
     BLANK_RECORD,
     HEAD_V4_V4,
     HEAD_V6_V6,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from message_store import pages_ahead
-from message_store.errors import TargetError
-from message_store.live_segments import LiveSegments
-from message_store.live_store import LiveStore
-from message_store.pages_ahead import PagesAhead, PagesToFind
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import TargetError
+from message_store.files.live_segments import LiveSegments
+from message_store.writing import pages_ahead
+from message_store.writing.pages_ahead import PagesAhead, PagesToFind
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 
 MIB = 1 << 20
 FILE_BYTES = 64 * MIB

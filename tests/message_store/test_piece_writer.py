@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store.live_store import LiveStore
-from message_store.side_by_side import side_by_side
+from message_store.base.parallel import side_by_side
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import SMALL, append, append_rows, require_sound, stored
 
 MANY = [stored(bytes([number]) * 5_000) for number in range(30)]
@@ -24,8 +24,8 @@ MANY = [stored(bytes([number]) * 5_000) for number in range(30)]
 LATE = """
 import concurrent.futures.thread, sys, threading, time
 from pathlib import Path
-from message_store.live_store import LiveStore
-from message_store.side_by_side import side_by_side
+from message_store.writing.store import LiveStore
+from message_store.base.parallel import side_by_side
 from tests.message_store.live_workload import SMALL, append_rows, require_sound, stored
 
 def late():

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from message_store.printable import duration, printable, shell_word
+from message_store.base.printable import duration, printable, shell_word
 
 BASH = shutil.which("bash")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store import DelayLevels
-from message_store.errors import UnsupportedDelayError
-from message_store.promise_rules import exact, to_level, to_slot_end
+from message_store.base.errors import UnsupportedDelayError
+from message_store.interface.promise_rules import exact, to_level, to_slot_end
 from timer_wheel.wheel_math import PRECISIONS_MS, out_ms, promised_ms
 
 LEVELS = DelayLevels.parse()

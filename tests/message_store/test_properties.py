@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import BadFieldError
-from message_store.properties import decode_properties, encode_properties, split_entries
+from message_store.base.errors import BadFieldError
+from message_store.format.properties import decode_properties, encode_properties, split_entries
 from tests.independent.raw_records import effective_properties, parse_properties
 from tests.message_store.strategies import property_lists
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from message_store import raw_memory as memory
-from message_store.kernel_cache import kernel
-from message_store.raw_memory import address_of
+from message_store.kernels import raw_memory as memory
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import address_of
 
 
 @kernel("int64[::1](int64)")

@@ -11,21 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message_store import properties as names
-from message_store.byte_column import ByteColumn
-from message_store.consume_queue import QUEUE_UNIT
-from message_store.destination_table import HASH, DestinationTable
-from message_store.dialect import Dialect
-from message_store.errors import FormatError
-from message_store.java_numbers import string_hash
-from message_store.measured_records import Measured
-from message_store.message import StoredMessage
-from message_store.message_codec import (
+from message_store.base.errors import FormatError
+from message_store.columns.byte_column import ByteColumn
+from message_store.format import properties as names
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import (
     body_crc,
     decode_message_at,
     encode_message,
 )
-from message_store.record_layout import (
+from message_store.format.record_layout import (
     MAGIC_V1,
     MAGIC_V2,
     SYS_BORN_HOST_IPV6,
@@ -33,12 +30,8 @@ from message_store.record_layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_IPV6,
 )
-from message_store.redelivered_record import (
-    destination_of,
-    redelivered_properties,
-    tags_code_of,
-)
-from message_store.redelivery import (
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.redelivery.batch import (
     FROM_LEVEL,
     FROM_WHEEL,
     ROLLED,
@@ -46,8 +39,15 @@ from message_store.redelivery import (
     redeliver,
     redelivered,
 )
-from message_store.redelivery_kernels import TAGS_CODE
-from message_store.wheel_stamps import wheel_stamps
+from message_store.redelivery.destinations import HASH, DestinationTable
+from message_store.redelivery.kernels import TAGS_CODE
+from message_store.redelivery.measured import Measured
+from message_store.redelivery.record import (
+    destination_of,
+    redelivered_properties,
+    tags_code_of,
+)
+from message_store.redelivery.wheel_stamps import wheel_stamps
 from tests.message_store.log_in_memory import MemoryStoreFloor
 from tests.message_store.strategies import hosts, int32s, int64s
 from tests.message_store.vectors import CRC_PROPERTY, message

@@ -8,20 +8,20 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store import properties as names
-from message_store.byte_column import Int64s
-from message_store.delay_store import Delivered, Deliveries
-from message_store.dialect import Dialect
-from message_store.errors import FormatError, StoreClosedError, TargetError
-from message_store.java_numbers import string_hash
-from message_store.live_queue import LiveQueue
-from message_store.live_store import LiveStore
-from message_store.log_deliveries import LogDeliveries
-from message_store.message import StoredMessage
-from message_store.message_codec import encode_message
-from message_store.redelivery import FROM_LEVEL, FROM_WHEEL, ROLLED, redeliver
-from message_store.store_settings import StoreSettings
-from message_store.wheel_stamps import wheel_stamps
+from message_store.base.errors import FormatError, StoreClosedError, TargetError
+from message_store.columns.byte_column import Int64s
+from message_store.format import properties as names
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import encode_message
+from message_store.interface.delay_store import Delivered, Deliveries
+from message_store.redelivery.batch import FROM_LEVEL, FROM_WHEEL, ROLLED, redeliver
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.wheel_stamps import wheel_stamps
+from message_store.writing.queue import LiveQueue
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from tests.message_store.vectors import message
 
 NOW_MS = 1_793_000_000_123

@@ -7,11 +7,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import properties as names
-from message_store.batch_codec import find_records
-from message_store.message import StoredMessage
-from message_store.message_codec import decode_message_at
-from message_store.redelivery import FROM_LEVEL, FROM_WHEEL, ROLLED, Rewrite, redelivered
+from message_store.columns.batch_codec import find_records
+from message_store.format import properties as names
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.redelivery.batch import FROM_LEVEL, FROM_WHEEL, ROLLED, Rewrite, redelivered
 from tests.independent.real_stores import (
     LEVELS_49_CLEAN,
     LEVELS_55_CLEAN,

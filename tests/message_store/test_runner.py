@@ -16,7 +16,7 @@ from message_store import (
     SystemClock,
     run_store,
 )
-from message_store.errors import StoreClosedError
+from message_store.base.errors import StoreClosedError
 
 WEEK_MS = 604_800_000
 

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.byte_column import ByteColumn, Int64s
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadFieldError
-from message_store.message import Host, Message
-from message_store.message_batch import MessageBatch
-from message_store.message_codec import decode_message_at
-from message_store.message_rules import RESERVED_PROPERTIES, SizeLimits
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.raw_memory import address_of
-from message_store.scheduled_batch import BatchDraft, draft_batch, levels_for
-from message_store.scheduled_records import PLAIN_FORM, RecordForm, draft
-from message_store.timer_record_rules import timer_record_faults
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import ByteColumn, Int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import Host, Message
+from message_store.format.message_codec import decode_message_at
+from message_store.format.message_rules import RESERVED_PROPERTIES, SizeLimits
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.format.timer_record_rules import timer_record_faults
+from message_store.intake.batch import BatchDraft, draft_batch, levels_for
+from message_store.intake.records import PLAIN_FORM, RecordForm, draft
+from message_store.kernels.raw_memory import address_of
 from tests.message_store import vectors
 from tests.message_store.strategies import hosts, waiting_messages
 

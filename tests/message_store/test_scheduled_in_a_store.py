@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from message_store.dialect import Dialect
-from message_store.live_store import LiveStore
-from message_store.message import Message
-from message_store.message_batch import MessageBatch
-from message_store.properties import LEVEL_TOPIC
-from message_store.scheduled_batch import draft_batch
-from message_store.scheduled_records import Draft, RecordForm, draft
-from message_store.store_settings import StoreSettings
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.intake.batch import draft_batch
+from message_store.intake.records import Draft, RecordForm, draft
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 
 NOW_MS = 1_793_000_000_123
 SETTINGS = StoreSettings(commit_log_file_bytes=8_192)

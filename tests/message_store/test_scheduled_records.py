@@ -8,16 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from message_store.dialect import Dialect
-from message_store.errors import BadFieldError
-from message_store.java_numbers import string_hash
-from message_store.message import Host, Message, StoredMessage
-from message_store.message_codec import body_crc, decode_message_at, encode_message
-from message_store.message_rules import RESERVED_PROPERTIES, SizeLimits
-from message_store.properties import LEVEL_TOPIC, TIMER_TOPIC, encode_properties
-from message_store.record_layout import PROPERTIES_MAX_BYTES
-from message_store.scheduled_records import MOST_FRAMES, Draft, RecordForm, RecordMaker, draft
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import BadFieldError
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import Host, Message, StoredMessage
+from message_store.format.message_codec import body_crc, decode_message_at, encode_message
+from message_store.format.message_rules import RESERVED_PROPERTIES, SizeLimits
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, encode_properties
+from message_store.format.record_layout import PROPERTIES_MAX_BYTES
+from message_store.intake.records import MOST_FRAMES, Draft, RecordForm, RecordMaker, draft
+from message_store.writing.settings import StoreSettings
 from tests.message_store import vectors
 from tests.message_store.strategies import hosts, int32s, int64s, waiting_messages
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
-from message_store.segment_files import (
+from message_store.base.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
+from message_store.files.segments import (
     SegmentReader,
     SegmentWriter,
     list_directories,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from message_store import small_files
-from message_store.errors import SourceError, TargetError
-from message_store.small_files import PRIVATE_MODE, read_small_file, replace_file
+from message_store.base.errors import SourceError, TargetError
+from message_store.files import small_files
+from message_store.files.small_files import PRIVATE_MODE, read_small_file, replace_file
 
 
 def test_a_file_that_is_not_there_reads_as_none(tmp_path: Path) -> None:

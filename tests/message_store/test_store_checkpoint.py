@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.layout import Layout
-from message_store.store_checkpoint import (
+from message_store.format.checkpoint import (
     CHECKPOINT_4_9,
     CHECKPOINT_5_3,
     CHECKPOINT_5_5,
     CHECKPOINT_FILE_BYTES,
     StoreCheckpoint,
 )
+from message_store.format.layout import Layout
 
 T = 1_700_000_000_123
 KNOWN = [

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.fastjson import ConfigDialect, parse
-from message_store.store_config import (
+from message_store.files.config_files import (
     GroupConfig,
     TopicConfig,
     encode_consumer_offsets,
@@ -19,6 +18,7 @@ from message_store.store_config import (
     read_groups,
     read_topics,
 )
+from message_store.format.broker_json import ConfigDialect, parse
 
 TOPICS_4_9 = (
     b'{\n\t"dataVersion":{\n\t\t"counter":2,\n\t\t"timestamp":1795268446723\n\t},'

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, Message
-from message_store.errors import StoreLockedError
-from message_store.store_root import StoreLock, StoreRoot
-from message_store.topic_listing import list_topic
+from message_store.base.errors import StoreLockedError
+from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.reading.topic_listing import list_topic
 from tests.faults.engines import ENGINES, abandon
 from tests.source_laws import ROOT
 
@@ -74,12 +74,12 @@ fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
 """
 WRITER = """
 import sys
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 lock = StoreRoot(sys.argv[1].removesuffix("/lock")).take_lock()
 """
 READER = """
 import sys
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 guard = StoreRoot(sys.argv[1].removesuffix("/lock")).shared_lock()
 guard.__enter__()
 """

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from message_store import ManualClock
-from message_store.live_store import LiveStore
-from message_store.store_losses import ENDS_NAME, StoreEnds, StoreLosses, queue_findings
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.writing.losses import ENDS_NAME, StoreEnds, StoreLosses, queue_findings
+from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import NOW_MS, SMALL, append, stored
 
 ENTRIES = 5

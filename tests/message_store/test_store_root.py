@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from legacy_levels.level_backlog import read_backlog
-from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError, StoreLockedError, UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
 from tests.independent.level_store_builder import (
     LevelMessage,
     OrdinaryMessage,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.java_numbers import string_hash
-from message_store.raw_memory import address_of
-from message_store.text_kernels import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
+from message_store.format.java_numbers import string_hash
+from message_store.kernels.raw_memory import address_of
+from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
 
 
 def _hash(data: bytes) -> int:

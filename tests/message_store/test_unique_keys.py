@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from message_store.unique_keys import new_unique_key, new_unique_keys
+from message_store.columns.unique_keys import new_unique_key, new_unique_keys
 
 FORKING = """
 import os, sys
-from message_store.unique_keys import new_unique_key, new_unique_keys
+from message_store.columns.unique_keys import new_unique_key, new_unique_keys
 
 print(new_unique_key(), flush=True)
 for _ in range(2):

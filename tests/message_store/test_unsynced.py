@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from message_store.unsynced import GroupSync
+from message_store.files.unsynced import GroupSync
 
 
 class Work:

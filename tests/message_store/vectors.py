@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records whose every byte is known: RocketMQ 5.3.3's own decoder has read them, CRC check on."""
 
-from message_store.message import Host, StoredMessage
-from message_store.message_codec import body_crc
-from message_store.record_layout import MAGIC_V2
+from message_store.format.message import Host, StoredMessage
+from message_store.format.message_codec import body_crc
+from message_store.format.record_layout import MAGIC_V2
 
 BORN = Host.of("10.1.2.3", 4567)
 STORE = Host.of("127.0.0.1", 10911)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from message_store.delay_levels import DelayLevels
+from message_store.format.delay_levels import DelayLevels
 from migrate.settings import TargetSettings
 from tests.independent.level_messages import DEFAULT_LEVEL_TABLE, DeliveredCopy, Item
 from tests.independent.level_store_builder import (

@@ -11,10 +11,10 @@ from typing import Any
 import attrs
 
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, write_mark
-from message_store.store_config import MESSAGE_TYPE, encode_topics, read_topics
-from message_store.store_losses import StoreEnds
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import DONE
+from message_store.files.config_files import MESSAGE_TYPE, encode_topics, read_topics
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import DONE
+from message_store.writing.losses import StoreEnds
 from migrate.in_place_checks import read_ends
 from migrate.publishing import UNFINISHED_WHEEL
 from migrate.settings import TargetSettings

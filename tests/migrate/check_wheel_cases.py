@@ -12,9 +12,9 @@ from unittest.mock import patch
 import attrs
 
 from message_store import AfterMs, ManualClock, Message
-from message_store.message import Host
-from message_store.message_codec import decode_message_at, encode_message
-from message_store.record_layout import SYS_BORN_HOST_IPV6
+from message_store.format.message import Host
+from message_store.format.message_codec import decode_message_at, encode_message
+from message_store.format.record_layout import SYS_BORN_HOST_IPV6
 from tests.independent.raw_files import SLOT_COUNT, Slot
 from tests.migrate.check_case import Case
 from tests.timer_wheel import wheel_store_builder

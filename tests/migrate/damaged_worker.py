@@ -17,9 +17,9 @@ import attrs
 import pyarrow.parquet as pq
 
 from message_store import ManualClock
-from message_store.errors import DelayStoreError
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import DelayStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.writing.settings import StoreSettings
 from migrate.check_picture import CheckOptions
 from migrate.check_store import check_store
 from migrate.convert import convert

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import OptionsError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError
+from message_store.files.store_root import StoreRoot
 from migrate.verify_settings import ConversionSettings
 from migrate.verify_source import read_pending
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store

@@ -20,8 +20,8 @@ import cli
 from docs.generate_check import CHECK_PAGE, generated
 from legacy_levels import LevelStore
 from message_store import AfterMs, ManualClock, Message
-from message_store.delay_store import Severity
-from message_store.errors import SourceError
+from message_store.base.errors import SourceError
+from message_store.interface.delay_store import Severity
 from migrate.check_store import RULES
 from migrate.check_time import predict_load
 from tests.independent.level_store_builder import LevelMessage, build_level_store

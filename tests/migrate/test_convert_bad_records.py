@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store import small_files
-from message_store.errors import BadRecordsError, FormatError, SourceError
+from message_store.base.errors import BadRecordsError, FormatError, SourceError
+from message_store.files import small_files
 from migrate.convert import convert, convert_merged
 from migrate.finished_before import finished_before
 from migrate.quarantined import Quarantine

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from message_store.errors import DelayStoreError
+from message_store.base.errors import DelayStoreError
 from migrate.convert import convert
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from legacy_levels.generate import generate_level_store
-from message_store.errors import TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert, convert_merged
 from migrate.settings import HIERARCHY, WHEEL, ConvertOptions, TargetSettings
 from migrate.staged_output import Staging

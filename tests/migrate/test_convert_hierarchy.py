@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from message_store.clock import ManualClock
-from message_store.delay_store import DelayStore
-from message_store.errors import OptionsError, SourceError, TargetError
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.clock import ManualClock
+from message_store.base.errors import OptionsError, SourceError, TargetError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.interface.delay_store import DelayStore
 from migrate.convert import convert
 from migrate.settings import ConvertOptions
 from migrate.verify import verify

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import (
+from message_store.base.errors import (
     DelayStoreError,
     OptionsError,
     SourceError,
@@ -24,7 +24,7 @@ from message_store.errors import (
     UncleanStoreError,
     UnsupportedStoreError,
 )
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from migrate.convert import check_request, convert
 from migrate.settings import ENGINES, TargetSettings
 from migrate.source_wheel import WheelNotEmptyError
@@ -324,7 +324,7 @@ def test_a_disk_that_fills_up_is_said_in_a_sentence_and_the_same_command_goes_on
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 from migrate.convert import convert
 from tests.migrate.conversions import options_for
 

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store.errors import OptionsError
+from message_store.base.errors import OptionsError
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.verify import verify

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from legacy_levels.generate import generate_level_store
-from message_store.errors import PlanError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError, TargetError
+from message_store.files.store_root import StoreRoot
 from migrate import write_job
 from migrate.convert import convert
 from migrate.row_output import PartStream

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from message_store.errors import PlanError, TargetError
+from message_store.base.errors import PlanError, TargetError
 from migrate.convert import convert
 from migrate.settings import ConvertOptions
 from tests.independent.raw_files import WHEEL_BYTES

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message_store.delay_levels import DelayLevels
-from message_store.errors import BadRecordsError, PlanError
+from message_store.base.errors import BadRecordsError, PlanError
+from message_store.format.delay_levels import DelayLevels
 from migrate.convert import convert
 from migrate.inspect_store import inspect_store
 from migrate.write_job import write_all

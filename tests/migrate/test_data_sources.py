@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from message_store.delay_store import Pending
-from message_store.errors import OptionsError, UncleanStoreError
+from message_store.base.errors import OptionsError, UncleanStoreError
+from message_store.interface.delay_store import Pending
 from migrate.data_sources import LevelsDataSource, PushdownReader, WheelDataSource, spark_schema
 from migrate.pending import pending_messages
 from migrate.pending_table import SCHEMA

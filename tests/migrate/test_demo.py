@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 from migrate.demo import ABOUT, ARCHIVE, run_demo, unpack_sample
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store.errors import (
+from message_store.base.errors import (
     BadRecordsError,
     FormatError,
     OptionsError,

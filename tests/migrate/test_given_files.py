@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from message_store.errors import TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.finished_before import finished_before
 from migrate.settings import ENGINES

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 import cli
 from legacy_levels.gone_queues import gone_queues
-from message_store.errors import SourceError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages

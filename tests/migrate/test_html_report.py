@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.errors import TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.due_times import BUCKETS_MAX, DueTimes
 from migrate.forecast import Forecast, draw_forecast, read_forecast
 from migrate.html_report import (

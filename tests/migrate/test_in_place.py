@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import BadRecordsError, OptionsError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadRecordsError, OptionsError
+from message_store.files.store_root import StoreRoot
 from migrate.in_place import convert_in_place
 from migrate.rollback import roll_back
 from migrate.settings import TargetSettings
@@ -299,7 +299,7 @@ def test_another_choice_of_offsets_is_for_the_levels_that_move_only(tmp_path: Pa
 @pytest.mark.parametrize("dialect", ["4.9", "5.3", "5.5"])
 def test_the_offsets_are_written_in_the_hand_of_their_broker(tmp_path: Path, dialect: str) -> None:
     from legacy_levels.delay_offsets import DataVersion, encode_delay_offsets, read_delay_offsets
-    from message_store.fastjson import ConfigDialect
+    from message_store.format.broker_json import ConfigDialect
 
     hand = ConfigDialect(dialect)
     version = DataVersion(counter=7, timestamp_ms=T0)

@@ -17,7 +17,7 @@ import pytest
 
 from legacy_levels import LevelStore
 from message_store import ManualClock
-from message_store.errors import (
+from message_store.base.errors import (
     BadRecordsError,
     DelayStoreError,
     OptionsError,
@@ -27,9 +27,9 @@ from message_store.errors import (
     UncleanStoreError,
     UnsupportedStoreError,
 )
-from message_store.store_root import StoreRoot
-from message_store.topic_listing import list_topic
-from message_store.unfinished_change import DONE
+from message_store.files.store_root import StoreRoot
+from message_store.reading.topic_listing import list_topic
+from message_store.reading.unfinished_change import DONE
 from migrate.convert import convert
 from migrate.in_place import convert_in_place
 from migrate.in_place_plan import plan_in_place

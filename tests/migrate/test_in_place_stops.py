@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import PlanError, UncleanStoreError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError, UncleanStoreError
+from message_store.files.store_root import StoreRoot
 from migrate.rollback import roll_back
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.delay_store import Pending
-from message_store.errors import SourceError, StoreLockedError, UnsupportedStoreError
+from message_store.base.errors import SourceError, StoreLockedError, UnsupportedStoreError
+from message_store.interface.delay_store import Pending
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
 from migrate.publishing import UNFINISHED_WHEEL

@@ -3,7 +3,7 @@
 
 import pytest
 
-from message_store.errors import BadFieldError
+from message_store.base.errors import BadFieldError
 from migrate.java_properties import parse_properties
 
 

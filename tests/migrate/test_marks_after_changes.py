@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from legacy_levels.level_store import LevelStore
-from message_store.clock import ManualClock
-from message_store.delay_store import AfterMs
-from message_store.message import Message
-from message_store.store_root import StoreRoot
+from message_store.base.clock import ManualClock
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import Message
+from message_store.interface.delay_store import AfterMs
 from migrate.convert import convert
 from migrate.retire import retire
 from migrate.rollback import roll_back

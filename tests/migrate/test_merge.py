@@ -13,17 +13,17 @@ import attrs
 import pytest
 from pyspark.sql import SparkSession
 
-from message_store.clock import ManualClock
-from message_store.delay_levels import DelayLevels
-from message_store.errors import (
+from message_store.base.clock import ManualClock
+from message_store.base.errors import (
     BadRecordsError,
     OptionsError,
     PlanError,
     SourceError,
     TargetError,
 )
-from message_store.store_config import read_consumer_offsets, read_groups, read_topics
-from message_store.store_root import StoreRoot
+from message_store.files.config_files import read_consumer_offsets, read_groups, read_topics
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from migrate.convert import convert, convert_merged
 from migrate.merge import SameMessageError
 from migrate.quarantined import Quarantine

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
 from migrate import row_output
 from migrate.row_output import PartStream, create_row
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from message_store.delay_store import Pending
-from message_store.errors import SourceError, UnsupportedStoreError
+from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.interface.delay_store import Pending
 from migrate.pending import PendingFilter, pending_messages
 from migrate.report import BadRecord
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, retry_message

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from message_store.clock import ManualClock
-from message_store.delay_store import AfterMs, AtMs, Pending
-from message_store.errors import SourceError
-from message_store.message import Message
-from message_store.message_codec import decode_message_at
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import ManualClock
+from message_store.base.errors import SourceError
+from message_store.format.message import Message
+from message_store.format.message_codec import decode_message_at
+from message_store.interface.delay_store import AfterMs, AtMs, Pending
+from message_store.writing.settings import StoreSettings
 from migrate import pending, source_reader
 from migrate.pending import PendingFilter, pending_messages
 from migrate.report import BadRecord

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import main
-from message_store.byte_column import ByteColumn
-from message_store.delay_store import Pending
-from message_store.errors import OptionsError, SourceError, TargetError, UncleanStoreError
-from message_store.message_rules import RESERVED_PROPERTIES
-from message_store.properties import decode_properties
+from message_store.base.errors import OptionsError, SourceError, TargetError, UncleanStoreError
+from message_store.columns.byte_column import ByteColumn
+from message_store.format.message_rules import RESERVED_PROPERTIES
+from message_store.format.properties import decode_properties
+from message_store.interface.delay_store import Pending
 from migrate.export_table import export_parquet
 from migrate.pending import pending_messages
 from migrate.pending_batches import pending_batches

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, OffsetsFile
 from legacy_levels.level_backlog import LevelBacklog
-from message_store.delay_levels import DelayLevels
-from message_store.errors import PlanError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError, TargetError
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from migrate.plan import (
     PLANNED_RECORD_MAX_BYTES,
     Amendments,

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 import cli
 from legacy_levels.level_store import LevelStore
-from message_store.clock import ManualClock
-from message_store.errors import PlanError, SourceError, StoreLockedError
-from message_store.message import StoredMessage
+from message_store.base.clock import ManualClock
+from message_store.base.errors import PlanError, SourceError, StoreLockedError
+from message_store.format.message import StoredMessage
 from migrate.put_back import DONE, NOTHING, PLANNED, PutBackOptions, PutBackReport, put_back
 from migrate.quarantined import Quarantine
 from migrate.returned_record import Repair, in_the_way

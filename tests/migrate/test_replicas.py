@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store.segment_files import segment_name
+from message_store.files.segments import segment_name
 from migrate.replicas import find_replicas, same_broker
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 

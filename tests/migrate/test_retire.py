@@ -15,18 +15,18 @@ import attrs
 import pytest
 
 from legacy_levels.level_backlog import read_backlog
-from message_store.clock import ManualClock
-from message_store.delay_store import AfterMs
-from message_store.errors import (
+from message_store.base.clock import ManualClock
+from message_store.base.errors import (
     FormatError,
     OptionsError,
     PlanError,
     SourceError,
     UncleanStoreError,
 )
-from message_store.message import Message
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import Message
+from message_store.interface.delay_store import AfterMs
+from message_store.writing.settings import StoreSettings
 from migrate.convert import convert
 from migrate.publishing import UNFINISHED_WHEEL
 from migrate.retire import LeftBehindError, retire

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message_store.java_numbers import string_hash
-from message_store.message import Host, StoredMessage
-from message_store.message_codec import body_crc, decode_message_at, encode_message
-from message_store.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
-from message_store.raw_memory import address_of
-from message_store.record_layout import SYS_BORN_HOST_IPV6, SYS_STORE_HOST_IPV6
-from message_store.timer_record_rules import timer_record_faults
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import Host, StoredMessage
+from message_store.format.message_codec import body_crc, decode_message_at, encode_message
+from message_store.format.message_rules import RESERVED_PROPERTIES, UNDELIVERABLE_TOPICS
+from message_store.format.record_layout import SYS_BORN_HOST_IPV6, SYS_STORE_HOST_IPV6
+from message_store.format.timer_record_rules import timer_record_faults
+from message_store.kernels.raw_memory import address_of
 from migrate.rewrite import (
     BadRecordError,
     Placement,

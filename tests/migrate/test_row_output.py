@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import TargetError
-from message_store.segment_files import segment_name
+from message_store.base.errors import TargetError
+from message_store.files.segments import segment_name
 from migrate.row_output import RowWriter, create_row, write_sparse
 
 FILE_BYTES = 100

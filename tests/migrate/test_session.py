@@ -61,7 +61,7 @@ def test_an_interrupt_while_the_jvm_is_born_leaves_none_behind(number: str) -> N
 
 
 _NONSENSE = """
-from message_store.errors import MigrationError
+from message_store.base.errors import MigrationError
 from migrate.session import spark_session
 try:
     with spark_session("nonsense"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from message_store.errors import DelayStoreError, FormatError, OptionsError, SourceError
+from message_store.base.errors import DelayStoreError, FormatError, OptionsError, SourceError
 from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
 from migrate.source_options import path_of
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from message_store.segment_files import SegmentReader, segment_name
+from message_store.files.segments import SegmentReader, segment_name
 from migrate.source_reader import BUFFER_BYTES, GAP_BYTES, NOT_THERE, read_chunks
 
 FILE_BYTES = 200_000

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from message_store.errors import PlanError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import PlanError, TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.disk_room import free_bytes
 from migrate.publishing import (

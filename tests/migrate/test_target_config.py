@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from cli import USAGE, main
-from message_store.errors import OptionsError
-from message_store.store_config import MESSAGE_TYPE, TopicConfig, encode_topics, read_topics
-from message_store.store_root import StoreRoot
+from message_store.base.errors import OptionsError
+from message_store.files.config_files import MESSAGE_TYPE, TopicConfig, encode_topics, read_topics
+from message_store.files.store_root import StoreRoot
 from migrate.settings import ENGINES, TOPIC_TYPES
 from migrate.source_options import write_options
 from migrate.target_config import TopicDemand, config_files

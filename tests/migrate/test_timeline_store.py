@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from message_store.delay_store import Pending, Severity
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.interface.delay_store import Pending, Severity
 from migrate.inspect_store import inspect_store
 from migrate.pending import pending_messages
 from migrate.pending_table import WHEEL, TableOptions, pending_rows

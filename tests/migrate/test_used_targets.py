@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import SourceError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import SourceError, TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import check_request, convert, convert_merged
 from migrate.fleet import FAILED, Fleet
 from migrate.fresh_wheel import begin_write

@@ -13,8 +13,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store.errors import FormatError, SourceError, StoreLockedError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError, SourceError, StoreLockedError
+from message_store.files.store_root import StoreRoot
 from migrate.verify import verify
 from migrate.verify_report import VerifyReport
 from migrate.verify_settings import read_settings

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from message_store.errors import (
+from message_store.base.errors import (
     BadFieldError,
     DelayStoreError,
     FormatError,
@@ -26,7 +26,7 @@ from message_store.errors import (
     TargetError,
     UnsupportedStoreError,
 )
-from message_store.small_files import replace_file
+from message_store.files.small_files import replace_file
 from migrate import verify_compare, verify_jobs, verify_tasks
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import FormatError
-from message_store.message import Host, StoredMessage
-from message_store.message_codec import body_crc, decode_message_at, encode_message
-from message_store.record_layout import MAGIC_V2
+from message_store.base.errors import FormatError
+from message_store.format.message import Host, StoredMessage
+from message_store.format.message_codec import body_crc, decode_message_at, encode_message
+from message_store.format.record_layout import MAGIC_V2
 from migrate.verify_complaints import LAST_UNREADABLE, Complaint
 from migrate.verify_digests import DigestTask, FoundRecords
 from migrate.verify_entries import BUCKETS, SOURCE_ENTRY

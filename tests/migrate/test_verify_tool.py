@@ -12,10 +12,10 @@ import pytest
 
 from legacy_levels.level_store import LevelStore
 from message_store import AfterMs, ManualClock, Message
-from message_store.errors import BadFieldError, SourceError, TargetError
-from message_store.fastjson import parse
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import BadFieldError, SourceError, TargetError
+from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import parse
+from message_store.writing.settings import StoreSettings
 from migrate.check_picture import CheckOptions
 from migrate.check_store import check_store
 from migrate.finished_target import require_pair

@@ -12,10 +12,10 @@ import pytest
 
 from legacy_levels.level_backlog import read_backlog
 from legacy_levels.level_store import LevelStore
-from message_store.clock import ManualClock
-from message_store.errors import PlanError, TargetError
-from message_store.store_root import StoreRoot
-from message_store.unfinished_change import UNDOING
+from message_store.base.clock import ManualClock
+from message_store.base.errors import PlanError, TargetError
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import UNDOING
 from migrate.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back
 from migrate.quarantined import Quarantine
 from migrate.retire import retire

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from legacy_levels.level_backlog import read_backlog
-from message_store.errors import BadRecordsError
+from message_store.base.errors import BadRecordsError
 from migrate.convert import convert, convert_merged
 from migrate.retire import retire
 from migrate.verify import verify

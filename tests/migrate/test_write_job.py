@@ -11,8 +11,8 @@ import attrs
 import pytest
 from pyspark.sql import SparkSession
 
-from message_store.errors import MigrationError, PlanError, SourceError, TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import MigrationError, PlanError, SourceError, TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import ENGINES
 from migrate.staged_output import Staging

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from message_store.errors import BadFieldError, SourceError, TargetError
-from message_store.message_codec import decode_message_at
+from message_store.base.errors import BadFieldError, SourceError, TargetError
+from message_store.format.message_codec import decode_message_at
 from migrate import wheel_commit
 from migrate.fresh_wheel import begin_write, give_up
 from migrate.settings import TargetSettings

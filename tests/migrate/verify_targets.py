@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from migrate.verify import VerifyOptions, compare_stores, no_progress
 from migrate.verify_pending import PendingMessages
 from migrate.verify_report import VerifyReport

@@ -16,9 +16,9 @@ import attrs
 import numpy as np
 
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, MessageBatch
-from message_store.errors import DelayStoreError
-from message_store.java_numbers import LONG_MAX
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import DelayStoreError
+from message_store.format.java_numbers import LONG_MAX
+from message_store.writing.settings import StoreSettings
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon

@@ -16,8 +16,8 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from message_store import side_by_side
-from message_store.errors import DelayStoreError
+from message_store.base import parallel as side_by_side
+from message_store.base.errors import DelayStoreError
 from tests.simulation.bench import Bench
 from tests.simulation.migrations import MIGRATIONS, Migration
 from tests.simulation.scenarios import ENGINE_SCENARIOS, Step

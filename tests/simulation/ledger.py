@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from message_store import DelayStore, Severity
-from message_store.java_numbers import LONG_MAX
+from message_store.format.java_numbers import LONG_MAX
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.kill_account import early, faults
 from tests.faults.kill_journal import History, Life

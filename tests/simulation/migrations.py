@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from legacy_levels.level_backlog import read_backlog
 from legacy_levels.level_store import LevelStore
-from message_store.clock import ManualClock
-from message_store.errors import TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.clock import ManualClock
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.inspect_store import inspect_store
 from migrate.put_back import NOTHING, PutBackOptions, PutBackReport, put_back

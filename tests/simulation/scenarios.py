@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from message_store.store_settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 from tests.simulation.bench import START_MS, Action, Bench, Setup
 
 ENGINES = ("levels", "wheel", "hierarchy")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from message_store.small_files import replace_file
+from message_store.files.small_files import replace_file
 from tests.simulation.simulated_disk import Cut, Write, every_choice, loose, make_disk, recording
 
 

@@ -127,7 +127,7 @@ def test_a_lost_message_is_told_with_the_command_that_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that says it is flushed, and is not."""
-    from message_store.live_store import LiveStore
+    from message_store.writing.store import LiveStore
 
     monkeypatch.setattr(LiveStore, "flush", lambda _store: None)
     monkeypatch.setattr("legacy_levels.level_store.LevelStore.flush", lambda _store: None)

@@ -13,9 +13,9 @@ import pytest
 
 from legacy_levels.level_store import LevelStore
 from message_store import AfterMs, ManualClock, Message
-from message_store.live_segments import LiveSegments
-from message_store.live_store import LiveStore
-from message_store.small_files import replace_file
+from message_store.files.live_segments import LiveSegments
+from message_store.files.small_files import replace_file
+from message_store.writing.store import LiveStore
 from migrate.convert import convert
 from tests.faults.engines import abandon, open_wheel
 from tests.message_store.live_workload import SMALL, append, stored

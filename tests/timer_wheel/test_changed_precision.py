@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from tests.faults.engines import open_hierarchy, open_wheel
 from timer_wheel import WheelStore, read_wheel_store
 from timer_wheel.timer_log import TIMER_UNIT

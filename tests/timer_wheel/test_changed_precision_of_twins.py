@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt
-from message_store.errors import SourceError, TargetError, UnsupportedStoreError
+from message_store.base.errors import SourceError, TargetError, UnsupportedStoreError
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Killed, full_disk

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBatch
-from message_store.errors import DelayStoreError, StoreClosedError
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import DelayStoreError, StoreClosedError
+from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb
 

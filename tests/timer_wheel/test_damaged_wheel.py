@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from message_store import AfterMs, AtMs, ManualClock, Message
-from message_store.errors import DelayStoreError
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import DelayStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.writing.settings import StoreSettings
 from tests.faults.damage import copy_store
 from timer_wheel import WheelStore, read_wheel_store
 

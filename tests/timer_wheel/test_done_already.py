@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, ManualClock, Message
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from tests.faults.engines import abandon, open_hierarchy
 from tests.timer_wheel.wheel_store_builder import (
     LOG_FILE_BYTES,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, Cancellation, ManualClock, Message, Receipt, Severity
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from tests.faults.damage import copy_store
 from tests.faults.engines import SMALL
 from timer_wheel import WheelStore

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from message_store import AtMs, ManualClock, Message
-from message_store.errors import SourceError
-from message_store.measured_records import Measured
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import SourceError
+from message_store.redelivery.measured import Measured
+from message_store.writing.settings import StoreSettings
 from timer_wheel import WheelStore, foresight
 from timer_wheel.foresight import Foresight
 from timer_wheel.live_wheel import LiveWheel

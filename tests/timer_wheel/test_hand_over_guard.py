@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, ManualClock, Message
-from message_store.errors import TargetError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
 from tests.faults.broker_view import found_by_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Killed, full_disk

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
-from message_store.byte_column import Int64s
-from message_store.errors import BadFieldError, TargetError
-from message_store.live_log import LiveLog
-from message_store.live_queue import LiveQueue
-from message_store.message import LOCAL_HOST, StoredMessage
-from message_store.message_codec import body_crc, encode_message
-from message_store.properties import TIMER_TOPIC
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import BadFieldError, TargetError
+from message_store.columns.byte_column import Int64s
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import LOCAL_HOST, StoredMessage
+from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.log import LiveLog
+from message_store.writing.queue import LiveQueue
+from message_store.writing.settings import StoreSettings
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Name, Write, loose, recording
 from timer_wheel import HierarchicalWheelStore, wheel_recovery

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt, Severity
-from message_store.errors import UnsupportedStoreError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
 from timer_wheel.hierarchy.due_times import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
 from timer_wheel.hierarchy.ownership import Active, claim, index_path, read_active

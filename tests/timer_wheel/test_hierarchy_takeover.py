@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
-from message_store.errors import UnsupportedStoreError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
 from timer_wheel.hierarchy.ownership import guard, index_path, read_active, release

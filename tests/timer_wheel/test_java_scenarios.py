@@ -14,16 +14,16 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.clock import ManualClock
-from message_store.delay_store import AfterMs, AtMs, Cancellation, Delivered
-from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, TargetError, UnsupportedDelayError
-from message_store.live_segments import LiveSegments
-from message_store.message import Message
-from message_store.recall_handle import RecallHandle
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import ManualClock
+from message_store.base.errors import BadFieldError, TargetError, UnsupportedDelayError
+from message_store.files.live_segments import LiveSegments
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.dialect import Dialect
+from message_store.format.message import Message
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import AfterMs, AtMs, Cancellation, Delivered
+from message_store.writing.settings import StoreSettings
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.timer_checkpoint import (

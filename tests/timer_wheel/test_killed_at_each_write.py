@@ -15,8 +15,8 @@ import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, ManualClock, Message, Severity
-from message_store.errors import TargetError
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import TargetError
+from message_store.writing.settings import StoreSettings
 from tests.faults.broker_view import found_by_a_broker, look_as_a_broker
 from tests.independent.raw_files import read_timer_check
 from tests.simulation.simulated_disk import Killed, full_disk
@@ -115,7 +115,7 @@ def test_a_sync_that_fails_before_units_are_put_away_ends_the_store(
         raise TargetError("Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("message_store.live_segments.LiveSegments.sync", refuse)
+        patch.setattr("message_store.files.live_segments.LiveSegments.sync", refuse)
         with pytest.raises(TargetError, match="Input/output error"):
             place_all(store._timers, clock.now_ms())
     with pytest.raises(TargetError, match="an earlier write failed; open it again"):

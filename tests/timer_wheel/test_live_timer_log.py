@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from message_store import ManualClock
-from message_store.byte_column import int64s
-from message_store.errors import TargetError
-from message_store.java_numbers import string_hash
-from message_store.live_segments import LiveSegments
-from message_store.store_root import StoreRoot
+from message_store.base.errors import TargetError
+from message_store.columns.byte_column import int64s
+from message_store.files.live_segments import LiveSegments
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import string_hash
 from tests.independent.raw_files import timer_units
 from timer_wheel.known_slot import KnownSlot
 from timer_wheel.leaving import put_away, unhang

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from message_store.small_files import data_extents
+from message_store.files.small_files import data_extents
 from tests.timer_wheel.wheel_store_builder import write_wheel
 from timer_wheel.live_wheel import LiveWheel
 from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES, WheelSlots, read_slots

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AtMs, DelayStore, ManualClock, Message
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from timer_wheel import pending_records, read_wheel_store
 from timer_wheel.wheel_math import PRECISIONS_MS, WHEEL_SLOTS
 

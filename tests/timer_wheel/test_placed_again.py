@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, ManualClock, Message
-from message_store.store_settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel import placed_again as module
 from timer_wheel.live_timers import LiveTimers

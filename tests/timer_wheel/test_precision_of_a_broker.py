@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, AtMs, DelayStore, ManualClock, Message, Severity
-from message_store.errors import UnsupportedStoreError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
 from tests.faults.engines import open_wheel
 from timer_wheel import HierarchicalWheelStore, WheelStore, read_wheel_store
 from timer_wheel.timer_log import TIMER_UNIT

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from message_store.message import StoredMessage
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import StoredMessage
 from tests.independent.raw_files import commit_log_records
 from tests.independent.real_stores import WHEEL_55_CLEAN, RealStore, unpack
 from timer_wheel import PendingTimers, WheelState, pending_records, read_wheel_store

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from message_store import ManualClock
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from tests.independent.real_stores import TIMELINE_54_CRASH, TIMELINE_55_CRASH, unpack
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
 from timer_wheel import HierarchicalWheelStore, WheelStore

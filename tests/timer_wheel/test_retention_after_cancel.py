@@ -17,7 +17,7 @@ from message_store import (
     ManualClock,
     Message,
 )
-from message_store.store_settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
 from timer_wheel.live_timer_log import LiveTimerLog
 from timer_wheel.timer_rows import TimerRows

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from message_store.errors import BadFieldError, SourceError, UnsupportedStoreError
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, SourceError, UnsupportedStoreError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from tests.independent.real_stores import (
     LEVELS_55_CLEAN,
     TIMELINE_54_CLEAN,

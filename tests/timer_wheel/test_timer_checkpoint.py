@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from timer_wheel.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.own_checkpoint import OWN_PLACES, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.timer_checkpoint import (

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from message_store import ManualClock, StoredMessage
-from message_store.errors import BadFieldError
-from message_store.java_numbers import parse_long, string_hash
-from message_store.live_store import LiveStore
-from message_store.message import LOCAL_HOST
-from message_store.message_codec import body_crc, encode_message
-from message_store.raw_memory import address_of
-from message_store.record_layout import SMALLEST_RECORD_BYTES
+from message_store.base.errors import BadFieldError
+from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.message import LOCAL_HOST
+from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.kernels.raw_memory import address_of
+from message_store.writing.store import LiveStore
 from timer_wheel.copies import CHANGING, first_offset, is_copy, is_put_again, is_roll
 from timer_wheel.copies import identity as identity_of
 from timer_wheel.copy_kernels import (

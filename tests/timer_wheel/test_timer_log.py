@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.segment_files import SegmentReader, segment_name
+from message_store.files.segments import SegmentReader, segment_name
 from timer_wheel.timer_log import (
     TIMER_BLANK,
     TIMER_UNIT,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import BadFieldError, FormatError
+from message_store.base.errors import BadFieldError, FormatError
 from timer_wheel.timer_metrics import (
     TimerMetrics,
     TopicCount,

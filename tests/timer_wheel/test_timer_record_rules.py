@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from message_store import AfterMs, ManualClock, Message
-from message_store.errors import BadFieldError, DelayStoreError
-from message_store.live_store import LiveStore
-from message_store.message import Host
-from message_store.properties import TIMER_TOPIC
-from message_store.store_settings import StoreSettings
-from message_store.timer_record_rules import timer_record_faults
+from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.format.message import Host
+from message_store.format.properties import TIMER_TOPIC
+from message_store.format.timer_record_rules import timer_record_faults
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from timer_wheel import HierarchicalWheelStore, WheelStore
 
 NOW_MS = 1_700_000_000_500

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store import AfterMs, ManualClock, Message
-from message_store.byte_column import int64s
+from message_store.columns.byte_column import int64s
 from tests.faults.engines import SMALL, open_wheel
 from timer_wheel.wheel_check import _are_among
 

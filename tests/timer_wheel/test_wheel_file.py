@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message_store.errors import BadFieldError, FormatError
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.files.store_root import StoreRoot
 from tests.independent.raw_files import Slot, wheel_slots
 from tests.timer_wheel.wheel_store_builder import write_wheel
 from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES, encode_slots, read_wheel, snapshots

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from message_store import Cancellation, ManualClock
-from message_store.recall_handle import RecallHandle
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.format.recall_handle import RecallHandle
 from tests.independent.raw_files import read_timer_check
 from tests.independent.real_stores import WHEEL_55_CLEAN, RealStore, unpack
 from timer_wheel import WheelStore, read_wheel_store

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
-from message_store.errors import SourceError, UnsupportedStoreError
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.writing.settings import StoreSettings
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
 from timer_wheel import WheelStore, read_wheel_store
 

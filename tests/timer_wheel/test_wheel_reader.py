@@ -8,8 +8,8 @@ import attrs
 import numpy as np
 import pytest
 
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from tests.independent.raw_files import QueueUnit, encode_timer_unit, timer_units
 from tests.independent.target_reader import read_target
 from tests.independent.tiny_target import NOW_MS as TINY_NOW_MS

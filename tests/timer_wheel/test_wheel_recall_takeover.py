@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Receipt
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from tests.faults.broker_view import look_as_a_broker
 from tests.independent.raw_files import read_timer_check, timer_units
 from tests.simulation.simulated_disk import Killed

@@ -12,12 +12,12 @@ import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message, Severity
-from message_store.errors import TargetError
-from message_store.message import StoredMessage
-from message_store.segment_files import SegmentReader
-from message_store.small_files import InPlaceFile
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import TargetError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import InPlaceFile
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import StoredMessage
+from message_store.writing.settings import StoreSettings
 from tests.faults.broker_view import found_by_a_broker
 from tests.independent.raw_files import read_timer_check, timer_units
 from tests.simulation.simulated_disk import Killed
@@ -84,7 +84,7 @@ def delivered_in(path: Path) -> Counter[str]:
 
 
 def records_of_queue(root: StoreRoot, log: SegmentReader) -> list[StoredMessage]:
-    from message_store.consume_queue import read_queue
+    from message_store.reading.consume_queue import read_queue
     from timer_wheel.pending_timers import record_at
 
     queue = read_queue(root.consume_queue("orders", 0))
@@ -125,14 +125,14 @@ def test_what_is_placed_while_a_flush_waits_for_the_disk_leaves_no_slot_that_lea
     store.schedule(Message("orders", b"", unique_key="FIRST"), AfterMs(40_000))
     store.advance(START_MS)
     with monkeypatch.context() as patch:
-        sync_queues = pkgutil.resolve_name("message_store.live_store.LiveStore.sync_queues")
+        sync_queues = pkgutil.resolve_name("message_store.writing.store.LiveStore.sync_queues")
 
         def place_and_sync(live: object) -> None:
             store.schedule(Message("orders", b"", unique_key="FAR"), AfterMs(100_000))
             assert len(list(store.pending())) == 2
             sync_queues(live)
 
-        patch.setattr("message_store.live_store.LiveStore.sync_queues", place_and_sync)
+        patch.setattr("message_store.writing.store.LiveStore.sync_queues", place_and_sync)
         store.flush()
     store.abandon()
     clock.tick(5_000)  # so that it is parked in another slot

@@ -19,12 +19,12 @@ from message_store import (
     MessageBatch,
     Severity,
     StoredMessage,
-    note_file,
 )
-from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, TargetError, UnsupportedDelayError
-from message_store.recall_handle import RecallHandle
-from message_store.store_settings import StoreSettings
+from message_store.base.errors import BadFieldError, TargetError, UnsupportedDelayError
+from message_store.files import notes as note_file
+from message_store.format.dialect import Dialect
+from message_store.format.recall_handle import RecallHandle
+from message_store.writing.settings import StoreSettings
 from tests.independent.raw_files import (
     commit_log_records,
     parse_fastjson,
@@ -316,8 +316,8 @@ def append_raw(
     store: WheelStore, text: str, topic: str = "rmq_sys_wheel_timer", born_ms: int = START_MS
 ) -> None:
     """A record as somebody else might store it."""
-    from message_store.message import LOCAL_HOST
-    from message_store.message_codec import body_crc, encode_message
+    from message_store.format.message import LOCAL_HOST
+    from message_store.format.message_codec import body_crc, encode_message
 
     live, queue = store.live, store.live.queue(topic, 0)
     message = StoredMessage(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
 from tests.independent.raw_files import (
     SLOT_COUNT,
     WHEEL_BYTES,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from message_store.byte_column import Int64s
+from message_store.columns.byte_column import Int64s
 from timer_wheel.timer_due import FINEST_MS, is_overdue, overdue_out_ms
 from timer_wheel.wheel_math import PRECISIONS_MS, floor_ms
 

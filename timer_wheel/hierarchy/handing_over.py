@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import UnsupportedStoreError
-from message_store.live_store import LiveStore
+from message_store.base.errors import UnsupportedStoreError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.hierarchy_opening import open_index
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
 from timer_wheel.hierarchy.ownership import index_path, release

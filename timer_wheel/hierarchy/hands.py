@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import attrs
 import numpy as np
 
-from message_store.byte_column import int64s
+from message_store.columns.byte_column import int64s
 from timer_wheel.hierarchy.index_db import Block, IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import HOURS, MINUTES, SECONDS, WHEELS, Rows, Wheel
 from timer_wheel.hierarchy.waiting_rows import by_slot, in_order, no_rows, together

@@ -3,8 +3,8 @@
 
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.live_store import LiveStore
+from message_store.columns.byte_column import Int64s
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings
 from timer_wheel.hierarchy.timer_index import TimerIndex

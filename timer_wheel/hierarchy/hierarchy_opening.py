@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import FormatError, SourceError, UnsupportedStoreError
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
+from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
 from timer_wheel.copy_kernels import IS_ROLL, OFFSET, STORE_MS
 from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND
 from timer_wheel.hierarchy.hierarchy_settings import HierarchySettings

@@ -9,9 +9,9 @@ at each record.
 import attrs
 import numpy as np
 
-from message_store.byte_column import int64s
-from message_store.segment_files import SegmentReader
-from message_store.store_root import StoreRoot
+from message_store.columns.byte_column import int64s
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
 from timer_wheel.delete_markers import Cancelled, cancelled
 from timer_wheel.done_already import EARLY_MS, read_log_since, still_to_do
 from timer_wheel.hierarchy.due_times import due_times

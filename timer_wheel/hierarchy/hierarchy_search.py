@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.delay_store import Cancellation, Pending
-from message_store.message import StoredMessage
-from message_store.recall_handle import RecallHandle
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.message import StoredMessage
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Pending
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of

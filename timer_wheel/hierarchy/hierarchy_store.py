@@ -12,16 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from message_store.clock import Clock
-from message_store.delay_levels import DelayLevels
-from message_store.delay_store import Cancellation, Finding, Pending
-from message_store.dialect import Dialect
-from message_store.errors import BadFieldError, DelayStoreError
-from message_store.live_store import LiveStore
-from message_store.log_deliveries import LogDeliveries
-from message_store.recall_handle import RecallHandle
-from message_store.store_root import StoreRoot
-from message_store.store_settings import StoreSettings
+from message_store.base.clock import Clock
+from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.hierarchy_check import check_hierarchy
 from timer_wheel.hierarchy.hierarchy_intake import HierarchyIntake
 from timer_wheel.hierarchy.hierarchy_opening import open_index

@@ -8,10 +8,10 @@ whoever opens the store then finds in the log what the database does not know.
 
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.log_deliveries import LogDeliveries
-from message_store.redelivery import FROM_WHEEL, Redelivered, redeliver
-from message_store.wheel_stamps import wheel_stamps
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.redelivery.batch import FROM_WHEEL, Redelivered, redeliver
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from message_store.byte_column import int64s
-from message_store.delay_store import Pending
-from message_store.java_numbers import string_hash
+from message_store.columns.byte_column import int64s
+from message_store.format.java_numbers import string_hash
+from message_store.interface.delay_store import Pending
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.waiting import Filter, pending_of

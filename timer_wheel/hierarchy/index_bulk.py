@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 import rocksdict
 
-from message_store.byte_column import Int64s
-from message_store.errors import TargetError
+from message_store.base.errors import TargetError
+from message_store.columns.byte_column import Int64s
 from timer_wheel.hierarchy.index_db import database_options
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,

@@ -14,15 +14,15 @@ import attrs
 import numpy as np
 import rocksdict
 
-from message_store.errors import DelayStoreError, FormatError, SourceError, TargetError
-from message_store.forks import belongs_to_this_process
-from message_store.layout import Layout
-from message_store.small_files import (
+from message_store.base.errors import DelayStoreError, FormatError, SourceError, TargetError
+from message_store.base.forks import belongs_to_this_process
+from message_store.files.small_files import (
     identity_of,
     require_same_directory,
     sync_directory,
     sync_file,
 )
+from message_store.format.layout import Layout
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,
     FAMILIES,

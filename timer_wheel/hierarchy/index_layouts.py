@@ -10,8 +10,8 @@ block only (docs/FORMAT.md, hierarchical wheel).
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.layout import Field, Layout
+from message_store.columns.byte_column import Int64s
+from message_store.format.layout import Field, Layout
 
 
 @attrs.frozen

@@ -8,9 +8,9 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from message_store.errors import BadFieldError
-from message_store.layout import Layout
-from message_store.store_root import StoreRoot
+from message_store.base.errors import BadFieldError
+from message_store.files.store_root import StoreRoot
+from message_store.format.layout import Layout
 from timer_wheel.hierarchy.index_layouts import (
     BLOCK_KEY,
     ID_KEY,

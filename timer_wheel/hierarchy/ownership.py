@@ -12,16 +12,16 @@ from typing import Any
 
 import attrs
 
-from message_store.engine_choice import hierarchy_mark
-from message_store.errors import SourceError
-from message_store.small_files import (
+from message_store.base.errors import SourceError
+from message_store.files.small_files import (
     is_directory,
     is_present,
     read_small_file,
     remove_file,
     replace_file,
 )
-from message_store.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
 
 _GUARD = (
     b"The timers of this store are in delaywheel/hierarchy. A broker would repeat or lose messages,"

@@ -8,8 +8,8 @@ unique key, so that it takes back what one handle names and nothing beside it.
 
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.live_log import LiveLog
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.writing.log import LiveLog
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.kernel_cache import kernel
-from message_store.live_log import LiveLog
-from message_store.log_kernels import store_time_at
-from message_store.record_addresses import record_addresses
+from message_store.columns.byte_column import Int64s
+from message_store.kernels.cache import kernel
+from message_store.kernels.log import store_time_at
+from message_store.writing.log import LiveLog
+from message_store.writing.record_addresses import record_addresses
 
 
 @kernel("void(int64[::1], int64[::1])")

@@ -7,10 +7,10 @@ over gets a younger record, with the same out time, as a broker's wheel does by 
 
 import numpy as np
 
-from message_store.byte_column import int64s
-from message_store.properties import LEVEL_TOPIC
-from message_store.redelivery import ROLLED, redeliver
-from message_store.wheel_stamps import wheel_stamps
+from message_store.columns.byte_column import int64s
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.redelivery.batch import ROLLED, redeliver
+from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from message_store.byte_column import int64s
-from message_store.live_log import LiveLog
+from message_store.columns.byte_column import int64s
+from message_store.writing.log import LiveLog
 from timer_wheel.hierarchy.index_layouts import Rows
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.older_slots import EXACT_MS

@@ -14,13 +14,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.errors import FormatError, SourceError
-from message_store.layout import Field, Layout
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
-from message_store.small_files import read_small_file, remove_file, replace_file
-from message_store.store_root import StoreRoot
+from message_store.base.errors import FormatError, SourceError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.small_files import read_small_file, remove_file, replace_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.layout import Field, Layout
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.ownership import home
 from timer_wheel.older_slots import MEANING_OF_WIDTHS, MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.timer_rows import Bools

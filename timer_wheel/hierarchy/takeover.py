@@ -4,12 +4,12 @@
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s
-from message_store.live_store import LiveStore
-from message_store.properties import TIMER_TOPIC
-from message_store.segment_files import list_segments
-from message_store.small_files import remove_file
-from message_store.store_root import StoreRoot
+from message_store.columns.byte_column import Int64s
+from message_store.files.segments import list_segments
+from message_store.files.small_files import remove_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.slot_promises import are_slot_ends
 from timer_wheel.live_timers import LiveTimers

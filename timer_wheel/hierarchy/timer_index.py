@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 import attrs
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
-from message_store.delay_store import Finding, Severity
-from message_store.errors import DelayStoreError, FormatError, TargetError
-from message_store.live_store import LiveStore
-from message_store.printable import counted
-from message_store.properties import TIMER_TOPIC
+from message_store.base.errors import DelayStoreError, FormatError, TargetError
+from message_store.base.printable import counted
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.properties import TIMER_TOPIC
+from message_store.interface.delay_store import Finding, Severity
+from message_store.writing.store import LiveStore
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from message_store.byte_column import Int64s, int64s
+from message_store.columns.byte_column import Int64s, int64s
 from timer_wheel.hierarchy.due_times import due_times
 from timer_wheel.hierarchy.index_layouts import (
     FLAG_ALWAYS,

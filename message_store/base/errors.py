@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error this project raises on purpose, in one tree.
+
+Facts are attributes and the message is built from them, so that a caller can act on a fact and a
+person can read the sentence. Decoders given arbitrary bytes raise :class:`FormatError` or one of
+its children, and nothing else.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from message_store.base.printable import counted
+
+
+class DelayStoreError(Exception):
+    """The root: anything that delaywheel refuses or cannot do.
+
+    ``row`` says which of many messages it is about, from 0; None where there is one, or all.
+    """
+
+    row: int | None = None
+
+    def of_row(self, row: int) -> Self:
+        """The same error, which knows its row."""
+        self.row = row
+        return self
+
+
+class FormatError(DelayStoreError):
+    """Bytes that are not what the format says, with where they are and what was expected there."""
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        path: Path | str | None = None,
+        offset: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        self.problem = problem
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+        super().__init__(self._sentence())
+
+    def _sentence(self) -> str:
+        where = "" if self.path is None else f"{self.path}: "
+        at = "" if self.offset is None else f" at offset {self.offset}"
+        facts = []
+        if self.expected is not None:
+            facts.append(f"expected {self.expected}")
+        if self.found is not None:
+            facts.append(f"found {self.found}")
+        return f"{where}{self.problem}{at}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+class BadMagicError(FormatError):
+    """The four bytes that name a record's kind are none that we know."""
+
+
+class TruncatedRecordError(FormatError):
+    """A record claims more bytes than are there."""
+
+
+class ChecksumError(FormatError):
+    """A stored checksum is not that of the bytes it covers."""
+
+
+class BadFieldError(FormatError, ValueError):
+    """A field holds a value that the format does not allow."""
+
+
+class SourceError(DelayStoreError):
+    """A store that cannot be read as one: missing, of a kind we do not read, or in use."""
+
+
+class UnsupportedStoreError(SourceError):
+    """A store whose files we recognise and do not read (RocksDB queues, DLedger log)."""
+
+
+class PrecisionError(UnsupportedStoreError):
+    """Messages wait on a wheel whose slots are ``kept_ms`` wide, and not ``asked_ms``."""
+
+    def __init__(self, where: object, kept_ms: int, asked_ms: int, way_out: str) -> None:
+        self.where = where
+        self.kept_ms = kept_ms
+        self.asked_ms = asked_ms
+        super().__init__(
+            f"{where}: messages wait on a wheel with slots of {kept_ms} ms, not {asked_ms}; a"
+            f" broker would lose them. {way_out}"
+        )
+
+
+class StoreLockedError(SourceError):
+    """Somebody holds the store's lock file: another process, a broker usually, or this one.
+
+    ``pid`` is the process; None where the system does not tell.
+    """
+
+    def __init__(self, sentence: str, pid: int | None = None) -> None:
+        self.pid = pid
+        super().__init__(sentence)
+
+
+class UncleanStoreError(SourceError):
+    """The store was not stopped cleanly: its `abort` file is there."""
+
+
+class TargetError(DelayStoreError):
+    """A place that cannot be written to: not empty, no permission, no space."""
+
+
+class UnsupportedDelayError(DelayStoreError, ValueError):
+    """A delay or due time that the engine cannot keep."""
+
+
+class DelayLimitError(UnsupportedDelayError):
+    """A delay beyond the longest that the wheel was set to take."""
+
+
+class StoreClosedError(DelayStoreError):
+    """The store was used after it was closed."""
+
+
+class MigrationError(DelayStoreError):
+    """A conversion that was refused or went wrong."""
+
+
+class PlanError(MigrationError):
+    """The plan and the world disagree: another source, another now, another set of options."""
+
+
+class OptionsError(PlanError):
+    """What was asked for does not fit the store or the clock: the level table, the now."""
+
+
+class BadRecordsError(MigrationError):
+    """Records that cannot be converted, under the policy that nothing may be left behind.
+
+    ``records`` are values with level, queue_offset, commit_log_offset and reason.
+    """
+
+    def __init__(self, records: Sequence[object]) -> None:
+        self.records = tuple(records)
+        told = counted(len(self.records), "pending record")
+        super().__init__(f"{told} cannot be converted; nothing was written")
+
+
+class VerificationError(MigrationError):
+    """Source and target disagree."""

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of segment files that is open for writing: written by ``pwrite``, read by ``pread`` or by
+mappings that cannot be written to.
+
+Files are made at their full length, sparse. A full disk is an OSError and no SIGBUS, because
+nothing is ever written through a mapping; reading through one is safe because the store's lock is
+ours, so that nobody cuts the files short. Limitation: where the disk cannot give back a page that
+is read through a mapping, the kernel ends the process with SIGBUS. Nothing here locks: whoever owns
+the row does.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.files.segments import (
+    list_segments,
+    require_appendable,
+    segment_name,
+    write_whole,
+)
+from message_store.files.small_files import identity_of, require_same_directory, sync_directory
+from message_store.files.unsynced import Unsynced, handles_of_its_own
+
+Int64s = NDArray[np.int64]
+
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_ZEROING_BYTES = 1 << 20
+_ZEROS = bytes(_ZEROING_BYTES)
+
+
+@attrs.frozen(eq=False)
+class _Mapping:
+    """One file in memory, for reading. The memory goes when the last view of ``array`` does."""
+
+    memory: mmap.mmap
+    array: NDArray[np.uint8]
+    address: int
+
+
+class LiveSegments:
+    """A row of files of one size. Offsets are those of the row, and may lie in any file.
+
+    Files that are there decide the size; ``file_bytes`` is that of a row without files. ``root`` is
+    the directory down to which new directories are synced, and ``root_identity`` which one stood
+    there when the store was opened; ``on_open`` is called before a file is
+    opened, and may ``close`` the row: what it needs, it opens again. Raises SourceError for a row
+    that nobody can append to; a last file that is too short is lengthened.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        file_bytes: int,
+        *,
+        root: Path | None = None,
+        root_identity: tuple[int, int] | None = None,
+        on_open: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory = directory
+        self.starts: list[int] = []
+        self.file_bytes = file_bytes
+        self._root = root or directory
+        self._root_identity = root_identity or identity_of(self._root)
+        self._on_open = on_open
+        self._descriptors: dict[int, int] = {}
+        self._mappings: dict[int, _Mapping] = {}
+        self._dirty: set[int] = set()
+        self._unsynced_names: set[Path] = set()
+        self._being_synced: list[tuple[set[int], set[Path]]] = []
+        self._short_bytes: int | None = None
+        self._load()
+
+    def _load(self) -> None:
+        segments = list_segments(self.directory)
+        self.file_bytes = require_appendable(segments, self.file_bytes)
+        self.starts = [segment.start_offset for segment in segments]
+        if segments and segments[-1].length_bytes < self.file_bytes:
+            self._short_bytes = segments[-1].length_bytes
+            self._lengthen(self.starts[-1])
+
+    def restore_length(self) -> None:
+        """Make a last file that was lengthened as short again as it was found: the store is
+        refused. Raises TargetError.
+        """
+        if self._short_bytes is not None:
+            try:
+                os.ftruncate(self.descriptor(self.starts[-1]), self._short_bytes)
+            except OSError as error:
+                raise self.error("shortened", self.starts[-1], error) from error
+            self._short_bytes = None
+
+    # --- where it begins and ends -----------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """Where the row begins; 0 when it has no file."""
+        return self.starts[0] if self.starts else 0
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last byte that there is a file for."""
+        return self.starts[-1] + self.file_bytes if self.starts else 0
+
+    def path_of(self, start: int) -> Path:
+        """The file that begins at ``start``."""
+        return self.directory / segment_name(start)
+
+    def descriptor(self, start: int) -> int:
+        """The handle of the file that begins at ``start``, for a caller that writes itself and has
+        said so by ``mark_dirty``. Raises TargetError.
+        """
+        if start not in self._descriptors:
+            self._on_open()
+            try:
+                self._descriptors[start] = os.open(self.path_of(start), _FLAGS)
+            except OSError as error:
+                raise self.error("opened", start, error) from error
+        return self._descriptors[start]
+
+    def mark_dirty(self, start: int) -> None:
+        """Say that the file that begins at ``start`` is being written to."""
+        self._dirty.add(start)
+
+    def doubt(self, start: int) -> None:
+        """Say that the file that begins at ``start``, and the names that lead to it, may be in
+        memory alone: a process wrote them that did not live to sync them.
+        """
+        self._dirty.add(start)
+        names = self.directory.relative_to(self._root).parents
+        self._unsynced_names.update([self.directory, *(self._root / each for each in names)])
+
+    def make_file(self, start: int) -> None:
+        """Make the file that begins at ``start``, and the files between the row's end and it.
+
+        A row without files begins with it. Nothing happens when it is there. Raises TargetError.
+        """
+        first = self.starts[-1] + self.file_bytes if self.starts else start
+        for place in range(first, start + 1, self.file_bytes):
+            self._on_open()
+            try:
+                require_same_directory(self._root, self._root_identity)
+                self._make_directory(self.directory)
+                flags = _FLAGS | os.O_CREAT
+                self._descriptors[place] = os.open(self.path_of(place), flags, 0o644)
+                os.ftruncate(self._descriptors[place], self.file_bytes)
+            except OSError as error:
+                self._unmake(place)
+                raise self.error("made", place, error) from error
+            except BaseException:  # an interrupt too may leave an empty file
+                self._unmake(place)
+                raise
+            self.starts.append(place)
+            self._dirty.add(place)
+            self._unsynced_names.add(self.directory)
+
+    def _unmake(self, place: int) -> None:
+        """Leave no empty file behind: those before it may be taken away, and then it is a gap."""
+        if place in self._descriptors:
+            os.close(self._descriptors.pop(place))
+            with suppress(OSError):
+                os.unlink(self.path_of(place))
+
+    def _make_directory(self, directory: Path) -> None:
+        if directory.is_dir():
+            return
+        if directory != self._root:
+            self._make_directory(directory.parent)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._unsynced_names.add(directory.parent)
+
+    def _lengthen(self, start: int) -> None:
+        try:
+            os.ftruncate(self.descriptor(start), self.file_bytes)
+        except OSError as error:
+            raise self.error("lengthened", start, error) from error
+        self._dirty.add(start)
+
+    def error(self, what: str, start: int, error: OSError) -> TargetError:
+        """What to raise when the disk has refused something about a file."""
+        return TargetError(f"{self.path_of(start)}: cannot be {what}: {error.strerror}")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write_at(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Put these bytes at ``offset``, across files where need be; missing files are made.
+
+        Raises TargetError when the disk refuses; a part may be written then.
+        """
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            start = offset - offset % self.file_bytes
+            self.make_file(start)
+            self._dirty.add(start)
+            here = view[: start + self.file_bytes - offset]
+            try:
+                count = os.pwrite(self.descriptor(start), here, offset - start)
+            except OSError as error:
+                raise self.error("written", start, error) from error
+            offset += count
+            view = view[count:]
+
+    def zero_from(self, offset: int) -> int:
+        """Make everything from ``offset`` on zeros, and take away the files that begin behind it.
+
+        From the back to the front, so that what was valid behind ``offset`` is never reached while
+        it is still there. Holes stay holes. Returns how many bytes were not zero. Raises
+        TargetError.
+        """
+        while self.starts and self.starts[-1] > offset:
+            self._remove(self.starts[-1])
+        found = 0
+        pieces = list(self._data_pieces(self.starts[-1], offset)) if self.starts else []
+        for place, size_bytes in reversed(pieces):
+            used = np.flatnonzero(np.frombuffer(self.read_at(place, size_bytes), np.uint8))
+            if len(used):
+                first, last = int(used[0]), int(used[-1]) + 1
+                self.write_at(place + first, memoryview(_ZEROS)[: last - first])
+                found += len(used)
+        return found
+
+    def has_data_from(self, offset: int) -> bool:
+        """Whether any file holds any byte but zero from ``offset`` on."""
+        starts = [start for start in self.starts if start + self.file_bytes > offset]
+        pieces = (piece for start in starts for piece in self._data_pieces(start, offset))
+        return any(any(self.read_at(*piece)) for piece in pieces)
+
+    def save_from(self, offset: int, path: Path) -> None:
+        """Copy what lies from ``offset`` on into a file, durably; holes stay holes. Raises
+        TargetError.
+        """
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(temporary, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                os.ftruncate(descriptor, self.end_offset - offset)
+                for start in [start for start in self.starts if start + self.file_bytes > offset]:
+                    for place, size_bytes in self._data_pieces(start, offset):
+                        data = memoryview(self.read_at(place, size_bytes))
+                        write_whole(descriptor, data, place - offset)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+            sync_directory(path.parent)
+            sync_directory(path.parent.parent)
+        except OSError as error:
+            raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+
+    def find(self, wanted: bytes, offset: int) -> int:
+        """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
+        for start in [start for start in self.starts if start + self.file_bytes > offset]:
+            # Not through a mapping: to look at a hole makes pages of it on a file system in memory.
+            for place, size_bytes in self._data_pieces(start, offset):
+                stop = min(place + size_bytes + len(wanted) - 1, start + self.file_bytes)
+                if (found := self.read_at(place, stop - place).find(wanted)) >= 0:
+                    return place + found
+        return -1
+
+    def _data_pieces(self, start: int, offset: int) -> Iterator[tuple[int, int]]:
+        """What is no hole in one file from ``offset`` on, in pieces of a bounded size."""
+        if offset >= start + self.file_bytes:
+            return
+        descriptor, place = self.descriptor(start), max(offset - start, 0)
+        while place < self.file_bytes:
+            try:
+                place = os.lseek(descriptor, place, os.SEEK_DATA)
+                hole = os.lseek(descriptor, place, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # no data behind this place
+                    return
+                path = self.path_of(start)
+                raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+            while place < hole:
+                size_bytes = min(hole - place, _ZEROING_BYTES)
+                yield start + place, size_bytes
+                place += size_bytes
+
+    def delete_before(self, offset: int) -> list[Path]:
+        """Take away the files that end at or before ``offset``, but never the last one.
+
+        Oldest first, so that a stop at any point leaves a row without gaps. What was mapped of them
+        stays readable. Raises TargetError.
+        """
+        gone = []
+        while len(self.starts) > 1 and self.starts[0] + self.file_bytes <= offset:
+            gone.append(self._remove(self.starts[0]))
+        return gone
+
+    def remove_all(self) -> None:
+        """Take away all files, the last one first. Raises TargetError."""
+        while self.starts:
+            self._remove(self.starts[-1])
+
+    def _remove(self, start: int) -> Path:
+        path = self.path_of(start)
+        try:
+            os.unlink(path)
+        except OSError as error:
+            raise self.error("removed", start, error) from error
+        self._unsynced_names.add(self.directory)
+        self.starts.remove(start)
+        self._dirty.discard(start)
+        if start in self._descriptors:
+            os.close(self._descriptors.pop(start))
+        self._mappings.pop(start, None)
+        return path
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Exactly these bytes, of one file. Raises TruncatedRecordError when they are not there."""
+        start = offset - offset % self.file_bytes
+        if not self._holds(offset, size_bytes):
+            raise self._missing(offset, size_bytes)
+        try:
+            data = os.pread(self.descriptor(start), size_bytes, offset - start)
+        except OSError as error:
+            raise SourceError(f"{self.path_of(start)}: cannot be read: {error.strerror}") from error
+        if len(data) != size_bytes:
+            raise self._missing(offset, size_bytes)
+        return data
+
+    def view(self, offset: int, size_bytes: int) -> memoryview:
+        """These bytes of one file, as they are in memory and as they change.
+
+        Valid also after the row was closed. Raises TruncatedRecordError when they are not there.
+        """
+        if not self._holds(offset, size_bytes):
+            raise self._missing(offset, size_bytes)
+        start = offset - offset % self.file_bytes
+        return self._mapping(start).array.data[offset - start :][:size_bytes]
+
+    def _holds(self, offset: int, size_bytes: int) -> bool:
+        is_inside = self.min_offset <= offset < self.end_offset
+        return is_inside and 0 <= size_bytes <= self.file_bytes - offset % self.file_bytes
+
+    def _missing(self, offset: int, size_bytes: int) -> TruncatedRecordError:
+        return TruncatedRecordError(
+            "the files do not hold these bytes",
+            path=self.directory,
+            offset=offset,
+            expected=size_bytes,
+        )
+
+    def addresses(self, offsets: Int64s) -> Int64s:
+        """Where in memory each of these offsets is, for kernels; -1 outside the row.
+
+        From an address to the end of its file all bytes can be read, until the file is deleted or
+        the row closed. Files are mapped when one of their offsets is asked for.
+        """
+        found = np.full(len(offsets), -1, np.int64)
+        indexes = (offsets - self.min_offset) // self.file_bytes
+        if len(indexes) and int(indexes.min()) == int(indexes.max()) and indexes[0] >= 0:
+            present = [int(indexes[0])]  # the most frequent case, and it needs no sorting
+        else:
+            present = np.unique(indexes).tolist()
+        for index in present:
+            if 0 <= index < len(self.starts):
+                start = self.starts[index]
+                here = indexes == index
+                found[here] = offsets[here] + (self._mapping(start).address - start)
+        return found
+
+    def address_of_file(self, start: int) -> int:
+        """Where in memory the file that begins at ``start`` is."""
+        return self._mapping(start).address
+
+    def _mapping(self, start: int) -> _Mapping:
+        if start not in self._mappings:
+            try:
+                memory = mmap.mmap(self.descriptor(start), self.file_bytes, prot=mmap.PROT_READ)
+            except (OSError, ValueError) as error:
+                raise SourceError(f"{self.path_of(start)}: cannot be mapped: {error}") from error
+            array = np.frombuffer(memory, np.uint8)
+            self._mappings[start] = _Mapping(memory, array, int(array.ctypes.data))
+        return self._mappings[start]
+
+    # --- syncing and closing ----------------------------------------------------------------------
+
+    def begin_sync(self) -> Unsynced:
+        """Take note of all that was written and not synced; ``finish`` may run without a lock.
+
+        What another thread is still waiting for counts as not synced.
+        """
+        note = (set(self._dirty), set(self._unsynced_names))
+        for starts, names in tuple(self._being_synced):  # whoever is done leaves without a lock
+            note[0].update(starts)
+            note[1].update(names)
+        self._dirty.clear()
+        self._unsynced_names.clear()
+        self._being_synced.append(note)
+        files = sorted(note[0].intersection(self.starts))
+        try:
+            descriptors = handles_of_its_own(self.descriptor(start) for start in files)
+        except OSError as error:
+            raise self.error("synced", files[0], error) from error
+        directories = tuple(sorted(note[1], key=lambda path: -len(path.parts)))
+        return Unsynced(descriptors, directories, lambda: self._being_synced.remove(note))
+
+    def sync(self) -> None:
+        """Come back when all that was written is on disk. Raises TargetError."""
+        self.begin_sync().finish()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything was written that nobody synced."""
+        return bool(self._dirty or self._unsynced_names or self._being_synced)
+
+    def close(self) -> None:
+        """Give the files back, as they are; closing twice is fine."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+        self._mappings.clear()

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of fixed size in a row, each named by the offset of its first byte: logs and queues.
+
+Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short
+read and an error with an offset, where a mapping would kill the process with SIGBUS. Limitations:
+the writer is for rows that are new; the parts of a converted store are written by
+``migrate.staged_output``.
+"""
+
+import bisect
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
+from message_store.format.java_numbers import LONG_MAX
+
+NAME_DIGITS = 20
+_OPEN_FILES = 16
+_PAGE_BYTES = 4096
+_PAGES = memoryview(bytes(16 * _PAGE_BYTES))
+
+
+def segment_name(start_offset: int) -> str:
+    """The name of the file that begins at ``start_offset``.
+
+    >>> segment_name(1073741824)
+    '00000000001073741824'
+    """
+    return f"{start_offset:0{NAME_DIGITS}d}"
+
+
+@attrs.frozen
+class Segment:
+    """One file: where it begins in the row, how many bytes are there, when it was changed."""
+
+    start_offset: int
+    length_bytes: int
+    path: Path
+    modified_ns: int
+
+
+def list_segments(directory: Path) -> tuple[Segment, ...]:
+    """The files of a row in order; links, and names that are not 20 digits, are passed over.
+
+    A missing directory is an empty row. Raises SourceError when it cannot be read, and
+    BadFieldError for a name that is beyond any offset: no broker starts on one.
+    """
+    found = []
+    for entry in _entries(directory):
+        is_named = len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
+        if is_named and entry.is_file(follow_symlinks=False):
+            path = Path(entry.path)
+            try:
+                facts = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            if int(entry.name) > LONG_MAX - facts.st_size:
+                raise BadFieldError("a file named beyond any offset", path=path)
+            found.append(Segment(int(entry.name), facts.st_size, path, facts.st_mtime_ns))
+    return tuple(sorted(found, key=lambda segment: segment.start_offset))
+
+
+def require_appendable(segments: Sequence[Segment], file_bytes: int) -> int:
+    """The size of the files of a row that something can be appended to; ``file_bytes`` is that of a
+    row without files.
+
+    Raises SourceError for a row with gaps, with files of several sizes, or with names that are no
+    multiples of the size. The last file may be too short: its maker was stopped.
+    """
+    if len(segments) > 1:
+        file_bytes = segments[1].start_offset - segments[0].start_offset
+    elif segments:
+        file_bytes = segments[0].length_bytes or file_bytes
+    for index, segment in enumerate(segments):
+        if segment.start_offset != segments[0].start_offset + index * file_bytes:
+            raise SourceError(f"{segment.path}: a file before this one is missing")
+        if segment.start_offset % file_bytes:
+            raise SourceError(f"{segment.path}: its name does not fit files of its size")
+        is_last = index == len(segments) - 1
+        if segment.length_bytes > file_bytes or (segment.length_bytes < file_bytes and not is_last):
+            raise SourceError(
+                f"{segment.path}: {segment.length_bytes} bytes, where the row has files of"
+                f" {file_bytes}"
+            )
+    return file_bytes
+
+
+def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -> None:
+    """Write ``data`` into a file so that a process that is killed leaves its head out or all in.
+
+    A head that crosses a page may be cut off there, its end missing. Raises OSError.
+    """
+    rest = os.pwrite(descriptor, data[head_bytes:], place + head_bytes)
+    if (
+        rest + head_bytes != len(data)
+        or os.pwrite(descriptor, data[:head_bytes], place) < head_bytes
+    ):
+        raise OSError(errno.ENOSPC, "only a part could be written")
+
+
+def write_whole(descriptor: int, data: memoryview, place: int) -> None:
+    """Write all of ``data`` into a file, in as many calls as it takes. Raises OSError."""
+    while data.nbytes:
+        count = os.pwrite(descriptor, data, place)
+        data, place = data[count:], place + count
+
+
+def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -> None:
+    """Write into a file; where that crosses a page, what is on the first page last.
+
+    A kernel copies a page in one piece, and lets a kill in only between two pages: it leaves the
+    front of ``data``, ``head_bytes`` at the least, out or all in. (A head that itself crosses a
+    page may be cut off there, its end missing.) Most of what is written one by one lies within a
+    page, so that one call in place of two does. Raises OSError.
+    """
+    size_bytes = len(data)
+    if place % _PAGE_BYTES + size_bytes > _PAGE_BYTES:
+        here = _PAGE_BYTES - place % _PAGE_BYTES
+        write_head_last(descriptor, data, place, max(here, head_bytes))
+    elif os.pwrite(descriptor, data, place) < size_bytes:
+        raise OSError(errno.ENOSPC, "only a part could be written")
+
+
+def make_pages(descriptor: int, begin: int, wanted: int, file_bytes: int) -> int:
+    """Let the kernel find the pages of a file from ``begin`` to ``wanted`` and some behind them, by
+    writing the zeros that are there already; returns where they end, at most at the file's end.
+
+    To find the page is the half of what writing a record into a new one takes. Sixteen found at
+    once cost a third of that; many more would push out of the cache what is about to be written.
+    """
+    end = min(-(-wanted // len(_PAGES)) * len(_PAGES), file_bytes)
+    with suppress(OSError):  # a disk that refuses this will refuse the record, and say so
+        os.pwrite(descriptor, _PAGES[: end - begin], begin)
+    return end
+
+
+def list_directories(directory: Path) -> list[Path]:
+    """The directories in a directory, in order of their names; links are passed over.
+
+    A missing directory has none. Raises SourceError when it cannot be read.
+    """
+    entries = _entries(directory)
+    return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _entries(directory: Path) -> "list[os.DirEntry[str]]":
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> SourceError:
+    return SourceError(f"{path}: cannot be read: {error.strerror}")
+
+
+class SegmentReader(ClosedOnExit):
+    """A row of segment files opened for reading.
+
+    ``file_bytes`` is the size that each file should have: given, or else the distance between the
+    first two names, or the length of the only file. Files of another length are kept and readable
+    as far as they go; ``misfits`` names them. Use as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int | None = None) -> None:
+        self.directory = directory
+        self.segments = list_segments(directory)
+        self._starts = [segment.start_offset for segment in self.segments]
+        self.file_bytes = file_bytes or self._guess_file_bytes()
+        self._descriptors: dict[int, int] = {}
+
+    def _guess_file_bytes(self) -> int:
+        if len(self.segments) > 1:
+            return min(
+                after - before
+                for before, after in zip(self._starts, self._starts[1:], strict=False)
+            )
+        return self.segments[0].length_bytes if self.segments else 0
+
+    @property
+    def misfits(self) -> tuple[Segment, ...]:
+        """Files whose length is not ``file_bytes``: a broker would refuse to start on them."""
+        return tuple(
+            segment for segment in self.segments if segment.length_bytes != self.file_bytes
+        )
+
+    @property
+    def min_offset(self) -> int:
+        """Where the row begins; 0 when it is empty."""
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def end_offset(self) -> int:
+        """One past the last byte that any file has room for."""
+        return self._starts[-1] + self.segments[-1].length_bytes if self.segments else 0
+
+    def segment_at(self, offset: int) -> Segment | None:
+        """The file that holds the byte at ``offset``, or None in a gap and outside the row."""
+        place = bisect.bisect_right(self._starts, offset) - 1
+        if place < 0:
+            return None
+        segment = self.segments[place]
+        return segment if offset < segment.start_offset + segment.length_bytes else None
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset`` on, within one file; returns how many bytes were there.
+
+        Fewer than asked for means that the file ends. Raises SourceError when the disk refuses.
+        """
+        segment = self.segment_at(offset)
+        if segment is None:
+            return 0
+        done = 0
+        try:
+            descriptor = self._descriptor(segment)
+            while done < buffer.nbytes:
+                count = os.preadv(descriptor, [buffer[done:]], offset - segment.start_offset + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            raise SourceError(
+                f"{segment.path}: cannot be read at {offset}: {error.strerror}"
+            ) from error
+        return done
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Exactly these bytes, across files where need be.
+
+        Raises TruncatedRecordError when they are not all there.
+        """
+        data = bytearray(size_bytes)
+        view = memoryview(data)
+        done = 0
+        while done < size_bytes:
+            count = self.read_into(offset + done, view[done:])
+            if count == 0:
+                raise TruncatedRecordError(
+                    "the files end",
+                    path=self.directory,
+                    offset=offset,
+                    expected=size_bytes,
+                    found=done,
+                )
+            done += count
+        return bytes(data)
+
+    def _descriptor(self, segment: Segment) -> int:
+        if segment.start_offset not in self._descriptors:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptors[segment.start_offset] = os.open(segment.path, flags)
+        return self._descriptors[segment.start_offset]
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+class SegmentWriter(ClosedOnExit):
+    """A row of new segment files, each made at its full length and sparse when it is first written.
+
+    Nothing is synced: what is written this way can be made again. Use as a context manager, or call
+    :meth:`close`.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int) -> None:
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._descriptors: dict[int, int] = {}
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        """Put these bytes at ``offset`` of the row, across files where need be.
+
+        Raises TargetError when the disk refuses.
+        """
+        data = data.cast("B")
+        while data.nbytes:
+            start = offset - offset % self.file_bytes
+            here = data[: start + self.file_bytes - offset]
+            try:
+                count = os.pwrite(self._descriptor(start), here, offset - start)
+            except OSError as error:
+                raise TargetError(
+                    f"{self.directory / segment_name(start)}: cannot be written at "
+                    f"{offset - start}: {error.strerror}"
+                ) from error
+            offset += count
+            data = data[count:]
+
+    def _descriptor(self, start: int) -> int:
+        if start not in self._descriptors:
+            if len(self._descriptors) == _OPEN_FILES:
+                os.close(self._descriptors.pop(min(self._descriptors)))
+            self.directory.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptors[start] = os.open(self.directory / segment_name(start), flags, 0o644)
+            os.ftruncate(self._descriptors[start], self.file_bytes)
+        return self._descriptors[start]
+
+    def close(self) -> None:
+        """Give the files back; closing twice is fine."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where everything lies under a store root, and the two files that say who uses it: ``lock`` and
+``abort``.
+"""
+
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import attrs
+
+from message_store.base.errors import (
+    DelayStoreError,
+    SourceError,
+    StoreLockedError,
+    TargetError,
+    UnsupportedStoreError,
+)
+from message_store.base.forks import belongs_to_this_process
+from message_store.files.segments import list_directories, list_segments
+from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.reading.consume_queue import QUEUE_UNIT
+
+COMMIT_LOG_FILE_BYTES = 1 << 30
+QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
+TIMER_LOG_FILE_BYTES = 100 << 20
+_LOCK_TEXT = b"lock"
+_OF_AN_OPEN_FILE = -1
+"""What Linux tells instead of a process of a lock that belongs to an open file, as ours do."""
+
+
+@attrs.frozen
+class StoreRoot:
+    """The directory of a broker's store; paths only, nothing is opened or made."""
+
+    path: Path = attrs.field(converter=Path)
+
+    @property
+    def commit_log(self) -> Path:
+        """The log of all records."""
+        return self.path / "commitlog"
+
+    @property
+    def consume_queues(self) -> Path:
+        """The parent of all consume queues."""
+        return self.path / "consumequeue"
+
+    @property
+    def timer_log(self) -> Path:
+        """The chain units of the wheel."""
+        return self.path / "timerlog"
+
+    @property
+    def timer_wheel(self) -> Path:
+        """The slots of the wheel."""
+        return self.path / "timerwheel"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The store's own checkpoint."""
+        return self.path / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        """There while the store is open, and after a crash."""
+        return self.path / "abort"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while a broker runs."""
+        return self.path / "lock"
+
+    @property
+    def config(self) -> Path:
+        """The parent of the JSON configuration files."""
+        return self.path / "config"
+
+    @property
+    def own(self) -> Path:
+        """What delaywheel itself keeps in a target: report, settings, quarantine. Brokers pass it
+        over.
+        """
+        return self.path / "delaywheel"
+
+    @property
+    def staging(self) -> Path:
+        """Where a store is made that is not finished yet."""
+        return self.own / "staging"
+
+    def config_file(self, name: str) -> Path:
+        """A configuration file, such as ``topics.json``."""
+        return self.config / name
+
+    def consume_queue(self, topic: str, queue_id: int) -> Path:
+        """The directory of one consume queue."""
+        return self.consume_queues / topic / str(queue_id)
+
+    def consume_queue_ext(self, topic: str, queue_id: int) -> Path:
+        """The directory of a queue's extension file, where `enableConsumeQueueExt` was on."""
+        return self.path / "consumequeue_ext" / topic / str(queue_id)
+
+    def level_queue(self, level: int) -> Path:
+        """The consume queue of a delay level (from 1)."""
+        return self.consume_queue(LEVEL_TOPIC, level - 1)
+
+    def timer_queue(self) -> Path:
+        """The consume queue that feeds the wheel."""
+        return self.consume_queue(TIMER_TOPIC, 0)
+
+    @property
+    def was_stopped_cleanly(self) -> bool:
+        """Whether no `abort` file says otherwise."""
+        return not is_present(self.abort)
+
+    def require_readable(self) -> None:
+        """Raise SourceError unless this is a store directory of a kind that we read.
+
+        RocksDB queues and a DLedger log are named as such (UnsupportedStoreError): reading on would
+        find nothing and report a store full of messages as empty.
+        """
+        try:
+            self._require_readable()
+        except OSError as error:
+            place = error.filename or self.path
+            raise SourceError(f"{place}: cannot be read: {error.strerror}") from error
+
+    def _require_readable(self) -> None:
+        if not self.path.exists():
+            raise SourceError(
+                f"{self.path}: no such directory; expected a broker's store directory"
+            )
+        if not self.path.is_dir():
+            raise SourceError(f"{self.path}: not a directory; expected a broker's store directory")
+        names = set(os.listdir(self.path))
+        if any(name.startswith("dledger-") for name in names):
+            raise UnsupportedStoreError(
+                f"{self.path}: a DLedger commit log, which is not supported"
+            )
+        if (self.consume_queues / "CURRENT").exists() or "consumequeue_rocksdb" in names:
+            raise UnsupportedStoreError(
+                f"{self.path}: consume queues in RocksDB (storeType=defaultRocksDB), not supported"
+            )
+        if "commitlog" not in names:
+            raise SourceError(f"{self.path}: not a store directory: there is no commitlog/ in it")
+        self.require_inside(self.commit_log, self.consume_queues, self.config, self.timer_log)
+        self._require_no_links(self.commit_log, self.timer_log)
+        for topic in (LEVEL_TOPIC, TIMER_TOPIC):
+            self._require_no_links(self.consume_queues / topic)
+            self._require_no_links(self.consume_queues.with_name("consumequeue_ext") / topic)
+
+    @property
+    def has_lost_log(self) -> bool:
+        """Whether there are consume queues, and no file of the log that they lead to."""
+        return not list_segments(self.commit_log) and any(
+            list_segments(queue)
+            for topic in list_directories(self.consume_queues)
+            for queue in list_directories(topic)
+        )
+
+    def require_log(self) -> None:
+        """Raise SourceError where the log is lost: nothing can be read of what waits."""
+        if self.has_lost_log:
+            raise SourceError(
+                f"{self.commit_log}: no commit log file is there, but consume queues are, which a"
+                " broker deletes when it finds no log; do not start one here, and take the commit"
+                " log from a backup"
+            )
+
+    def require_inside(self, *paths: Path) -> None:
+        """Raise SourceError when one of these leads out of the store by a link."""
+        root = self.path.resolve()
+        for path in paths:
+            try:
+                end = path.resolve()
+            except RuntimeError as error:
+                raise SourceError(f"{path}: a link that leads to itself") from error
+            if not end.is_relative_to(root):
+                raise SourceError(f"{path}: leads outside the store, to {end}")
+
+    def _require_no_links(self, *directories: Path) -> None:
+        """Raise SourceError for a link below these, which reading would pass over: the messages
+        behind it would be missed without a word. Raises OSError for what cannot be looked into.
+        """
+
+        def pass_over_missing(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        for directory in directories:
+            for parent, inner, files in os.walk(directory, onerror=pass_over_missing):
+                for path in (Path(parent, name) for name in (*inner, *files)):
+                    if path.is_symlink():
+                        raise SourceError(
+                            f"{path}: a link in the place of a store's own file; put there what it"
+                            " leads to"
+                        )
+
+    @contextmanager
+    def shared_lock(self) -> Iterator[None]:
+        """Hold the store's lock file for reading, so that no broker starts meanwhile.
+
+        It keeps out who takes the lock as Java does (a POSIX record lock on the first byte). A
+        store without a lock file, or on a disk that knows no locks, is read without. Raises
+        StoreLockedError when a broker or a writer holds it, in this process too, and SourceError
+        when it cannot be opened: then nothing says that none does.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.lock, flags)
+        except FileNotFoundError:
+            descriptor = None
+        except OSError as error:
+            raise SourceError(
+                f"{self.lock}: cannot be opened, so that a broker may be running: {error.strerror}"
+            ) from error
+        if descriptor is None:
+            yield
+            return
+        lock = StoreLock(descriptor)
+        try:
+            try:
+                lock.take(fcntl.F_RDLCK)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise self._held(lock, fcntl.F_RDLCK) from error
+            yield
+        finally:
+            lock.release()
+
+    def take_lock(self) -> "StoreLock":
+        """Hold the store for writing, against brokers and all who read under ``shared_lock``.
+
+        Raises StoreLockedError when somebody holds it, this process included, and TargetError when
+        the lock file cannot be made or the disk knows no locks.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.lock, flags, 0o644)
+        except OSError as error:
+            raise TargetError(f"{self.lock}: cannot be opened: {error.strerror}") from error
+        lock = StoreLock(descriptor)
+        try:
+            lock.take(fcntl.F_WRLCK)
+            os.pwrite(descriptor, _LOCK_TEXT, 0)
+        except OSError as error:
+            is_held = error.errno in (errno.EACCES, errno.EAGAIN)
+            refusal = self._held(lock, fcntl.F_WRLCK) if is_held else None
+            lock.release()
+            if refusal is not None:
+                raise refusal from error
+            raise TargetError(f"{self.lock}: cannot be locked: {error.strerror}") from error
+        except BaseException:  # Ctrl-C: as long as it is open it keeps everybody out
+            lock.release()
+            raise
+        return lock
+
+    def mark_open(self, abort_text: bytes) -> None:
+        """Make the `abort` file, durably: from here on the store counts as not stopped cleanly."""
+        replace_file(self.abort, abort_text)
+
+    def sync_names(self) -> None:
+        """Come back when the names of small files and directories are on the disk: who opens the
+        store relies on what it sees, and a process that was killed may not have waited for them.
+        Raises TargetError.
+        """
+        own = (*list_directories(self.own), self.own)
+        for directory in (*own, self.config, self.path, self.path.parent):
+            try:
+                sync_directory(directory)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if directory == self.path.parent and isinstance(error, PermissionError):
+                    continue  # it need not be ours
+                raise TargetError(f"{directory}: cannot be synced: {error.strerror}") from error
+
+    def mark_stopped(self) -> None:
+        """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self.abort)
+            sync_directory(self.path)
+        except OSError as error:
+            raise TargetError(f"{self.abort}: cannot be removed: {error.strerror}") from error
+
+    def discard(self, *, keeps_directory: bool) -> None:
+        """Take away all that is in it, as far as the disk allows: a store that was not finished."""
+        with suppress(OSError), os.scandir(self.path) as entries:
+            for entry in list(entries):
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+        if not keeps_directory:
+            with suppress(OSError):
+                os.rmdir(self.path)
+
+    @contextmanager
+    def new_or_nothing(self) -> Iterator[None]:
+        """Around the making of a store and the first that is stored in it: where that is refused,
+        and the log has no file yet, what was made is taken away again, as far as the disk allows.
+        A directory in which something was before stays as it is.
+        """
+        made = [path for path in (self.path, *self.path.parents) if not is_present(path)]
+        is_new = bool(made) or (is_directory(self.path) and not any(self.path.iterdir()))
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                self._take_away(made)
+            raise
+
+    def _take_away(self, made: list[Path]) -> None:
+        with suppress(DelayStoreError, OSError):
+            lock = self.take_lock()  # by now somebody else may have it open
+            try:
+                if not list_segments(self.commit_log):
+                    self.discard(keeps_directory=not made)
+                    for path in made[1:]:
+                        path.rmdir()
+            finally:
+                lock.release()
+
+    def _held(self, lock: "StoreLock", kind: int) -> StoreLockedError:
+        """What to say of a lock that is held: by whom, as far as the system tells, and what to
+        do.
+        """
+        blocking_pid = lock.blocking_pid(kind)
+        if blocking_pid != _OF_AN_OPEN_FILE:  # plain POSIX locks, which delaywheel does not take
+            who = f"another process (pid {blocking_pid})" if blocking_pid else "another process"
+            return StoreLockedError(
+                f"{self.lock}: held by {who}; stop the broker first, or whatever program that is",
+                blocking_pid or None,
+            )
+        pid = lock.holder()
+        if pid == os.getpid():
+            return StoreLockedError(
+                f"{self.lock}: the store is open in this process; close it there first", pid
+            )
+        if pid is not None:
+            return StoreLockedError(
+                f"{self.lock}: held by another process (pid {pid}) that runs delaywheel; wait until"
+                " it ends, or stop it",
+                pid,
+            )
+        return StoreLockedError(
+            f"{self.lock}: open in this process, or held by another process that runs delaywheel;"
+            " close it there, or wait for the command that has the store open"
+        )
+
+
+def _names(directory: str) -> list[str]:
+    """What lies there; nothing where this user may not look, or it has gone."""
+    with suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+class _Flock(ctypes.Structure):
+    """C's struct flock: a lock of the first byte, or who is in its way."""
+
+    _fields_ = (
+        ("l_type", ctypes.c_short),
+        ("l_whence", ctypes.c_short),
+        ("l_start", ctypes.c_int64),
+        ("l_len", ctypes.c_int64),
+        ("l_pid", ctypes.c_int),
+    )
+
+
+class StoreLock:
+    """A store's lock file, until ``release``.
+
+    The lock belongs to this open file (Linux: F_OFD_SETLK), and not to the process as with plain
+    POSIX locks: a second opening in this process is refused, and closing another handle of the file
+    gives nothing up. Holders of plain POSIX locks, as brokers are, see it and are seen.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        belongs_to_this_process(self)
+
+    def take(self, kind: int) -> None:
+        """Lock it: F_RDLCK together with other readers, F_WRLCK alone. Raises OSError."""
+        self._call(fcntl.F_OFD_SETLK, kind)
+
+    def blocking_pid(self, kind: int) -> int:
+        """Whose plain POSIX lock is in the way; -1 where an open file has the lock, 0 where nothing
+        is in the way any more, or its process cannot be seen from here.
+        """
+        with suppress(OSError):
+            found = self._call(fcntl.F_OFD_GETLK, kind)
+            return 0 if found.l_type == fcntl.F_UNLCK else int(found.l_pid)
+        return 0
+
+    def holder(self) -> int | None:
+        """A process with an open file that has a lock on this one, this process first; None where
+        Linux shows none to this user.
+        """
+        assert self._descriptor is not None
+        own = os.fstat(self._descriptor)
+        others = (int(name) for name in _names("/proc") if name.isdigit())
+        for pid in itertools.chain([os.getpid()], others):
+            for name in _names(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    other = os.stat(f"/proc/{pid}/fd/{name}")
+                    is_it = (other.st_dev, other.st_ino) == (own.st_dev, own.st_ino)
+                    if is_it and b"\nlock:" in Path(f"/proc/{pid}/fdinfo/{name}").read_bytes():
+                        return pid
+        return None
+
+    def _call(self, command: int, kind: int) -> _Flock:
+        assert self._descriptor is not None
+        wanted = bytes(_Flock(kind, os.SEEK_SET, 0, 1, 0))
+        return _Flock.from_buffer_copy(fcntl.fcntl(self._descriptor, command, wanted))
+
+    def release(self) -> None:
+        """Let others in; twice is fine."""
+        if self._descriptor is not None:
+            with suppress(OSError):  # before closing: a forked child may still have the file
+                self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: give the file back and leave the lock to the parent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

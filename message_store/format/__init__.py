@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hides the bytes of RocketMQ: records, properties, JSON and checkpoints, without any file."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The properties text of a record: names and values between two control characters, and the names
+that matter.
+
+``name 0x01 value 0x02 name 0x01 value 0x02``; brokers of 4.9.1 to 5.1.4 leave the last 0x02 out.
+Nothing is escaped, so names and values cannot hold the two separators (docs/FORMAT.md, properties).
+"""
+
+from collections.abc import Iterable
+
+from message_store.base.errors import BadFieldError
+
+NAME_VALUE_SEPARATOR = b"\x01"
+PROPERTY_SEPARATOR = b"\x02"
+
+TAGS = "TAGS"
+KEYS = "KEYS"
+UNIQUE_KEY = "UNIQ_KEY"
+DELAY = "DELAY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+TIMER_OUT_MS = "TIMER_OUT_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELAY_LEVEL = "TIMER_DELAY_LEVEL"
+TIMER_ENQUEUE_MS = "TIMER_ENQUEUE_MS"
+TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
+TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
+TIMER_ROLL_LABEL = "TIMER_ROLL_LABEL"
+TIMER_DELETE_UNIQUE_KEY = "TIMER_DEL_UNIQKEY"
+START_DELIVER_TIME = "__STARTDELIVERTIME"
+CRC32 = "__CRC32#"
+INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+
+LEVEL_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
+LMQ_PREFIX = "%LMQ%"
+"""Of queues that multi-dispatch fills with entries of other queues' records."""
+SYSTEM_PREFIX = "rmq_sys_"
+
+
+def split_entries(text: bytes) -> list[tuple[bytes, bytes]]:
+    """Every (name, value) that a broker's reader keeps, in order, duplicates too.
+
+    An entry is kept only when it has at least three characters, a name and a value. Counting bytes
+    instead of Java's characters is the same thing here: an entry of two characters has no room for
+    name, separator and value.
+
+    >>> split_entries(b"a\\x01b\\x02empty\\x01\\x02c\\x01d")
+    [(b'a', b'b'), (b'c', b'd')]
+    """
+    entries = []
+    for entry in text.split(PROPERTY_SEPARATOR):
+        name, separator, value = entry.partition(NAME_VALUE_SEPARATOR)
+        if separator and name and value:
+            entries.append((name, value))
+    return entries
+
+
+def decode_properties(text: bytes) -> dict[str, str]:
+    """The map that a broker sees: the last of equal names wins, bytes that are not UTF-8 are
+    replaced.
+    """
+    return {
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in split_entries(text)
+    }
+
+
+def encode_properties(entries: Iterable[tuple[str, str]], *, closed: bool = True) -> bytes:
+    """The text of these properties, in the order given; ``closed`` writes the last separator (5.2
+    and later do).
+
+    Raises BadFieldError for a name or value that holds a separator, or is empty: it would not be
+    read back.
+    """
+    parts = []
+    for name, value in entries:
+        pair = (name.encode(), value.encode())
+        if not all(pair) or any(mark in part for part in pair for mark in (b"\x01", b"\x02")):
+            raise BadFieldError("a property that cannot be stored", found=f"{name!r}={value!r}")
+        parts.append(NAME_VALUE_SEPARATOR.join(pair))
+    return PROPERTY_SEPARATOR.join(parts) + (PROPERTY_SEPARATOR if closed and parts else b"")

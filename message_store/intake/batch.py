@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many messages → the records that wait for their time: ``scheduled_records`` for columns.
+
+Law: the bytes are those that ``draft`` makes of each row, and what it refuses is refused in its
+words, with the number of the first such row. All rows are looked at before one is written.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import ByteColumn, Bytes, Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.columns.unique_keys import new_unique_keys
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.record_layout import MAGIC_V1
+from message_store.intake.kernels import (
+    BODY_MAX,
+    BYTE_COLUMNS,
+    CLOSES,
+    FACTS,
+    HEAD,
+    HEAD_BYTES,
+    IS_TIMED,
+    NUMBER_COLUMNS,
+    PROPERTIES_MAX,
+    RETRY_TOPIC_MAX,
+    TIMED_RECORD_MAX,
+    TOPIC_RUN,
+    TOPIC_RUN_BYTES,
+    fill_rows,
+    measure_rows,
+)
+from message_store.intake.records import PLAIN_FORM, RecordForm, draft, topic_run
+from message_store.kernels.raw_memory import address_of
+
+Fill = Callable[[slice, Int64s, int], None]
+"""``fill(rows, positions, target)`` writes these rows: the one at ``i``, whose place in the log is
+``positions[i]``, to the address ``target + positions[i] - positions[rows.start]``.
+"""
+
+
+@attrs.frozen(eq=False)
+class _Shared:
+    """What is the same for all rows: a head without a row's own numbers, the run of the system
+    topic, and the kernel's facts, which point to both.
+    """
+
+    head: Bytes
+    run: Bytes
+    facts: Int64s
+
+    @classmethod
+    def of(cls, system_topic: str, form: RecordForm, is_timed: bool, now_ms: int) -> "_Shared":
+        packed = form.pack_head(0, MAGIC_V1, 0, 0, 0, 0, 0, form.stamp(now_ms, now_ms), 0)
+        head, run = (np.frombuffer(part, np.uint8) for part in (packed, topic_run(system_topic)))
+        facts = np.zeros(FACTS, np.int64)
+        facts[IS_TIMED], facts[CLOSES] = is_timed, form.closes_properties
+        facts[RETRY_TOPIC_MAX] = form.retry_topic_max_bytes
+        facts[BODY_MAX], facts[PROPERTIES_MAX] = form.limits.body, form.limits.properties
+        facts[TIMED_RECORD_MAX] = form.limits.timed_record
+        facts[HEAD], facts[HEAD_BYTES] = address_of(head), head.size
+        facts[TOPIC_RUN], facts[TOPIC_RUN_BYTES] = address_of(run), run.size
+        return cls(head, run, facts)
+
+
+@attrs.frozen(eq=False)
+class BatchDraft:
+    """Records that lack only what is known when they get their places, a row a message.
+
+    ``tags_codes`` are the hashes of the tags, 0 where there is none.
+    """
+
+    sizes: Int64s
+    tags_codes: Int64s
+    unique_keys: ByteColumn
+    _batch: MessageBatch
+    _due: Int64s
+    _is_timed: bool
+    _system_topic: str
+    _form: RecordForm
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def bind(self, queue_ids: Int64s, queue_offsets: Int64s, now_ms: int) -> Fill:
+        """What writes the records, once each has its place in a queue of the system topic; all
+        stored now.
+        """
+        if len(queue_ids) != len(self) or len(queue_offsets) != len(self):
+            raise ValueError(f"{len(self)} records need as many queue ids and offsets")
+        table = _table(attrs.evolve(self._batch, unique_key=self.unique_keys), self._due)
+        shared = _Shared.of(self._system_topic, self._form, self._is_timed, now_ms)
+        places = int64s(queue_ids), int64s(queue_offsets)
+
+        def fill(rows: slice, positions: Int64s, target: int) -> None:
+            first, stop = rows.start, rows.stop
+            fill_rows(table, shared.facts, first, stop, positions, self.sizes, *places, target)
+
+        return fill
+
+
+def draft_batch(
+    batch: MessageBatch,
+    *,
+    system_topic: str,
+    delay_levels: Int64s | None = None,
+    out_ms: Int64s | None = None,
+    form: RecordForm = PLAIN_FORM,
+) -> BatchDraft:
+    """The records in which the messages wait: with DELAY for levels, or with TIMER_OUT_MS for a
+    wheel.
+
+    A row without a unique key gets a new one. Raises BadFieldError that names the first row that
+    cannot be stored, or that no broker could deliver.
+    """
+    if (delay_levels is None) == (out_ms is None):
+        raise ValueError("a record waits in a level or in a wheel")
+    is_timed = out_ms is not None
+    due = int64s(out_ms if delay_levels is None else delay_levels)  # type: ignore[arg-type]
+    if len(due) != len(batch):
+        raise ValueError(f"{len(batch)} messages need as many due times, not {len(due)}")
+    sizes, tags_codes = np.empty(len(batch), np.int64), np.empty(len(batch), np.int64)
+    shared = _Shared.of(system_topic, form, is_timed, 0)
+    bad = int(measure_rows(_table(batch, due), shared.facts, sizes, tags_codes))
+    if is_timed and len(due) and due.min() < 0:  # no time of digits: the scalar code refuses it
+        early = int(np.argmax(due < 0))
+        bad = early if bad < 0 else min(bad, early)
+    if bad >= 0:
+        _refuse(batch, bad, system_topic, int(due[bad]), is_timed, form)
+    keys = _filled(batch.unique_key)
+    return BatchDraft(sizes, tags_codes, keys, batch, due, is_timed, system_topic, form)
+
+
+def _table(batch: MessageBatch, due: Int64s) -> Int64s:
+    """Where the columns lie, for a kernel; keep the batch alive."""
+    table = [part for name in BYTE_COLUMNS for part in getattr(batch, name).addresses]
+    table += [address_of(getattr(batch, name)) for name in NUMBER_COLUMNS]
+    return int64s([*table, address_of(due)])
+
+
+def _filled(unique_keys: ByteColumn) -> ByteColumn:
+    """The keys, and new ones where there are none."""
+    absent = np.flatnonzero(unique_keys.lengths == 0)
+    if not len(absent):
+        return unique_keys
+    made = new_unique_keys(len(absent))
+    if len(absent) == len(unique_keys):
+        return made
+    given = ByteColumn.from_arrow(unique_keys.to_arrow())
+    starts, lengths = given.starts.copy(), given.lengths.copy()
+    starts[absent] = given.data.size + made.starts
+    lengths[absent] = made.lengths
+    return ByteColumn(np.concatenate([given.data, made.data]), starts, lengths)
+
+
+def _refuse(
+    batch: MessageBatch, row: int, system_topic: str, due: int, is_timed: bool, form: RecordForm
+) -> None:
+    """Let the scalar rules say what is wrong with a row."""
+    for name in BYTE_COLUMNS[1:]:
+        text = getattr(batch, name)[row]
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            found = repr(text[:64])
+            problem = f"row {row}: {name} that is not UTF-8"
+            raise BadFieldError(problem, found=found).of_row(row) from error
+    wanted: dict[str, Any] = {"out_ms" if is_timed else "delay_level": due}
+    try:
+        draft(batch.message(row), system_topic=system_topic, form=form, **wanted)
+    except BadFieldError as error:
+        refused = BadFieldError(
+            f"row {row}: {error.problem}", expected=error.expected, found=error.found
+        )
+        raise refused.of_row(row) from error
+    except ValueError as error:
+        raise BadFieldError(f"row {row}: {error}").of_row(row) from error
+    raise BadFieldError(
+        f"row {row}: user properties that are not closed entries of name, 0x01, value, 0x02"
+    ).of_row(row)
+
+
+def levels_for(delays_ms: Int64s, levels: DelayLevels) -> Int64s:
+    """For each delay the level with the shortest delay that is not shorter; 0 beyond the longest.
+
+    >>> levels_for(np.array([1, 5_000, 61_000, 8_000_000]), DelayLevels.parse()).tolist()
+    [1, 2, 6, 0]
+    """
+    ranked = np.argsort(levels.delays_ms, kind="stable")
+    places = np.searchsorted(int64s(levels.delays_ms)[ranked], delays_ms)
+    return np.append(ranked + 1, 0)[places]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of records that wait: look at every row before any is stored, then write them.
+
+The first only ever says yes or no; ``scheduled_records`` says what is wrong with a row. Both are
+held equal to it by property tests. Property texts are written straight into the record: joined
+ahead, they cost half as much again as all the rest.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.columns.unique_keys import UNIQUE_KEY_CHARS
+from message_store.format import properties as names
+from message_store.format.message_rules import QUEUE_ID_MAX
+from message_store.format.record_layout import BODY_RUN, CRC_MASK, HEAD_V4_V4, PROPERTIES_RUN
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.message_rules import (
+    are_closed_entries,
+    is_deliverable,
+    is_value,
+    is_word,
+)
+from message_store.kernels.properties import decimal_bytes, write_number
+from message_store.kernels.raw_memory import (
+    copy_bytes,
+    copy_short,
+    load_native,
+    store_i16,
+    store_i32,
+    store_i64,
+    store_u8,
+)
+from message_store.kernels.text import java_hash_utf8
+
+Int64s = NDArray[np.int64]
+
+BYTE_COLUMNS = ("body", "topic", "tags", "keys", "unique_key", "user_properties")
+"""The columns of bytes in a kernel's table, three addresses each: block, starts, lengths."""
+NUMBER_COLUMNS = ("queue_id", "flag")
+"""The columns of numbers behind them, an address each; the last one is that of the due column:
+delay levels, or out times for a wheel.
+"""
+_BODY, _TOPIC, _TAGS, _KEYS, _UNIQUE_KEY, _USER = range(0, 3 * len(BYTE_COLUMNS), 3)
+_QUEUE_ID, _FLAG, _DUE = range(3 * len(BYTE_COLUMNS), 3 * len(BYTE_COLUMNS) + 3)
+
+IS_TIMED, CLOSES, RETRY_TOPIC_MAX, BODY_MAX, PROPERTIES_MAX, TIMED_RECORD_MAX = range(6)
+HEAD, HEAD_BYTES, TOPIC_RUN, TOPIC_RUN_BYTES = range(6, 10)
+FACTS = 10
+"""What is the same for all rows: whether they are for a wheel, whether the last property is closed,
+limits in bytes, and addresses and lengths of a head that lacks only a row's own numbers and of the
+system topic's run.
+"""
+
+_AT_SIZE = HEAD_V4_V4.offset_of("size_bytes")
+_AT_BODY_CRC = HEAD_V4_V4.offset_of("body_crc")
+_AT_QUEUE_ID = HEAD_V4_V4.offset_of("queue_id")
+_AT_FLAG = HEAD_V4_V4.offset_of("flag")
+_AT_QUEUE_OFFSET = HEAD_V4_V4.offset_of("queue_offset")
+_AT_COMMIT_LOG_OFFSET = HEAD_V4_V4.offset_of("commit_log_offset")
+_BODY_LENGTH_BYTES = BODY_RUN.length.size
+_PROPERTIES_LENGTH_BYTES = PROPERTIES_RUN.length.size
+_CLOSER = 2
+
+
+def _label(name: str) -> NDArray[np.uint8]:
+    return np.frombuffer(f"{name}\x01".encode(), np.uint8)
+
+
+_REAL_TOPIC_IS, _UNIQUE_KEY_IS, _DELAY_IS = map(
+    _label, (names.REAL_TOPIC, names.UNIQUE_KEY, names.DELAY)
+)
+_KEYS_ARE, _TAGS_ARE, _QUEUE_ID_IS, _OUT_MS_IS = map(
+    _label, (names.KEYS, names.TAGS, names.REAL_QUEUE_ID, names.TIMER_OUT_MS)
+)
+_ALWAYS_BYTES = len(_REAL_TOPIC_IS) + len(_UNIQUE_KEY_IS) + len(_QUEUE_ID_IS) + 3
+
+
+@inline_kernel
+def _length(table: Int64s, column: int, row: int) -> int:
+    return load_native(table[column + 2] + 8 * row)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def _text(table: Int64s, column: int, row: int) -> int:
+    return table[column] + load_native(table[column + 1] + 8 * row)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def _number(table: Int64s, column: int, row: int) -> int:
+    return load_native(table[column] + 8 * row)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def _is_storable(table: Int64s, facts: Int64s, row: int) -> bool:
+    """Whether the texts and numbers of a row are such as can be stored and delivered."""
+    topic, length = _text(table, _TOPIC, row), _length(table, _TOPIC, row)
+    if length == 0 or not is_deliverable(topic, length, facts[RETRY_TOPIC_MAX]):
+        return False
+    if not is_word(topic, length, 0x2F):
+        return False
+    if not is_word(_text(table, _UNIQUE_KEY, row), _length(table, _UNIQUE_KEY, row), 0):
+        return False
+    if not is_value(_text(table, _KEYS, row), _length(table, _KEYS, row)):
+        return False
+    if not is_value(_text(table, _TAGS, row), _length(table, _TAGS, row)):
+        return False
+    flag = _number(table, _FLAG, row)
+    if not -(2**31) <= flag < 2**31 or not 0 <= _number(table, _QUEUE_ID, row) <= QUEUE_ID_MAX:
+        return False
+    user = _text(table, _USER, row)
+    return are_closed_entries(user, user + _length(table, _USER, row))
+
+
+@inline_kernel
+def _properties_bytes(table: Int64s, facts: Int64s, row: int) -> int:
+    due = decimal_bytes(_number(table, _DUE, row)) + 1
+    due += len(_OUT_MS_IS) if facts[IS_TIMED] else len(_DELAY_IS)
+    length = _ALWAYS_BYTES + due + decimal_bytes(_number(table, _QUEUE_ID, row))
+    key = _length(table, _UNIQUE_KEY, row)
+    length += _length(table, _TOPIC, row) + _length(table, _USER, row)
+    length += key if key > 0 else UNIQUE_KEY_CHARS
+    keys, tags = _length(table, _KEYS, row), _length(table, _TAGS, row)
+    length += keys + len(_KEYS_ARE) + 1 if keys > 0 else 0
+    length += tags + len(_TAGS_ARE) + 1 if tags > 0 else 0
+    return length if facts[CLOSES] else length - 1
+
+
+@kernel("int64(int64[::1], int64[::1], int64[::1], int64[::1])")
+def measure_rows(table: Int64s, facts: Int64s, sizes: Int64s, tags_codes: Int64s) -> int:
+    """The size of each record and the hash of its tag; returns the first row that cannot be stored
+    or delivered, -1 where there is none.
+
+    An empty unique key is fine: the row will get one.
+    """
+    around = facts[HEAD_BYTES] + facts[TOPIC_RUN_BYTES] + _PROPERTIES_LENGTH_BYTES
+    for row in range(len(sizes)):
+        if not _is_storable(table, facts, row):
+            return row
+        body, text = _length(table, _BODY, row), _properties_bytes(table, facts, row)
+        if body > facts[BODY_MAX] or text > facts[PROPERTIES_MAX]:
+            return row
+        sizes[row] = around + body + text
+        if facts[IS_TIMED] and sizes[row] > facts[TIMED_RECORD_MAX]:
+            return row
+        tags_codes[row] = java_hash_utf8(_text(table, _TAGS, row), _length(table, _TAGS, row))
+    return -1
+
+
+@inline_kernel
+def _put_text(place: int, name: NDArray[np.uint8], text: int, length: int) -> int:
+    """A property of text, closed; returns the place behind it."""
+    copy_short(place, name.ctypes.data, len(name))
+    place += len(name)
+    copy_short(place, text, length)
+    store_u8(place + length, _CLOSER)
+    return place + length + 1
+
+
+@inline_kernel
+def _put_number(place: int, name: NDArray[np.uint8], value: int) -> int:
+    """A property that is a number, not closed; returns the place behind it."""
+    copy_short(place, name.ctypes.data, len(name))
+    return write_number(place + len(name), value)
+
+
+@inline_kernel
+def _put_properties(table: Int64s, facts: Int64s, row: int, place: int) -> None:
+    """The properties of a record that waits, in their order."""
+    text, length = _text(table, _TOPIC, row), _length(table, _TOPIC, row)
+    place = _put_text(place, _REAL_TOPIC_IS, text, length)
+    text, length = _text(table, _UNIQUE_KEY, row), _length(table, _UNIQUE_KEY, row)
+    place = _put_text(place, _UNIQUE_KEY_IS, text, length)
+    if not facts[IS_TIMED]:
+        place = _put_number(place, _DELAY_IS, _number(table, _DUE, row))
+        store_u8(place, _CLOSER)
+        place += 1
+    length = _length(table, _KEYS, row)
+    if length > 0:
+        place = _put_text(place, _KEYS_ARE, _text(table, _KEYS, row), length)
+    length = _length(table, _TAGS, row)
+    if length > 0:
+        place = _put_text(place, _TAGS_ARE, _text(table, _TAGS, row), length)
+    length = _length(table, _USER, row)
+    copy_bytes(place, _text(table, _USER, row), length)
+    place = _put_number(place + length, _QUEUE_ID_IS, _number(table, _QUEUE_ID, row))
+    if facts[IS_TIMED]:
+        store_u8(place, _CLOSER)
+        place = _put_number(place + 1, _OUT_MS_IS, _number(table, _DUE, row))
+    if facts[CLOSES]:
+        store_u8(place, _CLOSER)
+
+
+@kernel(
+    "void(int64[::1], int64[::1], int64, int64, int64[::1], int64[::1],"
+    " int64[::1], int64[::1], int64)"
+)
+def fill_rows(
+    table: Int64s, facts: Int64s, first: int, stop: int, positions: Int64s, sizes: Int64s,
+    queue_ids: Int64s, queue_offsets: Int64s, target: int,
+) -> None:  # fmt: skip
+    """Write the records of these rows, the first of them to ``target``, the others as far from it
+    as their positions are. ``sizes`` are those of ``measure_rows``.
+    """
+    for row in range(first, stop):
+        record = target + positions[row] - positions[first]
+        body, length = _text(table, _BODY, row), _length(table, _BODY, row)
+        copy_bytes(record, facts[HEAD], facts[HEAD_BYTES])
+        store_i32(record + _AT_SIZE, sizes[row])
+        store_i32(record + _AT_BODY_CRC, int(crc32(body, length)) & CRC_MASK)
+        store_i32(record + _AT_QUEUE_ID, queue_ids[row])
+        store_i32(record + _AT_FLAG, _number(table, _FLAG, row))
+        store_i64(record + _AT_QUEUE_OFFSET, queue_offsets[row])
+        store_i64(record + _AT_COMMIT_LOG_OFFSET, positions[row])
+        place = record + facts[HEAD_BYTES]
+        store_i32(place - _BODY_LENGTH_BYTES, length)
+        copy_bytes(place, body, length)
+        place += length
+        copy_short(place, facts[TOPIC_RUN], facts[TOPIC_RUN_BYTES])
+        place += facts[TOPIC_RUN_BYTES] + _PROPERTIES_LENGTH_BYTES
+        length = record + sizes[row] - place
+        store_i16(place - _PROPERTIES_LENGTH_BYTES, length)
+        _put_properties(table, facts, row, place)

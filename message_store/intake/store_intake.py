@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts messages that wait into a store, one at a time: a record in the log, then its entry.
+
+Every message that an engine takes by itself passes here. What it costs is Python's calls, as many
+as the work itself: each step is one function, and none makes an object for the next.
+"""
+
+from typing import NoReturn
+
+import numpy as np
+
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import Int64s
+from message_store.format.message import Message
+from message_store.format.message_rules import DELIVERY_GROWTH_BYTES, RETRY_TOPIC_MAX_BYTES
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.intake.records import RecordForm, RecordMaker
+from message_store.intake.topics import WaitingTopics
+from message_store.interface.delay_store import Receipt, receipt_of
+from message_store.writing.queue import LiveQueue
+from message_store.writing.store import LiveStore
+
+_DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_MAX_BYTES + 1
+"""What a log file holds behind a record that waits, for the longest that delivery makes it."""
+
+Extra = tuple[tuple[str, str], ...]
+
+
+class LiveIntake:
+    """Stores messages under one system topic; whoever calls holds the store's lock.
+
+    ``topics`` is told of every topic that a message waits for.
+    """
+
+    def __init__(self, live: LiveStore, system_topic: str, form: RecordForm) -> None:
+        self.topics = WaitingTopics(live)
+        self._highest_queue = self.topics.highest
+        self._log = live.log
+        self._maker = RecordMaker(system_topic, form)
+        self._broker_name = live.settings.broker_name
+        self._most_bytes = live.log.file_bytes - _DELIVERED_BYTES
+
+    def store(
+        self,
+        message: Message,
+        queue: LiveQueue,
+        due_ms: int,
+        promised_ms: int,
+        now_ms: int,
+        level: int | None,
+        out_ms: int | None,
+        extra: Extra = (),
+    ) -> Receipt:
+        """Store a message, for a level or with an out time for a wheel, in this queue.
+
+        A level's entry holds when it is promised for, in place of the hash of its tag. ``extra``
+        are properties that the record gets as well. Raises BadFieldError for a message that cannot
+        be stored or delivered, TargetError when the disk refuses.
+        """
+        log = self._log
+        record, offset, tags_code, key = self._maker.record(
+            message,
+            level,
+            out_ms,
+            extra,
+            queue.queue_id,
+            queue.max_offset,
+            log.place_for,
+            now_ms,
+            now_ms,
+        )
+        if len(record) > self._most_bytes:
+            self._refuse(len(record))
+        log.put(record, offset)
+        queue.append_one(offset, len(record), tags_code if level is None else promised_ms)
+        topic = message.topic
+        if self._highest_queue.get(topic, -1) < message.queue_id:  # seldom: remember says so too
+            self.topics.remember(topic, message.queue_id)
+        return receipt_of((key, topic, due_ms, promised_ms, offset, self._broker_name))
+
+    def require_room(self, sizes: Int64s) -> None:
+        """Raise BadFieldError, which names the row, for the first of many records that no log file
+        could hold once it is delivered.
+        """
+        too_large = np.flatnonzero(sizes > self._most_bytes)
+        if len(too_large):
+            row = int(too_large[0])
+            try:
+                self._refuse(int(sizes[row]))
+            except BadFieldError as error:
+                raise error.of_row(row) from None
+
+    def _refuse(self, size_bytes: int) -> NoReturn:
+        raise BadFieldError(
+            "a record larger than a log file, once it is delivered",
+            expected=f"at most {self._most_bytes}",
+            found=size_bytes,
+        )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine can promise, as pure functions: the time asked for → the time it will keep.
+
+A rule is asked only for times that are still to come (what is past is promised for now, by every
+engine), and answers with that time or a later one, or with now where delivering at once is its way
+out. ``MemoryStore`` takes a rule, so that it can stand
+beside any engine and promise what that engine promises.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+from message_store.base.durations import DAY_MS
+from message_store.base.errors import DelayLimitError, UnsupportedDelayError
+from message_store.format.delay_levels import DelayLevels, format_delay
+
+_MANY_DAYS = 10
+
+PromiseRule = Callable[[int, int], int]
+"""``rule(due_ms, now_ms)`` is the promised time; raises UnsupportedDelayError where there is none.
+"""
+
+
+def exact(due_ms: int, now_ms: int) -> int:
+    """To the millisecond: the promise of a store that sorts by due time.
+
+    >>> exact(1_234, 0)
+    1234
+    """
+    return due_ms
+
+
+def to_slot_end(
+    precision_ms: int,
+    *,
+    max_delay_ms: int | None = None,
+    beyond_max: Literal["refuse", "deliver"] = "refuse",
+) -> PromiseRule:
+    """A wheel's promise: the end of the slot that holds the due time.
+
+    A delay longer than ``max_delay_ms`` is refused, as brokers do, or delivered at once, as the
+    manual of 5.0 says; without a limit any delay is kept.
+
+    >>> [to_slot_end(1_000)(due_ms, 0) for due_ms in (7_000, 7_001, 7_999)]
+    [7000, 8000, 8000]
+    >>> to_slot_end(1_000, max_delay_ms=5_000, beyond_max="deliver")(7_001, 300)
+    300
+    """
+
+    def promise(due_ms: int, now_ms: int) -> int:
+        if max_delay_ms is not None and due_ms - now_ms > max_delay_ms:
+            if beyond_max == "refuse":
+                asked, limit = _told(due_ms - now_ms, max_delay_ms), format_delay(max_delay_ms)
+                raise DelayLimitError(f"a delay of {asked} is beyond the limit of {limit}")
+            return now_ms
+        return -(-due_ms // precision_ms) * precision_ms
+
+    return promise
+
+
+def _told(delay_ms: int, limit_ms: int) -> str:
+    """In days where it has many; else as it is: a millisecond more than the limit is too much."""
+    if delay_ms < _MANY_DAYS * DAY_MS or delay_ms - limit_ms < DAY_MS:
+        return format_delay(delay_ms)
+    return f"{delay_ms // DAY_MS:,} days"
+
+
+def to_level(levels: DelayLevels, *, rounding: Literal["up", "exact"] = "up") -> PromiseRule:
+    """The levels' promise: after the shortest level that is not shorter than the delay.
+
+    A delay longer than the longest level is refused, and with ``rounding="exact"`` one that no
+    level has.
+
+    >>> to_level(DelayLevels.parse("1s 5s"))(3_000, 1_000)
+    6000
+    """
+
+    def promise(due_ms: int, now_ms: int) -> int:
+        delay_ms = due_ms - now_ms
+        level = levels.smallest_not_shorter(delay_ms)
+        if level is None:
+            longest = format_delay(max(levels.delays_ms))
+            raise UnsupportedDelayError(
+                f"a delay of {format_delay(delay_ms)} is longer than the longest level ({longest})"
+            )
+        kept_ms = levels.delay_ms(level)
+        if rounding == "exact" and kept_ms != delay_ms:
+            asked, next_longer = format_delay(delay_ms), levels.describe(level)
+            raise UnsupportedDelayError(
+                f"no level has a delay of {asked} (the next longer is {next_longer})"
+            )
+        return now_ms + kept_ms
+
+    return promise

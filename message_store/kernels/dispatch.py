@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that walk a log file in memory for what consume queues must know of every record."""
+
+from typing import Any
+
+from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, SMALLEST_RECORD_BYTES
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.log import (
+    AT_LOG_OFFSET,
+    AT_MAGIC,
+    AT_QUEUE_ID,
+    AT_QUEUE_OFFSET,
+    AT_SIZE,
+    AT_SYS_FLAG,
+    NO_RECORD,
+    PARTS,
+    PROPERTIES_AT,
+    PROPERTIES_BYTES,
+    RECORD,
+    ROWS_AHEAD,
+    TOPIC_AT,
+    TOPIC_BYTES,
+    record_at,
+    store_time_at,
+)
+from message_store.kernels.raw_memory import load_i32, load_i64, load_native, load_u8, prefetch
+from message_store.kernels.text import java_hash_utf8
+
+ROW_FIELDS = (
+    "commit_log_offset",
+    "size_bytes",
+    "queue_id",
+    "queue_offset",
+    "sys_flag",
+    "store_timestamp_ms",
+    "topic_at",
+    "topic_bytes",
+    "properties_at",
+    "properties_bytes",
+)
+"""What is noted of a record; the two places count from its beginning."""
+FOUND_LENGTH = 3 + PARTS
+_SECTOR_BYTES = 512
+
+
+@kernel("int64(int64, int64, int64, int64, int64[:,::1], int64[::1])")
+def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, found: Any) -> int:
+    """Note the whole records of a file from ``place`` on, as many as ``rows`` has room for.
+
+    ``file`` is where the file is in memory and ``start`` its offset in the log. ``found`` gets
+    where the walk stopped and why (RECORD: for want of room). Returns how many.
+    """
+    parts = found[3:]
+    count = 0
+    while True:
+        record = file + place
+        room = file_bytes - place
+        why = record_at(record, room, room, start + place, found.ctypes.data + 8 * 3)
+        if why != RECORD or count == rows.shape[1]:
+            break
+        size = load_i32(record + AT_SIZE)
+        rows[0, count] = start + place
+        rows[1, count] = size
+        rows[2, count] = load_i32(record + AT_QUEUE_ID)
+        rows[3, count] = load_i64(record + AT_QUEUE_OFFSET)
+        rows[4, count] = load_i32(record + AT_SYS_FLAG)
+        rows[5, count] = store_time_at(record)
+        rows[6, count] = parts[TOPIC_AT]
+        rows[7, count] = parts[TOPIC_BYTES]
+        rows[8, count] = parts[PROPERTIES_AT]
+        rows[9, count] = parts[PROPERTIES_BYTES]
+        place += size
+        count += 1
+    found[0], found[1] = place, why
+    return count
+
+
+@inline_kernel
+def _lost_a_sector(file: int, start: int, end: int) -> bool:
+    """Whether the part of any disk sector that lies between two places of a file is all zeros.
+
+    No checksum covers topic and properties, and a disk that lost its power may have taken any of
+    the sectors. A text has no such run of zeros; of a sector that the record ends in, it may have a
+    few, but they hardly ever begin where the sector does.
+    """
+    begin = start
+    while start < end:
+        stop = min(start - start % _SECTOR_BYTES + _SECTOR_BYTES, end)
+        if load_u8(file + start) == 0 and load_u8(file + stop - 1) == 0:
+            place = start
+            while place < stop and load_u8(file + place) == 0:
+                place += 1
+            is_part = stop - start < _SECTOR_BYTES and start > begin
+            if place == stop and not (is_part and load_u8(file + start - 1) == 0):
+                return True
+        start = stop
+    return False
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64[::1])")
+def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, found: Any) -> int:
+    """Walk the whole records of a file from ``place`` on; returns how many.
+
+    Those that begin behind ``synced`` may be torn where no checksum tells. ``found`` gets where the
+    walk stopped, why, and where in the file the last record begins.
+    """
+    count = 0
+    while True:
+        record = file + place
+        room = file_bytes - place
+        why = record_at(record, room, room, start + place, found.ctypes.data + 8 * 3)
+        if why != RECORD:
+            break
+        size = load_i32(record + AT_SIZE)
+        topic = place + found[3 + TOPIC_AT]
+        end = place + size
+        if not found[3 + PROPERTIES_BYTES]:  # then zeros, that there are none, end the record
+            end = topic + found[3 + TOPIC_BYTES]
+        if start + place > synced and _lost_a_sector(file, topic, end):
+            why = NO_RECORD
+            break
+        found[2] = place
+        place += size
+        count += 1
+    found[0], found[1] = place, why
+    return count
+
+
+@kernel("void(int64, int64, int64, int64, int64[::1])")
+def hash_texts(block: int, starts: int, lengths: int, count: int, hashes: Any) -> None:
+    """``String.hashCode`` of each text of a byte column; NOT_UTF8 where it is none."""
+    for row in range(count):
+        text = block + load_native(starts + 8 * row)
+        hashes[row] = java_hash_utf8(text, load_native(lengths + 8 * row))
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def read_store_times(addresses: Any, rooms: Any, offsets: Any, sizes: Any, times: Any) -> None:
+    """When the record at each address was stored; what is in ``times`` stays where none begins.
+
+    An address is negative where nothing can be read, else ``rooms`` bytes can. Only heads are
+    looked at. A size of 0 is any.
+    """
+    for row in range(len(addresses)):
+        ahead = addresses[min(row + ROWS_AHEAD, len(addresses) - 1)]
+        prefetch(ahead)
+        record = addresses[row]
+        if record < 0 or rooms[row] < SMALLEST_RECORD_BYTES:
+            continue
+        magic = load_i32(record + AT_MAGIC)
+        is_record = magic in (MAGIC_V1, MAGIC_V2)
+        is_record = is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]
+        if is_record and (sizes[row] == 0 or load_i32(record + AT_SIZE) == sizes[row]):
+            times[row] = store_time_at(record)
+
+
+@kernel("int64(int64, int64)")
+def last_record_of(file: int, file_bytes: int) -> int:
+    """Where in a file in memory the last record begins, going from one to the next by their sizes;
+    -1 when none begins at its start.
+    """
+    place, last = 0, -1
+    while file_bytes - place >= SMALLEST_RECORD_BYTES:
+        magic = load_i32(file + place + AT_MAGIC)
+        size = load_i32(file + place + AT_SIZE)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < SMALLEST_RECORD_BYTES:
+            break
+        last = place
+        place += size
+    return last

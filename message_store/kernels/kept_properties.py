@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that walk a properties text once: where its record goes, its tag, and what stays behind.
+
+Equal to ``redelivered_record.redelivered_properties`` and to what ``properties.split_entries``
+keeps (docs/FORMAT.md, properties).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from message_store.format import properties as names
+from message_store.format.record_layout import PROPERTIES_RUN
+from message_store.kernels.cache import inline_kernel
+from message_store.kernels.raw_memory import (
+    copy_bytes,
+    copy_short,
+    load_native,
+    load_u8,
+    load_word,
+    store_i16,
+    store_native,
+    store_u8,
+    trailing_zeros,
+)
+from message_store.kernels.text import equal_bytes
+
+TOPIC_VALUE, QUEUE_VALUE, TAGS_VALUE, GONE = 0, 2, 4, 6
+"""What a walk leaves behind: address and length of three values, and how many bytes stay behind."""
+SPOTS = 7
+
+_REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
+_REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
+_TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
+_CLOSER = names.PROPERTY_SEPARATOR[0]
+_LENGTH_BYTES = PROPERTIES_RUN.length.size
+_DIGITS_MAX = 9
+_NONE, _ONE = np.uint64(0), np.uint64(1)
+_ONES = np.uint64(0x0101010101010101)
+_THREES, _CLOSERS = _ONES * np.uint64(3), _ONES * np.uint64(_CLOSER)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+
+
+@inline_kernel
+def lengths_mask(dropped: Any) -> np.uint64:
+    """A bit for each length that a dropped name has."""
+    mask = np.uint64(0)
+    for number in range(dropped.shape[0]):
+        mask |= _ONE << np.uint64(dropped[number, 1])
+    return mask
+
+
+@inline_kernel
+def _is(name: int, length: int, wanted: Any) -> bool:
+    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
+
+
+@inline_kernel
+def _is_dropped(name: int, length: int, mask: np.uint64, dropped: int, count: int) -> bool:
+    """Whether a name is one of those to leave out; ``dropped`` is where their addresses and lengths
+    lie.
+    """
+    if length > 63 or mask >> np.uint64(length) & _ONE == _NONE:
+        return False
+    for entry in range(dropped, dropped + 16 * count, 16):
+        if load_native(entry + 8) == length and equal_bytes(name, load_native(entry), length):
+            return True
+    return False
+
+
+@inline_kernel
+def name_end_at(place: int, end: int) -> int:
+    """The first separator of either kind from a place on, or the end."""
+    while end - place >= 8:
+        word = load_word(place)
+        below_3 = (word - _THREES) & ~word & _HIGH_BITS  # exact up to the first that is
+        if below_3 == _NONE:
+            place += 8
+            continue
+        place += trailing_zeros(below_3) >> 3
+        if load_u8(place) != 0:
+            return place
+        place += 1
+    while place < end and not 1 <= load_u8(place) <= 2:
+        place += 1
+    return place
+
+
+@inline_kernel
+def entry_end_at(place: int, end: int) -> int:
+    """The first separator of entries from a place on, or the end."""
+    while end - place >= 8:
+        word = load_word(place) ^ _CLOSERS
+        closers = (word - _ONES) & ~word & _HIGH_BITS
+        if closers != _NONE:
+            return place + (trailing_zeros(closers) >> 3)  # type: ignore[no-any-return]
+        place += 8
+    while place < end and load_u8(place) != _CLOSER:
+        place += 1
+    return place
+
+
+@inline_kernel
+def walk_properties(
+    place: int, end: int, mask: np.uint64, dropped: int, dropped_count: int, spots: int
+) -> None:
+    """Find in a properties text where its record goes, its tag, and how much stays behind.
+
+    As in Java the last of equal names counts, and an empty value does not. ``spots`` is the address
+    of as many numbers.
+    """
+    for spot in range(SPOTS):
+        store_native(spots + 8 * spot, 0)
+    while place < end:
+        name_end = name_end_at(place, end)
+        stop = entry_end_at(name_end, end)
+        length = name_end - place
+        if stop > name_end:
+            if _is_dropped(place, length, mask, dropped, dropped_count):
+                gone = load_native(spots + 8 * GONE)
+                store_native(spots + 8 * GONE, gone + stop + 1 - place)
+            elif stop > name_end + 1:
+                which = -1
+                if _is(place, length, _REAL_TOPIC):
+                    which = TOPIC_VALUE
+                elif _is(place, length, _REAL_QUEUE_ID):
+                    which = QUEUE_VALUE
+                elif _is(place, length, _TAGS):
+                    which = TAGS_VALUE
+                if which >= 0:
+                    store_native(spots + 8 * which, name_end + 1)
+                    store_native(spots + 8 * which + 8, stop - name_end - 1)
+        place = stop + 1
+
+
+@inline_kernel
+def _copy_kept(
+    target: int, target_end: int, place: int, end: int, mask: np.uint64, dropped: int, count: int
+) -> int:
+    """Copy the entries that stay, each closed where there is room; the place behind them."""
+    while place < end:
+        name_end = name_end_at(place, end)
+        stop = entry_end_at(name_end, end)
+        if not (stop > name_end and _is_dropped(place, name_end - place, mask, dropped, count)):
+            copy_short(target, place, stop - place)
+            target += stop - place
+            if target < target_end:
+                store_u8(target, _CLOSER)
+                target += 1
+        place = stop + 1
+    return target
+
+
+@inline_kernel
+def kept_bytes(properties: int, length: int, gone: int, suffix: int) -> int:
+    """The length of the new properties, given how much of them stays behind."""
+    if length == 0 or load_u8(properties + length - 1) == _CLOSER:
+        return length - gone + suffix
+    return max(length + 1 - gone + suffix - 1, 0)
+
+
+@inline_kernel
+def whole_number(place: int, length: int) -> int:
+    """The number of some plain digits, or -1."""
+    if not 0 < length <= _DIGITS_MAX:
+        return -1
+    value = 0
+    for at in range(place, place + length):
+        digit = load_u8(at) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline_kernel
+def fill_properties(
+    out: int, properties: int, length: int, suffix: int, suffix_bytes: int, gone: int,
+    mask: np.uint64, dropped: int, dropped_count: int,
+) -> None:  # fmt: skip
+    """The properties with their length in front; what is not closed stays so."""
+    new_length = kept_bytes(properties, length, gone, suffix_bytes)
+    store_i16(out, new_length)
+    place = out + _LENGTH_BYTES
+    end = place + new_length
+    if gone:
+        text_end = properties + length
+        place = _copy_kept(place, end, properties, text_end, mask, dropped, dropped_count)
+    else:
+        copy_bytes(place, properties, length)
+        place += length
+        if place < end and length > 0 and load_u8(place - 1) != _CLOSER:
+            store_u8(place, _CLOSER)
+            place += 1
+    copy_short(place, suffix, min(suffix_bytes, end - place))

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that walk a commit log: is this a whole record, where does the next one begin.
+
+A buffer holds log bytes from ``base`` on; ``file_room`` is how far the log file goes from there.
+Every length is compared with what holds it before it is used.
+"""
+
+from typing import Any
+
+from message_store.format.record_layout import (
+    BLANK_RECORD,
+    BODY_RUN,
+    CRC_MASK,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_RUN,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_STORE_HOST_IPV6,
+    TOPIC_RUN_V1,
+    TOPIC_RUN_V2,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.raw_memory import (
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_native,
+    prefetch,
+    store_native,
+)
+
+RECORD, NEEDS_MORE, FILE_ENDS, NO_RECORD = range(4)
+"""What is found at a place: a whole record; one that the buffer cuts off; the blank (or too little
+room for one) that ends a file; anything else.
+"""
+
+AT_SIZE = HEAD_V4_V4.offset_of("size_bytes")
+AT_MAGIC = HEAD_V4_V4.offset_of("magic")
+AT_BODY_CRC = HEAD_V4_V4.offset_of("body_crc")
+AT_QUEUE_ID = HEAD_V4_V4.offset_of("queue_id")
+AT_FLAG = HEAD_V4_V4.offset_of("flag")
+AT_QUEUE_OFFSET = HEAD_V4_V4.offset_of("queue_offset")
+AT_LOG_OFFSET = HEAD_V4_V4.offset_of("commit_log_offset")
+AT_SYS_FLAG = HEAD_V4_V4.offset_of("sys_flag")
+AT_STORE_TIME = HEAD_V4_V4.offset_of("store_timestamp_ms")
+AT_STORE_IP = HEAD_V4_V4.offset_of("store_ip")
+AT_PREPARED = HEAD_V4_V4.offset_of("prepared_transaction_offset")
+HEAD_BYTES = HEAD_V4_V4.size
+IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
+LONGEST_HEAD_BYTES = HEAD_BYTES + 2 * IPV6_EXTRA
+
+_BLANK_BYTES = BLANK_RECORD.size
+_BODY_LENGTH = BODY_RUN.length.size
+_TOPIC_LENGTH_V1 = TOPIC_RUN_V1.length.size
+_TOPIC_LENGTH_V2 = TOPIC_RUN_V2.length.size
+_PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
+
+ROWS_AHEAD = 16
+"""How many records ahead memory is asked for what will be read."""
+_TAIL_BYTES = 256
+LINE_BYTES = 64
+_WHOLE_BYTES = 2048
+
+# Where the parts of a record lie, counted from its beginning. Kernels hand each other the address
+# of these numbers and not the array: counting references to that takes longer than the rest.
+BODY_AT, BODY_BYTES, TOPIC_AT, TOPIC_BYTES, PROPERTIES_AT, PROPERTIES_BYTES = range(6)
+PARTS = 6
+
+
+@inline_kernel
+def _note(parts: int, which: int, place: int, length: int) -> None:
+    store_native(parts + 8 * which, place)
+    store_native(parts + 8 * which + 8, length)
+
+
+@inline_kernel
+def find_parts(record: int, size: int, parts: int) -> bool:
+    """Where body, topic and properties of a record lie; False unless they fill its ``size`` bytes.
+
+    The caller knows that so many are there, and at least ``SMALLEST_RECORD_BYTES``; it keeps the
+    array that ``parts`` is the address of.
+    """
+    sys_flag = load_i32(record + AT_SYS_FLAG)
+    place = HEAD_BYTES
+    if sys_flag & SYS_BORN_HOST_IPV6:
+        place += IPV6_EXTRA
+    if sys_flag & SYS_STORE_HOST_IPV6:
+        place += IPV6_EXTRA
+    is_v2 = load_i32(record + AT_MAGIC) == MAGIC_V2
+    topic_length_bytes = _TOPIC_LENGTH_V2 if is_v2 else _TOPIC_LENGTH_V1
+    room = size - place - _BODY_LENGTH - topic_length_bytes - _PROPERTIES_LENGTH
+    if room < 0:
+        return False
+    length = load_i32(record + place)
+    if length < 0 or length > room:
+        return False
+    room -= length
+    _note(parts, BODY_AT, place + _BODY_LENGTH, length)
+    place += _BODY_LENGTH + length
+    length = load_i16(record + place) if is_v2 else load_i8(record + place)
+    if length < 0 or length > room:
+        return False
+    room -= length
+    _note(parts, TOPIC_AT, place + topic_length_bytes, length)
+    place += topic_length_bytes + length
+    length = load_i16(record + place)
+    _note(parts, PROPERTIES_AT, place + _PROPERTIES_LENGTH, length)
+    return bool(length == room)
+
+
+@inline_kernel
+def body_is_whole(record: int, parts: int) -> bool:
+    """Whether the body of a record has the checksum that its head tells."""
+    length = load_native(parts + 8 * BODY_BYTES)
+    if length == 0:
+        return True  # nobody looks at the checksum of no body
+    crc = int(crc32(record + load_native(parts + 8 * BODY_AT), length)) & CRC_MASK
+    return bool(crc == load_i32(record + AT_BODY_CRC))
+
+
+@inline_kernel
+def record_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
+    """What begins at an address where ``room`` bytes are at hand and the file has ``file_room``."""
+    found = head_at(record, room, file_room, log_offset, parts)
+    if found == RECORD and not body_is_whole(record, parts):
+        return NO_RECORD
+    return found
+
+
+@inline_kernel
+def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
+    """The same, but for the checksum of the body, which is not looked at."""
+    if file_room < _BLANK_BYTES:
+        return FILE_ENDS
+    if room < _BLANK_BYTES:
+        return NEEDS_MORE
+    magic = load_i32(record + AT_MAGIC)
+    if magic == MAGIC_BLANK:
+        return FILE_ENDS
+    size = load_i32(record + AT_SIZE)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return NO_RECORD
+    if size < SMALLEST_RECORD_BYTES or size > file_room:
+        return NO_RECORD
+    if room < SMALLEST_RECORD_BYTES:
+        return NEEDS_MORE
+    if load_i64(record + AT_LOG_OFFSET) != log_offset:
+        return NO_RECORD
+    if size > room:
+        return NEEDS_MORE
+    return RECORD if find_parts(record, size, parts) else NO_RECORD
+
+
+@inline_kernel
+def come_near(record: int, size: int) -> None:
+    """Begin to load what is read of a record besides its body: its head, and what ends it.
+
+    No processor guesses where that lies, and memory takes longer than all the work.
+    """
+    if record >= 0:
+        prefetch(record)
+        prefetch(record + HEAD_BYTES)
+        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, LINE_BYTES):
+            prefetch(place)
+        prefetch(record + size - 1)
+
+
+@inline_kernel
+def come_whole(place: int, size: int) -> None:
+    """Begin to load all that is copied next, or as much of it as a processor then follows alone."""
+    if place >= 0:
+        for line in range(place, place + min(size, _WHOLE_BYTES), LINE_BYTES):
+            prefetch(line)
+
+
+@inline_kernel
+def store_time_at(record: int) -> int:
+    """The store time in the head of a record."""
+    extra = IPV6_EXTRA if load_i32(record + AT_SYS_FLAG) & SYS_BORN_HOST_IPV6 else 0
+    return load_i64(record + AT_STORE_TIME + extra)  # type: ignore[no-any-return]
+
+
+@inline_kernel
+def prepared_offset_at(record: int) -> int:
+    """The prepared transaction offset in the head of a record."""
+    sys_flag = load_i32(record + AT_SYS_FLAG)
+    extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    extra += IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    return load_i64(record + AT_PREPARED + extra)  # type: ignore[no-any-return]
+
+
+@kernel("int64(int64, int64, int64)")
+def find_record_head(buffer: int, length: int, base: int) -> int:
+    """The first place in a buffer where a head names its own offset in the log; -1 for none."""
+    for place in range(length - SMALLEST_RECORD_BYTES + 1):
+        magic = load_i32(buffer + place + AT_MAGIC)
+        is_named = magic in (MAGIC_V1, MAGIC_V2)
+        if is_named and load_i64(buffer + place + AT_LOG_OFFSET) == base + place:
+            return place
+    return -1
+
+
+@kernel("void(int64, int64, int64, int64, int64[::1])")
+def walk_window(buffer: int, length: int, base: int, file_room: int, found: Any) -> None:
+    """Walk whole records from the start of a buffer.
+
+    ``found`` gets: how many, where the walk stopped, why, and the newest store time (0 for none).
+    """
+    parts = found.ctypes.data + 8 * 4
+    place, count, newest = 0, 0, 0
+    while True:
+        why = record_at(buffer + place, length - place, file_room - place, base + place, parts)
+        if why != RECORD:
+            break
+        newest = max(newest, store_time_at(buffer + place))
+        place += load_i32(buffer + place + AT_SIZE)
+        count += 1
+    found[0], found[1], found[2], found[3] = count, place, why, newest

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text at raw addresses, for kernels: Java's string hash of UTF-8 bytes, comparison, a good 64-bit
+hash.
+"""
+
+import numpy as np
+
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import load_u8, load_word
+
+NOT_UTF8 = -(2**62)
+"""What ``java_hash_utf8`` answers for bytes that are no UTF-8; no 32-bit hash is this number."""
+
+
+@inline_kernel
+def _continuation(address: int) -> int:
+    """The six bits of a continuation byte, or -1."""
+    byte = load_u8(address)
+    return byte & 0x3F if byte & 0xC0 == 0x80 else -1
+
+
+@inline_kernel
+def _code_point(address: int, left: int) -> int:
+    """The code point that begins with a byte above 0x7F, its length in bytes above bit 24; -1 where
+    it is none.
+    """
+    first = load_u8(address)
+    if 0xC2 <= first <= 0xDF and left >= 2:
+        second = _continuation(address + 1)
+        return -1 if second < 0 else 2 << 24 | (first & 0x1F) << 6 | second
+    if 0xE0 <= first <= 0xEF and left >= 3:
+        second, third = _continuation(address + 1), _continuation(address + 2)
+        point = (first & 0x0F) << 12 | second << 6 | third
+        fits = second >= 0 and third >= 0 and point >= 0x800 and not 0xD800 <= point <= 0xDFFF
+        return 3 << 24 | point if fits else -1
+    if 0xF0 <= first <= 0xF4 and left >= 4:
+        second, third, fourth = (
+            _continuation(address + 1),
+            _continuation(address + 2),
+            _continuation(address + 3),
+        )
+        point = (first & 0x07) << 18 | second << 12 | third << 6 | fourth
+        fits = second >= 0 and third >= 0 and fourth >= 0 and 0x10000 <= point <= 0x10FFFF
+        return 4 << 24 | point if fits else -1
+    return -1
+
+
+@kernel("int64(int64, int64)")
+def java_hash_utf8(address: int, length: int) -> int:
+    """``String.hashCode`` of ``length`` bytes of UTF-8, signed; ``NOT_UTF8`` where they are none.
+
+    Equal to ``java_numbers.string_hash`` of the decoded text.
+    """
+    value = 0
+    place = 0
+    while place < length:
+        byte = load_u8(address + place)
+        if byte < 0x80:
+            value = value * 31 + byte & 0xFFFFFFFF
+            place += 1
+            continue
+        packed = _code_point(address + place, length - place)
+        if packed < 0:
+            return NOT_UTF8
+        point = packed & 0xFFFFFF
+        if point >= 0x10000:
+            value = value * 31 + (0xD800 + (point - 0x10000 >> 10)) & 0xFFFFFFFF
+            point = 0xDC00 + (point - 0x10000 & 0x3FF)
+        value = value * 31 + point & 0xFFFFFFFF
+        place += packed >> 24
+    return value - 2**32 if value >= 2**31 else value
+
+
+@kernel("boolean(int64, int64, int64)")
+def equal_bytes(one: int, other: int, length: int) -> bool:
+    """Whether ``length`` bytes at two addresses are the same."""
+    place = 0
+    while place + 8 <= length:
+        if load_word(one + place) != load_word(other + place):
+            return False
+        place += 8
+    while place < length:
+        if load_u8(one + place) != load_u8(other + place):
+            return False
+        place += 1
+    return True
+
+
+@inline_kernel
+def mix64(value: np.uint64) -> np.uint64:
+    """Spread every bit of a word over all others (the finaliser of MurmurHash3)."""
+    value = (value ^ value >> np.uint64(33)) * np.uint64(0xFF51AFD7ED558CCD)
+    value = (value ^ value >> np.uint64(33)) * np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ value >> np.uint64(33)
+
+
+@kernel("uint64(int64, int64, uint64)")
+def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
+    """A 64-bit hash of ``length`` bytes; not against an adversary, but good enough to count by."""
+    value = seed ^ np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
+    place = 0
+    while place + 8 <= length:
+        value = mix64(value ^ load_word(address + place)) + np.uint64(0x9E3779B97F4A7C15)
+        place += 8
+    tail = np.uint64(0)
+    shift = np.uint64(0)
+    while place < length:
+        tail |= np.uint64(load_u8(address + place)) << shift
+        shift += np.uint64(8)
+        place += 1
+    return mix64(value ^ tail)

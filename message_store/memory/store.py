@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole interface over one sorted list, in memory: the model that the engines are tested
+against, and a delay queue for programs that need not outlive their process.
+
+Limitation: it keeps every message it was given, also delivered ones, as long as it lives.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+from sortedcontainers import SortedKeyList
+
+from message_store.base.clock import Clock, SystemClock
+from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.errors import StoreClosedError
+from message_store.format import properties as names
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.message import LOCAL_HOST, Message, StoredMessage
+from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.recall_handle import RecallHandle
+from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
+from message_store.intake.records import draft
+from message_store.interface.delay_store import (
+    AfterMs,
+    AtLevel,
+    AtMs,
+    BatchReceipt,
+    Cancellation,
+    Due,
+    Finding,
+    Pending,
+    Receipt,
+)
+from message_store.interface.promise_rules import PromiseRule, exact
+from message_store.memory.topics import MemoryDeliveries, MemoryTopic, MemoryTopics
+
+if TYPE_CHECKING:
+    from message_store.columns.byte_column import Int64s
+    from message_store.columns.message_batch import MessageBatch
+
+BROKER_NAME = "memory"
+"""What its recall handles call the store."""
+
+
+@attrs.define(eq=False)
+class _Entry:
+    """One message that was scheduled, and what became of it; ``fate`` is None while it waits."""
+
+    receipt: Receipt
+    message: StoredMessage
+    size_bytes: int
+    fate: Cancellation | None = None
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """By promise, and among equal promises by placing."""
+        return self.receipt.promised_ms, self.receipt.commit_log_offset
+
+
+class MemoryStore(ClosedOnExit):
+    """``DelayStore`` without files: what waits is sorted by promise and order of placing.
+
+    ``promise`` is what it promises for a due time (to the millisecond, if not told otherwise),
+    ``levels`` what ``AtLevel`` means, ``clock`` stamps what it stores.
+
+    >>> from message_store.base.clock import ManualClock
+    >>> with MemoryStore(ManualClock(1_000)) as store:
+    ...     receipt = store.schedule(Message("orders", b"cancel 42"), AfterMs(90_000))
+    ...     [delivered.message.body for delivered in store.advance(receipt.promised_ms)]
+    [b'cancel 42']
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        promise: PromiseRule = exact,
+        levels: DelayLevels | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._promise = promise
+        self._levels = levels or DelayLevels.parse()
+        self._waiting = SortedKeyList(key=lambda entry: entry.turn)
+        self._entries: dict[RecallHandle, list[_Entry]] = defaultdict(list)
+        self._topics = MemoryTopics()
+        self._log_end = 0
+        self._closed = False
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("the store is closed")
+            yield
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        """Keep a message for later."""
+        with self._open():
+            now_ms = self._clock.now_ms()
+            entry = self._entry(message, self._due_ms(due, now_ms), now_ms, self._log_end)
+            self._place([entry])
+            return entry.receipt
+
+    def schedule_batch(self, batch: "MessageBatch", due_ms: "Int64s") -> BatchReceipt:
+        """Keep many messages, or none when one of them cannot be kept."""
+        from message_store.columns.byte_column import ByteColumn, int64s
+        from message_store.intake.batch import draft_batch
+
+        with self._open():
+            now_ms, offset = self._clock.now_ms(), self._log_end
+            levels = int64s([1] * len(batch))
+            checked = draft_batch(batch, system_topic=names.LEVEL_TOPIC, delay_levels=levels)
+            entries = []
+            for row, due, key in zip(range(len(batch)), due_ms, checked.unique_keys, strict=True):
+                message = attrs.evolve(batch.message(row), unique_key=key.decode())
+                entry = self._entry(message, int(due), now_ms, offset)
+                entries.append(entry)
+                offset += entry.size_bytes
+            self._place(entries)
+        receipts = [entry.receipt for entry in entries]
+        return BatchReceipt(
+            unique_keys=ByteColumn.of(receipt.unique_key for receipt in receipts),
+            topics=batch.topic,
+            due_ms=int64s([receipt.due_ms for receipt in receipts]),
+            promised_ms=int64s([receipt.promised_ms for receipt in receipts]),
+            commit_log_offsets=int64s([receipt.commit_log_offset for receipt in receipts]),
+            broker_name=BROKER_NAME,
+        )
+
+    def _entry(self, message: Message, due_ms: int, now_ms: int, commit_log_offset: int) -> _Entry:
+        promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
+        # An engine's record is drafted and thrown away: what engines refuse is refused here too.
+        unique_key = draft(message, system_topic=names.LEVEL_TOPIC, delay_level=1).unique_key
+        record = _record(message, unique_key, now_ms, commit_log_offset)
+        receipt = Receipt(
+            unique_key, message.topic, due_ms, promised_ms, commit_log_offset, BROKER_NAME
+        )
+        return _Entry(receipt, record, len(encode_message(record)))
+
+    def _due_ms(self, due: Due, now_ms: int) -> int:
+        match due:
+            case AtLevel(level):
+                return now_ms + self._levels.delay_ms(self._levels.clamp(level))
+            case AfterMs(delay_ms):
+                return now_ms + delay_ms
+            case AtMs(due_ms):
+                return due_ms
+
+    def _place(self, entries: list[_Entry]) -> None:
+        # First what refuses a time that no handle can tell: nothing is kept then.
+        handles = [RecallHandle.parse(entry.receipt.handle) for entry in entries]
+        for entry, handle in zip(entries, handles, strict=True):
+            self._waiting.add(entry)
+            self._entries[handle].append(entry)
+            self._log_end += entry.size_bytes
+
+    def advance(self, now_ms: int) -> MemoryDeliveries:
+        """Move what is due at ``now_ms`` into its topic."""
+        with self._open():
+            stamp_ms = self._clock.now_ms()
+            due: list[_Entry] = list(self._waiting.irange_key(max_key=(now_ms, self._log_end)))
+            del self._waiting[: len(due)]
+            return MemoryDeliveries(
+                tuple(self._deliver(entry, stamp_ms) for entry in due),
+                tuple(entry.receipt.promised_ms for entry in due),
+            )
+
+    def _deliver(self, entry: _Entry, stamp_ms: int) -> StoredMessage:
+        message = attrs.evolve(
+            entry.message, commit_log_offset=self._log_end, store_timestamp_ms=stamp_ms
+        )
+        self._log_end += entry.size_bytes
+        entry.fate = Cancellation.ALREADY_DELIVERED
+        return self._topics.append(message)
+
+    def next_due_ms(self) -> int | None:
+        """The earliest promise."""
+        with self._open():
+            return self._waiting[0].receipt.promised_ms if self._waiting else None
+
+    def pending(
+        self,
+        *,
+        topic: str | None = None,
+        level: int | None = None,
+        due_after_ms: int | None = None,
+        due_before_ms: int | None = None,
+        unique_key: str | None = None,
+    ) -> Iterator[Pending]:
+        """What waits and passes every filter, the next one due first; no level is kept."""
+        first = None if due_after_ms is None else (due_after_ms, -1)
+        last = None if due_before_ms is None else (due_before_ms, -1)
+        with self._open():
+            entries = [] if level is not None else list(self._waiting.irange_key(first, last))
+        return (
+            _pending(entry)
+            for entry in entries
+            if topic in (None, entry.receipt.topic)
+            and unique_key in (None, entry.receipt.unique_key)
+        )
+
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """Take back the message of a receipt, or all that a handle names."""
+        text = receipt if isinstance(receipt, str) else receipt.handle
+        with self._open():
+            entries = self._entries.get(RecallHandle.parse(text), [])
+            if isinstance(receipt, Receipt):
+                entries = [entry for entry in entries if entry.receipt == receipt]
+            waiting = [entry for entry in entries if entry.fate is None]
+            for entry in waiting:
+                self._waiting.remove(entry)
+                entry.fate = Cancellation.CANCELLED
+        if not entries:
+            return Cancellation.NEVER_EXISTED
+        delivered = any(entry.fate is Cancellation.ALREADY_DELIVERED for entry in entries)
+        too_late = delivered and not waiting
+        return Cancellation.ALREADY_DELIVERED if too_late else Cancellation.CANCELLED
+
+    def topic(self, name: str) -> MemoryTopic:
+        """A topic's queues, for reading."""
+        with self._open():
+            return self._topics.reader(name)
+
+    def check(self) -> list[Finding]:
+        """Nothing to find: what has no files has no damage."""
+        with self._open():
+            return []
+
+    def flush(self) -> None:
+        """Come back at once: nothing here survives a loss of power."""
+        with self._open():
+            pass
+
+    def close(self) -> None:
+        """Take no more calls; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+
+
+def _record(
+    message: Message, unique_key: str, now_ms: int, commit_log_offset: int
+) -> StoredMessage:
+    """The record that a consumer will see, its place in the topic still open."""
+    own = {
+        names.KEYS: " ".join(message.keys),
+        names.UNIQUE_KEY: unique_key,
+        names.TAGS: message.tags or "",
+    }
+    entries = [*message.properties.items(), *((k, v) for k, v in own.items() if v)]
+    return StoredMessage(
+        topic=message.topic,
+        body=message.body,
+        body_crc=body_crc(message.body),
+        properties_text=names.encode_properties(entries),
+        queue_id=message.queue_id,
+        queue_offset=0,
+        commit_log_offset=commit_log_offset,
+        born_timestamp_ms=now_ms,
+        born_host=LOCAL_HOST,
+        store_timestamp_ms=now_ms,
+        store_host=LOCAL_HOST,
+        flag=message.flag,
+        magic=MAGIC_V1 if len(message.topic.encode()) <= TOPIC_MAX_CHARS_V1 else MAGIC_V2,
+    )
+
+
+def _pending(entry: _Entry) -> Pending:
+    return Pending(
+        unique_key=entry.receipt.unique_key,
+        topic=entry.message.topic,
+        queue_id=entry.message.queue_id,
+        tags=entry.message.tags,
+        keys=entry.message.keys,
+        level=None,
+        due_ms=entry.receipt.promised_ms,
+        size_bytes=entry.size_bytes,
+        commit_log_offset=entry.receipt.commit_log_offset,
+    )

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commit log read in bulk: where it ends, what time its files begin, record heads by offset.
+
+Nothing here looks at one message at a time. A record counts when its magic, length, own offset,
+parts and body checksum all fit; bytes behind the last record may be stale and mean nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from message_store.files.segments import Segment, SegmentReader
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.layout import Layout
+from message_store.format.record_layout import (
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+)
+from message_store.kernels.log import (
+    FILE_ENDS,
+    NO_RECORD,
+    PARTS,
+    find_record_head,
+    walk_window,
+)
+from message_store.kernels.raw_memory import address_of
+
+Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+Int64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+BoolArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
+ByteArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+ByteRows: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+
+NO_TIME = -1
+"""Given as a store time where no record begins."""
+
+_FIRST_WINDOW_BYTES = 256 << 10
+_WINDOW_BYTES = 4 << 20
+_HEADS_AT_ONCE = 1 << 14
+_GAP_BYTES = 64 << 10
+# The part of a head that tells what a record is and when it was stored, with either born host.
+_HEAD_BYTES = HEAD_V6_V4.offset_of("store_ip")
+
+
+@attrs.frozen
+class LogBounds:
+    """Where the log begins, where its last whole record ends, and when that was stored.
+
+    ``newest_store_ms`` is NO_TIME when nothing was found in what was looked at. ``damaged_places``
+    are log offsets at which no record began, where one should.
+    """
+
+    log_min: int
+    log_end: int
+    newest_store_ms: int
+    bytes_scanned: int
+    damaged_places: tuple[int, ...] = ()
+
+
+class LogWalk:
+    """Goes through a log from one offset on, a buffer at a time, and hands each to a kernel.
+
+    ``visit(address, length, base, file_room)`` looks at records from the start of a buffer and
+    answers where it stopped and why (``log_kernels``). At a place where no record begins the walk
+    ends: what follows may be stale. Below ``known_end``, where records are known to follow, it goes
+    on with the next one that names its own offset, or with the next file.
+    """
+
+    def __init__(self, reader: SegmentReader, *, known_end: int = 0) -> None:
+        self._reader = reader
+        self._known_end = max(known_end, start_of_last_used_file(reader))
+        self._buffer = np.zeros(_FIRST_WINDOW_BYTES, np.uint8)
+        self.bytes_scanned = 0
+        self.damaged_places: list[int] = []
+
+    def run(
+        self,
+        offset: int,
+        visit: Callable[[int, int, int, int], tuple[int, int]],
+        *,
+        stop_at: int = LONG_MAX,
+    ) -> int:
+        """Walk from ``offset`` to ``stop_at``, both where a record or a file begins.
+
+        Returns where the last record ends.
+        """
+        end = offset
+        while offset < stop_at:
+            segment = self._reader.segment_at(offset)
+            if segment is None:
+                later = [s.start_offset for s in self._reader.segments if s.start_offset > offset]
+                if not later or later[0] > self._known_end:
+                    return end
+                offset = later[0]
+                continue
+            length, room = self._read(offset, self._end_of(segment) - offset)
+            length = min(length, stop_at - offset)
+            place, why = visit(address_of(self._buffer), length, offset, room)
+            offset += place
+            end = offset if place else end
+            if why == FILE_ENDS:
+                offset = self._end_of(segment)
+            elif why == NO_RECORD or (place == 0 and length == room):
+                if offset >= self._known_end:
+                    return end
+                offset = self._next_record(offset, segment)
+            elif place == 0 and offset + length == stop_at:
+                return end
+            elif place == 0 or len(self._buffer) < _WINDOW_BYTES:
+                # A small beginning, because most walks are short; and then a large record.
+                self._buffer = np.zeros(2 * len(self._buffer), np.uint8)
+        return end
+
+    def _end_of(self, segment: Segment) -> int:
+        """Where a file ends; one that is too long ends where the next begins."""
+        end = segment.start_offset + segment.length_bytes
+        starts = [one.start_offset for one in self._reader.segments]
+        return min([end, *(start for start in starts if start > segment.start_offset)])
+
+    def _read(self, offset: int, room: int) -> tuple[int, int]:
+        """Fill the buffer; returns how much that is, and how much of the file there is to come."""
+        wanted = min(room, len(self._buffer))
+        count = self._reader.read_into(offset, self._buffer[:wanted].data)
+        self.bytes_scanned += count
+        return count, room if count == wanted else count
+
+    def _next_record(self, offset: int, segment: Segment) -> int:
+        """Where the walk goes on behind damage: a head that names its place, or the next file."""
+        self.damaged_places.append(offset)
+        file_end = self._end_of(segment)
+        offset += 1
+        while offset < min(file_end, self._known_end):
+            length, room = self._read(offset, file_end - offset)
+            place = find_record_head(address_of(self._buffer), length, offset)
+            if place >= 0:
+                return offset + place
+            if length == room or length <= SMALLEST_RECORD_BYTES:
+                break
+            offset += length - SMALLEST_RECORD_BYTES + 1
+        return file_end
+
+
+def start_of_last_used_file(reader: SegmentReader) -> int:
+    """Where the newest file that holds a record begins; the log's start when none does."""
+    for segment in reversed(reader.segments):
+        start = np.array([segment.start_offset], np.int64)
+        if read_store_times(reader, start)[0] != NO_TIME:
+            return segment.start_offset
+    return reader.min_offset
+
+
+def find_log_end(
+    reader: SegmentReader, *, from_offset: int | None = None, known_end: int = 0
+) -> LogBounds:
+    """Where the log ends: behind the last record of the newest used file.
+
+    ``from_offset`` is another place to begin at, the end of a record or the beginning of a file.
+    Below ``known_end`` damage is stepped over (``LogWalk``).
+    """
+    walk = LogWalk(reader, known_end=max(from_offset or 0, known_end))
+    start = start_of_last_used_file(reader) if from_offset is None else from_offset
+    found = np.zeros(4 + PARTS, np.int64)
+    newest_ms = NO_TIME
+
+    def visit(address: int, length: int, base: int, room: int) -> tuple[int, int]:
+        nonlocal newest_ms
+        walk_window(address, length, base, room, found)
+        if found[0]:
+            newest_ms = max(newest_ms, int(found[3]))
+        return int(found[1]), int(found[2])
+
+    end = walk.run(start, visit)
+    places = tuple(walk.damaged_places)
+    return LogBounds(reader.min_offset, end, newest_ms, walk.bytes_scanned, places)
+
+
+def first_store_times(reader: SegmentReader) -> list[tuple[int, int]]:
+    """Each log file's start and the store time of its first record, where it has one."""
+    starts = np.array([segment.start_offset for segment in reader.segments], np.int64)
+    times = read_store_times(reader, starts)
+    return [(int(s), int(t)) for s, t in zip(starts, times, strict=True) if t != NO_TIME]
+
+
+# --- heads by offset ------------------------------------------------------------------------------
+
+
+def read_store_times(
+    reader: SegmentReader,
+    offsets: Int64Array,
+    size_bytes: Int32Array | Int64Array | None = None,
+) -> Int64Array:
+    """The store time of the record at each offset; NO_TIME where none of that size begins.
+
+    Only heads are looked at. Offsets may come in any order and lie anywhere; those near each other
+    are read together. Without ``size_bytes`` a record of any size is one.
+    """
+    order = np.argsort(offsets, kind="stable")
+    ranked = offsets[order]
+    times = np.full(len(offsets), NO_TIME, np.int64)
+    window = np.zeros(_WINDOW_BYTES, np.uint8)
+    heads = np.zeros((_HEADS_AT_ONCE, _HEAD_BYTES), np.uint8)
+    for start in range(0, len(ranked), _HEADS_AT_ONCE):
+        part = ranked[start : start + _HEADS_AT_ONCE]
+        rows = heads[: len(part)]
+        rows[:] = 0
+        for first, last in _near_each_other(part):
+            _read_heads(reader, part[first:last], rows[first:last], window)
+        chosen = order[start : start + _HEADS_AT_ONCE]
+        sizes = None if size_bytes is None else size_bytes[chosen]
+        times[chosen] = _store_times(rows, part, sizes)
+    return times
+
+
+def _read_heads(
+    reader: SegmentReader, offsets: Int64Array, rows: ByteRows, window: ByteArray
+) -> None:
+    """Fill a row from each of these sorted offsets near each other; one without room stays 0."""
+    if len(offsets) == 1:
+        if reader.read_into(int(offsets[0]), rows[0].data) < _HEAD_BYTES:
+            rows[0] = 0
+        return
+    done = 0
+    while done < len(offsets):
+        base = int(offsets[done])
+        wanted = min(int(offsets[-1]) - base + _HEAD_BYTES, _WINDOW_BYTES)
+        count = reader.read_into(base, window[:wanted].data)
+        if count < _HEAD_BYTES:  # no head fits behind this place either
+            later = [one.start_offset for one in reader.segments if one.start_offset > base]
+            done = int(np.searchsorted(offsets, later[0])) if later else len(offsets)
+            continue
+        stop = int(np.searchsorted(offsets, base + count - _HEAD_BYTES, "right"))
+        rows[done:stop] = window[(offsets[done:stop] - base)[:, None] + np.arange(_HEAD_BYTES)]
+        done = stop
+
+
+def _near_each_other(offsets: Int64Array) -> Iterator[tuple[int, int]]:
+    """Runs of sorted offsets without a wide gap, as (first, one past the last) indexes."""
+    if len(offsets):
+        breaks = (np.flatnonzero(np.diff(offsets) > _GAP_BYTES) + 1).tolist()
+        yield from zip([0, *breaks], [*breaks, len(offsets)], strict=True)
+
+
+def _store_times(
+    rows: ByteRows, offsets: Int64Array, size_bytes: Int32Array | Int64Array | None
+) -> Int64Array:
+    magic = _column(rows, HEAD_V4_V4, "magic")
+    is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
+    is_record &= _column(rows, HEAD_V4_V4, "commit_log_offset") == offsets
+    if size_bytes is not None:
+        is_record &= _column(rows, HEAD_V4_V4, "size_bytes") == size_bytes
+    is_ipv6 = _column(rows, HEAD_V4_V4, "sys_flag") & SYS_BORN_HOST_IPV6 != 0
+    times = np.where(
+        is_ipv6,
+        _column(rows, HEAD_V6_V4, "store_timestamp_ms"),
+        _column(rows, HEAD_V4_V4, "store_timestamp_ms"),
+    )
+    return np.where(is_record, times, NO_TIME)
+
+
+def _column(rows: ByteRows, head: Layout, name: str) -> Int64Array:
+    start, kind = head.offset_of(name), head.dtype[name]
+    column = np.ascontiguousarray(rows[:, start : start + kind.itemsize]).view(kind)[:, 0]
+    return column.astype(np.int64)

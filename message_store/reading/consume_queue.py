@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consume queues: 20 bytes a message that say where in the log it is. Read as whole ranges, never
+entry by entry.
+
+A queue's files are made at full size and filled from the front, so that a queue of a few hundred
+entries is a sparse file of 6,000,000 bytes: only the used part is read. Where delay levels are
+concerned, the third field holds the due time (docs/FORMAT.md, consume queue).
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import BadFieldError, SourceError, TruncatedRecordError
+from message_store.files.segments import Segment, SegmentReader
+from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
+from message_store.format.layout import Field, Layout
+
+QUEUE_UNIT = Layout(
+    "consume queue entry",
+    (
+        Field("commit_log_offset", "i64", "where the message begins in the commit log"),
+        Field("size_bytes", "i32", "its whole length"),
+        Field("tags_code", "i64", "hash of the tag; in a delay level: when it is due, epoch ms"),
+    ),
+)
+PRE_BLANK_SIZE = INT_MAX
+PRE_BLANK = QUEUE_UNIT.encode(commit_log_offset=0, size_bytes=PRE_BLANK_SIZE, tags_code=0)
+"""What fills a queue before its first message when that has a queue offset above 0."""
+
+EXT_UNIT = Layout(
+    "consume queue extension unit",
+    (
+        Field("size_bytes", "i16", "length of the unit with its bitmap; -1 ends a file"),
+        Field("tags_code", "i64", "what the queue entry itself would hold"),
+        Field("store_timestamp_ms", "i64", "when the broker stored the message"),
+        Field("bitmap_bytes", "i16", "length of the bitmap that follows"),
+    ),
+)
+MAX_EXT_ADDRESS = -(2**31) - 1
+"""A tags code at or below this is an address: the unit's offset, counted from Long.MIN_VALUE."""
+
+MAX_NEUTRAL_BYTES = 2
+"""An entry of so few bytes, at the end of its record, is one that was delivered or taken back."""
+
+Int64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+BoolArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]
+ByteArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+UnitArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
+
+_FIRST_READ_BYTES = 3_000 * QUEUE_UNIT.size
+_LARGEST_READ_BYTES = 200_000 * QUEUE_UNIT.size
+_LARGEST_GAP_BYTES = 1 << 30
+FILES_SCANNED_FOR_THE_END = 3
+_LOST_PAGES_BYTES = 8_192
+"""At least so far behind the end it is looked for more: a page that was lost looks like an end."""
+
+
+@attrs.frozen(eq=False)
+class QueueEntries:
+    """Entries of one queue: ``units[i]`` is the one at ``first_queue_offset + i``.
+
+    ``queue_min`` is where the oldest file begins. ``misfits`` are files of a wrong length;
+    ``is_damaged`` says that units in the middle hold nothing, or that some lie behind the end.
+    """
+
+    units: UnitArray
+    first_queue_offset: int
+    queue_min: int
+    misfits: tuple[Segment, ...] = ()
+    is_damaged: bool = False
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    @property
+    def queue_max(self) -> int:
+        """One past the last entry: the offset that the next message gets."""
+        return self.first_queue_offset + len(self.units)
+
+    @property
+    def commit_log_offset(self) -> Int64Array:
+        """Where each message begins in the log."""
+        return self.units["commit_log_offset"].astype(np.int64)
+
+    @property
+    def size_bytes(self) -> Int64Array:
+        """How long each message is."""
+        return self.units["size_bytes"].astype(np.int64)
+
+    @property
+    def tags_code(self) -> Int64Array:
+        """Due times in a delay level, tag hashes elsewhere; addresses where extensions are on."""
+        return self.units["tags_code"].astype(np.int64)
+
+    @property
+    def is_pre_blank(self) -> BoolArray:
+        """Which entries only fill the queue before its first message."""
+        is_full_size = self.units["size_bytes"] == PRE_BLANK_SIZE
+        return np.asarray(is_full_size & (self.units["commit_log_offset"] == 0))
+
+    @property
+    def indexed_end(self) -> int:
+        """One past the last log byte that an entry covers; 0 when none does."""
+        real = self.units[~self.is_pre_blank & is_filled(self.units)]
+        if not len(real):
+            return 0
+        # A damaged entry may lead beyond what 64 bits hold.
+        offsets = real["commit_log_offset"].astype(np.int64)
+        sizes = real["size_bytes"].astype(np.int64)
+        return int((np.minimum(offsets, LONG_MAX - sizes) + sizes).max())
+
+    def slice(self, from_queue_offset: int, to_queue_offset: int) -> "QueueEntries":
+        """The entries from one queue offset up to another, as far as they are here."""
+        first = min(max(from_queue_offset, self.first_queue_offset), self.queue_max)
+        last = min(max(to_queue_offset, first), self.queue_max)
+        start = first - self.first_queue_offset
+        units = self.units[start : last - self.first_queue_offset]
+        return attrs.evolve(self, units=units, first_queue_offset=first)
+
+
+def is_filled(units: UnitArray) -> BoolArray:
+    """Which units a broker counts as there: offset not negative, size positive."""
+    return np.asarray((units["commit_log_offset"] >= 0) & (units["size_bytes"] > 0))
+
+
+def is_neutral(units: UnitArray) -> BoolArray:
+    """Which units lead to no record any more: it was taken back, or delivered out of turn."""
+    sizes = units["size_bytes"]
+    return np.asarray((sizes > 0) & (sizes <= MAX_NEUTRAL_BYTES))
+
+
+def read_queue(
+    directory: Path, *, file_bytes: int | None = None, from_queue_offset: int = 0
+) -> QueueEntries:
+    """The entries of a queue from ``from_queue_offset`` (or its beginning) to its end.
+
+    The end is found by a broker's rule: the first unit without a size in the last three files;
+    files before those are taken as full, and a unit without a size in them stays in the range. A
+    missing directory is an empty queue. Raises TruncatedRecordError when a file in the row is
+    missing, and BadFieldError for one whose name is no multiple of 20 or that is longer than a
+    broker can make it: what such files hold cannot be told. Raises SourceError when a queue does
+    not fit into memory.
+    """
+    with SegmentReader(directory, file_bytes) as reader:
+        if not reader.segments:
+            return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
+        wanted = reader.segments[_first_file(reader, from_queue_offset) :]
+        buffer = _row_buffer(reader, wanted)
+        used_bytes, is_damaged = _read_row(reader, wanted, buffer)
+        entries = QueueEntries(
+            _whole_units(buffer[:used_bytes]),
+            wanted[0].start_offset // QUEUE_UNIT.size,
+            reader.min_offset // QUEUE_UNIT.size,
+            reader.misfits,
+            is_damaged,
+        )
+    return entries.slice(max(entries.first_queue_offset, from_queue_offset), entries.queue_max)
+
+
+def _read_row(
+    reader: SegmentReader, wanted: tuple[Segment, ...], buffer: ByteArray
+) -> tuple[int, bool]:
+    """Fill ``buffer`` from the files; returns how many bytes are queue, and if any are damaged."""
+    scanned = reader.segments[-FILES_SCANNED_FOR_THE_END:]
+    used_bytes, is_damaged = 0, False
+    for segment in wanted:
+        start = segment.start_offset - wanted[0].start_offset
+        if segment not in scanned:
+            piece = buffer[start : start + min(segment.length_bytes, reader.file_bytes)]
+            count = reader.read_into(segment.start_offset, piece.data)
+            is_whole = count == reader.file_bytes and bool(is_filled(_whole_units(piece)).all())
+            is_damaged |= not is_whole
+            used_bytes = start + reader.file_bytes
+        elif used_bytes == start:
+            part_bytes, has_hole = _read_used_part(reader, segment, buffer[start:])
+            used_bytes = start + part_bytes
+            is_damaged |= has_hole
+        else:
+            is_damaged |= _has_first_unit(reader, segment)
+    return used_bytes, is_damaged
+
+
+def _whole_units(data: ByteArray) -> UnitArray:
+    return data[: len(data) - len(data) % QUEUE_UNIT.size].view(QUEUE_UNIT.dtype)
+
+
+def _first_file(reader: SegmentReader, from_queue_offset: int) -> int:
+    """Which file to begin with: at the latest the first of those scanned for the end."""
+    latest = max(0, len(reader.segments) - FILES_SCANNED_FOR_THE_END)
+    position = from_queue_offset * QUEUE_UNIT.size
+    starts = [segment.start_offset for segment in reader.segments]
+    holding = max((i for i, start in enumerate(starts) if start <= position), default=0)
+    return min(holding, latest)
+
+
+def _row_buffer(reader: SegmentReader, segments: tuple[Segment, ...]) -> ByteArray:
+    """Room for the whole row, zeros: memory that is never written to costs nothing."""
+    starts = [segment.start_offset for segment in segments]
+    for segment, start in zip(segments, starts, strict=True):
+        if start % QUEUE_UNIT.size:
+            raise BadFieldError("not the name of a queue file", path=segment.path)
+        if segment.length_bytes > INT_MAX:  # a broker's setting for it is an int
+            raise BadFieldError(
+                "longer than any queue file",
+                path=segment.path,
+                expected=f"at most {INT_MAX} bytes",
+                found=segment.length_bytes,
+            )
+    for before, after in pairwise(starts):
+        if after != before + reader.file_bytes:
+            raise TruncatedRecordError(
+                "a file of the queue is missing",
+                path=reader.directory,
+                expected=f"a file that begins at {before + reader.file_bytes}",
+                found=f"one that begins at {after}",
+            )
+    room_bytes = reader.end_offset - starts[0]
+    if room_bytes - sum(segment.length_bytes for segment in segments) > _LARGEST_GAP_BYTES:
+        raise TruncatedRecordError("most of the queue's bytes are missing", path=reader.directory)
+    try:
+        return np.zeros(room_bytes, np.uint8)
+    except MemoryError as error:
+        raise SourceError(
+            f"{reader.directory}: a queue of {room_bytes} bytes, for which there is no memory"
+        ) from error
+
+
+def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) -> tuple[int, bool]:
+    """Fill ``view`` as far as the file's units are filled; returns how many bytes that is, and
+    whether anything is written not far behind: nothing is, where no write was lost.
+    """
+    is_last = segment == reader.segments[-1]
+    room_bytes = segment.length_bytes if is_last else min(segment.length_bytes, reader.file_bytes)
+    limit = room_bytes - room_bytes % QUEUE_UNIT.size
+    done, step = 0, _FIRST_READ_BYTES
+    while done < limit:
+        piece = view[done : min(done + step, limit)]
+        count = reader.read_into(segment.start_offset + done, piece.data)
+        units = _whole_units(piece[:count])
+        empty = np.flatnonzero(~is_filled(units))
+        if len(empty):
+            used_bytes = int(empty[0]) * QUEUE_UNIT.size
+            rest = piece[used_bytes : units.nbytes]
+            has_more = bool(rest.any())
+            if not has_more and len(rest) < _LOST_PAGES_BYTES:
+                has_more = _is_used_at(reader, segment.start_offset + done + units.nbytes)
+            return done + used_bytes, has_more
+        done += units.nbytes
+        if units.nbytes < len(piece):
+            break
+        step = min(2 * step, _LARGEST_READ_BYTES)
+    return done, False
+
+
+def _is_used_at(reader: SegmentReader, position: int) -> bool:
+    """Whether anything is written from here on, as far as a lost page or a few of them reach."""
+    piece = np.zeros(_LOST_PAGES_BYTES, np.uint8)
+    segment = reader.segment_at(position)
+    if segment is not None:
+        room_bytes = segment.start_offset + segment.length_bytes - position
+        reader.read_into(position, piece[: max(0, room_bytes)].data)
+    return bool(piece.any())
+
+
+def _has_first_unit(reader: SegmentReader, segment: Segment) -> bool:
+    unit = np.zeros(1, QUEUE_UNIT.dtype)
+    reader.read_into(segment.start_offset, unit.view(np.uint8).data)
+    return bool(is_filled(unit).all())
+
+
+def read_last_unit(directory: Path, *, file_bytes: int | None = None) -> UnitArray:
+    """The last entry of a queue, as an array of one, or of none for an empty queue.
+
+    Found by bisection, as a queue is filled from the front: a few reads however long it is. Of a
+    damaged queue it may be an earlier one.
+    """
+    unit = np.zeros(1, QUEUE_UNIT.dtype)
+    with SegmentReader(directory, file_bytes) as reader:
+
+        def is_there(segment: Segment, index: int) -> bool:
+            place = segment.start_offset + index * QUEUE_UNIT.size
+            count = reader.read_into(place, unit.view(np.uint8).data)
+            return count == QUEUE_UNIT.size and bool(is_filled(unit).all())
+
+        for segment in reversed(reader.segments):
+            low, high = 0, segment.length_bytes // QUEUE_UNIT.size
+            while low < high:
+                middle = (low + high) // 2
+                if is_there(segment, middle):
+                    low = middle + 1
+                else:
+                    high = middle
+            if low and is_there(segment, low - 1):
+                return unit
+    return unit[:0]
+
+
+# --- extension units ------------------------------------------------------------------------------
+
+
+def resolve_tags_codes(
+    entries: QueueEntries, ext_directory: Path, *, file_bytes: int | None = None
+) -> tuple[Int64Array, BoolArray]:
+    """The entries' tags codes with extension addresses followed, and which could not be.
+
+    Where the second array is True, the first still holds the address.
+    """
+    tags_codes = entries.tags_code
+    unresolved = tags_codes <= MAX_EXT_ADDRESS
+    if not unresolved.any():
+        return tags_codes, unresolved
+    wanted = np.flatnonzero(unresolved)
+    wanted = wanted[np.argsort(tags_codes[wanted], kind="stable")]
+    addresses = tags_codes[wanted] - LONG_MIN
+    window = np.zeros(_LARGEST_READ_BYTES, np.uint8)
+    with SegmentReader(ext_directory, file_bytes) as reader:
+        done = 0
+        while done < len(wanted):
+            base = int(addresses[done])
+            count = reader.read_into(base, window.data)
+            if count < EXT_UNIT.size:  # nothing here: go on where the next file begins
+                later = [one.start_offset for one in reader.segments if one.start_offset > base]
+                done = int(np.searchsorted(addresses, later[0])) if later else len(wanted)
+                continue
+            stop = int(np.searchsorted(addresses, base + count - EXT_UNIT.size, "right"))
+            found, is_unit = _ext_units_at(window, addresses[done:stop] - base)
+            chosen = wanted[done:stop][is_unit]
+            tags_codes[chosen] = found[is_unit]
+            unresolved[chosen] = False
+            done = stop
+    return tags_codes, unresolved
+
+
+def _ext_units_at(window: ByteArray, places: Int64Array) -> tuple[Int64Array, BoolArray]:
+    """The tags codes of the extension units at ``places``, and which of them are units."""
+    rows = window[places[:, None] + np.arange(EXT_UNIT.size)]
+    units = np.ascontiguousarray(rows).view(EXT_UNIT.dtype)[:, 0]
+    bitmap_bytes = units["bitmap_bytes"].astype(np.int64)
+    is_unit = (bitmap_bytes >= 0) & (units["size_bytes"] == EXT_UNIT.size + bitmap_bytes)
+    return units["tags_code"].astype(np.int64), is_unit

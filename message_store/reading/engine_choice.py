@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the engines a store directory belongs to, as its files show it.
+
+Knows them by name and neither by import: whoever may import them maps the name to the class.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from message_store.base.errors import OptionsError, SourceError
+from message_store.files.segments import list_directories, list_segments
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.properties import LEVEL_TOPIC
+
+EngineName = Literal["levels", "wheel", "hierarchy"]
+
+_NAMED = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}
+_TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}
+_ONE_ANOTHER = frozenset({"wheel", "hierarchy"})
+DELAY_OFFSETS_NAME = "delayOffset.json"
+
+
+def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
+    """The engines that have put something into this directory; none for a new one.
+
+    Brokers of 5.x make an empty wheel and a delayOffset.json wherever they start. So the wheel's
+    files count as soon as they are there, and the levels only by their queues where there is a
+    wheel. A hierarchical wheel stands in the place of the other, and says so. Raises SourceError
+    where the disk refuses.
+    """
+    has_levels = bool(list_directories(store.consume_queues / LEVEL_TOPIC))
+    has_wheel = (
+        is_present(store.timer_wheel)
+        or is_directory(store.timer_queue())
+        or bool(list_segments(store.timer_log))
+    )
+    if not has_wheel:
+        has_levels |= is_present(store.config_file(DELAY_OFFSETS_NAME))
+    has_hierarchy = is_present(hierarchy_mark(store))
+    found: dict[EngineName, bool] = {
+        "levels": has_levels,
+        "wheel": has_wheel and not has_hierarchy,
+        "hierarchy": has_hierarchy,
+    }
+    return tuple(name for name, is_there in found.items() if is_there)
+
+
+def hierarchy_mark(store: StoreRoot) -> Path:
+    """What is there while a hierarchical wheel is what tells what waits in a store."""
+    return store.own / "hierarchy" / "active"
+
+
+def takes_over(engine: EngineName, other: EngineName) -> bool:
+    """Whether an engine that opens a store takes what waits there in another engine."""
+    return {engine, other} <= _ONE_ANOTHER
+
+
+def require_engine(store: StoreRoot, engine: EngineName) -> None:
+    """Raise OptionsError for an engine that never put anything into a store where the other did.
+
+    Nothing waits for it there, which would be said of a store full of messages; and what it puts
+    there makes a store of two engines, which each need their own calls. A broker's store that has
+    both is left to whoever asks.
+    """
+    found = engines_in(store)
+    if found and engine not in found and not any(takes_over(engine, held) for held in found):
+        held = " and ".join(found)
+        raise OptionsError(
+            f"{store.path}: is a store of {_NAMED[held]}; nothing was ever put into its"
+            f" {engine}: leave --engine away, or use another directory{_TO_A_WHEEL.get(held, '')}"
+        )
+
+
+def choose_engine(
+    store: StoreRoot, asked: EngineName | None = None, *, may_be_new: bool = False
+) -> EngineName:
+    """The engine to open a store with: the one asked for, or else the one whose store it is.
+
+    Raises SourceError for a directory that is no store, unless it ``may_be_new`` and is missing or
+    empty; OptionsError where nothing or both engines lie in it and none was asked for.
+    """
+    is_new = may_be_new and _is_new(store.path)
+    if not is_new:
+        store.require_readable()
+    if asked is not None:
+        return asked
+    found = () if is_new else engines_in(store)
+    if len(found) == 1:
+        return found[0]
+    what = "both levels and a wheel" if found else "neither levels nor a wheel yet"
+    raise OptionsError(
+        f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy)"
+    )
+
+
+def _is_new(path: Path) -> bool:
+    """Whether nothing stands there, or an empty directory. Raises SourceError."""
+    if not is_directory(path):
+        return not is_present(path)
+    try:
+        return not any(path.iterdir())
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error

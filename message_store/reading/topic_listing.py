@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists what stands in a topic of a store that is only looked at, as its consumers would get it.
+
+Nothing is opened for writing, so it does for a broker's store, a backup, and a store of either
+engine that no process holds.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader, list_directories
+from message_store.files.store_root import StoreRoot
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.reading.consume_queue import MAX_NEUTRAL_BYTES, QueueEntries, read_queue
+
+
+@attrs.frozen
+class UnreadableMessage:
+    """An entry of a queue whose record cannot be read, and why."""
+
+    queue_id: int
+    queue_offset: int
+    commit_log_offset: int
+    reason: str
+
+
+def topics_with_queues(path: Path) -> dict[str, list[int]]:
+    """The topics that something was ever put into, the engines' own among them, each with the
+    numbers of its queues in order.
+
+    Raises SourceError for a directory that is no store.
+    """
+    store = StoreRoot(path)
+    store.require_readable()
+    return {
+        directory.name: [number for number, _ in _queues(directory)]
+        for directory in list_directories(store.consume_queues)
+    }
+
+
+def list_topic(
+    path: Path, topic: str, *, queue_id: int | None = None, from_offset: int = 0
+) -> Iterator[StoredMessage | UnreadableMessage]:
+    """The messages of one queue of a topic, or of all its queues one after the other, each from
+    ``from_offset`` on; a topic that has no messages has none.
+
+    What retention has taken from the log is left out, as it is for consumers. Raises SourceError
+    for a directory that is no store or that a broker holds, FormatError for a queue that cannot be
+    told.
+    """
+    store = StoreRoot(path)
+    if topic not in topics_with_queues(path):
+        return
+    with store.shared_lock(), SegmentReader(store.commit_log) as log:
+        for number, directory in _queues(store.consume_queues / topic):
+            if queue_id in (None, number):
+                entries = read_queue(directory, from_queue_offset=from_offset)
+                yield from _messages(log, number, entries)
+
+
+def _queues(topic: Path) -> list[tuple[int, Path]]:
+    """The queues of a topic in order of their numbers."""
+    found = [path for path in list_directories(topic) if path.name.isdecimal()]
+    return sorted((int(path.name), path) for path in found)
+
+
+def _messages(
+    log: SegmentReader, queue_id: int, entries: QueueEntries
+) -> Iterator[StoredMessage | UnreadableMessage]:
+    rows = zip(
+        entries.commit_log_offset.tolist(),
+        entries.size_bytes.tolist(),
+        entries.is_pre_blank.tolist(),
+        strict=True,
+    )
+    for queue_offset, (offset, size_bytes, is_blank) in enumerate(rows, entries.first_queue_offset):
+        if is_blank or 0 < size_bytes <= MAX_NEUTRAL_BYTES or offset < log.min_offset:
+            continue
+        segment = log.segment_at(offset)
+        try:
+            room_bytes = 0 if segment is None else segment.start_offset + log.file_bytes - offset
+            if not 0 < size_bytes <= room_bytes:
+                raise FormatError("no file of the log holds it")
+            yield decode_message_at(log.read_at(offset, size_bytes))
+        except FormatError as error:
+            yield UnreadableMessage(queue_id, queue_offset, offset, error.problem)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a change of a store in place was stopped before its end: until somebody finishes it, or
+undoes it, messages may stand in the levels and on the wheel.
+"""
+
+import json
+from typing import Any
+
+from message_store.base.errors import SourceError
+from message_store.base.printable import shell_word
+from message_store.files.segments import list_directories
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+
+BACKUP_PREFIX = "backup-"
+"""How the directory of a change is called, below the project's own."""
+
+NOTE_NAME = "change.json"
+DONE, UNDONE = "done", "rolled back"
+"""What the note says of a change that is over."""
+
+UNDOING = "rolling back"
+"""What it says of one that is being taken back."""
+
+
+def told_unfinished_change(root: StoreRoot) -> str | None:
+    """What to say of a store of which a change was stopped in its middle."""
+    for directory in list_directories(root.own):
+        if not directory.name.startswith(BACKUP_PREFIX):
+            continue
+        content = read_small_file(directory / NOTE_NAME)
+        if content is None:  # stopped before anything changed
+            continue
+        try:
+            facts = json.loads(content)
+            state = facts["state"]
+        except (ValueError, KeyError, TypeError):
+            return f"{directory / NOTE_NAME}: cannot be read, so nobody knows how far a change came"
+        if state not in (DONE, UNDONE):
+            told = f"{directory}: a change of this store was stopped in its middle"
+            return f"{told}; {_ways_on(root, facts)}"
+    return None
+
+
+def _ways_on(root: StoreRoot, facts: dict[str, Any]) -> str:
+    """The commands that end a change, as its note knows them."""
+    store, asked = shell_word(str(root.path)), facts.get("asked")
+    back = f"`delaywheel rollback {store} --execute`"
+    if facts["state"] == UNDOING:
+        return f"it was being taken back: go on with {back}"
+    asked = asked if isinstance(asked, dict) else {}
+    if isinstance(target := asked.get("target"), str):
+        command = f"retire {store} --converted-to {shell_word(target)}"
+    else:
+        flags = asked.get("flags")
+        words = flags if isinstance(flags, list) else []
+        command = " ".join([f"convert --in-place {store}", *(shell_word(str(w)) for w in words)])
+    return f"finish it with `delaywheel {command} --execute`, or undo it with {back}"
+
+
+def refuse_unfinished_change(root: StoreRoot) -> None:
+    """Raise SourceError for a store that ``told_unfinished_change`` has something to say of."""
+    if told := told_unfinished_change(root):
+        raise SourceError(told)

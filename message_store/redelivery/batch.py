@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that are due go on: many at once, from the log to its end, with their queue units.
+
+Law: the bytes are those of ``redelivered_record``. Kernels measure all rows, the log gives every
+one its place, kernels fill them in; a row of unusual shape is made by the scalar code at its own
+place, and one that is damaged or can go nowhere is named and left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.columns.byte_column import ByteColumn, Int64s, int64s
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import encode_message
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
+from message_store.kernels.raw_memory import address_of
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.redelivery.destinations import Destination
+from message_store.redelivery.kernels import (
+    DESTINATION,
+    NEW_SIZE,
+    TAGS_CODE,
+    doubt_bodies,
+    fill_records,
+    fill_units,
+    number_rows,
+)
+from message_store.redelivery.measured import Measured, dropped_table
+from message_store.redelivery.record import (
+    FROM_LEVEL,
+    FROM_WHEEL,
+    ROLLED,
+    Rewrite,
+    destination_of,
+    redelivered,
+    tags_code_of,
+    topic_problem,
+)
+
+if TYPE_CHECKING:
+    from message_store.writing.store import LiveStore
+
+__all__ = [
+    "FROM_LEVEL",
+    "FROM_WHEEL",
+    "ROLLED",
+    "Redelivered",
+    "Rewrite",
+    "redeliver",
+    "redelivered",
+]
+
+
+@attrs.frozen(eq=False)
+class Redelivered:
+    """What was appended: a place and a length for each of ``rows``, which count the input.
+
+    ``bad`` are the rows that were not, each with what is wrong with it. ``counts`` say how many
+    went to which queue.
+    """
+
+    positions: Int64s
+    sizes: Int64s
+    rows: Int64s
+    bad: list[tuple[int, FormatError]]
+    counts: dict[Destination, int]
+
+
+def redeliver(
+    store: LiveStore,
+    offsets: Int64s,
+    sizes: Int64s,
+    how: Rewrite,
+    *,
+    suffixes: ByteColumn | None = None,
+    prepared_offsets: Int64s | None = None,
+    store_ms: int,
+    known: Measured | None = None,
+) -> Redelivered:
+    """Append the successors of the records at these places of the log, in row order, and their
+    queue units.
+
+    All are appended or, if it fails or the process is killed, none. ``suffixes`` are ready
+    properties to add, each closed by 0x02, ``prepared_offsets`` the prepared transaction offset of
+    each, or none for 0; ``known`` is what was found of some records before. What is missing,
+    damaged or can go nowhere comes back in ``bad``. A store of 4.9 takes no long topics, whatever
+    ``how`` says. Raises TargetError when the disk refuses.
+    """
+    prepared = int64s([]) if prepared_offsets is None else int64s(prepared_offsets)
+    given = store, int64s(offsets), int64s(sizes), how, suffixes, prepared, store_ms
+    with store.reading():
+        try:
+            return _Work(*given, known=known).run()
+        except _DamagedBodyError:  # nothing was stored: now look at all before anything is written
+            return _Work(*given, doubts_bodies=True).run()
+
+
+class _DamagedBodyError(Exception):
+    """A body did not have its checksum when it was copied."""
+
+
+class _Work:
+    """One call of ``redeliver``; a row of input keeps its number until all are measured."""
+
+    def __init__(
+        self,
+        store: LiveStore,
+        offsets: Int64s,
+        sizes: Int64s,
+        how: Rewrite,
+        suffixes: ByteColumn | None,
+        prepared_offsets: Int64s,
+        store_ms: int,
+        *,
+        known: Measured | None = None,
+        doubts_bodies: bool = False,
+    ) -> None:
+        count = len(offsets)
+        self.doubts_bodies = doubts_bodies
+        self.store, self.log, self.store_ms = store, store.log, store_ms
+        self.offsets, self.sizes = offsets, sizes
+        self.suffixes = ByteColumn.repeat(None, count) if suffixes is None else suffixes
+        self.prepared_offsets = prepared_offsets
+        if not len(sizes) == len(self.suffixes) == count or len(prepared_offsets) not in (0, count):
+            raise ValueError("offsets, sizes, suffixes and prepared offsets differ in length")
+        facts = Measured.of(store, offsets, sizes, self.suffixes.lengths, how, known=known)
+        self.how = facts.how
+        self.addresses, self.found, self.table = facts.addresses, facts.found, facts.table
+        self.names, self.dropped = dropped_table(self.how.dropped_names)
+        self.bad: list[tuple[int, FormatError]] = []
+
+    def run(self) -> Redelivered:
+        """Measure, and append what can be."""
+        self.measure()
+        return self.append()
+
+    def measure(self) -> None:
+        """See for every row that its successor can be made, or what is wrong with it."""
+        if self.doubts_bodies:
+            doubt_bodies(self.addresses, self.sizes, self.found)
+        if self.how.topic is None:
+            self._doubt_destinations()
+        new_sizes = self.found[NEW_SIZE]
+        new_sizes[new_sizes > self.log.file_bytes - END_OF_FILE_MIN_BYTES] = 0
+        for odd in np.flatnonzero(new_sizes == 0).tolist():
+            self.addresses[odd] = -1
+            try:
+                self._measure_odd(odd)
+            except FormatError as error:
+                self.bad.append((odd, error))
+
+    def _doubt_destinations(self) -> None:
+        """Leave to the scalar code, which says what is wrong, what nothing can be delivered to."""
+        found = self.found
+        for number, destination in enumerate(self.table.destinations()):
+            text = destination.topic.decode("utf-8", "replace")
+            if "\ufffd" in text or topic_problem(text, self.how):
+                found[NEW_SIZE, found[DESTINATION] == number] = 0
+
+    def _measure_odd(self, row: int) -> None:
+        """The same as the kernel for one row, by the scalar code."""
+        message = self._message(row)
+        topic, queue_id = destination_of(message, self.how)
+        size_bytes = len(self._odd_record(row, message, queue_offset=0, position=0))
+        if size_bytes + END_OF_FILE_MIN_BYTES > self.log.file_bytes:
+            raise BadFieldError(
+                "a record larger than a log file",
+                offset=message.commit_log_offset,
+                expected=f"at most {self.log.file_bytes - END_OF_FILE_MIN_BYTES}",
+                found=size_bytes,
+            )
+        self.found[NEW_SIZE, row] = size_bytes
+        self.found[DESTINATION, row] = self.table.number_of(topic.encode(), queue_id)
+        self.found[TAGS_CODE, row] = tags_code_of(message)
+
+    def _message(self, row: int) -> StoredMessage:
+        """The record at a row's place, by the strict codec."""
+        offset, size_bytes = int(self.offsets[row]), int(self.sizes[row])
+        message = self.log.record(offset, size_bytes)
+        if message.commit_log_offset != offset:
+            raise BadFieldError(
+                "the record says that it lies elsewhere",
+                offset=offset,
+                found=message.commit_log_offset,
+            )
+        if (told := len(encode_message(message))) != size_bytes:
+            raise BadFieldError(
+                "the record has another length than its queue unit says",
+                offset=offset,
+                expected=size_bytes,
+                found=told,
+            )
+        return message
+
+    def _odd_record(
+        self, row: int, message: StoredMessage, *, queue_offset: int, position: int
+    ) -> bytes:
+        return redelivered(
+            message,
+            self.how,
+            queue_offset=queue_offset,
+            position=position,
+            store_ms=self.store_ms,
+            suffix=self.suffixes[row],
+            prepared_offset=int(self.prepared_offsets[row]) if len(self.prepared_offsets) else 0,
+        )
+
+    def append(self) -> Redelivered:
+        """Write what was measured: the log first, then the queues."""
+        rows = np.arange(len(self.offsets), dtype=np.int64)
+        if self.bad:
+            rows = self._leave_out_bad_rows()
+        if not len(rows):
+            return Redelivered(rows, rows, rows, self.bad, {})
+        numbers, sizes = self.found[DESTINATION], self.found[NEW_SIZE]
+        counts = np.bincount(numbers, minlength=len(self.table))
+        wanted = np.flatnonzero(counts)
+        names_of = self.table.destinations()
+        targets = [names_of[number] for number in wanted.tolist()]
+        queues = [self.store.queue(to.topic.decode(), to.queue_id) for to in targets]
+        first_offsets = np.zeros(len(counts), np.int64)
+        first_offsets[wanted] = [queue.max_offset for queue in queues]
+        queue_offsets = np.empty(len(rows), np.int64)
+        number_rows(numbers, first_offsets.copy(), queue_offsets)
+        positions = self.log.append_rows(sizes, self._filler(queue_offsets))
+
+        ends = np.cumsum(counts)
+        units = np.empty(len(rows), QUEUE_UNIT.dtype)
+        places = ends - counts - first_offsets
+        fill_units(
+            numbers, queue_offsets, places, positions, sizes, self.found[TAGS_CODE],
+            address_of(units),
+        )  # fmt: skip
+        for number, to, queue in zip(wanted.tolist(), targets, queues, strict=True):
+            queue.append(units[ends[number] - counts[number] : ends[number]])
+            self.store.remember_topic(to.topic.decode(), to.queue_id)
+        gone = dict(zip(targets, counts[wanted].tolist(), strict=True))
+        return Redelivered(positions, sizes, rows, self.bad, gone)
+
+    def _leave_out_bad_rows(self) -> Int64s:
+        """Only what can be appended stays; returns which rows of input that is."""
+        rows = np.flatnonzero(self.found[NEW_SIZE] > 0)
+        self.found = np.ascontiguousarray(self.found[:, rows])
+        self.addresses, self.offsets, self.sizes = (
+            self.addresses[rows], self.offsets[rows], self.sizes[rows],
+        )  # fmt: skip
+        self.suffixes = self.suffixes.take(rows)
+        if len(self.prepared_offsets):
+            self.prepared_offsets = self.prepared_offsets[rows]
+        return rows
+
+    def _filler(self, queue_offsets: Int64s) -> Callable[[slice, Int64s, int], None]:
+        """What writes a piece of the rows to an address, for the log to call."""
+        odd_rows = np.flatnonzero(self.addresses < 0)
+        suffix_block, _, _ = self.suffixes.addresses
+
+        def fill(rows: slice, positions: Int64s, target: int) -> None:
+            damaged = fill_records(
+                self.addresses, self.sizes, self.found, self.dropped, self.table.rows,
+                queue_offsets, positions, self.prepared_offsets, suffix_block, self.suffixes.starts,
+                self.suffixes.lengths, self.store_ms, rows.start, rows.stop, target,
+            )  # fmt: skip
+            if damaged >= 0:
+                raise _DamagedBodyError(damaged)
+            first, last = np.searchsorted(odd_rows, [rows.start, rows.stop])
+            for row in odd_rows[first:last].tolist():
+                position = int(positions[row])
+                record = self._odd_record(
+                    row,
+                    self._message(row),
+                    queue_offset=int(queue_offsets[row]),
+                    position=position,
+                )
+                ctypes.memmove(target + position - int(positions[rows.start]), record, len(record))
+
+        return fill

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `checkpoint` of a store that is open: never more than what was synced.
+
+It serves whoever opens the store after a crash. Brokers up to 5.4 look for the newest log file that
+begins three seconds before its times; so the times given while the store is open are those of the
+beginning of the file that was being written, and not of its newest record: also a log whose times
+jump is then read from before the first record that may be missing in a queue. Where the last synced
+record begins is written for every dialect while the store is open: brokers before 5.5 pass it over,
+we do not; a store that is closed keeps it only if its brokers know it.
+"""
+
+import attrs
+
+from message_store.files.small_files import InPlaceFile, read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.files.unsynced import Unsynced
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.dialect import Dialect
+from message_store.writing.log import LiveLog
+
+_SOMEWHERE = 1
+"""In place of 0, which would say that nobody wrote the field: somewhere in the first file."""
+
+
+class LiveCheckpoint:
+    """The file, and what was synced.
+
+    ``found`` is what it said at opening, ``nothing_was_synced`` whether it knew of no record.
+    """
+
+    def __init__(self, root: StoreRoot, dialect: Dialect, log: LiveLog) -> None:
+        content = read_small_file(root.checkpoint)
+        self.found = StoreCheckpoint.decode(content or b"")
+        self.nothing_was_synced = content is not None and self.found.commit_log_timestamp_ms == 0
+        self._root = root
+        self._dialect = dialect
+        self._log = log
+        self._file: InPlaceFile | None = None
+        self._written = b""
+        self._synced_log = 0
+        self._synced_queues = 0
+
+    @property
+    def synced_place(self) -> int:
+        """Where the last record begins that was known to be on disk at opening; -1 for none."""
+        place = self.found.queue_commit_log_offset
+        return -1 if place == 0 or self.nothing_was_synced else place
+
+    def log_is_synced(self, last_start: int) -> None:
+        """Every record up to the one that begins here is on disk."""
+        self._synced_log = max(self._synced_log, last_start)
+
+    def queues_are_synced(self, last_start: int) -> None:
+        """And so are the queue entries of every record up to this one."""
+        self._synced_queues = max(self._synced_queues, last_start)
+
+    def write(self, *, durably: bool = False) -> None:
+        """Say what was synced so far. Raises TargetError."""
+        synced = min(self._synced_log, self._synced_queues)
+        file_start = synced - synced % self._log.file_bytes
+        # Without a time it says that nothing is known to be on disk: the log may then be gone.
+        begun_ms = self._log.store_time_ms(max(file_start, self._log.min_offset)) if synced else 0
+        self._put(
+            attrs.evolve(
+                self.found,
+                commit_log_timestamp_ms=begun_ms,
+                queue_timestamp_ms=begun_ms,
+                queue_commit_log_offset=max(synced, _SOMEWHERE),
+            ).encode(),
+            durably=durably,
+        )
+
+    def write_last(self) -> None:
+        """Say, durably, that all is synced and the store closed, as a broker of the dialect does.
+
+        Raises TargetError.
+        """
+        newest_ms = self._log.store_time_ms(self._log.last_start)
+        self._put(
+            attrs.evolve(
+                self.found,
+                commit_log_timestamp_ms=newest_ms,
+                queue_timestamp_ms=newest_ms,
+                queue_commit_log_offset=self._log.last_start,
+            ).encode(self._dialect.checkpoint),
+            durably=True,
+        )
+
+    def _put(self, content: bytes, *, durably: bool) -> None:
+        if self._file is None:
+            self._file = InPlaceFile(self._root.checkpoint)
+        if content != self._written or durably:
+            self._file.write(content, durably=durably)
+            self._written = content
+
+    def begin_sync(self) -> Unsynced:
+        """What was written and is not on disk; ``finish`` needs no lock."""
+        handles = () if self._file is None else (self._file.another_handle(),)
+        return Unsynced(handles, (), lambda: None)
+
+    def close(self) -> None:
+        """Give the file back; closing twice is fine."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch at recovery: every record of a part of the log to its queue, unless that has it.
+
+A queue has a record when its last entry ends behind it. An entry that is there but torn, some of
+its bytes still zero, is written again. One that was neutralised stays neutralised.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
+from message_store.columns.property_column import find_property_column
+from message_store.format import properties as names
+from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.record_layout import (
+    SMALLEST_RECORD_BYTES,
+    SYS_COMMIT,
+    SYS_TRANSACTION_MASK,
+)
+from message_store.kernels.dispatch import FOUND_LENGTH, ROW_FIELDS, hash_texts, list_records
+from message_store.kernels.log import FILE_ENDS, RECORD
+from message_store.kernels.raw_memory import address_of
+from message_store.kernels.text import NOT_UTF8
+from message_store.reading.commit_log import NO_TIME
+from message_store.reading.consume_queue import MAX_NEUTRAL_BYTES, QUEUE_UNIT, UnitArray, is_filled
+from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
+from message_store.writing.topics import is_topic_name
+
+if TYPE_CHECKING:
+    from message_store.writing.store import LiveStore
+
+_ROWS_AT_ONCE = 1 << 16
+_SYS_INNER_BATCH = 0x80
+
+
+class _Rows:
+    """Records of one log file: a column for each of ``ROW_FIELDS``, and the file's bytes."""
+
+    def __init__(self, columns: NDArray[np.int64], file: NDArray[np.uint8], start: int) -> None:
+        self.columns = columns
+        self.file = file
+        self.start = start
+
+    def __len__(self) -> int:
+        return int(self.columns.shape[1])
+
+    def __getitem__(self, name: str) -> Int64s:
+        column: Int64s = self.columns[ROW_FIELDS.index(name)]
+        return column
+
+    def take(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> "_Rows":
+        if chosen.dtype == np.bool_ and chosen.all():
+            return self
+        return _Rows(np.ascontiguousarray(self.columns[:, chosen]), self.file, self.start)
+
+    @property
+    def ends(self) -> Int64s:
+        ends: Int64s = self["commit_log_offset"] + self["size_bytes"]
+        return ends
+
+    def texts(self, place: str, length: str) -> ByteColumn:
+        starts = self["commit_log_offset"] - self.start + self[place]
+        return ByteColumn(self.file, starts, self[length])
+
+    def property(self, name: str) -> ByteColumn:
+        return find_property_column(self.texts("properties_at", "properties_bytes"), name)
+
+
+class Dispatcher:
+    """Brings queues up to the log, and counts what that took.
+
+    The last entries of ``doubted`` queues, by topic and queue id, may be damaged; the dictionary
+    says where the newest record ends that they lead to all the same.
+    """
+
+    def __init__(self, store: "LiveStore", doubted: dict[tuple[str, int], int]) -> None:
+        self._store = store
+        self._known_ends = dict(doubted)
+        self.dispatched = 0
+        self.repaired = 0
+        self._is_whole_log = True
+        self._lacks_beginning = False
+
+    def run(self, start: int, end: int) -> bool:
+        """Dispatch what lies between two places where records begin.
+
+        Returns False when a queue has nothing of what came before ``start``: it was lost, and the
+        whole log has to be dispatched to bring it back. Nothing is put into such a queue.
+        """
+        self._is_whole_log = start <= self._store.log.min_offset
+        self._lacks_beginning = False
+        # Torn entries first, all of them: where a queue ends is not known before.
+        for deal_with in (self._repair, self._append_new):
+            for rows in self._records(start, end):
+                for topic, one_queue in _by_queue(rows):
+                    queue = self._store.queue(topic, int(one_queue["queue_id"][0]))
+                    deal_with(queue, one_queue)
+        return not self._lacks_beginning
+
+    def queue_ids(self, wanted: str, start: int, end: int) -> set[int]:
+        """The queues of a topic that records between these places belong to; changes nothing."""
+        return {
+            int(one_queue["queue_id"][0])
+            for rows in self._records(start, end)
+            for topic, one_queue in _by_queue(rows.take(rows["commit_log_offset"] < end))
+            if topic == wanted
+        }
+
+    def _records(self, start: int, end: int) -> Iterator[_Rows]:
+        """What lies between two places where records begin, in the order of the log."""
+        segments = self._store.log.segments
+        found = np.zeros(FOUND_LENGTH, np.int64)
+        columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
+        while start < end:
+            file_start = start - start % segments.file_bytes
+            file = np.frombuffer(segments.view(file_start, segments.file_bytes), np.uint8)
+            count = list_records(
+                address_of(file),
+                start - file_start,
+                segments.file_bytes,
+                file_start,
+                columns,
+                found,
+            )
+            yield _Rows(columns[:, :count], file, file_start)
+            start = file_start + int(found[0])
+            if found[1] == FILE_ENDS:
+                start = file_start + segments.file_bytes
+            elif found[1] != RECORD and start < end:
+                start = self._store.log.next_record(start)  # past a damaged one
+                if start < 0:
+                    return
+
+    def _append_new(self, queue: LiveQueue, rows: _Rows) -> None:
+        """Give a queue the entries of the records that lie behind its last one."""
+        name = (queue.topic, queue.queue_id)
+        rows = rows.take(rows.ends > self._known_ends.get(name, queue.end_position))
+        rows = rows.take(~self._is_listed(queue, rows))
+        if not len(rows):
+            return
+        first = int(rows["queue_offset"][0])
+        if first > queue.max_offset and not self._is_whole_log:
+            self._lacks_beginning = True
+            return
+        queue.begin_at(first)
+        queue.append(_as_neutral_as_before(queue, rows, self._units(queue.topic, rows)))
+        self._known_ends.pop(name, None)
+        self.dispatched += len(rows)
+
+    def _is_listed(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
+        """Which of these records the queue leads to at their ordinals."""
+        is_listed = np.zeros(len(rows), bool)
+        there = np.flatnonzero(self._is_held(queue, rows))
+        if len(there):
+            stored = _units_at(queue, rows["queue_offset"][there])
+            ends = stored["commit_log_offset"] + stored["size_bytes"].astype(np.int64)
+            is_listed[there] = is_filled(stored) & (ends == rows.ends[there])
+        return is_listed
+
+    def _is_held(self, queue: LiveQueue, rows: _Rows) -> NDArray[np.bool_]:
+        """Which of these records' ordinals the queue has."""
+        places, first = rows["queue_offset"], queue.segments.min_offset // QUEUE_UNIT.size
+        return np.asarray((places >= first) & (places < queue.max_offset))
+
+    def _units(self, topic: str, rows: _Rows) -> UnitArray:
+        """The entries that these records should have."""
+        units = np.empty(len(rows), QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = rows["commit_log_offset"]
+        units["size_bytes"] = rows["size_bytes"]
+        units["tags_code"] = self._tags_codes(topic, rows)
+        return units
+
+    def _tags_codes(self, topic: str, rows: _Rows) -> Int64s:
+        if topic != names.LEVEL_TOPIC:
+            return _hashes(rows.property(names.TAGS))
+        texts = rows.property(names.DELAY).to_arrow().dictionary_encode()
+        delays = [self._delay_ms(text) for text in texts.dictionary.to_pylist()]
+        is_level = np.array([delay is not None for delay in delays], bool)
+        delay_ms = np.array([delay or 0 for delay in delays], np.int64)
+        numbers = numbers_of(texts.indices)
+        codes: Int64s = rows["store_timestamp_ms"] + delay_ms[numbers]
+        others = np.flatnonzero(~is_level[numbers])
+        if len(others):  # seldom: a level's records say which
+            codes[others] = _hashes(rows.property(names.TAGS).take(others))
+        return codes
+
+    def _delay_ms(self, text: bytes) -> int | None:
+        """The delay that a DELAY property asks for; None when it asks for none."""
+        levels = self._store.levels
+        try:
+            level = levels.clamp(parse_long(text.decode("ascii", "replace")))
+        except BadFieldError:
+            return None
+        return levels.delay_ms(level) if level else None
+
+    def _repair(self, queue: LiveQueue, rows: _Rows) -> None:
+        """Write torn entries again, among those that stand at their records' ordinals."""
+        rows = rows.take(self._is_held(queue, rows))
+        if not len(rows):
+            return
+        places = rows["queue_offset"]
+        wanted = self._units(queue.topic, rows)
+        stored = _units_at(queue, places).astype(QUEUE_UNIT.dtype)
+        neutral = wanted.copy()
+        neutral["commit_log_offset"] = rows.ends - NEUTRAL_SIZE
+        neutral["size_bytes"] = NEUTRAL_SIZE
+        stored_bytes, wanted_bytes, neutral_bytes = map(_bytes_of, (stored, wanted, neutral))
+        is_wanted, is_neutral = stored_bytes == wanted_bytes, stored_bytes == neutral_bytes
+        # Neutral is what ends with its record and is too short to be one, whatever it was made for.
+        sizes = stored["size_bytes"].astype(np.int64)
+        is_short = (sizes > 0) & (sizes < SMALLEST_RECORD_BYTES)
+        is_whole = is_short & (stored["commit_log_offset"] + sizes == rows.ends)
+        is_whole |= is_wanted.all(axis=1)
+        if queue.topic == names.LEVEL_TOPIC:
+            # What is due at once has the time there when it was stored, without a delay.
+            is_due_at_once = stored["tags_code"] == rows["store_timestamp_ms"]
+            is_whole |= (
+                is_wanted[:, : QUEUE_UNIT.offset_of("tags_code")].all(axis=1) & is_due_at_once
+            )
+        is_part = (is_wanted | is_neutral | (stored_bytes == 0)).all(axis=1)
+        is_lost = self._leads_nowhere(stored) & ~is_part
+        for row in np.flatnonzero((is_part | is_lost) & ~is_whole).tolist():
+            # Half neutralised: finish it, because nobody was told that it was not.
+            # A byte that is zero may be one that was never written.
+            tells = is_neutral[row] & ~is_wanted[row] & (stored_bytes[row] != 0)
+            became_neutral = bool(tells.any())
+            if is_lost[row]:  # by chance, a damaged byte is any
+                offset = int(stored["commit_log_offset"][row])
+                is_near_end = 0 < int(rows.ends[row]) - offset < SMALLEST_RECORD_BYTES
+                is_at_record = offset == int(rows["commit_log_offset"][row])
+                became_neutral = is_near_end or (
+                    0 < sizes[row] <= MAX_NEUTRAL_BYTES and not is_at_record
+                )
+            unit = (neutral if became_neutral else wanted)[row]
+            queue.overwrite(int(places[row]), *map(int, unit.tolist()))
+            self.repaired += 1
+
+    def _leads_nowhere(self, stored: UnitArray) -> NDArray[np.bool_]:
+        """Which entries were damaged, so that no record of their size begins where they lead."""
+        offsets = stored["commit_log_offset"].astype(np.int64)
+        sizes = stored["size_bytes"].astype(np.int64)
+        return np.asarray(self._store.log.store_times_ms(offsets, sizes) == NO_TIME)
+
+
+def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
+    """These new entries, neutral where the one that was cut off was: it led to the last bytes of
+    the same record. Its size may have been damaged, which made it the queue's end.
+    """
+    for size_bytes in range(1, MAX_NEUTRAL_BYTES + 1) if len(queue.neutral_rest) else ():
+        was_neutral = np.isin(rows.ends - size_bytes, queue.neutral_rest)
+        units["commit_log_offset"][was_neutral] = rows.ends[was_neutral] - size_bytes
+        units["size_bytes"][was_neutral] = size_bytes
+    return units
+
+
+def _units_at(queue: LiveQueue, queue_offsets: Int64s) -> UnitArray:
+    low = int(queue_offsets.min())
+    return queue.units(low, int(queue_offsets.max()) + 1)[queue_offsets - low]
+
+
+def _hashes(tags: ByteColumn) -> Int64s:
+    codes = np.empty(len(tags), np.int64)
+    hash_texts(*tags.addresses, len(tags), codes)
+    for row in np.flatnonzero(codes == NOT_UTF8).tolist():
+        codes[row] = string_hash(tags[row].decode("utf-8", "replace"))
+    return codes
+
+
+def _by_queue(rows: _Rows) -> Iterator[tuple[str, _Rows]]:
+    """The records that belong into a queue, with their topic, for each queue in turn."""
+    kind = rows["sys_flag"] & SYS_TRANSACTION_MASK
+    is_visible = ((kind == 0) | (kind == SYS_COMMIT)) & (rows["queue_id"] >= 0)
+    rows = rows.take(is_visible & (rows["sys_flag"] & _SYS_INNER_BATCH == 0))
+    # By name and not by a hash of it: clients choose the names.
+    texts = rows.texts("topic_at", "topic_bytes").to_arrow().dictionary_encode()
+    keys = (numbers_of(texts.indices).astype(np.int64) << 32) | rows["queue_id"]
+    _, firsts, groups = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(groups, kind="stable")
+    limits = np.searchsorted(groups[order], np.arange(len(firsts) + 1))
+    for group in range(len(firsts)):
+        chosen = rows.take(order[limits[group] : limits[group + 1]])
+        topic = chosen.texts("topic_at", "topic_bytes")[0].decode("utf-8", "replace")
+        if is_topic_name(topic):
+            yield topic, chosen
+
+
+def _bytes_of(units: UnitArray) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(units).view(np.uint8).reshape(len(units), QUEUE_UNIT.size)

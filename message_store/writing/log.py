@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commit log open for writing: records go to its end, all of an append or none.
+
+An append writes everything but the first record's first eight bytes, its size and magic, and then
+those: a process that is killed anywhere before leaves a log that ends where it ended. Nothing here
+locks; the store does.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import (
+    BadFieldError,
+    DelayStoreError,
+    FormatError,
+    TargetError,
+    TruncatedRecordError,
+)
+from message_store.files.live_segments import LiveSegments
+from message_store.files.segments import make_pages, write_small
+from message_store.files.unsynced import Unsynced
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at, record_size_at
+from message_store.format.record_layout import (
+    BLANK_RECORD,
+    END_OF_FILE_MIN_BYTES,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+)
+from message_store.writing.pieces import PIECE_BYTES, PieceWriter, pieces_of
+
+Int64s = NDArray[np.int64]
+Fill = Callable[[slice, Int64s, int], None]
+
+PUBLISHED_LAST_BYTES = BLANK_RECORD.size
+"""Size and magic: without them nothing begins at a place."""
+
+_MAGIC_AT = HEAD_V4_V4.offset_of("magic")
+_MAGICS_BEGIN = (MAGIC_V1 % (1 << 32)).to_bytes(4, "big")[:3]  # those of both kinds of records
+_PIECES_FOR_A_THREAD = 4
+_NO_ROOM = -1
+
+
+class LiveLog:
+    """The log's files, and where it ends.
+
+    ``end`` is where the next record goes, or the blank before it; ``last_start`` is where the last
+    record begins, 0 when there is none. Both are the business of whoever opened the log: it is
+    found by recovery. ``file_bytes`` is the size of each file,
+    ``append_count`` how many appends there were.
+    """
+
+    def __init__(self, segments: LiveSegments, end: int, last_start: int) -> None:
+        self.segments = segments
+        self.file_bytes = segments.file_bytes
+        self.end = end
+        self.last_start = last_start
+        self.is_broken = False
+        self.append_count = 0
+        self._file_start = 0
+        self._room_end = _NO_ROOM
+        self._ready_end = 0
+        self._descriptor = -1
+        self._last_times_ms: dict[int, int] = {}
+        # Kept, because fresh memory costs as much as what is written into it.
+        self._buffers = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins."""
+        return self.segments.min_offset
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def append(self, size_bytes: int, make: Callable[[int], bytes]) -> int:
+        """Put one record at the end; returns where it begins.
+
+        ``make`` is told where, and answers the record, of ``size_bytes``. Raises TargetError when
+        the disk refuses, and BadFieldError for a record that no file can hold; nothing is stored
+        then.
+        """
+        position = self.place_for(size_bytes)
+        record = make(position)
+        if len(record) != size_bytes:
+            raise ValueError(f"a record of {len(record)} bytes, where {size_bytes} were announced")
+        self.put(record, position)
+        return position
+
+    def place_for(self, size_bytes: int) -> int:
+        """Where the next record begins, if it has this size. Raises as ``append``."""
+        position = self.end
+        if position + size_bytes + END_OF_FILE_MIN_BYTES > self._room_end:
+            position = self._turn_to_room(size_bytes)
+        return position
+
+    def put(self, record: bytes, position: int) -> None:
+        """Store a record at the place that ``place_for`` gave for its size. Raises TargetError."""
+        try:
+            write_small(self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES)
+        except OSError as error:
+            self._undo()
+            raise self.segments.error("written", self._file_start, error) from error
+        except BaseException:
+            self._undo()
+            raise
+        self.end = position + len(record)
+        self.last_start = position
+        self.append_count += 1
+
+    def _turn_to_room(self, size_bytes: int) -> int:
+        """Make the file where ``size_bytes`` go the current one; returns where they go."""
+        self.require_unbroken()
+        if size_bytes + END_OF_FILE_MIN_BYTES > self.file_bytes:
+            raise BadFieldError(
+                "a record larger than a log file",
+                expected=f"at most {self.file_bytes - END_OF_FILE_MIN_BYTES}",
+                found=size_bytes,
+            )
+        start = self.end - self.end % self.file_bytes
+        if self.end + size_bytes + END_OF_FILE_MIN_BYTES > start + self.file_bytes:
+            self.segments.make_file(start + self.file_bytes)  # which a full disk refuses first
+            self._write_blank(self.end)
+            self.end = start + self.file_bytes
+            self._enter_file(self.end)
+        else:
+            self._enter_file(start)
+        self._make_ready(size_bytes)
+        return self.end
+
+    def _enter_file(self, start: int) -> None:
+        self._room_end = _NO_ROOM
+        self.segments.make_file(start)
+        self.segments.mark_dirty(start)
+        self._descriptor = self.segments.descriptor(start)
+        self._file_start = start
+
+    def _make_ready(self, size_bytes: int) -> None:
+        """Let there be pages for this record and for those that follow it."""
+        start = self._file_start
+        wanted = self.end + size_bytes + END_OF_FILE_MIN_BYTES
+        if wanted > self._ready_end:
+            begin = max(self.end, self._ready_end) - start
+            end = make_pages(self._descriptor, begin, wanted - start, self.file_bytes)
+            self._ready_end = start + end
+        self._room_end = self._ready_end
+
+    def _write_blank(self, position: int) -> None:
+        """Say that nothing follows in the file that ends behind ``position``."""
+        left = self.file_bytes - position % self.file_bytes
+        self.segments.write_at(position, BLANK_RECORD.encode(size_bytes=left, magic=MAGIC_BLANK))
+
+    def append_rows(self, sizes: Int64s, fill: Fill) -> Int64s:
+        """Put many records at the end, all or none; returns where each begins.
+
+        ``fill(rows, positions, target_address)`` is called for some rows after another: it writes
+        the record of row ``i`` to ``target_address + positions[i] - positions[rows.start]``.
+        Raises as ``append``; what ``fill`` raises goes through, and nothing is stored then.
+        """
+        from message_store.kernels.batch import place_records
+
+        positions = np.empty(len(sizes), np.int64)
+        if not len(sizes):
+            return positions
+        if int(sizes.min()) < SMALLEST_RECORD_BYTES:
+            raise BadFieldError("a record smaller than any can be", found=int(sizes.min()))
+        self.require_unbroken()
+        end = place_records(sizes, self.end, self.file_bytes, positions)
+        if end < 0:
+            self._turn_to_room(int(sizes[-1 - end]))
+        try:
+            head = self._write_pieces(positions, sizes, fill)
+            self._write_blanks_between(positions, sizes)
+            self.segments.write_at(int(positions[0]), head)
+        except BaseException:
+            self._undo()
+            raise
+        self.end, self.last_start = end, int(positions[-1])
+        self.append_count += 1
+        self._room_end = _NO_ROOM
+        return positions
+
+    def _write_pieces(self, positions: Int64s, sizes: Int64s, fill: Fill) -> bytes:
+        """Write all rows; returns the first eight bytes, in whose place zeros are written.
+
+        While one piece is being written the next is filled: a kernel takes half of the time for
+        finding and cleaning fresh pages, and another core has nothing to do.
+        """
+        pieces, head = pieces_of(positions, self.file_bytes), b""
+        with PieceWriter(self.segments, in_a_thread=len(pieces) >= _PIECES_FOR_A_THREAD) as writer:
+            for number, rows in enumerate(pieces):
+                start, last = int(positions[rows.start]), rows.stop - 1
+                size_bytes = int(positions[last] + sizes[last]) - start
+                piece = self._piece(number % len(self._buffers), size_bytes)
+                fill(rows, positions, int(piece.ctypes.data))
+                if not head:
+                    head = piece[:PUBLISHED_LAST_BYTES].tobytes()
+                    piece[:PUBLISHED_LAST_BYTES] = 0
+                writer.write(start, piece.data)
+        return head
+
+    def _piece(self, which: int, size_bytes: int) -> NDArray[np.uint8]:
+        if self._buffers[which].size < size_bytes:
+            self._buffers[which] = np.empty(max(size_bytes, PIECE_BYTES), np.uint8)
+        return self._buffers[which][:size_bytes]
+
+    def _write_blanks_between(self, positions: Int64s, sizes: Int64s) -> None:
+        ends = np.concatenate([[self.end], positions + sizes])
+        for row in np.flatnonzero(positions != ends[:-1]).tolist():
+            self._write_blank(int(ends[row]))
+
+    def _undo(self) -> None:
+        """Take away what a failed append has written: it must not come to light behind the next."""
+        self._room_end = _NO_ROOM
+        was_broken, self.is_broken = self.is_broken, True  # so it stays if anything stops this
+        with suppress(DelayStoreError):
+            self.segments.zero_from(self.end)
+            self.is_broken = was_broken
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def holds(self, offset: int, size_bytes: int) -> bool:
+        """Whether so many bytes from ``offset`` on lie in the log and in one file."""
+        is_inside = self.min_offset <= offset and 0 < size_bytes <= self.end - offset
+        return is_inside and size_bytes <= self.file_bytes - offset % self.file_bytes
+
+    def record(self, offset: int, size_bytes: int) -> StoredMessage:
+        """The record that a queue says is there, exactly so long. Raises FormatError when it is
+        not.
+        """
+        if not self.holds(offset, size_bytes):
+            raise TruncatedRecordError(
+                "not in the log", path=self.segments.directory, offset=offset, expected=size_bytes
+            )
+        view = self.segments.view(offset, size_bytes)
+        message = decode_message_at(view)
+        if message.commit_log_offset != offset:
+            raise BadFieldError(
+                "a record of another place", expected=offset, found=message.commit_log_offset
+            )
+        length_bytes = record_size_at(view, 0)
+        if length_bytes != size_bytes:
+            raise BadFieldError(
+                "a record of another length than its queue entry says",
+                offset=offset,
+                expected=size_bytes,
+                found=length_bytes,
+            )
+        return message
+
+    def next_record(self, offset: int) -> int:
+        """Where the first whole record begins at or behind ``offset``; -1 when there is none."""
+        place = offset + _MAGIC_AT
+        while (place := self.segments.find(_MAGICS_BEGIN, place)) >= 0:
+            start = place - _MAGIC_AT
+            if start % self.file_bytes + SMALLEST_RECORD_BYTES <= self.file_bytes:
+                size_bytes = int.from_bytes(self.segments.read_at(start, 4), "big", signed=True)
+                with suppress(FormatError):
+                    self.record(start, size_bytes)
+                    return start
+            place += 1
+        return -1
+
+    def addresses(self, offsets: Int64s) -> Int64s:
+        """Where in memory each of these offsets is, for kernels; -1 outside the log.
+
+        ``rooms`` says how much can be read there.
+        """
+        is_inside = (offsets >= self.min_offset) & (offsets < self.end)
+        return self.segments.addresses(np.where(is_inside, offsets, -1))
+
+    def rooms(self, offsets: Int64s) -> Int64s:
+        """How many bytes each of these offsets has behind it, in its file and in the log."""
+        in_file = self.file_bytes - offsets % self.file_bytes
+        rooms: Int64s = np.clip(np.minimum(in_file, self.end - offsets), 0, None)
+        return rooms
+
+    # --- syncing and keeping ----------------------------------------------------------------------
+
+    def store_time_ms(self, offset: int) -> int:
+        """When the record at ``offset`` was stored; 0 where none begins."""
+        head = self.head(offset)
+        return 0 if head is None else head["store_timestamp_ms"]
+
+    def head(self, offset: int) -> dict[str, int] | None:
+        """The fields of fixed place of the record at ``offset``; None where none begins."""
+        if not self.holds(offset, SMALLEST_RECORD_BYTES):
+            return None
+        head = self.segments.read_at(offset, SMALLEST_RECORD_BYTES)
+        fields = HEAD_V4_V4.decode_at(head, 0)
+        if fields["magic"] not in (MAGIC_V1, MAGIC_V2) or fields["commit_log_offset"] != offset:
+            return None
+        if fields["sys_flag"] & SYS_BORN_HOST_IPV6:
+            fields = HEAD_V6_V4.decode_at(head.ljust(HEAD_V6_V4.size, b"\0"), 0)
+        return fields
+
+    def store_times_ms(self, offsets: Int64s, sizes: Int64s | None = None) -> Int64s:
+        """The same for many, and ``NO_TIME`` of ``commit_log`` where no record begins, or none
+        of that size.
+        """
+        from message_store.kernels.dispatch import read_store_times
+        from message_store.reading.commit_log import NO_TIME
+
+        times = np.full(len(offsets), NO_TIME, np.int64)
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        wanted = np.zeros(len(offsets), np.int64)
+        if sizes is not None:
+            wanted[:] = np.where(sizes == 0, -1, sizes)
+        places = self.addresses(offsets)
+        read_store_times(places, self.rooms(offsets), offsets, wanted, times)
+        return times
+
+    def head_checksum(self, offset: int) -> int:
+        """What tells the record at ``offset`` from any other that may come to lie there, after a
+        loss of power took it and the log grew again; 0 where the log does not go on so far.
+        """
+        if not self.holds(offset, SMALLEST_RECORD_BYTES):
+            return 0
+        return crc32(self.segments.read_at(offset, SMALLEST_RECORD_BYTES))
+
+    def begin_sync(self) -> Unsynced:
+        """Take note of what was written and not synced; the next write will note itself again."""
+        self._room_end = _NO_ROOM
+        return self.segments.begin_sync()
+
+    def require_unbroken(self) -> None:
+        """Raise TargetError after ``break_off``."""
+        if self.is_broken:
+            raise TargetError(f"{self.segments.directory}: an earlier write failed; open it again")
+
+    def break_off(self) -> None:
+        """Refuse every further append: nobody knows any more what is on disk."""
+        self.is_broken = True
+        self._room_end = _NO_ROOM
+
+    def end_of_expired(self, now_ms: int, retention_ms: int, keep_from: int) -> int:
+        """Where the oldest files end whose last record was stored longer than ``retention_ms`` ago;
+        where the log begins when there are none.
+
+        Never the last file, never one that ``keep_from`` lies in or before.
+        """
+        stop = self.min_offset
+        for start in self.segments.starts[:-1]:
+            file_end = start + self.file_bytes
+            if file_end > min(keep_from, self.end):
+                break
+            if self.store_time_ms(start) + retention_ms > now_ms:  # it only gets younger
+                break
+            if self._last_time_ms(start) + retention_ms > now_ms:
+                break
+            stop = file_end
+        return stop
+
+    def _last_time_ms(self, start: int) -> int:
+        """When the last record of a full file was stored."""
+        from message_store.kernels.dispatch import last_record_of
+
+        if start not in self._last_times_ms:
+            address = self.segments.address_of_file(start)
+            place = last_record_of(address, self.file_bytes)
+            # A file that begins with damage is as old as what follows it.
+            last = start + place if place >= 0 else start + self.file_bytes
+            self._last_times_ms[start] = self.store_time_ms(last)
+        return self._last_times_ms[start]

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What opening a store for writing has to put right: the log's end, and what queues do not know.
+
+The log is walked, every checksum included, from a place before which everything is known to be
+whole and in its queues. It ends before the first thing that is no record. What lies behind is made
+zeros, because the rest of a torn append would come to light behind the next one. Each record goes
+to its queue unless that has it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import FormatError, SourceError
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.properties import LMQ_PREFIX
+from message_store.format.record_layout import (
+    END_OF_FILE_MIN_BYTES,
+    HEAD_V4_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+)
+from message_store.reading.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT
+from message_store.writing.checkpoint import LiveCheckpoint
+from message_store.writing.dispatch import Dispatcher
+from message_store.writing.log import LiveLog
+from message_store.writing.queue import LiveQueue
+
+if TYPE_CHECKING:
+    from message_store.writing.store import LiveStore
+
+SAVED_NAME = "commitlog-behind"
+"""In front of the offset where the log ended: what was cut off behind it."""
+
+_QUEUE_FILES_IN_DOUBT = 3
+_BEGIN = HEAD_V4_V4.part("size_bytes", "magic")
+_HEAD = END_OF_FILE_MIN_BYTES
+_ENTRIES_LOOKED_AT = 4_096
+_ENTRIES_AT_ONCE = 64
+
+
+@attrs.frozen
+class Recovery:
+    """What was found and done: the log from ``start`` to ``end`` was walked.
+
+    ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` told of
+    records behind the log's end; ``zeroed_bytes`` behind it were not zero. Whole records among them
+    are in the file ``saved``.
+    """
+
+    start: int
+    end: int
+    dispatched: int = 0
+    repaired: int = 0
+    cut: int = 0
+    zeroed_bytes: int = 0
+    saved: Path | None = None
+
+
+@attrs.frozen
+class Extent:
+    """The log as it was found: walked from ``start`` and whole up to ``end``; its last record
+    begins at ``last_start``, -1 when that was not met on the way. Queues have to be compared with
+    the log from ``dispatch_from`` on; those in ``doubted`` may have entries that lead nowhere.
+    """
+
+    start: int
+    end: int
+    last_start: int
+    is_clean: bool
+    is_known_end: bool
+    dispatch_from: int
+    doubted: "tuple[NewestRecord, ...]"
+
+
+@attrs.frozen
+class NewestRecord:
+    """The newest record that a queue's entries lead to: where it begins, -1 without one, and where
+    it ends. ``is_doubted`` says that the queue has lost a part, or has other entries behind.
+    """
+
+    queue: LiveQueue
+    start: int
+    end: int
+    is_doubted: bool
+
+
+def survey(
+    log: LiveLog, queues: list[LiveQueue], checkpoint: LiveCheckpoint, *, was_clean: bool
+) -> Extent:
+    """Find where the log ends, and change nothing.
+
+    A queue's entry tells where the log goes on only if a record of that queue begins there: a
+    damaged entry would end the log anywhere. Raises SourceError when the log is damaged where it
+    was known to be whole: what follows the damage would be lost without a word.
+    """
+    log.end = log.segments.end_offset
+    known = [_newest_record(log, queue) for queue in queues if queue.min_offset < queue.max_offset]
+    own = [one for one in known if not one.queue.topic.startswith(LMQ_PREFIX)]
+    newest_end, last_start = max(((one.end, one.start) for one in own), default=(-1, -1))
+    if was_clean and newest_end >= 0:
+        start = newest_end
+    else:
+        start, last_start = _unclean_start(log, queues, checkpoint.found), -1
+    # What was not stopped cleanly is looked at harder behind what is known to be on disk.
+    synced = LONG_MAX if was_clean else checkpoint.synced_place
+    end, last_record = _find_end(log, start, synced)
+    doubted = tuple(record for record in known if record.is_doubted)
+    extent = Extent(
+        start,
+        end,
+        last_record if last_record >= 0 else last_start,
+        was_clean,
+        start == newest_end,
+        min([start, *(max(record.end, log.min_offset) for record in doubted)]),
+        doubted,
+    )
+    _refuse_damage(log, queues, checkpoint, extent)
+    return extent
+
+
+def recover(store: "LiveStore", extent: Extent) -> Recovery:
+    """Give the log its end and every queue what it lacks. Raises TargetError."""
+    log, queues = store.log, store.queues()
+    end = extent.end
+    saved = _save_records_behind(store, end)
+    zeroed_bytes = log.segments.zero_from(end)
+    log.end = end
+    log.last_start = extent.last_start
+    if log.last_start < 0:
+        log.last_start = _last_known(queues, end)
+    cut = 0
+    for queue in queues:
+        if queue.end_position > end or queue.has_stale_rest:
+            cut += queue.cut(end)
+            queue.correct_min_offset(log.min_offset)
+    doubted = {(one.queue.topic, one.queue.queue_id): one.end for one in extent.doubted}
+    dispatcher = Dispatcher(store, doubted)
+    start = extent.dispatch_from
+    if not dispatcher.run(start, end):
+        start = log.min_offset
+        dispatcher.run(start, end)
+    if not extent.is_clean:
+        _doubt_what_is_on_disk(log, store.queues(), start)
+    return Recovery(
+        start,
+        end,
+        dispatcher.dispatched,
+        dispatcher.repaired,
+        cut,
+        zeroed_bytes=zeroed_bytes,
+        saved=saved,
+    )
+
+
+# --- where to begin -------------------------------------------------------------------------------
+
+
+def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
+    """Look through a queue from its end for an entry that leads to a record of this queue.
+
+    The head of the record is compared, so that a damaged body takes no part in it. What was
+    neutralised tells nothing. A queue of multi-dispatch leads to records of other queues.
+    """
+    is_doubted = queue.has_stale_rest
+    is_of_others = queue.topic.startswith(LMQ_PREFIX)
+    first = max(queue.min_offset, queue.max_offset - _ENTRIES_LOOKED_AT)
+    for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):
+        low = max(first, high - _ENTRIES_AT_ONCE)
+        units = queue.units(low, high)
+        for index in range(len(units) - 1, -1, -1):
+            offset, size_bytes, _ = units[index].tolist()
+            head = log.head(offset)
+            is_short = 0 < size_bytes < SMALLEST_RECORD_BYTES
+            if size_bytes == PRE_BLANK_SIZE or (is_short and head is None):
+                continue
+            if (
+                head is not None
+                and head["size_bytes"] == size_bytes
+                and (is_of_others or head["queue_id"] == queue.queue_id)
+                and (is_of_others or head["queue_offset"] == low + index)
+                and log.holds(offset, size_bytes)
+            ):
+                return NewestRecord(queue, offset, offset + size_bytes, is_doubted)
+            is_doubted = True
+    return NewestRecord(queue, -1, -1, is_doubted)
+
+
+def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint) -> int:
+    """Where a record begins before which everything is on disk; the beginning of its file where
+    that is not known to the record.
+    """
+    starts = log.segments.starts
+    if not any(queue.max_offset * QUEUE_UNIT.size > queue.segments.min_offset for queue in queues):
+        return log.min_offset
+    place = checkpoint.queue_commit_log_offset
+    if _is_record(log, place) and _is_of_our_making(log, checkpoint):
+        return place
+    is_in_first_file = 0 < place < log.min_offset + log.file_bytes
+    if is_in_first_file or (place > 0 and _is_record(log, place)):
+        limit = place
+    else:
+        times = [(start, log.store_time_ms(start)) for start in starts]
+        passed = [s for s, ms in times if 0 < ms <= checkpoint.recover_from_ms]
+        limit = max(passed, default=log.min_offset)
+    whole = [s for s in starts if s <= limit and _is_record(log, s)]
+    return max(whole, default=log.min_offset)
+
+
+def _is_of_our_making(log: LiveLog, checkpoint: StoreCheckpoint) -> bool:
+    """Whether a store of ours wrote this while it was open: all that lies before its place, which
+    the log has, is on disk. A broker's place says what was put into queues.
+    """
+    place = checkpoint.queue_commit_log_offset
+    begun_ms = log.store_time_ms(place - place % log.file_bytes)
+    return 0 < begun_ms == checkpoint.commit_log_timestamp_ms == checkpoint.queue_timestamp_ms
+
+
+def _is_record(log: LiveLog, offset: int) -> bool:
+    """Whether a whole record begins here."""
+    if not log.store_time_ms(offset):
+        return False
+    size_bytes = int.from_bytes(log.segments.read_at(offset, 4), "big", signed=True)
+    try:
+        log.record(offset, size_bytes)
+    except FormatError:
+        return False
+    return True
+
+
+# --- where it ends --------------------------------------------------------------------------------
+
+
+def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
+    """Where the log ends that is whole from ``start`` on, and where its last record begins there,
+    -1 for none.
+    """
+    segments = log.segments
+    if start >= segments.end_offset:
+        return start, -1
+    if not any(segments.read_at(start, _HEAD)):  # nothing was ever begun here
+        return start, -1
+    from message_store.kernels.dispatch import FOUND_LENGTH, walk_file
+    from message_store.kernels.log import FILE_ENDS
+
+    found = np.zeros(FOUND_LENGTH, np.int64)
+    end, last = start, -1
+    while start < segments.end_offset:
+        file_start = start - start % segments.file_bytes
+        address = segments.address_of_file(file_start)
+        count = walk_file(
+            address, start - file_start, segments.file_bytes, file_start, synced, found
+        )
+        if count:
+            end, last = file_start + int(found[0]), file_start + int(found[2])
+        start = file_start + segments.file_bytes
+        if found[1] != FILE_ENDS or start >= segments.end_offset:
+            break
+        end = start  # the next file was made before the last one was said to end
+    return end, last
+
+
+def _refuse_damage(
+    log: LiveLog, queues: list[LiveQueue], checkpoint: LiveCheckpoint, extent: Extent
+) -> None:
+    """Raise SourceError when the log ends where it cannot have ended."""
+    synced, end = checkpoint.found.queue_commit_log_offset, extent.end
+    if extent.is_clean and _goes_beyond_the_files(log, end):
+        raise SourceError(
+            f"{log.segments.directory}: the record at {end} goes on behind the end of its file,"
+            " which was cut short; take it from a backup; nothing was changed"
+        )
+    is_short = extent.start <= synced and end <= synced and _is_record(log, synced)
+    has_lost_all = end == log.min_offset and any(queue.end_position > end for queue in queues)
+    may_have_lost_all = checkpoint.nothing_was_synced and not extent.is_clean
+    # After an orderly end nothing lies behind what the newest entry leads to; where there is none,
+    # a whole record may.
+    is_broken_off = extent.is_clean and not extent.is_known_end and log.next_record(end) >= 0
+    if is_short or is_broken_off or (has_lost_all and not may_have_lost_all):
+        if not log.segments.starts:
+            raise SourceError(
+                f"{log.segments.directory}: no commit log file is there, but consume queues are;"
+                " take the commit log from a backup; nothing was changed"
+            )
+        raise SourceError(
+            f"{log.segments.directory}: damaged at {end}: no whole record begins there, and the log"
+            " goes on behind it; nothing was changed"
+        )
+
+
+def _goes_beyond_the_files(log: LiveLog, offset: int) -> bool:
+    """Whether a record begins here of which the last file has only a part: none is written so."""
+    room_bytes = log.segments.end_offset - offset
+    if not _BEGIN.size <= room_bytes < log.file_bytes:
+        return False
+    begin = _BEGIN.decode_at(log.segments.read_at(offset, _BEGIN.size), 0)
+    return begin["magic"] in (MAGIC_V1, MAGIC_V2) and begin["size_bytes"] > room_bytes
+
+
+def _save_records_behind(store: "LiveStore", end: int) -> Path | None:
+    """Copy what lies behind the log's end where a queue knows of whole records there, before it is
+    made zeros.
+
+    A loss of power leaves such records, of which nobody was told that they are durable. So does
+    damage to one record of a store that was killed. An append that was stopped before it published
+    its first record leaves some too, but no entry of a queue leads to them.
+    """
+    is_known = any(queue.end_position > end for queue in store.queues())
+    if not is_known or store.log.next_record(end) < 0:
+        return None
+    name = f"{SAVED_NAME}-{end}"
+    taken = [path.name for path in store.root.own.glob(f"{name}*")]
+    path = store.root.own / (name if name not in taken else f"{name}-{len(taken)}")
+    store.log.segments.save_from(end, path)
+    return path
+
+
+def _last_known(queues: list[LiveQueue], end: int) -> int:
+    """The newest record that a queue tells of, where the walk has met none."""
+    starts = [0]
+    for queue in queues:
+        if 0 < queue.end_position <= end:
+            [unit] = queue.units(queue.max_offset - 1, queue.max_offset).tolist()
+            starts.append(unit[0] if unit[1] > 1 else 0)
+    return max(starts)
+
+
+def _doubt_what_is_on_disk(log: LiveLog, queues: list[LiveQueue], start: int) -> None:
+    """What a killed process wrote is in memory and maybe nowhere else: the next sync takes it."""
+    for file_start in log.segments.starts:
+        if file_start + log.file_bytes > start:
+            log.segments.doubt(file_start)
+    for queue in queues:
+        for file_start in queue.segments.starts[-_QUEUE_FILES_IN_DOUBT:]:
+            queue.segments.doubt(file_start)

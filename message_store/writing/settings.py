@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be set about a store that is open for writing; the defaults are a broker's."""
+
+import attrs
+
+from message_store.base.errors import BadFieldError
+from message_store.files.store_root import (
+    COMMIT_LOG_FILE_BYTES,
+    QUEUE_FILE_BYTES,
+    TIMER_LOG_FILE_BYTES,
+)
+from message_store.format.message import LOCAL_HOST, Host
+from message_store.reading.consume_queue import QUEUE_UNIT
+
+_HOUR_MS = 3_600_000
+_SMALLEST_LOG_FILE_BYTES = 4_096
+_positive = attrs.validators.gt(0)
+
+
+@attrs.frozen
+class StoreSettings:
+    """Sizes of new files, and what to do with old ones.
+
+    Files that are there keep their size: a broker that finds another refuses to start.
+    ``retention_ms`` is how long a log file is kept after its last record was stored.
+    ``store_host`` and ``broker_name`` go into records and receipts. ``repeat_after_kill`` is a
+    broker's own way after a crash: deliver again what may have been delivered; otherwise what the
+    log already holds is looked for, and nothing is repeated.
+    """
+
+    commit_log_file_bytes: int = attrs.field(default=COMMIT_LOG_FILE_BYTES)
+    queue_file_bytes: int = attrs.field(default=QUEUE_FILE_BYTES)
+    timer_log_file_bytes: int = attrs.field(default=TIMER_LOG_FILE_BYTES, validator=_positive)
+    retention_ms: int = attrs.field(default=72 * _HOUR_MS, validator=_positive)
+    broker_name: str = attrs.field(default="broker-a")
+    store_host: Host = LOCAL_HOST
+    repeat_after_kill: bool = False
+
+    @broker_name.validator
+    def _check_broker_name(self, _attribute: object, value: str) -> None:
+        if not value or " " in value:
+            raise BadFieldError("a broker name that no recall handle can hold", found=repr(value))
+
+    @commit_log_file_bytes.validator
+    def _check_log_file(self, _attribute: object, value: int) -> None:
+        if value < _SMALLEST_LOG_FILE_BYTES:
+            expected = f"at least {_SMALLEST_LOG_FILE_BYTES} bytes"
+            raise BadFieldError("log files too small", expected=expected, found=value)
+
+    @queue_file_bytes.validator
+    def _check_queue_file(self, _attribute: object, value: int) -> None:
+        if value <= 0 or value % QUEUE_UNIT.size:
+            expected = f"a multiple of {QUEUE_UNIT.size} bytes"
+            raise BadFieldError(
+                "queue files of a size that is none", expected=expected, found=value
+            )

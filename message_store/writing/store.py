@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store root open for writing: its log, its queues, its lock, and how it begins and ends.
+
+What both engines stand on. It knows records and queues and no delays, but for one thing that
+brokers do at dispatch: a level's entry holds its due time in place of the hash of its tag.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from message_store.base.clock import Clock, SystemClock
+from message_store.base.errors import BadFieldError, StoreClosedError, TargetError
+from message_store.base.forks import belongs_to_this_process
+from message_store.files.small_files import identity_of, require_same_directory
+from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.files.unsynced import GroupSync
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
+from message_store.writing.checkpoint import LiveCheckpoint
+from message_store.writing.cut_log import refuse_cut_log
+from message_store.writing.log import LiveLog
+from message_store.writing.losses import StoreEnds, StoreLosses
+from message_store.writing.pages_ahead import PagesAhead
+from message_store.writing.queue import LiveQueue
+from message_store.writing.recovery import Extent, Recovery, recover, survey
+from message_store.writing.retention import LiveRetention
+from message_store.writing.root import (
+    Queues,
+    open_log,
+    open_queue,
+    queue_directories,
+    queue_file_bytes,
+    refuse_unwritable,
+)
+from message_store.writing.settings import StoreSettings
+from message_store.writing.topics import LiveTopic, is_topic_name, merge_topics
+
+BeforeRecovery = Callable[["LiveStore", Extent], None]
+"""What looks at a store before anything of it is changed."""
+
+_SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
+_DEFAULTS = StoreSettings()
+_MAX_QUEUE_HANDLES = 400
+
+
+def _look_at_nothing(_store: "LiveStore", _extent: Extent) -> None:
+    """Nothing has to be known before recovery."""
+
+
+class LiveStore:
+    """One store root, held by this process alone. Made by ``open``.
+
+    Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``levels`` the level table,
+    ``recovery`` what opening had to do, ``losses`` what was gone then, ``was_clean`` whether the
+    last user stopped orderly, ``is_closed`` whether this one has; ``retention`` takes away what is
+    old.
+    """
+
+    def __init__(
+        self,
+        root: StoreRoot,
+        writer_lock: StoreLock,
+        *,
+        clock: Clock,
+        dialect: Dialect,
+        settings: StoreSettings,
+        levels: DelayLevels,
+        before_recovery: BeforeRecovery = _look_at_nothing,
+    ) -> None:
+        self.root = root
+        self.clock = clock
+        self.dialect = dialect
+        self.settings = settings
+        self.levels = levels
+        self.lock = threading.RLock()
+        # These two may be waited for with the store's lock held, and never the other way round.
+        self._syncing = threading.RLock()
+        self._writing_small_files = threading.RLock()
+        self.was_clean = root.was_stopped_cleanly
+        self._writer_lock = writer_lock
+        self.is_closed = False
+        self._identity = identity_of(root.path)
+        self.retention = LiveRetention(self)
+        self._is_parents = False
+        self._topics: dict[str, int] = {}
+        self._queues: Queues = {}
+        self._queue_handles = 0
+        self._ends_to_note: tuple[int, StoreEnds] | None = None
+        self._queues_noted = LONG_MAX  # until it is known what was lost
+        self._queues_with_handles: set[tuple[str, int]] = set()
+        self.log: LiveLog = open_log(root, settings)
+        self._checkpoint = LiveCheckpoint(root, dialect, self.log)
+        self._queue_file_bytes = queue_file_bytes(root, settings)
+        try:
+            for topic, queue_id, _ in queue_directories(root):
+                self.queue(topic, queue_id).load(self.log.min_offset)
+            self.recovery: Recovery = self._recover(before_recovery)
+            self.losses = StoreLosses.found(self)
+            self._queues_noted = 0
+        except BaseException:
+            self.abandon()
+            raise
+        self._pages_ahead = PagesAhead(self.log.segments, self.log.end)
+        belongs_to_this_process(self)
+
+    def _recover(self, before_recovery: BeforeRecovery) -> Recovery:
+        """Make the store one that can be appended to, durably, before anything is appended."""
+        try:
+            extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+            refuse_cut_log(self.root, extent.end)
+            files_end, self.log.end = self.log.end, extent.end
+            before_recovery(self, extent)
+        except BaseException:
+            for segments in (self.log.segments, *(queue.segments for queue in self.queues())):
+                segments.restore_length()
+            raise
+        self.log.end = files_end  # recovery looks behind the end
+        self.root.sync_names()
+        self.root.mark_open(self.dialect.abort_text(os.getpid()))
+        recovery = recover(self, extent)
+        self.sync_log()
+        self.sync_queues()
+        self._checkpoint.write(durably=True)
+        return recovery
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_5_5,
+        settings: StoreSettings = _DEFAULTS,
+        level_table: DelayLevels | None = None,
+        before_recovery: BeforeRecovery = _look_at_nothing,
+    ) -> "LiveStore":
+        """Open the store at ``path`` for writing, and make it when nothing is there.
+
+        A store that was not stopped cleanly is recovered first. ``before_recovery`` is called when
+        log and queues were looked at and nothing was changed: what it raises leaves the store as it
+        was. Raises StoreLockedError when
+        somebody has it open, UnsupportedStoreError and SourceError for one that cannot be written
+        to (the sentence says why; nothing is changed then), TargetError when the disk refuses.
+        """
+        root = StoreRoot(path)
+        refuse_unwritable(root)
+        writer_lock = root.take_lock()
+        try:
+            return cls(
+                root,
+                writer_lock,
+                clock=clock or SystemClock(),
+                dialect=dialect,
+                settings=settings,
+                levels=level_table or DelayLevels.parse(),
+                before_recovery=before_recovery,
+            )
+        except BaseException:
+            writer_lock.release()
+            raise
+
+    # --- queues and topics ------------------------------------------------------------------------
+
+    def queue(self, topic: str, queue_id: int) -> LiveQueue:
+        """The consume queue of a topic, to be appended to; a new one gets its files with its first
+        entry. Raises BadFieldError for a name that can be none on disk.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if not is_topic_name(topic) or queue_id < 0:
+                found = f"{topic!r}, queue {queue_id}"
+                raise BadFieldError("a topic that can have no queue", found=found)
+            on_open = partial(self._count_handle, (topic, queue_id))
+            queue = open_queue(
+                self.root, self._identity, topic, queue_id, self._queue_file_bytes, on_open
+            )
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def find_queue(self, topic: str, queue_id: int) -> LiveQueue | None:
+        """The consume queue of a topic, or None when nothing was ever put there."""
+        return self._queues.get((topic, queue_id))
+
+    def _count_handle(self, name: tuple[str, int]) -> None:
+        """Before one more queue file is opened: close all when there are many. They come back when
+        they are needed; a store may have more queues than a process can have files.
+        """
+        self._queue_handles += 1
+        if self._queue_handles > _MAX_QUEUE_HANDLES:
+            self._queue_handles = 1
+            for known in self._queues_with_handles & self._queues.keys():
+                self._queues[known].close()
+            self._queues_with_handles.clear()
+        self._queues_with_handles.add(name)
+
+    def queues_of(self, topic: str) -> list[LiveQueue]:
+        """The queues of a topic, by queue id."""
+        found = [queue for (name, _), queue in self._queues.items() if name == topic]
+        return sorted(found, key=lambda queue: queue.queue_id)
+
+    def first_record(self, topic: str) -> int:
+        """Where the first record lies that a queue of a topic leads to; the log's end if none."""
+        end = self.log.end
+        return min([end, *(queue.first_record(end) for queue in self.queues_of(topic))])
+
+    def queues(self) -> list[LiveQueue]:
+        """Every queue."""
+        return list(self._queues.values())
+
+    def topic(self, name: str) -> LiveTopic:
+        """A topic's queues, for reading; one that has no messages reads as empty."""
+        return LiveTopic(self, name)
+
+    def remember_topic(self, name: str, queue_id: int) -> None:
+        """See to it that topics.json knows this queue, from the next flush on."""
+        if self._topics.get(name, 0) <= queue_id and name not in _SYSTEM_TOPICS:
+            self._topics[name] = queue_id + 1
+
+    def write_topics(self) -> None:
+        """Put the topics to be remembered into topics.json. Raises TargetError."""
+        with self.reading():
+            topics = dict(self._topics)
+        if not topics:
+            return
+        with self._writing_small_files:
+            if not self.is_closed:  # by another thread, which has written them then
+                merge_topics(self.root, topics, self.dialect)
+        with self.lock:
+            for name, count in topics.items():
+                if self._topics.get(name) == count:
+                    del self._topics[name]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold the lock of a store that is open; raises StoreClosedError for one that is not."""
+        with self.lock:
+            self.require_open()
+            yield
+
+    @contextmanager
+    def all_or_broken(self) -> Iterator[None]:
+        """Around what appends to the log and then tells others of it.
+
+        Stopped in between, by whatever it is, the log holds what nobody knows: nothing more is
+        taken until the store is opened again and recovered, because a second try would repeat.
+        """
+        count = self.log.append_count
+        try:
+            yield
+        except BaseException:
+            self.doubt_what_follows(count)
+            raise
+
+    def doubt_what_follows(self, append_count: int) -> None:
+        """Take nothing more if anything was appended since the log had this count."""
+        if self.log.append_count != append_count:
+            self.log.break_off()
+
+    def require_in_place(self) -> None:
+        """Raise TargetError when the store's directory was moved or removed while it was open.
+
+        A new one must not come to be in its place: it would get the other half of the store. What
+        was taken is in the moved one, to be recovered as after a kill.
+        """
+        try:
+            require_same_directory(self.root.path, self._identity)
+        except OSError as error:
+            self.log.break_off()
+            raise TargetError(str(error.strerror)) from error
+
+    def require_open(self) -> None:
+        """Raise StoreClosedError when the store was closed."""
+        if self._is_parents:
+            raise StoreClosedError("the store belongs to the process that this one was forked from")
+        if self.is_closed:
+            raise StoreClosedError("the store is closed")
+
+    # --- durability -------------------------------------------------------------------------------
+
+    def sync_log(self) -> None:
+        """Come back when every record appended so far is on disk.
+
+        The lock is held for a moment only. Raises TargetError; nothing can be appended then until
+        the store is opened again, because nobody knows what is on disk.
+        """
+        with self.lock:
+            self.require_open()
+            self.log.require_unbroken()
+            self.require_in_place()
+            unsynced = self.log.begin_sync()
+            last_start = self.log.last_start
+            if len(self._queues) > self._queues_noted:
+                self._ends_to_note = len(self._queues), StoreEnds.of(self)
+        self.finish(unsynced.finish)
+        self._checkpoint.log_is_synced(last_start)
+
+    def sync_queues(self) -> None:
+        """The same for every queue entry."""
+        with self.lock:
+            self.require_open()
+            self.log.require_unbroken()
+            dirty = [queue for queue in self._queues.values() if queue.segments.is_dirty]
+            last_start = self.log.last_start
+        for queue in dirty:
+            with self.reading():
+                unsynced = queue.begin_sync()
+            self.finish(unsynced.finish)
+        self._checkpoint.queues_are_synced(last_start)
+        self._note_ends()
+
+    def _note_ends(self) -> None:
+        """Write down which queues there are, when there are more: if one is gone after a kill or a
+        loss of power, that is noticed. What is written was on disk before.
+        """
+        with self.lock:
+            note, self._ends_to_note = self._ends_to_note, None
+        if note is None:
+            return
+        count, ends = note
+        with self._writing_small_files:
+            if not self.is_closed and count > self._queues_noted:
+                ends.write(self.root)
+                self._queues_noted = count
+
+    def finish(self, work: Callable[[], None]) -> None:
+        """Do what makes something durable; when it fails, nothing more is taken.
+
+        The disk tells one handle of a file that a write was lost, and the next sync succeeds. So
+        nothing counts as durable beside a sync that fails or after it: one at a time. Raises
+        TargetError.
+        """
+        with self._syncing:
+            try:
+                work()
+            except TargetError:
+                self.log.break_off()
+                raise
+            if self.log.is_broken:
+                self.require_open()  # a close beside this, which ends the log, synced all there was
+            self.log.require_unbroken()
+
+    def write_checkpoint(self, *, durably: bool = False) -> None:
+        """Say in `checkpoint` what was synced so far; cheap where nothing changed.
+
+        The lock is not held while the disk takes its time.
+        """
+        with self.lock:
+            self.require_open()
+            self.log.require_unbroken()
+            self._checkpoint.write()
+            unsynced = self._checkpoint.begin_sync() if durably else None
+        if unsynced is not None:
+            self.finish(unsynced.finish)
+
+    def flush(self) -> None:
+        """Log, queues, topics, checkpoint: everything of the floor, durably and in this order."""
+        self.sync_log()
+        self.sync_queues()
+        self.write_topics()
+        self.write_checkpoint(durably=True)
+
+    def group(self, work: Callable[[], None]) -> GroupSync:
+        """A ``flush`` that many threads may call at once: they share the work. Behind it, and with
+        nobody waiting, pages are found for what is stored until the next.
+        """
+
+        def work_and_look_ahead() -> None:
+            work()
+            with self.lock:
+                may_look = not (self.is_closed or self.log.is_broken)
+                pages = self._pages_ahead.next(self.log.end) if may_look else None
+            if pages is not None:
+                pages.find_in_a_thread()
+
+        return GroupSync(work_and_look_ahead)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, say that the store was stopped cleanly, and let go of it; twice is fine.
+
+        A store that a failed write has left in doubt is let go of as after a kill: the next one who
+        opens it recovers it. Raises TargetError when the last flush fails.
+        """
+        with self.lock:
+            if self.is_closed:
+                return
+            try:
+                if not self.log.is_broken:
+                    self.flush()
+                    self._checkpoint.write_last()
+                    with self._writing_small_files:
+                        self._queues_noted = LONG_MAX  # nobody writes older ones over them
+                        StoreEnds.of(self).write(self.root)
+                    self.root.mark_stopped()
+            finally:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of everything without a last word, as a kill would."""
+        with self.lock:
+            if self._is_parents:
+                return
+            # Whoever writes small files does so under the store's lock file.
+            with self._writing_small_files:
+                self.is_closed = True
+            self.log.break_off()
+            self._checkpoint.close()
+            for queue in self._queues.values():
+                queue.close()
+            self.log.segments.close()
+            self._writer_lock.release()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closed, and nothing of it touched."""
+        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self.is_closed = self._is_parents = True

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics of a store that is open for writing: what a consumer sees of them, and topics.json."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+import numpy as np
+
+from message_store.files.config_files import TOPICS, TopicConfig, encode_topics, read_config
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import JsonObject, parse, write
+from message_store.format.message import StoredMessage
+from message_store.reading.consume_queue import PRE_BLANK_SIZE, is_neutral
+from message_store.writing.queue import LiveQueue
+
+if TYPE_CHECKING:
+    from message_store.format.dialect import Dialect
+    from message_store.writing.log import LiveLog
+
+_TOPIC_MAX_BYTES = 255
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic of this name can have a directory of its own under the store."""
+    is_plain = "/" not in name and "\0" not in name and name not in ("", ".", "..")
+    return is_plain and len(name.encode("utf-8", "surrogatepass")) <= _TOPIC_MAX_BYTES
+
+
+class _Queues(Protocol):
+    """What a topic is read from: the store."""
+
+    log: "LiveLog"
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A context in which nobody writes; raises StoreClosedError."""
+
+    def find_queue(self, topic: str, queue_id: int) -> LiveQueue | None:
+        """The queue, if there is one."""
+
+
+@attrs.frozen(eq=False)
+class LiveTopic:
+    """One topic's queues; see ``TopicReader``."""
+
+    _store: _Queues
+    name: str
+
+    def read(
+        self, queue_id: int, from_offset: int, max_messages: int = 32
+    ) -> tuple[StoredMessage, ...]:
+        """A part of one queue, in order; entries without a message (neutralised, or filled in
+        before the first) are passed over.
+        """
+        with self._store.reading():
+            queue = self._store.find_queue(self.name, queue_id)
+            if queue is None:
+                return ()
+            first = max(from_offset, queue.min_offset)
+            found: list[StoredMessage] = []
+            while len(found) < max_messages and first < queue.max_offset:
+                units = queue.units(first, first + max_messages - len(found))
+                rows = np.flatnonzero(
+                    ~is_neutral(units) & (units["size_bytes"] != PRE_BLANK_SIZE)
+                ).tolist()
+                found += [self._message(units[row], first + row) for row in rows]
+                first += len(units)
+            return tuple(found)
+
+    def _message(self, unit: np.void, queue_offset: int) -> StoredMessage:
+        """The message of an entry. Where it stands the queue says: whoever reads on behind it would
+        miss messages if a record said otherwise of itself, as one with a flipped bit does.
+        """
+        message = self._store.log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
+        if message.queue_offset == queue_offset:
+            return message
+        return attrs.evolve(message, queue_offset=queue_offset)
+
+
+def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: "Dialect") -> bool:
+    """See that topics.json knows each of these topics with at least so many queues.
+
+    What is there stays, a topic's own settings too, so that a broker that takes over has a route
+    for everything. The file that was there becomes `.bak`, as a broker does it. Returns whether
+    anything was missing. Raises SourceError and TargetError.
+    """
+    text = read_config(root.path, TOPICS)
+    table = text.value.get("topicConfigTable")
+    members: JsonObject = table if isinstance(table, dict) else {}
+    missing = {}
+    for name, count in queues.items():
+        entry = members.get(name)
+        known = TopicConfig.of_members(name, entry) if isinstance(entry, dict) else None
+        if known is None:
+            missing[name] = TopicConfig(name, read_queues=count, write_queues=count)
+        elif min(known.read_queues, known.write_queues) < count:
+            missing[name] = attrs.evolve(
+                known,
+                read_queues=max(known.read_queues, count),
+                write_queues=max(known.write_queues, count),
+            )
+    if not missing:
+        return False
+    fresh = parse(encode_topics(missing.values(), dialect.config))
+    assert isinstance(fresh, dict)  # made here
+    added = fresh["topicConfigTable"]
+    assert isinstance(added, dict)
+    merged: JsonObject = {**fresh, **text.value, "topicConfigTable": {**members, **added}}
+    path = root.config_file(TOPICS)
+    before = read_small_file(path)
+    if before and not text.problems:
+        replace_file(path.with_name(path.name + ".bak"), before)
+    replace_file(path, write(merged, dialect.config))
+    return True
