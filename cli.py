@@ -237,7 +237,7 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
 def generate(output: "Output", store: Path, now_ms: int, **recipe: Any) -> None:
     """Make a level store in which messages wait, as a stopped broker would have left it."""
     with loading(output):
-        from legacy_levels.generate import generate_level_store
+        from legacy_levels.generate.store import generate_level_store
     with output.progress() as progress:
         progress("generate", 0, 0)
         made = generate_level_store(store, now_ms=now_ms, **recipe)

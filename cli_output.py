@@ -30,7 +30,7 @@ from message_store.reading.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
     from compare.results import RaceResults
-    from legacy_levels.generate import GeneratedStore
+    from legacy_levels.generate.store import GeneratedStore
     from migrate.check_store import CheckReport
     from migrate.demo import DemoResult
     from migrate.export_table import ExportReport

@@ -181,7 +181,7 @@ def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | N
 
 def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
     if engine == "levels":
-        from legacy_levels.level_store import LevelStore
+        from legacy_levels.engine.store import LevelStore
 
         return LevelStore.open(path, **settings)
     if engine == "hierarchy":

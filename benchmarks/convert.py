@@ -36,7 +36,7 @@ from benchmarks.machine import (
     private_bytes,
     process_cpu_s,
 )
-from legacy_levels.generate import generate_level_store
+from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert

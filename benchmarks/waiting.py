@@ -21,7 +21,7 @@ from compare.observation import RaceSettings
 from compare.race import Race, run_race
 from compare.results import RaceResults
 from compare.workloads import Recipe, make_workload
-from legacy_levels.generate import generate_level_store
+from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import stopwatch_s
 from migrate.convert import convert
 from migrate.pending import PendingFilter, pending_messages

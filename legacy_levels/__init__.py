@@ -7,19 +7,19 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legacy_levels.level_rules import LevelRules
-    from legacy_levels.level_store import LevelStore
+    from legacy_levels.engine.rules import LevelRules
+    from legacy_levels.engine.store import LevelStore
 
 __all__ = ["LevelRules", "LevelStore"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LevelStore":
-        from legacy_levels.level_store import LevelStore
+        from legacy_levels.engine.store import LevelStore
 
         return LevelStore
     if name == "LevelRules":
-        from legacy_levels.level_rules import LevelRules
+        from legacy_levels.engine.rules import LevelRules
 
         return LevelRules
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_backlog import LevelBacklog, counts_by_level
+from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
 from message_store.base.printable import counted
 from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.due_times import DueTimes

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from legacy_levels.reconcile import find_indexed_end
+from legacy_levels.backlog.reconcile import find_indexed_end
 from message_store.base.errors import BadFieldError
 from message_store.base.printable import counted
 from message_store.files.config_files import (

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from legacy_levels.backlog.queues import LevelQueue, queued_by_choice
+from legacy_levels.backlog.reconcile import have_copies
 from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile
-from legacy_levels.level_queues import LevelQueue, queued_by_choice
 from legacy_levels.neutral_units import is_message
-from legacy_levels.reconcile import have_copies
 from message_store.base.errors import FormatError
 from message_store.base.printable import counted
 from message_store.format.broker_json import Damage

@@ -14,11 +14,11 @@ from typing import Any
 import attrs
 import numpy as np
 
-from legacy_levels.backlog_entries import Int16Array
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.entries import Int16Array
+from legacy_levels.backlog.gone_queues import GoneQueue, gone_queues
+from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
-from legacy_levels.gone_queues import GoneQueue, gone_queues
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
-from legacy_levels.level_queues import LevelQueue, levels_with_queue, open_level_queue
 from message_store.base.errors import DelayStoreError, FormatError, SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.waiting_records import are_plain_numbers, equals
+from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.base.printable import counted, printable, span
 from message_store.columns.batch_codec import decode_batch

@@ -5,8 +5,8 @@ look like a store in which nothing waits.
 
 from collections.abc import Collection, Iterable
 
+from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-from legacy_levels.level_queues import levels_with_queue
 from message_store.base.errors import OptionsError
 from message_store.base.printable import printable
 from message_store.files.config_files import read_topics

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from message_store.base.errors import TargetError, UncleanStoreError
 from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import DelayStoreError, OptionsError, PlanError
 from message_store.files.segments import SegmentReader, list_segments

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
-from legacy_levels.cut_queues import cut_queues_of
-from legacy_levels.level_queues import levels_with_queue
+from legacy_levels.backlog.cut_queues import cut_queues_of
+from legacy_levels.backlog.queues import levels_with_queue
+from legacy_levels.backlog.reconcile import find_indexed_end
 from legacy_levels.neutral_units import is_message
-from legacy_levels.reconcile import find_indexed_end
 from message_store.base.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted
 from message_store.files.segments import (

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from message_store.base.errors import (
     BadRecordsError,
     OptionsError,

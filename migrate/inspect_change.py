@@ -4,7 +4,7 @@
 import attrs
 import numpy as np
 
-from legacy_levels.level_backlog import LevelBacklog
+from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.store_backup import IN_PLACE, unfinished_change

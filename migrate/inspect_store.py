@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
-from legacy_levels.level_queues import (
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.queues import (
     LevelQueue,
     levels_with_queue,
     open_level_queue,
     queued_by_choice,
 )
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from message_store.base.errors import FormatError, PlanError, SourceError
 from message_store.base.printable import counted
 from message_store.files.config_files import (

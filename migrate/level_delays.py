@@ -9,9 +9,9 @@ from pathlib import Path
 
 import attrs
 
+from legacy_levels.backlog.level_table import infer_levels
+from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.delay_offsets import DelayOffsets
-from legacy_levels.level_queues import LevelQueue, open_level_queues
-from legacy_levels.level_table import infer_levels
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels, format_delay

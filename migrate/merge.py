@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from legacy_levels.level_backlog import LevelBacklog
+from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import FormatError, OptionsError
 from message_store.files.segments import SegmentReader
 from migrate.bad_record_list import LISTED, SOURCE_NUMBER

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-from legacy_levels.level_backlog import read_backlog
-from legacy_levels.waiting_records import are_plain_numbers, equals
+from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import ByteColumn

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
-from legacy_levels.level_backlog import read_backlog
 from message_store.base.errors import UncleanStoreError
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot

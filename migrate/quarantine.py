@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 
-from legacy_levels.level_backlog import LevelBacklog
+from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import FormatError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import PRIVATE_MODE, is_directory, replace_file

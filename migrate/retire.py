@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
+from legacy_levels.backlog.backlog import LevelBacklog, LevelCounts, read_backlog
 from message_store.base.clock import SystemClock
 from message_store.base.errors import (
     FormatError,

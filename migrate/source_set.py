@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_backlog import LevelBacklog
+from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.files.store_root import StoreRoot
 from migrate.books import bad_records, conversion_report
 from migrate.conversion_source import ConversionSource

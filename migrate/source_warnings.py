@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is odd about a source's files, before anything is read from them: it is said aloud."""
 
-from legacy_levels.cut_queues import cut_queues_of
-from legacy_levels.gone_queues import gone_queues
+from legacy_levels.backlog.cut_queues import cut_queues_of
+from legacy_levels.backlog.gone_queues import gone_queues
 from message_store.files.store_root import StoreRoot
 from message_store.writing.cut_log import cut_log, way_out
 from migrate.store_files import row_problems

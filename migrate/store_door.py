@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import Clock
 from message_store.base.errors import DelayStoreError
 from message_store.files.small_files import is_present

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_backlog import LevelBacklog
+from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import OptionsError
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot

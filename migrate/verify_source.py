@@ -4,7 +4,7 @@
 import attrs
 import numpy as np
 
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from migrate.verify_pending import PendingMessages, split_quarantined

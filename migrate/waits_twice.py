@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from legacy_levels.backlog.queues import LevelQueue, open_level_queue
 from legacy_levels.delay_offsets import read_delay_offsets
-from legacy_levels.level_queues import LevelQueue, open_level_queue
 from message_store.base.errors import PlanError
 from message_store.base.printable import shell_word
 from message_store.files.segments import SegmentReader

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from legacy_levels.generate import generate_level_store
+from legacy_levels.generate.store import generate_level_store
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot
 from tests.independent.level_messages import DeliveredCopy, LevelMessage

@@ -298,7 +298,11 @@ def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "place", "goes_on"),
     [
-        (("generate", "S", "--messages", 1), "legacy_levels.generate.generate_level_store", False),
+        (
+            ("generate", "S", "--messages", 1),
+            "legacy_levels.generate.store.generate_level_store",
+            False,
+        ),
         (("inspect", "S"), "migrate.inspect_store.inspect_store", False),
         (("convert", "S", "T"), "migrate.convert.check_request", True),
         (("put-back", "Q", "S"), "migrate.put_back.put_back", True),

@@ -153,7 +153,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "level-one-ms-early",
-        "legacy_levels/level_scanner.py",
+        "legacy_levels/engine/cursor.py",
         "not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= limit_ms))",
         "not_due = np.flatnonzero(waits & (due_ms > now_ms + 1) & (due_ms <= limit_ms))",
         "tests/contract/test_level_store.py::TestLevelsOf49::test_of_neighbours_in_time_only_those_come_whose_time_has_come",

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from compare import entrants
 from compare.engines import ENGINES
-from legacy_levels.generate import generate_level_store
+from legacy_levels.generate.store import generate_level_store
 from tests.compare.races import Here, twisted
 from tests.source_laws import ROOT
 

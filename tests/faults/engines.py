@@ -23,7 +23,7 @@ WINDOW_SLOTS = 60
 
 def open_levels(folder: Path, clock: Clock, settings: StoreSettings = SMALL) -> DelayStore:
     """The levels, as they come."""
-    from legacy_levels.level_store import LevelStore
+    from legacy_levels.engine.store import LevelStore
 
     return LevelStore.open(folder, clock=clock, settings=settings)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from legacy_levels import LevelStore, level_delivery
-from legacy_levels.level_rules import LevelRules
-from legacy_levels.level_scanner import LevelScanner
+from legacy_levels import LevelStore
+from legacy_levels.engine import delivery as level_delivery
+from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.rules import LevelRules
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store import AfterMs, AtMs, ManualClock, Message, Severity
 from message_store.base.errors import DelayStoreError, SourceError
 from message_store.files.store_root import StoreRoot

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import SystemClock
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect

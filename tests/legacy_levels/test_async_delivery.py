@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from legacy_levels.async_delivery import AsyncLevel, PutState, Resent, Settled
-from legacy_levels.level_rules import AsyncRules
+from legacy_levels.engine.put_results import AsyncLevel, PutState, Resent, Settled
+from legacy_levels.engine.rules import AsyncRules
 
 RULES = AsyncRules()
 

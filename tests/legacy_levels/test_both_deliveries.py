@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 import pytest
 
-import legacy_levels.level_delivery
+import legacy_levels.engine.delivery
 from legacy_levels import LevelRules
-from legacy_levels.level_rules import AsyncRules
+from legacy_levels.engine.rules import AsyncRules
 from message_store import AtLevel, Message, MessageBatch
 from message_store.base.errors import TargetError
 from message_store.format.dialect import Dialect
@@ -152,7 +152,7 @@ def test_sending_again_begins_as_the_brokers_of_the_store_do(
     rules = LevelRules(async_delivery=True)
     with bench.open(dialect=dialect, rules=rules) as store:
         store.schedule(message(1), AtLevel(1))
-        monkeypatch.setattr(legacy_levels.level_delivery, "redeliver", refuse)
+        monkeypatch.setattr(legacy_levels.engine.delivery, "redeliver", refuse)
         for step_ms in (1_000, *[10] * 40):
             bench.advance(store, step_ms)
         monkeypatch.undo()
@@ -189,7 +189,7 @@ def test_sending_one_again_does_not_look_at_all_that_waits(
             MessageBatch.of([Message("TopicA", b"")] * waiting),
             np.full(waiting, START_MS + 1_500),
         )
-        monkeypatch.setattr(legacy_levels.level_delivery, "redeliver", refuse)
+        monkeypatch.setattr(legacy_levels.engine.delivery, "redeliver", refuse)
         assert bench.advance(store, 500) == []
         monkeypatch.undo()
         monkeypatch.setattr(LiveQueue, "units", count)

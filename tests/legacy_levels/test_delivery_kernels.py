@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legacy_levels.delivery_kernels import (
+from legacy_levels.backlog.reconcile import match_copies
+from legacy_levels.copies.kernels import (
     DELIVERED_COPY,
     DIGEST_1,
     DIGEST_2,
@@ -20,7 +21,6 @@ from legacy_levels.delivery_kernels import (
     digest_records,
     note_window,
 )
-from legacy_levels.reconcile import match_copies
 from message_store.kernels.raw_memory import address_of
 from tests.independent.raw_records import (
     BORN_HOST_IPV6,

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from legacy_levels import LevelRules, LevelStore
-from legacy_levels.level_rules import AsyncRules
+from legacy_levels.engine.rules import AsyncRules
 from message_store import AtLevel, ManualClock, Severity
 from message_store.base.errors import TargetError, UnsupportedStoreError
 from message_store.format.dialect import Dialect
@@ -255,7 +255,7 @@ def test_copies_that_a_queue_refused_are_not_made_again(
         for number in range(6):
             store.schedule(message(number, "TopicA" if number % 2 else "TopicB"), AtLevel(1))
         with monkeypatch.context() as patch:
-            patch.setattr("legacy_levels.level_delivery.ROWS_AT_ONCE", 2)
+            patch.setattr("legacy_levels.engine.delivery.ROWS_AT_ONCE", 2)
             patch.setattr(LiveQueue, "append", append)
             if is_async:
                 with pytest.raises(TargetError, match="no space left"):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from legacy_levels.generate import GeneratedStore, generate_level_store
-from legacy_levels.generated_messages import GROUP, RETRY_TOPIC
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.generate.messages import GROUP, RETRY_TOPIC
+from legacy_levels.generate.store import GeneratedStore, generate_level_store
 from message_store.base.errors import BadFieldError, TargetError
 from message_store.files.store_root import StoreRoot
 from tests.independent.level_messages import level_delays_ms
@@ -268,7 +268,7 @@ def test_what_was_not_finished_is_removed(
     if was_there:
         (tmp_path / "s").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("legacy_levels.generate._write_small_files", fail)
+        patch.setattr("legacy_levels.generate.store._write_small_files", fail)
         with pytest.raises(type(stops)):
             make(tmp_path / "s", messages=10)
     assert [path.name for path in tmp_path.rglob("*")] == (["s"] if was_there else [])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect

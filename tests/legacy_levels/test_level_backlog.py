@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legacy_levels.backlog.backlog import LevelBacklog, LevelCounts, read_backlog
+from legacy_levels.backlog.queues import queued_by_choice
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
-from legacy_levels.level_queues import queued_by_choice
 from message_store.base.errors import DelayStoreError, OptionsError, PlanError, SourceError
 from message_store.format.delay_levels import DelayLevels, format_delay
 from tests.independent.level_messages import Item

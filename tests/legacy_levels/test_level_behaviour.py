@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from legacy_levels import LevelRules, LevelStore
-from legacy_levels.level_rules import BROKER_TIMINGS, LevelTimings
+from legacy_levels.engine.rules import BROKER_TIMINGS, LevelTimings
 from message_store import (
     AfterMs,
     AtLevel,

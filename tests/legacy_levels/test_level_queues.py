@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queues
 from legacy_levels.delay_offsets import read_delay_offsets
-from legacy_levels.level_backlog import read_backlog
-from legacy_levels.level_queues import LevelQueue, levels_with_queue, open_level_queues
 from message_store.base.errors import TruncatedRecordError
 from message_store.files.segments import segment_name
 from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legacy_levels.due_search import DueRuns, find_record_end
-from legacy_levels.level_scanner import NEVER_MS, LevelScanner
+from legacy_levels.engine.cursor import NEVER_MS, LevelScanner
+from legacy_levels.engine.due_search import DueRuns, find_record_end
 from legacy_levels.neutral_units import CANCELLED_BYTES, DELIVERED_BYTES
 from tests.legacy_levels.unit_lists import RECORD_BYTES, UnitList
 

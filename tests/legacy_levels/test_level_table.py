@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from legacy_levels.backlog.level_table import infer_levels, reconcile_level_table
+from legacy_levels.backlog.queues import open_level_queues
 from legacy_levels.delay_offsets import read_delay_offsets
-from legacy_levels.level_queues import open_level_queues
-from legacy_levels.level_table import infer_levels, reconcile_level_table
 from message_store.base.errors import PlanError
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot

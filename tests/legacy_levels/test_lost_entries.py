@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legacy_levels.level_backlog import LevelBacklog, LevelCounts, read_backlog
+from legacy_levels.backlog.backlog import LevelBacklog, LevelCounts, read_backlog
 from message_store.base.errors import OptionsError
 from message_store.format.delay_levels import DelayLevels
 from tests.independent.level_messages import Item

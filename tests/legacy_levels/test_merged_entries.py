@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legacy_levels.backlog_entries import Entries, merged_entries, sorted_entries
-from legacy_levels.level_queues import LevelQueue
-from legacy_levels.log_notes import LogNotes
+from legacy_levels.backlog.entries import Entries, merged_entries, sorted_entries
+from legacy_levels.backlog.queues import LevelQueue
+from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT, QueueEntries

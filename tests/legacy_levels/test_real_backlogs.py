@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.queues import queued_by_choice
 from legacy_levels.delay_offsets import OffsetsChoice
-from legacy_levels.level_backlog import LevelBacklog, read_backlog
-from legacy_levels.level_queues import queued_by_choice
 from message_store.base.errors import UncleanStoreError
 from tests.independent.raw_files import record_at
 from tests.independent.real_stores import (

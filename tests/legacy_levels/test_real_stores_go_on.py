@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from legacy_levels import LevelStore
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store import ManualClock, Severity
 from message_store.format.dialect import Dialect
 from tests.independent.raw_files import commit_log_records, read_config

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.independent.level_store_builder import (

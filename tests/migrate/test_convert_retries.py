@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from legacy_levels.generate import generate_level_store
+from legacy_levels.generate.store import generate_level_store
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate import write_job

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import Message

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from legacy_levels.backlog.backlog import LevelBacklog
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, OffsetsFile
-from legacy_levels.level_backlog import LevelBacklog
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, StoreLockedError
 from message_store.format.message import StoredMessage

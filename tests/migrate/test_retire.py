@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.clock import ManualClock
 from message_store.base.errors import (
     FormatError,

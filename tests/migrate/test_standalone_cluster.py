@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from legacy_levels.generate import generate_level_store
+from legacy_levels.generate.store import generate_level_store
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.session import spark_session

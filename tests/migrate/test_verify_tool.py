@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store import AfterMs, ManualClock, Message
 from message_store.base.errors import BadFieldError, SourceError, TargetError
 from message_store.files.store_root import StoreRoot

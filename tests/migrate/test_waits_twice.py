@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from legacy_levels.level_backlog import read_backlog
-from legacy_levels.level_store import LevelStore
+from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from legacy_levels.level_backlog import read_backlog
+from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.errors import BadRecordsError
 from migrate.convert import convert, convert_merged
 from migrate.retire import retire

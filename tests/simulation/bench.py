@@ -63,7 +63,7 @@ class Setup:
     def open(self, root: Path, clock: ManualClock) -> DelayStore:
         """The store there."""
         if self.engine == "levels":
-            from legacy_levels.level_store import LevelStore
+            from legacy_levels.engine.store import LevelStore
 
             return LevelStore.open(root, clock=clock, settings=self.settings)
         if self.engine == "wheel":

@@ -130,7 +130,7 @@ def test_a_lost_message_is_told_with_the_command_that_repeats_it(
     from message_store.writing.store import LiveStore
 
     monkeypatch.setattr(LiveStore, "flush", lambda _store: None)
-    monkeypatch.setattr("legacy_levels.level_store.LevelStore.flush", lambda _store: None)
+    monkeypatch.setattr("legacy_levels.engine.store.LevelStore.flush", lambda _store: None)
     simulation = Simulation("flush", "levels", 1, tmp_path / "case")
     steps = simulation.steps_of("power")
     outcome = simulation.run("power", steps[-1])

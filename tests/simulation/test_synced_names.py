@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from legacy_levels.level_store import LevelStore
+from legacy_levels.engine.store import LevelStore
 from message_store import AfterMs, ManualClock, Message
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import replace_file

@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.delay_offsets import encode_delay_offsets
-from legacy_levels.generated_messages import (
+from legacy_levels.generate.messages import (
     GROUP,
     QUEUES_PER_TOPIC,
     RETRY_TOPIC,

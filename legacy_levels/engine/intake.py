@@ -19,7 +19,7 @@ from message_store.interface.promise_rules import to_level
 from message_store.reading.consume_queue import QUEUE_UNIT
 
 if TYPE_CHECKING:
-    from legacy_levels.level_state import LevelState
+    from legacy_levels.engine.state import LevelState
     from message_store.columns.byte_column import Int64s
     from message_store.columns.message_batch import MessageBatch
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from legacy_levels.level_queues import LevelQueue
+from legacy_levels.backlog.queues import LevelQueue
 from message_store.base.errors import OptionsError
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot

@@ -4,7 +4,7 @@
 import attrs
 import numpy as np
 
-from legacy_levels.delivery_kernels import (
+from legacy_levels.copies.kernels import (
     DELIVERED_COPY,
     DIGEST_1,
     DIGEST_2,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.level_scanner import LevelScanner
-from legacy_levels.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
+from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
+from legacy_levels.engine.cursor import LevelScanner
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.base.errors import OptionsError
 from message_store.files.segments import SegmentReader

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from legacy_levels.level_async import AsyncDelivery
-from legacy_levels.level_scanner import LevelScanner
-from legacy_levels.waiting_records import (
+from legacy_levels.engine.async_delivery import AsyncDelivery
+from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.waiting_records import (
     are_plain_numbers,
     equals,
     read_waiting,
@@ -27,9 +27,9 @@ from message_store.reading.consume_queue import Int64Array
 from message_store.writing.losses import kept_findings, log_finding, queue_findings
 
 if TYPE_CHECKING:
-    from legacy_levels.level_delivery import LevelDelivery
-    from legacy_levels.level_state import LevelState
-    from legacy_levels.waiting_records import WaitingRecords
+    from legacy_levels.engine.delivery import LevelDelivery
+    from legacy_levels.engine.state import LevelState
+    from legacy_levels.engine.waiting_records import WaitingRecords
 
 _MOST_NAMED = 20
 _ARE = "message is", "messages are"

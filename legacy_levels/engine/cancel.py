@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.due_search import find_record_end
+from legacy_levels.engine.due_search import find_record_end
+from legacy_levels.engine.waiting_records import ROWS_AT_ONCE, equals, read_waiting
 from legacy_levels.neutral_units import (
     CANCELLED_BYTES,
     DELIVERED_BYTES,
     is_message,
     is_neutral,
 )
-from legacy_levels.waiting_records import ROWS_AT_ONCE, equals, read_waiting
 from message_store.base.errors import FormatError
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
@@ -31,7 +31,7 @@ from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.reading.consume_queue import PRE_BLANK_SIZE
 
 if TYPE_CHECKING:
-    from legacy_levels.level_state import LevelState
+    from legacy_levels.engine.state import LevelState
     from message_store.writing.log import LiveLog
 
 _LOOK_BACK_BYTES = 64 << 10

@@ -18,9 +18,9 @@ from typing import TypeAlias
 import attrs
 import numpy as np
 
-from legacy_levels.delivery_kernels import pair_up
-from legacy_levels.level_queues import LevelQueue
-from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
+from legacy_levels.backlog.queues import LevelQueue
+from legacy_levels.copies.kernels import pair_up
+from legacy_levels.copies.log_notes import LogNotes, digest_level_records, take_notes
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.level_repair import WrongDueTimes, find_wrong_due_times
-from legacy_levels.level_scanner import NEVER_MS, DueEntries
-from legacy_levels.skipped_messages import SkippedMessage
+from legacy_levels.engine.cursor import NEVER_MS, DueEntries
+from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
+from legacy_levels.engine.skipped_messages import SkippedMessage
 from message_store.base.errors import FormatError, TargetError
 from message_store.format import properties as names
 from message_store.reading.consume_queue import BoolArray, Int64Array
@@ -25,7 +25,7 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import topic_problem
 
 if TYPE_CHECKING:
-    from legacy_levels.level_state import LevelState
+    from legacy_levels.engine.state import LevelState
 
 ROWS_AT_ONCE = 1 << 18
 RETRY_MS = 100
@@ -271,7 +271,7 @@ class LevelDelivery:
 
     def _cut_at_poison(self, entries: DueEntries, now_ms: int) -> DueEntries:
         """The entries before the first whose record does not say where it goes."""
-        from legacy_levels.poison import first_poison
+        from legacy_levels.engine.poison import first_poison
 
         row = first_poison(self._state.live.log, entries)
         if row is None:

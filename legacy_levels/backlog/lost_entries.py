@@ -13,11 +13,11 @@ the log shows that this entry leads to no record, and where none but this one ha
 import attrs
 import numpy as np
 
-from legacy_levels.delivery_kernels import OFFSET, QUEUE_OFFSET
-from legacy_levels.level_queues import LevelQueue
-from legacy_levels.log_notes import LogNotes
+from legacy_levels.backlog.queues import LevelQueue
+from legacy_levels.backlog.reconcile import LogTail, indexed_ends, not_in_their_queue
+from legacy_levels.copies.kernels import OFFSET, QUEUE_OFFSET
+from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral
-from legacy_levels.reconcile import LogTail, indexed_ends, not_in_their_queue
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from legacy_levels.level_scanner import DueEntries
-from legacy_levels.waiting_records import are_plain_numbers, read_waiting, real_queue_id
+from legacy_levels.engine.cursor import DueEntries
+from legacy_levels.engine.waiting_records import are_plain_numbers, read_waiting, real_queue_id
 from message_store.base.errors import FormatError
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage

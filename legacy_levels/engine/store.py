@@ -18,16 +18,16 @@ import numpy as np
 
 from legacy_levels.broker_version import dialect_of
 from legacy_levels.delay_offsets import OffsetsChoice
-from legacy_levels.level_async import AsyncDelivery
-from legacy_levels.level_cancel import Fate, entries_of_handle, entries_of_receipt, verdict
-from legacy_levels.level_check import check_levels, undelivered
-from legacy_levels.level_delivery import LevelDelivery
-from legacy_levels.level_pending import PendingFilter, iterate_pending
-from legacy_levels.level_progress import LevelProgress, neutralise
-from legacy_levels.level_rules import LevelRules
-from legacy_levels.level_scanner import NEVER_MS
-from legacy_levels.level_scheduling import LevelScheduling
-from legacy_levels.level_state import LevelState, open_levels, refuse_before_recovery
+from legacy_levels.engine.async_delivery import AsyncDelivery
+from legacy_levels.engine.cancel import Fate, entries_of_handle, entries_of_receipt, verdict
+from legacy_levels.engine.check import check_levels, undelivered
+from legacy_levels.engine.cursor import NEVER_MS
+from legacy_levels.engine.delivery import LevelDelivery
+from legacy_levels.engine.intake import LevelScheduling
+from legacy_levels.engine.pending import PendingFilter, iterate_pending
+from legacy_levels.engine.progress import LevelProgress, neutralise
+from legacy_levels.engine.rules import LevelRules
+from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.closed_on_exit import ClosedOnExit
 from message_store.files.store_root import StoreRoot

@@ -10,7 +10,7 @@ import bisect
 
 import numpy as np
 
-from legacy_levels.level_scanner import UnitQueue
+from legacy_levels.engine.cursor import UnitQueue
 from message_store.reading.consume_queue import Int64Array
 
 _ENTRIES_AT_ONCE = 1 << 18

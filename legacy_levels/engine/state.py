@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.cut_queues import refuse_lost_first_files
+from legacy_levels.backlog.cut_queues import refuse_lost_first_files
+from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.delivery_marks import from_runs, mark_to_trust
-from legacy_levels.due_search import DueRuns
-from legacy_levels.level_losses import Losses, bring_back, missing_entries
-from legacy_levels.level_queues import levels_with_queue
-from legacy_levels.level_repair import (
+from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.due_search import DueRuns
+from legacy_levels.engine.losses import Losses, bring_back, missing_entries
+from legacy_levels.engine.repair import (
     finish_half_neutral,
     refuse_another_table,
     repair_due_times,
 )
-from legacy_levels.level_rules import LevelRules
-from legacy_levels.level_scanner import LevelScanner
+from legacy_levels.engine.rules import LevelRules
+from legacy_levels.engine.skipped_messages import SkippedMessages
 from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
-from legacy_levels.skipped_messages import SkippedMessages
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.reading.consume_queue import QUEUE_UNIT, Int64Array
@@ -193,7 +193,7 @@ def _waited(queue: LiveQueue, from_offset: int, to_offset: int, done: Int64Array
 
 def _settle_after_kill(state: LevelState, start: Start) -> None:
     """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
-    from legacy_levels.level_recovery import delivered_already
+    from legacy_levels.engine.recovery import delivered_already
 
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.waiting_records import equals, read_waiting
+from legacy_levels.engine.waiting_records import equals, read_waiting
 from message_store.base.errors import FormatError
 from message_store.interface.delay_store import Pending
 
 if TYPE_CHECKING:
-    from legacy_levels.level_scanner import LevelScanner
-    from legacy_levels.level_state import LevelState
+    from legacy_levels.engine.cursor import LevelScanner
+    from legacy_levels.engine.state import LevelState
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from legacy_levels.level_rules import AsyncRules
+from legacy_levels.engine.rules import AsyncRules
 
 _WAIT_STEP_MS = 100
 _LONGEST_WAIT_MS = 60_000

@@ -14,11 +14,11 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from legacy_levels.backlog.queues import levels_with_queue
+from legacy_levels.backlog.reconcile import find_indexed_end
+from legacy_levels.copies.log_notes import take_notes
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-from legacy_levels.level_queues import levels_with_queue
-from legacy_levels.log_notes import take_notes
 from legacy_levels.neutral_units import is_message
-from legacy_levels.reconcile import find_indexed_end
 from message_store.base.errors import FormatError
 from message_store.base.parallel import side_by_side
 from message_store.files.segments import SegmentReader, list_directories, list_segments

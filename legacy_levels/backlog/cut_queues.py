@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
-from legacy_levels.level_queues import LevelQueue, open_level_queues
 from legacy_levels.level_start import Start
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError, SourceError

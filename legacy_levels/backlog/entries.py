@@ -9,14 +9,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from legacy_levels.level_queues import LevelQueue
-from legacy_levels.level_table import (
+from legacy_levels.backlog.level_table import (
     PLAUSIBLE_DUE_MS,
     WHAT_TO_DO_WITH_MIXED_DELAYS,
     WHOLE_DELAY_MS,
 )
-from legacy_levels.log_notes import LogNotes
-from legacy_levels.merge_kernel import (
+from legacy_levels.backlog.merge_kernel import (
     COUNT,
     DUE,
     EXPIRED,
@@ -28,6 +26,8 @@ from legacy_levels.merge_kernel import (
     UNKNOWN,
     merge_queues,
 )
+from legacy_levels.backlog.queues import LevelQueue
+from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.base.errors import OptionsError
 from message_store.base.parallel import core_count, side_by_side

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from legacy_levels.async_delivery import AsyncLevel, AsyncPut, Resent
-from legacy_levels.level_delivery import RETRY_MS, DueRows, LevelDelivery
-from legacy_levels.level_scanner import NEVER_MS, DueEntries
+from legacy_levels.engine.cursor import NEVER_MS, DueEntries
+from legacy_levels.engine.delivery import RETRY_MS, DueRows, LevelDelivery
+from legacy_levels.engine.put_results import AsyncLevel, AsyncPut, Resent
 from message_store.base.errors import TargetError
 from message_store.format.dialect import Dialect
 from message_store.reading.consume_queue import BoolArray
 from message_store.redelivery.deliveries import LogDeliveries
 
 if TYPE_CHECKING:
-    from legacy_levels.level_state import LevelState
+    from legacy_levels.engine.state import LevelState
 
 
 class AsyncDelivery(LevelDelivery):

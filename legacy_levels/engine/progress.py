@@ -32,8 +32,8 @@ from message_store.base.errors import TargetError
 from message_store.reading.consume_queue import Int64Array
 
 if TYPE_CHECKING:
-    from legacy_levels.level_scanner import LevelScanner
-    from legacy_levels.level_state import LevelState
+    from legacy_levels.engine.cursor import LevelScanner
+    from legacy_levels.engine.state import LevelState
 
 _LOG_BYTES_A_MARK = 64 << 20
 

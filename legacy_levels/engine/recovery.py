@@ -13,10 +13,10 @@ from types import MappingProxyType
 import attrs
 import numpy as np
 
-from legacy_levels.delivery_kernels import NOTE_COLUMNS
-from legacy_levels.level_scanner import LevelScanner
-from legacy_levels.log_notes import LogNotes, digest_level_records, take_notes
-from legacy_levels.reconcile import Waiting, find_delivered, match_copies
+from legacy_levels.backlog.reconcile import Waiting, find_delivered, match_copies
+from legacy_levels.copies.kernels import NOTE_COLUMNS
+from legacy_levels.copies.log_notes import LogNotes, digest_level_records, take_notes
+from legacy_levels.engine.cursor import LevelScanner
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.commit_log import BoolArray, Int64Array

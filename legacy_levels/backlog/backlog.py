@@ -11,24 +11,24 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from legacy_levels.backlog_entries import (
+from legacy_levels.backlog.cut_queues import cut_queues
+from legacy_levels.backlog.entries import (
     Entries,
     Int16Array,
     doubt_neutral_entries,
     gather_entries,
     repair_due_times,
 )
-from legacy_levels.cut_queues import cut_queues
-from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
-from legacy_levels.level_queues import LevelQueue, open_level_queues
-from legacy_levels.level_table import (
+from legacy_levels.backlog.level_table import (
     SeenDelays,
     reconcile_level_table,
     refuse_mixed_delays,
     see_delays,
 )
-from legacy_levels.lost_entries import FoundAgain, find_again, nothing_lost
-from legacy_levels.reconcile import LogTail, Waiting, find_delivered, read_tail
+from legacy_levels.backlog.lost_entries import FoundAgain, find_again, nothing_lost
+from legacy_levels.backlog.queues import LevelQueue, open_level_queues
+from legacy_levels.backlog.reconcile import LogTail, Waiting, find_delivered, read_tail
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import side_by_side
 from message_store.files.segments import SegmentReader
