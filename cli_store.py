@@ -154,7 +154,7 @@ def _precision_told() -> Iterator[None]:
 
 def _has_cut_wheel(root: StoreRoot) -> bool:
     """Whether the wheel's file is one on which no broker starts; an empty one is no wheel yet."""
-    from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+    from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 
     file = root.timer_wheel
     return is_ordinary_file(file) and file.stat().st_size not in (0, WHEEL_FILE_BYTES)
@@ -169,7 +169,7 @@ def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | N
             "the store changes its engine, from a wheel to a hierarchical wheel: no broker starts"
             " on it until --engine wheel has opened it"
         )
-    from timer_wheel.hierarchy.ownership import read_active
+    from timer_wheel.reading.ownership import read_active
 
     active = read_active(root)
     slot_ms = precision_ms or (DEFAULT_SLOT_MS if active is None else active.slot_precision_ms)
@@ -185,10 +185,10 @@ def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
 
         return LevelStore.open(path, **settings)
     if engine == "hierarchy":
-        from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
+        from timer_wheel.hierarchy.store import HierarchicalWheelStore
 
         return HierarchicalWheelStore.open(path, **settings)
-    from timer_wheel.wheel_store import WheelStore
+    from timer_wheel.wheel.store import WheelStore
 
     return WheelStore.open(path, **settings)
 

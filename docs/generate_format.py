@@ -27,7 +27,8 @@ from message_store.format.record_layout import (
     runs,
 )
 from message_store.reading.consume_queue import EXT_UNIT, QUEUE_UNIT
-from timer_wheel.hierarchy.index_layouts import (
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
+from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
     ID_KEY,
     ID_ROW,
@@ -35,12 +36,11 @@ from timer_wheel.hierarchy.index_layouts import (
     STATE,
     WAITING_ROW,
 )
+from timer_wheel.format.own_checkpoint import OWN_CHECKPOINT
+from timer_wheel.format.timer_log import TIMER_BLANK, TIMER_UNIT
+from timer_wheel.format.wheel_file import SLOT
 from timer_wheel.hierarchy.taken_over import TAKEN_OVER
-from timer_wheel.own_checkpoint import OWN_CHECKPOINT
-from timer_wheel.timeline import TIMELINE_CHECKPOINT, TIMELINE_KEY, TIMELINE_PLACE
-from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT
-from timer_wheel.timer_log import TIMER_BLANK, TIMER_UNIT
-from timer_wheel.wheel_file import SLOT
+from timer_wheel.reading.timeline import TIMELINE_CHECKPOINT, TIMELINE_KEY, TIMELINE_PLACE
 
 FORMAT_PAGE = Path(__file__).parent / "FORMAT.md"
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -17,9 +17,9 @@ from migrate.seal import topic_demands
 from migrate.settings import WHEEL, ConvertOptions
 from migrate.target_config import broker_settings
 from migrate.write import Receipt
-from timer_wheel.hierarchy.index_layouts import ID_ROW, WAITING_ROW
-from timer_wheel.timer_log import FLAG_ROLL, TIMER_UNIT
-from timer_wheel.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
+from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
+from timer_wheel.format.timer_log import FLAG_ROLL, TIMER_UNIT
+from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 
 _HOUR_MS = 3_600_000
 _LOG_BYTES = (("log_end", 1), ("log_offset", -1), ("blank_bytes", 1))

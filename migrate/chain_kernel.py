@@ -6,7 +6,7 @@ backlog.
 from typing import Any
 
 from message_store.kernels.cache import kernel
-from timer_wheel.wheel_math import WHEEL_SLOTS
+from timer_wheel.format.wheel_math import WHEEL_SLOTS
 
 
 @kernel("void(int64[::1], int64, int32[::1], int32[::1], int32[::1], int32[::1])")

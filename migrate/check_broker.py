@@ -13,7 +13,7 @@ from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
 from migrate.check_picture import Picture
 from migrate.disk_room import used_ratio
-from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
+from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
 
 RUNNING = info(
     "broker-running",

@@ -7,8 +7,8 @@ from message_store.base.printable import counted
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from migrate.check_picture import Picture
-from timer_wheel.hierarchy.ownership import is_guarded
 from timer_wheel.hierarchy.taken_over import damage_of_taken_over
+from timer_wheel.reading.ownership import is_guarded
 
 UNGUARDED = error(
     "hierarchy-unguarded",

@@ -15,7 +15,7 @@ from message_store.base.printable import counted, iso_time, span, when
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from migrate.check_picture import Picture
-from timer_wheel.wheel_math import floor_ms
+from timer_wheel.format.wheel_math import floor_ms
 
 _HOUR_MS = 3_600_000
 LATE_ENOUGH_MS = 1_000

@@ -21,10 +21,10 @@ from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from migrate.check_picture import Picture
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
-from timer_wheel.outstanding import newest_store_ms
-from timer_wheel.pending_timers import record_at
-from timer_wheel.timeline import Timeline, read_timeline, timeline_directory
-from timer_wheel.wheel_reader import WheelState
+from timer_wheel.reading.outstanding import newest_store_ms
+from timer_wheel.reading.pending_timers import record_at
+from timer_wheel.reading.timeline import Timeline, read_timeline, timeline_directory
+from timer_wheel.reading.wheel_reader import WheelState
 
 TIMELINE = warning(
     "rocksdb-timeline",

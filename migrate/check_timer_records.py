@@ -39,9 +39,9 @@ from migrate.record_facts import (
 )
 from migrate.rewrite import DELIVERY_GROWTH_BYTES
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
-from timer_wheel.pending_timers import PendingTimers
-from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
-from timer_wheel.wheel_math import floor_ms
+from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
+from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.reading.pending_timers import PendingTimers
 
 _AGAIN = "convert the source again, or take the store from a backup"
 _SKIP = (

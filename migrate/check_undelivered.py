@@ -13,7 +13,7 @@ from message_store.files.notes import NoteFile
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error
 from migrate.check_picture import Picture
-from timer_wheel.lost_messages import LostMessages
+from timer_wheel.timers.lost_messages import LostMessages
 
 UNDELIVERED = error(
     "undelivered",

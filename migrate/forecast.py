@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from message_store.base.html_pages import picture_text
 from message_store.files.store_root import StoreRoot
 from migrate.due_times import BUCKETS_S, DueTimes, bucket_seconds
-from timer_wheel.wheel_file import read_wheel
+from timer_wheel.format.wheel_file import read_wheel
 
 
 @attrs.frozen(eq=False)

@@ -36,12 +36,12 @@ from message_store.writing.root import queue_file_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.settings import TargetSettings
 from migrate.store_backup import Ends
-from timer_wheel.timeline_refusal import refuse_waiting_timeline
-from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
-from timer_wheel.timer_log import read_units
-from timer_wheel.timer_queue import noted_queue_offset
-from timer_wheel.wheel_file import all_slots, snapshots
-from timer_wheel.wheel_reader import guess_precision
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
+from timer_wheel.format.timer_log import read_units
+from timer_wheel.format.wheel_file import all_slots, snapshots
+from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.reading.timer_queue import noted_queue_offset
+from timer_wheel.reading.wheel_reader import guess_precision
 
 Conf = Mapping[str, str]
 

@@ -44,8 +44,8 @@ from migrate.store_backup import IN_PLACE, Ends, changes_of
 from migrate.timer_records import Int64Array, TimerRecords
 from migrate.write import Receipt
 from migrate.write_job import Progress
+from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 from timer_wheel.placing import OVERDUE_SLOTS
-from timer_wheel.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 
 _HOUR_MS = 3_600_000
 _BROKER_CONF = (

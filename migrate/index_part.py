@@ -14,11 +14,11 @@ from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import read_small_file
 from message_store.kernels.raw_memory import address_of
 from migrate.staged_output import Staging, replaced
-from timer_wheel.hierarchy.due_times import due_times
+from timer_wheel.format.hierarchy_due import due_times
+from timer_wheel.format.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, Rows
+from timer_wheel.format.older_slots import NO_OLDER_SLOTS
 from timer_wheel.hierarchy.index_bulk import write_ids, write_waiting
-from timer_wheel.hierarchy.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, Rows
-from timer_wheel.older_slots import NO_OLDER_SLOTS
-from timer_wheel.timer_record_kernel import FACT_COLUMNS, ID, read_timer_records
+from timer_wheel.timers.record_kernel import FACT_COLUMNS, ID, read_timer_records
 
 INDEX_FAMILIES = (HOURS.name, IDS)
 """The column families that a conversion fills."""

@@ -14,9 +14,9 @@ from message_store.reading.engine_choice import hierarchy_mark
 from migrate.publishing import is_stub
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.store_inspection import TimelineSummary, WheelSummary
-from timer_wheel.rocksdb_view import has_database
-from timer_wheel.timeline import Timeline, timeline_directory
-from timer_wheel.wheel_reader import WheelState, read_wheel_store
+from timer_wheel.reading.rocksdb_view import has_database
+from timer_wheel.reading.timeline import Timeline, timeline_directory
+from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
 
 
 def inspect_timers(

@@ -14,9 +14,9 @@ from migrate.row_output import create_row
 from migrate.settings import WHEEL
 from migrate.staged_output import Staging, clear_staging, target_errors
 from migrate.stored_plan import store_plan
-from timer_wheel.hierarchy.index_layouts import ID_ROW, WAITING_ROW
-from timer_wheel.timer_log import TIMER_UNIT, units_per_file
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
+from timer_wheel.format.timer_log import TIMER_UNIT, units_per_file
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 
 _PLAN_BYTES_A_MESSAGE = 48
 """What the plan's arrays take in the staging place while the conversion runs."""

@@ -38,7 +38,7 @@ from migrate.level_delays import told_table
 from migrate.report import BadRecord
 from migrate.source_reader import NOT_THERE, Chunk, read_chunks
 from migrate.timer_due_times import timer_due_times
-from timer_wheel.wheel_reader import read_wheel_store
+from timer_wheel.reading.wheel_reader import read_wheel_store
 
 NO_LEVEL = 0
 NOT_IN_A_LEVEL_QUEUE = -1

@@ -25,7 +25,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.writing.cut_log import require_whole_log
 from migrate.finished_target import refuse_unfinished
 from migrate.level_delays import told_table
-from timer_wheel.wheel_reader import read_wheel_store
+from timer_wheel.reading.wheel_reader import read_wheel_store
 
 LEVELS, WHEEL = "levels", "wheel"
 

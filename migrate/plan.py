@@ -25,8 +25,8 @@ from migrate.chain_kernel import link_chains
 from migrate.log_plan import LogPlan, plan_log
 from migrate.rewrite import growth_bytes
 from migrate.settings import WHEEL, TargetSettings
+from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
 from timer_wheel.placing import place
-from timer_wheel.wheel_math import WHEEL_SLOTS, floor_ms
 
 Int64Array = NDArray[np.int64]
 

@@ -15,20 +15,20 @@ from migrate.settings import WHEEL
 from migrate.staged_output import Staging, sync_tree
 from migrate.target_config import TopicDemand, config_files
 from migrate.write import Receipt
-from timer_wheel.timer_checkpoint import (
+from timer_wheel.format.checkpoint import (
     TIMER_CHECKPOINT_NAME,
     TimerCheckpoint,
     encode_timer_checkpoint,
 )
-from timer_wheel.timer_log import log_end_position, unit_position
-from timer_wheel.timer_metrics import (
+from timer_wheel.format.metrics import (
     TIMER_METRICS_NAME,
     TimerMetrics,
     TopicCount,
     encode_timer_metrics,
 )
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES, encode_slots
-from timer_wheel.wheel_math import SLOTS_TOTAL
+from timer_wheel.format.timer_log import log_end_position, unit_position
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, encode_slots
+from timer_wheel.format.wheel_math import SLOTS_TOTAL
 
 
 def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:

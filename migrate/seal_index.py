@@ -6,10 +6,10 @@ ownership, and what keeps a broker from starting on it.
 from migrate.index_part import tables_of
 from migrate.plan import Plan
 from migrate.staged_output import Staging, clear
-from timer_wheel.hierarchy.due_times import TO_THE_MILLISECOND
+from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND
+from timer_wheel.format.index_layouts import IndexState
 from timer_wheel.hierarchy.index_bulk import make_index
-from timer_wheel.hierarchy.index_layouts import IndexState
-from timer_wheel.hierarchy.ownership import Active, claim, guard, home, index_path
+from timer_wheel.reading.ownership import Active, claim, guard, home, index_path
 
 
 def seal_index(plan: Plan, staging: Staging) -> None:

@@ -23,8 +23,8 @@ from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.java_properties import parse_properties
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES
 from migrate.store_owner import Access
-from timer_wheel.timer_log import units_per_file
-from timer_wheel.wheel_math import (
+from timer_wheel.format.timer_log import units_per_file
+from timer_wheel.format.wheel_math import (
     DEFAULT_PRECISION_MS,
     DEFAULT_ROLL_WINDOW_SLOTS,
     PRECISIONS_MS,

@@ -7,8 +7,8 @@ from message_store.base.errors import MigrationError
 from message_store.base.printable import counted
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
-from timer_wheel.timer_checkpoint import read_timer_checkpoint
-from timer_wheel.wheel_reader import read_wheel_store
+from timer_wheel.format.checkpoint import read_timer_checkpoint
+from timer_wheel.reading.wheel_reader import read_wheel_store
 
 
 class WheelNotEmptyError(MigrationError):

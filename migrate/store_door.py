@@ -32,10 +32,10 @@ from migrate.conversion_marker import CONVERSION_NAME
 from migrate.returned_record import Returned
 from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError
 from migrate.verify_settings import read_settings
-from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
-from timer_wheel.timer_properties import require_kept
-from timer_wheel.wheel_math import out_ms, promised_ms
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.format.wheel_math import out_ms, promised_ms
+from timer_wheel.hierarchy.store import HierarchicalWheelStore
+from timer_wheel.timers.timer_properties import require_kept
+from timer_wheel.wheel.store import WheelStore
 
 
 @attrs.frozen(eq=False)

@@ -21,8 +21,8 @@ from message_store.files.small_files import (
 )
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
-from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
-from timer_wheel.timer_metrics import TIMER_METRICS_NAME
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
+from timer_wheel.format.metrics import TIMER_METRICS_NAME
 
 ROCKETMQ_4 = "rocketmq-4"
 ROCKETMQ_5 = "rocketmq-5"

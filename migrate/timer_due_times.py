@@ -4,7 +4,7 @@
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
-from timer_wheel.timer_due import FINEST_MS, is_overdue, promised_times
+from timer_wheel.format.timer_due import FINEST_MS, is_overdue, promised_times
 
 
 def timer_due_times(

@@ -18,8 +18,8 @@ from migrate.verify_digests import TopicUse
 from migrate.verify_report import OPENED, Problem
 from migrate.verify_settings import ConversionSettings
 from migrate.verify_target_kernel import OVERDUE_EARLIEST, OVERDUE_LATEST
-from timer_wheel.timer_metrics import TIMER_METRICS_NAME, decode_timer_metrics
-from timer_wheel.wheel_file import snapshots
+from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
+from timer_wheel.format.wheel_file import snapshots
 
 TOPICS_NAME = "topics.json"
 _DEFAULT_QUEUES = 16

@@ -27,11 +27,11 @@ from migrate.verify_structure import (
     read_reached,
     read_target_queue,
 )
+from timer_wheel.format.index_layouts import BUCKET_BITS, HOURS, slot_of
 from timer_wheel.hierarchy.id_index import id_of
-from timer_wheel.hierarchy.index_layouts import BUCKET_BITS, HOURS, slot_of
-from timer_wheel.hierarchy.index_view import IndexContent, read_index
-from timer_wheel.hierarchy.ownership import is_guarded, read_active
-from timer_wheel.pending_timers import record_at
+from timer_wheel.reading.index_view import IndexContent, read_index
+from timer_wheel.reading.ownership import is_guarded, read_active
+from timer_wheel.reading.pending_timers import record_at
 
 INDEX = "index"
 SAMPLED_IDS = 200

@@ -19,7 +19,7 @@ from migrate.verify_entries import BUCKETS, SOURCE_ENTRY
 from migrate.verify_jobs import DigestJobs, SideEntries
 from migrate.verify_report import Problem
 from migrate.verify_settings import ConversionSettings, QuarantinedEntry
-from timer_wheel.wheel_math import out_ms
+from timer_wheel.format.wheel_math import out_ms
 
 _TOO_LARGE_BYTES = 4 << 20
 _NEAR_A_LIMIT_BYTES = 300

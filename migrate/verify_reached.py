@@ -19,7 +19,7 @@ from message_store.kernels.raw_memory import (
 from message_store.reading.consume_queue import QUEUE_UNIT, QueueEntries
 from migrate.verify_chains import Walk
 from migrate.verify_entries import TARGET_ENTRY
-from timer_wheel.timer_log import TIMER_UNIT, TimerUnits
+from timer_wheel.format.timer_log import TIMER_UNIT, TimerUnits
 
 _UNIT_BYTES = TIMER_UNIT.size
 _UNIT_LOG_OFFSET = TIMER_UNIT.offset_of("commit_log_offset")

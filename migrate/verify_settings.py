@@ -18,8 +18,8 @@ from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.bad_record_list import LISTED, SOURCE_NUMBER, read_bad_records
 from migrate.conversion_marker import CONVERSION_NAME, read_marker, share_of
 from migrate.settings import ENGINES, WHEEL
-from timer_wheel.timer_log import units_per_file
-from timer_wheel.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
+from timer_wheel.format.timer_log import units_per_file
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, DEFAULT_ROLL_WINDOW_SLOTS, floor_ms
 
 _SETTINGS_KEY = "conversion"
 """Under this key the report keeps what the conversion was asked for; the rest are its results."""

@@ -21,8 +21,8 @@ from migrate.verify_log import log_problems, row_problems
 from migrate.verify_reached import reached_entries
 from migrate.verify_report import Problem
 from migrate.verify_settings import ConversionSettings
-from timer_wheel.timer_checkpoint import TimerCheckpoint, read_timer_checkpoint
-from timer_wheel.timer_log import (
+from timer_wheel.format.checkpoint import TimerCheckpoint, read_timer_checkpoint
+from timer_wheel.format.timer_log import (
     NO_POSITION,
     TimerUnits,
     blank_bytes,
@@ -30,8 +30,8 @@ from timer_wheel.timer_log import (
     unit_position,
     units_per_file,
 )
-from timer_wheel.wheel_file import NO_SLOTS, read_wheel
-from timer_wheel.wheel_math import effective_read_time_ms, slot_index
+from timer_wheel.format.wheel_file import NO_SLOTS, read_wheel
+from timer_wheel.format.wheel_math import effective_read_time_ms, slot_index
 
 QUEUE = "timer queue"
 TIMER_LOG = "timer log"

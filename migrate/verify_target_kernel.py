@@ -45,7 +45,7 @@ from migrate.verify_record_kernel import (
     TOPIC_KEY,
     read_record,
 )
-from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_ROLL
+from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_ROLL
 
 OVERDUE_SLOTS = 3600
 """Overdue messages lie at most this many slots before now."""

@@ -48,14 +48,14 @@ from migrate.wheel_staging import (
     put_numbers,
 )
 from migrate.written_part import commit_log_blank
-from timer_wheel.placing import place
-from timer_wheel.timer_log import (
+from timer_wheel.format.timer_log import (
     TIMER_UNIT,
     blank_bytes,
     unit_position,
     units_per_file,
 )
-from timer_wheel.wheel_math import floor_ms
+from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.placing import place
 
 PART_BYTES = 64 << 20
 COPY_ROWS = 4_096

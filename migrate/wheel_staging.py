@@ -38,7 +38,7 @@ from migrate.plan import OUT_MS_END, OUT_MS_MIN
 from migrate.row_output import RowWriter, create_row
 from migrate.settings import TargetSettings
 from migrate.staged_output import Staging, save_array
-from timer_wheel.wheel_math import out_ms
+from timer_wheel.format.wheel_math import out_ms
 
 ONE_FILE_BYTES = 1 << 62
 """A row of files whose first one never ends."""

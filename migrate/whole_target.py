@@ -14,9 +14,9 @@ from message_store.format.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
 from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.publishing import is_stub, signs_of_use
 from migrate.verify_settings import ConversionSettings
-from timer_wheel.hierarchy.ownership import index_path, read_active
-from timer_wheel.timer_log import TIMER_UNIT, unit_position
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.format.timer_log import TIMER_UNIT, unit_position
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.reading.ownership import index_path, read_active
 
 
 def require_whole(target: StoreRoot, settings: ConversionSettings, converted: int) -> None:

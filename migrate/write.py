@@ -34,7 +34,7 @@ from migrate.stored_plan import StoredPlan, load_plan
 from migrate.topic_table import TopicTable
 from migrate.unit_kernel import fill_units
 from migrate.written_part import commit_log_blank, is_written, timer_pieces
-from timer_wheel.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_per_file
+from timer_wheel.format.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_per_file
 
 
 @attrs.frozen

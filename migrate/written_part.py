@@ -17,7 +17,7 @@ from migrate.index_part import tables_crc
 from migrate.settings import HIERARCHY
 from migrate.staged_output import Staging
 from migrate.stored_plan import StoredPlan
-from timer_wheel.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_per_file
+from timer_wheel.format.timer_log import TIMER_UNIT, blank_bytes, unit_position, units_per_file
 
 _READ_BYTES = 4 << 20
 

@@ -54,13 +54,13 @@ FILE_TOUCHERS = {
     "migrate/store_owner.py",
     "timer_wheel/hierarchy/index_bulk.py",
     # A temporary directory of links, in the place of a directory that is not to be written to.
-    "timer_wheel/rocksdb_view.py",
+    "timer_wheel/reading/rocksdb_view.py",
 }
 #: Two write the index of a hierarchical wheel, one looks at databases of others.
 DATABASES = {
     "timer_wheel/hierarchy/index_bulk.py",
     "timer_wheel/hierarchy/index_db.py",
-    "timer_wheel/rocksdb_view.py",
+    "timer_wheel/reading/rocksdb_view.py",
 }
 #: Temporary files that are gone when their user is: not part of any store.
 TEMPORARY_FILES = {
@@ -193,7 +193,7 @@ def test_the_environment_is_read_in_named_places_only() -> None:
 @pytest.mark.parametrize(
     ("law", "text"),
     [
-        (lambda s: steps_up(s), "from timer_wheel.wheel_store import WheelStore"),
+        (lambda s: steps_up(s), "from timer_wheel.wheel.store import WheelStore"),
         (lambda s: steps_up(s), "def later():\n    import migrate"),
         (lambda s: imports_of(s, "pyspark"), "from pyspark.sql import SparkSession"),
         (lambda s: steps_up(s), "from cli_output import Output"),

@@ -3,13 +3,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from timer_wheel.pending_timers import PendingTimers, pending_records
 from timer_wheel.placing import Placing, place
-from timer_wheel.wheel_reader import WheelState, read_wheel_store
+from timer_wheel.reading.pending_timers import PendingTimers, pending_records
+from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
 
 if TYPE_CHECKING:
-    from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
-    from timer_wheel.wheel_store import WheelStore
+    from timer_wheel.hierarchy.store import HierarchicalWheelStore
+    from timer_wheel.wheel.store import WheelStore
 
 __all__ = [
     "HierarchicalWheelStore",
@@ -25,11 +25,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "WheelStore":  # it brings numba with it, which reading a wheel needs not
-        from timer_wheel.wheel_store import WheelStore
+        from timer_wheel.wheel.store import WheelStore
 
         return WheelStore
     if name == "HierarchicalWheelStore":  # and this one RocksDB
-        from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
+        from timer_wheel.hierarchy.store import HierarchicalWheelStore
 
         return HierarchicalWheelStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from timer_wheel.timer_log import FLAG_DEFAULT, FLAG_ROLL
-from timer_wheel.wheel_math import Int64Array, floor_ms, needs_roll, out_ms
+from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_ROLL
+from timer_wheel.format.wheel_math import Int64Array, floor_ms, needs_roll, out_ms
 
 OVERDUE_SLOTS = 3600
 """How many slots before now take what is overdue."""

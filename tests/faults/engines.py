@@ -37,7 +37,7 @@ def open_wheel(
     roll_window_slots: int = WINDOW_SLOTS,
 ) -> DelayStore:
     """A wheel that rolls often."""
-    from timer_wheel.wheel_store import WheelStore
+    from timer_wheel.wheel.store import WheelStore
 
     return WheelStore.open(
         folder,

@@ -24,7 +24,7 @@ from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_levels
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
-from timer_wheel.pending_timers import record_at
+from timer_wheel.reading.pending_timers import record_at
 
 START_MS = 1_793_000_000_000
 UNIT_BYTES = 52

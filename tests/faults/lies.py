@@ -15,8 +15,8 @@ from message_store.format.layout import Layout
 from message_store.format.record_layout import head_layout, runs
 from message_store.reading.consume_queue import QUEUE_UNIT
 from tests.faults.damage import Damage, data_ranges
-from timer_wheel.timer_log import TIMER_UNIT
-from timer_wheel.wheel_file import SLOT
+from timer_wheel.format.timer_log import TIMER_UNIT
+from timer_wheel.format.wheel_file import SLOT
 
 _EDGES = [
     edge + near

@@ -30,8 +30,8 @@ from tests.faults.engines import (
 )
 from tests.simulation.simulated_disk import full_disk
 from timer_wheel.hierarchy.hands import WaitingMessages
-from timer_wheel.turning import Turning
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
+from timer_wheel.wheel.turn import Turning
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000

@@ -25,8 +25,8 @@ from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, DelayStore, Due
 from message_store.writing import pages_ahead
 from message_store.writing.settings import StoreSettings
-from timer_wheel import foresight
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel import foresight
+from timer_wheel.wheel.store import WheelStore
 
 BROKER_NAME: Final = "judge-a"
 _STEP_S: Final = 0.1

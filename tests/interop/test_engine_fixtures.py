@@ -26,7 +26,7 @@ from tests.interop.account import user_properties
 from tests.interop.judge import Received
 from tests.interop.store_maker import RETRY_TOPIC, read_still
 from tests.interop.workload import TOPICS
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 DIALECTS: Final = {"4.9.7": Dialect.ROCKETMQ_4_9, "5.5.0": Dialect.ROCKETMQ_5_5}
 DEFAULT_BYTES: Final = StoreSettings()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from message_store import DelayLevels
 from message_store.base.errors import UnsupportedDelayError
 from message_store.interface.promise_rules import exact, to_level, to_slot_end
-from timer_wheel.wheel_math import PRECISIONS_MS, out_ms, promised_ms
+from timer_wheel.format.wheel_math import PRECISIONS_MS, out_ms, promised_ms
 
 LEVELS = DelayLevels.parse()
 nows_ms = st.integers(0, 2_000_000_000_000)

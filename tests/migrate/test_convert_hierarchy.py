@@ -32,11 +32,11 @@ from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, SMALL, options_for
 from tests.migrate.stopped_conversions import Stopped, staged_of, stopping_before
 from timer_wheel import HierarchicalWheelStore, WheelStore
+from timer_wheel.format.index_layouts import HOURS, IDS
 from timer_wheel.hierarchy.index_db import IndexDb
-from timer_wheel.hierarchy.index_layouts import HOURS, IDS
-from timer_wheel.hierarchy.index_view import IndexContent, read_index
-from timer_wheel.hierarchy.ownership import index_path
-from timer_wheel.pending_timers import record_at
+from timer_wheel.reading.index_view import IndexContent, read_index
+from timer_wheel.reading.ownership import index_path
+from timer_wheel.reading.pending_timers import record_at
 
 ITEMS: list[Item] = [
     *(LevelMessage(level=number % 18 + 1, body=bytes(number * 20)) for number in range(40)),

@@ -394,7 +394,7 @@ def test_a_real_backlog_waits_for_the_wheel_as_the_truth_says(name: str, tmp_pat
 
 
 def test_a_store_whose_own_wheel_turns_keeps_what_waits_there(tmp_path: Path) -> None:
-    from timer_wheel.wheel_reader import read_wheel_store
+    from timer_wheel.reading.wheel_reader import read_wheel_store
 
     store = unpack(WHEEL_55_CLEAN, tmp_path / "store")
     root = StoreRoot(store.root)

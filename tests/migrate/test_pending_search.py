@@ -20,8 +20,8 @@ from migrate.pending import PendingFilter, pending_messages
 from migrate.report import BadRecord
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
-from timer_wheel.hierarchy.hierarchy_store import HierarchicalWheelStore
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.hierarchy.store import HierarchicalWheelStore
+from timer_wheel.wheel.store import WheelStore
 
 NOW_MS = T0 + 20_000
 DAY_MS = 86_400_000

@@ -23,7 +23,7 @@ from migrate.returned_record import Repair, in_the_way
 from migrate.store_door import Door
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 STORED_MS = NOW_MS - 60_000
 DUE_MS = STORED_MS + 7_200_000

@@ -37,7 +37,7 @@ from tests.independent.raw_files import read_config
 from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack
 from tests.migrate.conversions import SMALL, options_for
 from tests.migrate.in_place_stores import do, tree
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 NOW_MS = T0 + 500
 FIRST = LevelMessage(level=3, body=b"delivered before")

@@ -41,7 +41,7 @@ from migrate.staged_output import (
 )
 from tests.migrate.stopped_conversions import made
 from tests.migrate.written_wheels import messages, write
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 
 
 def test_arrays_come_back_and_torn_ones_are_named(tmp_path: Path) -> None:

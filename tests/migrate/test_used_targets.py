@@ -32,7 +32,7 @@ from tests.migrate.stopped_conversions import (
     stopping_before,
 )
 from tests.migrate.written_wheels import assert_holds, messages, run_for, staged, write
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 
 def come_to_life(target: Path) -> None:

@@ -27,7 +27,7 @@ from migrate.store_door import Door
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
 from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 STORED_MS = NOW_MS - 60_000
 ODD = "level-18-1.record"

@@ -28,7 +28,7 @@ from tests.migrate.written_wheels import (
     staged,
     write,
 )
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 
 
 class StoppedError(Exception):

@@ -37,7 +37,7 @@ from tests.migrate.stopped_conversions import ITEMS as CONVERTED_ITEMS
 from tests.migrate.stopped_conversions import MARKER
 from tests.simulation.scenarios import Step
 from tests.simulation.simulated_disk import Event, SimulatedDisk
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 NOW_MS = T0 + 500
 WAITING = 10

@@ -14,8 +14,8 @@ from message_store import AtMs, Cancellation, ManualClock, Message, Receipt
 from message_store.files.store_root import StoreRoot
 from tests.faults.engines import open_hierarchy, open_wheel
 from timer_wheel import WheelStore, read_wheel_store
-from timer_wheel.timer_log import TIMER_UNIT
-from timer_wheel.wheel_math import PRECISIONS_MS
+from timer_wheel.format.timer_log import TIMER_UNIT
+from timer_wheel.format.wheel_math import PRECISIONS_MS
 
 START_MS = 1_793_000_000_137
 DELAYS_MS = (1_250, 1_900, 2_005, 5_850, 5_900, 61_037)

@@ -21,12 +21,12 @@ from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.older_slots import MOST_WIDTHS
-from timer_wheel.timer_log import FLAG_DELETE, TIMER_UNIT
-from timer_wheel.timer_rows import TimerRows
-from timer_wheel.timer_store import TimerStore
-from timer_wheel.wheel_files import WheelFiles
-from timer_wheel.wheel_math import PRECISIONS_MS
+from timer_wheel.format.older_slots import MOST_WIDTHS
+from timer_wheel.format.timer_log import FLAG_DELETE, TIMER_UNIT
+from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.timers.rows import TimerRows
+from timer_wheel.timers.store import TimerStore
+from timer_wheel.wheel.files import WheelFiles
 
 START_MS = 1_793_000_000_000
 QUICK = ((100, 1_000), (1_000, 100), (200, 500), (100, 1_000, 500), (200, 500, 200))
@@ -468,7 +468,7 @@ def test_what_was_made_anew_with_its_markers_is_put_right(
         store.cancel(gone)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "timer_wheel.wheel_rebuild._waiting",
+            "timer_wheel.wheel.rebuild._waiting",
             lambda timers: (timers.in_slots(timers.wheel.used_slots()), TimerRows.empty()),
         )
         open_with(path, clock, 1_000).close()

@@ -14,7 +14,7 @@ from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
 from tests.faults.damage import copy_store
 from tests.faults.engines import SMALL
 from timer_wheel import WheelStore
-from timer_wheel.timer_log import TIMER_UNIT
+from timer_wheel.format.timer_log import TIMER_UNIT
 
 START_MS = 1_793_000_000_000
 WINDOW_SLOTS = 20

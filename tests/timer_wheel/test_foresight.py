@@ -10,10 +10,11 @@ from message_store import AtMs, ManualClock, Message
 from message_store.base.errors import SourceError
 from message_store.redelivery.measured import Measured
 from message_store.writing.settings import StoreSettings
-from timer_wheel import WheelStore, foresight
-from timer_wheel.foresight import Foresight
-from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.timer_rows import TimerRows
+from timer_wheel import WheelStore
+from timer_wheel.timers.rows import TimerRows
+from timer_wheel.wheel import foresight
+from timer_wheel.wheel.foresight import Foresight
+from timer_wheel.wheel.slots import LiveWheel
 
 T0 = 1_793_000_000_000
 SMALL = StoreSettings(

@@ -20,9 +20,9 @@ from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
 from timer_wheel.hierarchy import handing_over
-from timer_wheel.hierarchy.ownership import is_guarded, read_active, release
-from timer_wheel.live_timer_log import LiveTimerLog
-from timer_wheel.wheel_files import WheelFiles
+from timer_wheel.reading.ownership import is_guarded, read_active, release
+from timer_wheel.wheel.files import WheelFiles
+from timer_wheel.wheel.log import LiveTimerLog
 
 START_MS = 1_793_000_000_000
 CAME = Counter(["K0", "K1", "K2", "K3"])

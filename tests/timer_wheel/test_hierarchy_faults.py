@@ -24,16 +24,19 @@ from message_store.writing.queue import LiveQueue
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Name, Write, loose, recording
-from timer_wheel import HierarchicalWheelStore, wheel_recovery
-from timer_wheel.hierarchy import hierarchy_opening, hierarchy_turn, timer_index, waiting_rows
+from timer_wheel import HierarchicalWheelStore
+from timer_wheel.hierarchy import opening as hierarchy_opening
+from timer_wheel.hierarchy import timer_index, waiting_rows
+from timer_wheel.hierarchy import turn as hierarchy_turn
 from timer_wheel.hierarchy.index_db import IndexDb
-from timer_wheel.hierarchy.ownership import index_path
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 from timer_wheel.hierarchy.waiting_rows import no_rows
-from timer_wheel.timer_record_kernel import FACT_COLUMNS
-from timer_wheel.timer_rows import TimerFacts
-from timer_wheel.wheel_reader import read_wheel_store
+from timer_wheel.reading.ownership import index_path
+from timer_wheel.reading.wheel_reader import read_wheel_store
+from timer_wheel.timers.record_kernel import FACT_COLUMNS
+from timer_wheel.timers.rows import TimerFacts
+from timer_wheel.wheel import recovery as wheel_recovery
 
 START_MS = 1_793_000_000_000
 

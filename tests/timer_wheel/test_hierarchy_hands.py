@@ -14,13 +14,13 @@ import pytest
 
 from message_store import AtMs, DelayStore, ManualClock, Message
 from tests.faults.engines import SMALL, open_hierarchy
+from timer_wheel.format.hierarchy_due import due_times, fine_promise_ms
+from timer_wheel.format.index_layouts import NATIVE_ROW, IndexState, Newest, Rows
 from timer_wheel.hierarchy import hands as hands_module
 from timer_wheel.hierarchy import timer_index
-from timer_wheel.hierarchy.due_times import due_times, fine_promise_ms
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages
 from timer_wheel.hierarchy.id_index import IdIndex, id_of
 from timer_wheel.hierarchy.index_db import IndexDb
-from timer_wheel.hierarchy.index_layouts import NATIVE_ROW, IndexState, Newest, Rows
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000

@@ -13,9 +13,9 @@ from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, 
 from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
-from timer_wheel.hierarchy.due_times import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
-from timer_wheel.hierarchy.ownership import Active, claim, index_path, read_active
-from timer_wheel.wheel_math import PRECISIONS_MS
+from timer_wheel.format.hierarchy_due import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
+from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.reading.ownership import Active, claim, index_path, read_active
 
 START_MS = 1_793_000_000_437
 DELAYS_MS = (7, 150, 963, 1_000, 2_250, 3_663, 61_002, 3_700_000)

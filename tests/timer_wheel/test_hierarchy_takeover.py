@@ -12,7 +12,7 @@ from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.faults.broker_view import look_as_a_broker
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
-from timer_wheel.hierarchy.ownership import guard, index_path, read_active, release
+from timer_wheel.reading.ownership import guard, index_path, read_active, release
 
 START_MS = 1_793_000_000_437
 HOUR_MS = 3_600_000

@@ -24,25 +24,25 @@ from message_store.format.message import Message
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import AfterMs, AtMs, Cancellation, Delivered
 from message_store.writing.settings import StoreSettings
-from timer_wheel.live_timer_log import LiveTimerLog
-from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.timer_checkpoint import (
+from timer_wheel.format.checkpoint import (
     TimerCheckpoint,
     decode_timer_checkpoint,
     encode_timer_checkpoint,
 )
-from timer_wheel.timer_log import TIMER_UNIT, read_units
-from timer_wheel.timer_metrics import (
+from timer_wheel.format.metrics import (
     TimerMetrics,
     TopicCount,
     decode_timer_metrics,
     encode_timer_metrics,
 )
-from timer_wheel.timer_rows import TimerRows
-from timer_wheel.wheel_file import SLOT, read_wheel
-from timer_wheel.wheel_kernels import FLAGS, LOG_OFFSET, SIZE, SLOT_TIME, WRITE_TIME
-from timer_wheel.wheel_math import WHEEL_SLOTS
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.format.timer_log import TIMER_UNIT, read_units
+from timer_wheel.format.wheel_file import SLOT, read_wheel
+from timer_wheel.format.wheel_math import WHEEL_SLOTS
+from timer_wheel.timers.rows import TimerRows
+from timer_wheel.timers.unit_kernels import FLAGS, LOG_OFFSET, SIZE, SLOT_TIME, WRITE_TIME
+from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.slots import LiveWheel
+from timer_wheel.wheel.store import WheelStore
 
 P = 500
 NOW_MS = 1_700_000_000_000

@@ -21,8 +21,8 @@ from tests.faults.broker_view import found_by_a_broker, look_as_a_broker
 from tests.independent.raw_files import read_timer_check
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
-from timer_wheel.leaving import place_all
-from timer_wheel.timer_log import TIMER_UNIT, blank_bytes
+from timer_wheel.format.timer_log import TIMER_UNIT, blank_bytes
+from timer_wheel.wheel.leaving import place_all
 
 START_MS = 1_793_000_000_000
 SIX_UNITS_A_FILE = StoreSettings(
@@ -274,7 +274,7 @@ def test_equal_messages_come_as_often_as_they_were_stored_after_the_timer_log_lo
         def die(*_given: object) -> None:
             raise Killed
 
-        patch.setattr("timer_wheel.turning.Turning._roll", die)
+        patch.setattr("timer_wheel.wheel.turn.Turning._roll", die)
         with pytest.raises(Killed):
             store.advance(START_MS + 101_000)
     store.abandon()

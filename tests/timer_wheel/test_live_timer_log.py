@@ -16,15 +16,15 @@ from message_store.files.live_segments import LiveSegments
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import string_hash
 from tests.independent.raw_files import timer_units
-from timer_wheel.known_slot import KnownSlot
-from timer_wheel.leaving import put_away, unhang
-from timer_wheel.live_timer_log import LiveTimerLog
-from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.own_checkpoint import OwnCheckpoint
-from timer_wheel.timer_checkpoint import TimerCheckpoint, encode_timer_checkpoint
-from timer_wheel.timer_rows import TimerRows
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
-from timer_wheel.wheel_files import WheelFiles
+from timer_wheel.format.checkpoint import TimerCheckpoint, encode_timer_checkpoint
+from timer_wheel.format.own_checkpoint import OwnCheckpoint
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.timers.rows import TimerRows
+from timer_wheel.wheel.files import WheelFiles
+from timer_wheel.wheel.known_slot import KnownSlot
+from timer_wheel.wheel.leaving import put_away, unhang
+from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.slots import LiveWheel
 
 WRITE_MS = 1_700_000_001_000
 OUT_MS = 1_700_003_600_000

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from message_store.files.small_files import data_extents
 from tests.timer_wheel.wheel_store_builder import write_wheel
-from timer_wheel.live_wheel import LiveWheel
-from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES, WheelSlots, read_slots
-from timer_wheel.wheel_math import WHEEL_SLOTS
+from timer_wheel.format.wheel_file import SLOT, WHEEL_FILE_BYTES, WheelSlots, read_slots
+from timer_wheel.format.wheel_math import WHEEL_SLOTS
+from timer_wheel.wheel.slots import LiveWheel
 
 HAND = 1_700_000_000
 PAGE_SLOTS = 4096 // SLOT.size

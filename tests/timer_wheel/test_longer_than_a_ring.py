@@ -13,7 +13,7 @@ from message_store import AtMs, DelayStore, ManualClock, Message
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from timer_wheel import pending_records, read_wheel_store
-from timer_wheel.wheel_math import PRECISIONS_MS, WHEEL_SLOTS
+from timer_wheel.format.wheel_math import PRECISIONS_MS, WHEEL_SLOTS
 
 START_MS = 1_793_000_000_000
 WIDEST_WINDOW = 604_740

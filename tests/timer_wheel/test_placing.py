@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 from timer_wheel.placing import OVERDUE_SLOTS, place
-from timer_wheel.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 
 NOW_MS = 1_700_000_000_123
 CLOCK_MS = 1_700_000_000_000

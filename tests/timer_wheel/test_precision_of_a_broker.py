@@ -15,9 +15,9 @@ from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.faults.engines import open_wheel
 from timer_wheel import HierarchicalWheelStore, WheelStore, read_wheel_store
-from timer_wheel.timer_log import TIMER_UNIT
-from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES
-from timer_wheel.wheel_math import PRECISIONS_MS, WHEEL_SLOTS
+from timer_wheel.format.timer_log import TIMER_UNIT
+from timer_wheel.format.wheel_file import SLOT, WHEEL_FILE_BYTES
+from timer_wheel.format.wheel_math import PRECISIONS_MS, WHEEL_SLOTS
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000

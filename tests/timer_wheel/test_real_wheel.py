@@ -13,8 +13,8 @@ from message_store.format.message import StoredMessage
 from tests.independent.raw_files import commit_log_records
 from tests.independent.real_stores import WHEEL_55_CLEAN, RealStore, unpack
 from timer_wheel import PendingTimers, WheelState, pending_records, read_wheel_store
-from timer_wheel.timer_checkpoint import encode_timer_checkpoint
-from timer_wheel.timer_metrics import decode_timer_metrics, encode_timer_metrics
+from timer_wheel.format.checkpoint import encode_timer_checkpoint
+from timer_wheel.format.metrics import decode_timer_metrics, encode_timer_metrics
 
 Row = tuple[str | None, str, int]
 

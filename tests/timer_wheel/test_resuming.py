@@ -12,7 +12,7 @@ from message_store.files.store_root import StoreRoot
 from tests.independent.real_stores import TIMELINE_54_CRASH, TIMELINE_55_CRASH, unpack
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.timeline import timeline_directory
+from timer_wheel.reading.timeline import timeline_directory
 
 LATER_MS = NOW_MS + 60_000
 

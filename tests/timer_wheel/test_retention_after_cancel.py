@@ -19,8 +19,8 @@ from message_store import (
 )
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
-from timer_wheel.live_timer_log import LiveTimerLog
-from timer_wheel.timer_rows import TimerRows
+from timer_wheel.timers.rows import TimerRows
+from timer_wheel.wheel.log import LiveTimerLog
 
 START_MS = 1_793_000_000_000
 DAY_MS = 86_400_000

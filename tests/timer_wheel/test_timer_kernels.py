@@ -19,9 +19,10 @@ from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.writing.store import LiveStore
-from timer_wheel.copies import CHANGING, first_offset, is_copy, is_put_again, is_roll
-from timer_wheel.copies import identity as identity_of
-from timer_wheel.copy_kernels import (
+from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.reading.copies import CHANGING, first_offset, is_copy, is_put_again, is_roll
+from timer_wheel.reading.copies import identity as identity_of
+from timer_wheel.reading.copy_kernels import (
     COPY_COLUMNS,
     FIRST_OFFSET,
     IS_ROLL,
@@ -30,11 +31,10 @@ from timer_wheel.copy_kernels import (
     TWO,
     identify_rows,
 )
-from timer_wheel.recall import Target, marker_for
-from timer_wheel.timer_record_kernel import is_any_to_be_read
-from timer_wheel.timer_rows import read_facts
-from timer_wheel.wheel_math import PRECISIONS_MS
-from timer_wheel.wheel_recovery import copies_in_log
+from timer_wheel.timers.record_kernel import is_any_to_be_read
+from timer_wheel.timers.rows import read_facts
+from timer_wheel.wheel.recall import Target, marker_for
+from timer_wheel.wheel.recovery import copies_in_log
 
 NAMES = [
     "TIMER_OUT_MS",

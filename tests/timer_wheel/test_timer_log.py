@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store.files.segments import SegmentReader, segment_name
-from timer_wheel.timer_log import (
+from timer_wheel.format.timer_log import (
     TIMER_BLANK,
     TIMER_UNIT,
     TimerUnits,

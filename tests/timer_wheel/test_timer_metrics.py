@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message_store.base.errors import BadFieldError, FormatError
-from timer_wheel.timer_metrics import (
+from timer_wheel.format.metrics import (
     TimerMetrics,
     TopicCount,
     decode_timer_metrics,

@@ -10,7 +10,7 @@ from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message
 from message_store.interface.delay_store import AfterMs
 from message_store.writing.settings import StoreSettings
-from timer_wheel.wheel_store import WheelStore
+from timer_wheel.wheel.store import WheelStore
 
 SMALL = StoreSettings(commit_log_file_bytes=1 << 16, queue_file_bytes=2_000)
 

@@ -12,8 +12,14 @@ from message_store.base.errors import BadFieldError, FormatError
 from message_store.files.store_root import StoreRoot
 from tests.independent.raw_files import Slot, wheel_slots
 from tests.timer_wheel.wheel_store_builder import write_wheel
-from timer_wheel.wheel_file import SLOT, WHEEL_FILE_BYTES, encode_slots, read_wheel, snapshots
-from timer_wheel.wheel_math import PRECISIONS_MS
+from timer_wheel.format.wheel_file import (
+    SLOT,
+    WHEEL_FILE_BYTES,
+    encode_slots,
+    read_wheel,
+    snapshots,
+)
+from timer_wheel.format.wheel_math import PRECISIONS_MS
 
 #: The slot of two units at 0 and 52, time 1700003600000, precision 1000.
 BROKER_SLOT = bytes.fromhex("000000006553ff10000000000000000000000000000000340000000200000000")

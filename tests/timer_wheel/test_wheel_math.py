@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_wheel import wheel_math
-from timer_wheel.wheel_math import (
+from timer_wheel.format import wheel_math
+from timer_wheel.format.wheel_math import (
     PRECISIONS_MS,
     SLOTS_TOTAL,
     effective_read_time_ms,

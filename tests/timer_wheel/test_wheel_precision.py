@@ -90,7 +90,7 @@ def test_a_rebuild_that_was_stopped_is_finished(
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(f"timer_wheel.wheel_files.WheelFiles.{stop}", stopped)
+            patch.setattr(f"timer_wheel.wheel.files.WheelFiles.{stop}", stopped)
             with pytest.raises(KeyboardInterrupt):
                 open_store(path, clock, 100, on_precision_change="rebuild")
         with open_store(path, clock, 100, on_precision_change="rebuild") as store:

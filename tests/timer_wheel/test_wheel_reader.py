@@ -22,8 +22,8 @@ from tests.timer_wheel.wheel_store_builder import (
     write_wheel,
 )
 from timer_wheel import PendingTimers, WheelState, pending_records, read_wheel_store
-from timer_wheel.timer_log import read_units
-from timer_wheel.wheel_reader import guess_precision
+from timer_wheel.format.timer_log import read_units
+from timer_wheel.reading.wheel_reader import guess_precision
 
 WEEK_MS = 7 * 86_400_000
 FORTNIGHT_MS = 2 * WEEK_MS

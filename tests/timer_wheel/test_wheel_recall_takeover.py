@@ -15,10 +15,10 @@ from tests.faults.broker_view import look_as_a_broker
 from tests.independent.raw_files import read_timer_check, timer_units
 from tests.simulation.simulated_disk import Killed
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.live_timer_log import LiveTimerLog
-from timer_wheel.live_timers import LiveTimers
-from timer_wheel.wheel_files import WheelFiles
-from timer_wheel.wheel_reader import read_wheel_store
+from timer_wheel.reading.wheel_reader import read_wheel_store
+from timer_wheel.wheel.files import WheelFiles
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.log import LiveTimerLog
 
 START_MS = 1_793_000_000_000
 

@@ -22,7 +22,7 @@ from tests.faults.broker_view import found_by_a_broker
 from tests.independent.raw_files import read_timer_check, timer_units
 from tests.simulation.simulated_disk import Killed
 from timer_wheel import WheelStore
-from timer_wheel.wheel_file import WHEEL_FILE_BYTES
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 
 START_MS = 1_793_000_000_000
 SMALL = StoreSettings(
@@ -85,7 +85,7 @@ def delivered_in(path: Path) -> Counter[str]:
 
 def records_of_queue(root: StoreRoot, log: SegmentReader) -> list[StoredMessage]:
     from message_store.reading.consume_queue import read_queue
-    from timer_wheel.pending_timers import record_at
+    from timer_wheel.reading.pending_timers import record_at
 
     queue = read_queue(root.consume_queue("orders", 0))
     entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
@@ -103,7 +103,7 @@ def test_the_faithful_setting_repeats_the_slots_since_the_checkpoint_and_no_more
         store.schedule(Message("orders", b"", unique_key=f"B{number}"), AfterMs(50_000))
     assert len(store.advance(START_MS + 20_000)) == 5
     with monkeypatch.context() as patch:
-        stop_at(patch, "timer_wheel.wheel_files.WheelFiles.save", "before", 1)
+        stop_at(patch, "timer_wheel.wheel.files.WheelFiles.save", "before", 1)
         with pytest.raises(Killed):
             store.advance(START_MS + 50_000)
     store.abandon()
@@ -343,7 +343,7 @@ def test_the_checkpoint_announces_units_before_they_are_there_and_counts_those_o
     store.schedule(Message("orders", b"x"), AfterMs(5_000))
     path = tmp_path / "config" / "timercheck"
     with monkeypatch.context() as patch:
-        stop_at(patch, "timer_wheel.live_timer_log.LiveTimerLog.append", "before", 1)
+        stop_at(patch, "timer_wheel.wheel.log.LiveTimerLog.append", "before", 1)
         with pytest.raises(Killed):
             store.advance(START_MS)
     check = read_timer_check(path)

@@ -16,16 +16,16 @@ import numpy as np
 from message_store.base.errors import UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.writing.store import LiveStore
-from timer_wheel.hierarchy.hierarchy_opening import open_index
+from timer_wheel.format.older_slots import EXACT_MS, OlderSlots
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
-from timer_wheel.hierarchy.ownership import index_path, release
+from timer_wheel.hierarchy.opening import open_index
 from timer_wheel.hierarchy.taken_over import forget_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.live_timers import LiveTimers
-from timer_wheel.older_slots import EXACT_MS, OlderSlots
-from timer_wheel.unplaced import EVERYTHING
-from timer_wheel.wheel_opening import open_timers
-from timer_wheel.wheel_settings import WheelSettings
+from timer_wheel.reading.ownership import index_path, release
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.opening import open_timers
+from timer_wheel.wheel.settings import WheelSettings
+from timer_wheel.wheel.unplaced import EVERYTHING
 
 
 def hand_over(

@@ -14,10 +14,10 @@ import attrs
 import numpy as np
 
 from message_store.columns.byte_column import int64s
+from timer_wheel.format.index_layouts import HOURS, MINUTES, SECONDS, WHEELS, Rows, Wheel
 from timer_wheel.hierarchy.index_db import Block, IndexBatch, IndexDb
-from timer_wheel.hierarchy.index_layouts import HOURS, MINUTES, SECONDS, WHEELS, Rows, Wheel
 from timer_wheel.hierarchy.waiting_rows import by_slot, in_order, no_rows, together
-from timer_wheel.timer_rows import Bools
+from timer_wheel.timers.rows import Bools
 
 FED_AT_ONCE = 1 << 17
 _MANY_NEW = 1 << 10

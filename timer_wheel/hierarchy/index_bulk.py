@@ -17,8 +17,7 @@ import rocksdict
 
 from message_store.base.errors import TargetError
 from message_store.columns.byte_column import Int64s
-from timer_wheel.hierarchy.index_db import database_options
-from timer_wheel.hierarchy.index_layouts import (
+from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
     BUCKET_BITS,
     ERA_BITS,
@@ -33,6 +32,7 @@ from timer_wheel.hierarchy.index_layouts import (
     IndexState,
     Rows,
 )
+from timer_wheel.hierarchy.index_db import database_options
 from timer_wheel.hierarchy.waiting_rows import by_slot
 
 _Pairs = Iterable[tuple[bytes, bytes]]

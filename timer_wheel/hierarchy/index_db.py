@@ -23,7 +23,7 @@ from message_store.files.small_files import (
     sync_file,
 )
 from message_store.format.layout import Layout
-from timer_wheel.hierarchy.index_layouts import (
+from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
     FAMILIES,
     ID_KEY,

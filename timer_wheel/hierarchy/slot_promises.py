@@ -11,11 +11,11 @@ import numpy as np
 
 from message_store.columns.byte_column import int64s
 from message_store.writing.log import LiveLog
-from timer_wheel.hierarchy.index_layouts import Rows
+from timer_wheel.format.index_layouts import Rows
+from timer_wheel.format.older_slots import EXACT_MS
+from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
-from timer_wheel.older_slots import EXACT_MS
-from timer_wheel.timer_due import FINEST_MS
-from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
+from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 
 _PIECE = 1 << 16
 

@@ -21,9 +21,14 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Field, Layout
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
-from timer_wheel.hierarchy.ownership import home
-from timer_wheel.older_slots import MEANING_OF_WIDTHS, MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.timer_rows import Bools
+from timer_wheel.format.older_slots import (
+    MEANING_OF_WIDTHS,
+    MOST_WIDTHS,
+    NO_OLDER_SLOTS,
+    OlderSlots,
+)
+from timer_wheel.reading.ownership import home
+from timer_wheel.timers.rows import Bools
 
 _NAME = "taken-over"
 _PIECE = 1 << 17

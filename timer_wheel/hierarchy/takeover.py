@@ -10,19 +10,19 @@ from message_store.files.small_files import remove_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
-from timer_wheel.hierarchy.due_times import due_times
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
+from timer_wheel.format.hierarchy_due import due_times
+from timer_wheel.format.metrics import TIMER_METRICS_NAME
+from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.format.wheel_file import snapshots
+from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.hierarchy.slot_promises import are_slot_ends
-from timer_wheel.live_timers import LiveTimers
-from timer_wheel.older_slots import NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.recall import find_markers
-from timer_wheel.timer_checkpoint import TIMER_CHECKPOINT_NAME
-from timer_wheel.timer_metrics import TIMER_METRICS_NAME
-from timer_wheel.timer_rows import TimerRows
-from timer_wheel.unit_repair import with_right_flags
-from timer_wheel.unplaced import EVERYTHING
-from timer_wheel.wheel_file import snapshots
-from timer_wheel.wheel_math import PRECISIONS_MS
-from timer_wheel.wheel_opening import open_timers
+from timer_wheel.timers.rows import TimerRows
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.opening import open_timers
+from timer_wheel.wheel.recall import find_markers
+from timer_wheel.wheel.unit_repair import with_right_flags
+from timer_wheel.wheel.unplaced import EVERYTHING
 
 
 @attrs.frozen(eq=False)

@@ -19,19 +19,19 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.writing.store import LiveStore
+from timer_wheel.format.index_layouts import IndexState, Newest, Rows
+from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb
-from timer_wheel.hierarchy.index_layouts import IndexState, Newest, Rows
-from timer_wheel.hierarchy.ownership import void_index
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.taken_over import TakenOver
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
-from timer_wheel.lost_messages import LostMessage, LostMessages
-from timer_wheel.older_slots import EXACT_MS, NO_OLDER_SLOTS
-from timer_wheel.timer_record_kernel import ID
-from timer_wheel.timer_rows import Bools, TimerFacts, read_facts
+from timer_wheel.reading.ownership import void_index
+from timer_wheel.timers.lost_messages import LostMessage, LostMessages
+from timer_wheel.timers.record_kernel import ID
+from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 
 _PIECE = 1 << 17
 _MANY = 1 << 20

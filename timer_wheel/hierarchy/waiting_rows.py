@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from message_store.columns.byte_column import Int64s, int64s
-from timer_wheel.hierarchy.due_times import due_times
-from timer_wheel.hierarchy.index_layouts import (
+from timer_wheel.format.hierarchy_due import due_times
+from timer_wheel.format.index_layouts import (
     FLAG_ALWAYS,
     FLAG_MARKER,
     FLAG_STORED_AGAIN,
@@ -16,9 +16,9 @@ from timer_wheel.hierarchy.index_layouts import (
     Wheel,
     slot_of,
 )
-from timer_wheel.timer_due import is_overdue
-from timer_wheel.timer_rows import Bools, TimerFacts
-from timer_wheel.wheel_math import PRECISIONS_MS
+from timer_wheel.format.timer_due import is_overdue
+from timer_wheel.format.wheel_math import PRECISIONS_MS
+from timer_wheel.timers.rows import Bools, TimerFacts
 
 BLOCK_ROWS = 1 << 15
 """How many messages of one slot stand together at most."""

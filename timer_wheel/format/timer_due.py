@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a timed message comes: from what it asks for to its TIMER_OUT_MS, and from there to the
+promise.
+
+A message that is asked for a time that is past is promised for now, which may be within a slot that
+is already being taken. Its out time ends in ``OVERDUE_MARK_MS``, which no other out time does, and
+says: due since it was stored. A broker looks at the slot only, and keeps it until that is over.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from timer_wheel.format.wheel_math import PRECISIONS_MS, Int64Array, Times, floor_ms
+
+OVERDUE_MARK_MS = 1
+FINEST_MS = min(PRECISIONS_MS)
+
+
+def overdue_out_ms(now_ms: int, hand_ms: int, precision_ms: int) -> int:
+    """The out time of what is due at once: in a slot that no reader of the wheel has passed.
+
+    >>> overdue_out_ms(7_437, 6_000, 1000), overdue_out_ms(7_437, 9_000, 1000)
+    (7001, 9001)
+    """
+    return max(floor_ms(now_ms, precision_ms), hand_ms) + OVERDUE_MARK_MS
+
+
+def is_overdue(out_ms: Times) -> Any:
+    """Whether an out time, or the time of a unit, says that the message was due when stored.
+
+    >>> is_overdue(7_001), is_overdue(7_000)
+    (True, False)
+    """
+    return out_ms % FINEST_MS == OVERDUE_MARK_MS
+
+
+def promised_times(out_ms: Int64Array, store_ms: Int64Array, precision_ms: int) -> Int64Array:
+    """When each message was promised for: the end of its slot, or when it was stored."""
+    ends: Int64Array = floor_ms(out_ms, precision_ms) + precision_ms
+    return np.where(is_overdue(out_ms), store_ms, ends)
+
+
+def may_be_promised(out_ms: Int64Array, due_ms: int) -> NDArray[np.bool_]:
+    """Which of these out times mean the end of a slot at ``due_ms``, in slots of any width: a
+    receipt says it as it was when the message was stored.
+    """
+    is_it = np.zeros(len(out_ms), bool)
+    for precision_ms in PRECISIONS_MS:
+        is_it |= (out_ms + precision_ms == due_ms) & (out_ms % precision_ms == 0)
+    return is_it
+
+
+def write_times(slot_time_ms: Int64Array, now_ms: int, precision_ms: int) -> NDArray[np.int64]:
+    """The placing time that each unit gets: now, or its slot's time where a unit's 32 bits cannot
+    say how far that is.
+    """
+    write_ms = floor_ms(now_ms, precision_ms)
+    is_near = np.abs(slot_time_ms - write_ms) < 2**31
+    return np.where(is_near, write_ms, slot_time_ms)

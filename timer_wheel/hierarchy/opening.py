@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the index of a hierarchical wheel: what it knows, what the queue has beyond that, and what
+the log says was dealt with since.
+
+An index that is not there, cannot be read, or knows of more than the log has, is made again from
+the whole queue and the whole log; of a store that was a wheel's, from what that had settled.
+Otherwise the log is read from where the index ends.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
+from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND
+from timer_wheel.format.index_layouts import IndexState, Newest, Rows
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
+from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
+from timer_wheel.hierarchy.recall_marks import HierarchyMarks
+from timer_wheel.hierarchy.settings import HierarchySettings
+from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
+from timer_wheel.hierarchy.taken_over import (
+    TakenOver,
+    forget_taken_over,
+    keep_taken_over,
+    older_slots,
+    read_taken_over,
+)
+from timer_wheel.hierarchy.takeover import clear_wheel, take_over
+from timer_wheel.hierarchy.timer_index import TimerIndex
+from timer_wheel.hierarchy.waiting_rows import together
+from timer_wheel.reading.copy_kernels import IS_ROLL, OFFSET, STORE_MS
+from timer_wheel.reading.index_view import read_index
+from timer_wheel.reading.ownership import (
+    Active,
+    claim,
+    guard,
+    index_path,
+    is_void,
+    read_active,
+    trust_index,
+)
+from timer_wheel.timers.rows import Bools
+from timer_wheel.wheel.recovery import copies_in_log, which_are_done
+
+
+def open_index(
+    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+) -> tuple[TimerIndex, HierarchySettings]:
+    """The index of a store whose log and queues are whole, and its settings.
+
+    Raises SourceError and TargetError.
+    """
+    try:
+        return _open_index(store, precision_ms, wheel)
+    except DamagedIndexError:  # it is void by now
+        return _open_index(store, precision_ms, wheel)
+
+
+def _open_index(
+    store: LiveStore, precision_ms: int | None, wheel: Mapping[str, Any]
+) -> tuple[TimerIndex, HierarchySettings]:
+    active = read_active(store.root)
+    known_ms = TO_THE_MILLISECOND if active is None else active.precision_ms
+    settings = HierarchySettings(precision_ms=precision_ms or known_ms, **wheel)
+    if active is None:
+        return _taken_over(store, settings), settings
+    if _slot_ms(active, settings) != active.slot_precision_ms:
+        _refuse_without_a_trace(store, active, settings)
+    guard(store.root)
+    clear_wheel(store.root)
+    index = _opened(store, active)
+    try:
+        index.older = older_slots(store)
+        _set_widths(index, active, settings)
+    except BaseException:
+        index.db.close()
+        raise
+    return index, settings
+
+
+def _slot_ms(active: Active, settings: HierarchySettings) -> int:
+    """The width of slots that is asked for; promises to the millisecond keep the one known."""
+    asked_ms = settings.precision_ms
+    return active.slot_precision_ms if asked_ms == TO_THE_MILLISECOND else asked_ms
+
+
+def _refuse_without_a_trace(store: LiveStore, active: Active, settings: HierarchySettings) -> None:
+    """Raise what ``_set_widths`` would, where a look at an index that is up to date tells, and
+    before the database is opened, which writes.
+    """
+    try:
+        content = read_index(store.root)
+    except (SourceError, FormatError):
+        return
+    if content.state is None or content.state.placed_end != store.queue(TIMER_TOPIC, 0).max_offset:
+        return
+    if not len(content.marks) and wait_for_slot_ends(
+        store.log, [content.waiting], HierarchyMarks()
+    ):
+        raise _other_width(store, active.slot_precision_ms, settings.precision_ms)
+
+
+def _set_widths(index: TimerIndex, active: Active, settings: HierarchySettings) -> None:
+    """Let promises be as wide as is asked for. Raises UnsupportedStoreError where pending messages
+    were promised for the ends of slots of another width.
+    """
+    asked_ms, slot_ms = settings.precision_ms, _slot_ms(active, settings)
+    if slot_ms != active.slot_precision_ms and index.waits_for_slot_ends():
+        raise _other_width(index.store, active.slot_precision_ms, asked_ms)
+    if Active(asked_ms, slot_ms) != active:
+        claim(index.store.root, Active(asked_ms, slot_ms))
+        index.precision_ms, index.slot_precision_ms = asked_ms, slot_ms
+        index.write_now(durably=True)
+
+
+def _other_width(store: LiveStore, known_ms: int, asked_ms: int) -> UnsupportedStoreError:
+    return UnsupportedStoreError(
+        f"{store.root.path}: messages wait that were promised for slots of {known_ms} ms, not"
+        f" {asked_ms}; open it with precision_ms={known_ms}, or {TO_THE_MILLISECOND}"
+    )
+
+
+def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
+    """The index of a store that is new, or was that of a wheel in files."""
+    remove_index(index_path(store.root))
+    asked_ms = settings.precision_ms
+    default_ms = DEFAULT_PRECISION_MS if asked_ms == TO_THE_MILLISECOND else asked_ms
+    found = take_over(store, default_ms)
+    slot_ms = found.slot_precision_ms
+    if asked_ms not in (TO_THE_MILLISECOND, slot_ms):
+        if found.waits_for_slot_ends:
+            raise _other_width(store, slot_ms, asked_ms)
+        slot_ms = asked_ms
+    db = IndexDb(index_path(store.root))
+    try:
+        state = _nothing(store, Active(asked_ms, slot_ms))
+        index = TimerIndex(store, db, state)
+        index.hand_ms, index.older = found.hand_ms, found.older
+        known = TakenOver.of(store, found.commit_log_offsets, found.older)
+        index.settle(known)
+        index.write_now(durably=True, tidies=True)
+        trust_index(store.root)
+        if found.older.until:
+            keep_taken_over(store, known)
+        else:
+            forget_taken_over(store.root)
+        claim(store.root, Active(asked_ms, slot_ms))
+        guard(store.root)
+        clear_wheel(store.root)
+    except BaseException:
+        db.close()
+        raise
+    return index
+
+
+def _nothing(store: LiveStore, active: Active, known: TakenOver | None = None) -> IndexState:
+    """The state of an index that knows nothing; what a wheel had settled is ``known``."""
+    begin = store.queue(TIMER_TOPIC, 0).min_offset
+    return IndexState(
+        precision_ms=active.precision_ms,
+        slot_precision_ms=active.slot_precision_ms,
+        placed_end=begin,
+        log_end=store.log.min_offset if known is None else known.log_end,
+        hand_ms=0,
+        minute_hand_ms=0,
+        hour_hand_ms=0,
+        ids_end=begin,
+    )
+
+
+def _opened(store: LiveStore, active: Active) -> TimerIndex:
+    """The index as it was left, brought up to date; or a new one where it cannot be believed."""
+    try:
+        if is_void(store.root):
+            raise DamagedIndexError("damaged", path=index_path(store.root))
+        db = IndexDb(index_path(store.root))
+        try:
+            state = db.state()
+            if state is not None and _is_of(store, state, db.newest(), active):
+                return _brought_up(store, db, state, active)
+            db.close()
+        except BaseException:
+            db.close()
+            raise
+    except DamagedIndexError:
+        pass
+    known = read_taken_over(store)
+    remove_index(index_path(store.root))
+    db = IndexDb(index_path(store.root))
+    try:
+        index = _brought_up(store, db, _nothing(store, active, known), active, known)
+        trust_index(store.root)
+    except BaseException:
+        db.close()
+        raise
+    return index
+
+
+def _is_of(store: LiveStore, state: IndexState, newest: Newest | None, active: Active) -> bool:
+    """Whether the index is of this log and queue, or older, and made with the same slots.
+
+    It may know of what log or queue have lost, as after a loss of power; also where another engine
+    has let the log grow again since. And whoever set another width may have been stopped before the
+    index knew.
+    """
+    log, queue = store.log, store.queue(TIMER_TOPIC, 0)
+    if newest is not None and log.head_checksum(newest.last_start) != newest.last_head:
+        return False
+    if state.slot_precision_ms != active.slot_precision_ms:
+        return False
+    return state.log_end <= log.end and state.placed_end <= queue.max_offset
+
+
+def _brought_up(
+    store: LiveStore,
+    db: IndexDb,
+    state: IndexState,
+    active: Active,
+    known: TakenOver | None = None,
+) -> TimerIndex:
+    index = TimerIndex(store, db, state)
+    index.precision_ms = active.precision_ms
+    index.marks.load(db, store.log, index.marked_from_ms)
+    index.reload_ids()
+    index.settle(known)
+    _account(index, max(state.log_end, store.log.min_offset))
+    index.write_now(durably=True)
+    return index
+
+
+def _account(index: TimerIndex, copies_from: int) -> None:
+    """Find out what was dealt with since the index was written, and take it out."""
+    copies = copies_in_log(index.store.log, copies_from)
+    if not len(copies[OFFSET]):
+        return
+    # A message of narrower slots, of which none waits any more, was delivered before its time as
+    # slots of today have it: at most a widest slot before.
+    index.waiting.reach(int(copies[STORE_MS].max()) + max(PRECISIONS_MS))
+    near = index.waiting.near()
+    if not copies[IS_ROLL].any():
+        index.waiting.drop_near(_done(index, near, copies))
+        return
+    rows = _of_rolled(together(list(index.waiting.parts())), copies, index.waiting.hands.second_ms)
+    gone = int64s(rows["queue_offset"])[_done(index, rows, copies)]
+    index.waiting.take_out(lambda some: np.isin(some["queue_offset"], gone))
+
+
+def _of_rolled(rows: Rows, copies: Int64s, second_ms: int) -> Rows:
+    """Of all that waits what these copies may be copies of: what was due by then, and what is
+    wanted for the same time as one that was stored again, which is among the rows itself.
+    """
+    is_new = np.isin(rows["commit_log_offset"], copies[OFFSET][copies[IS_ROLL] != 0])
+    may_be = np.isin(rows["due_ms"], np.unique(rows["due_ms"][is_new]))
+    return rows[may_be | (rows["due_ms"] < second_ms)]
+
+
+def _done(index: TimerIndex, rows: Rows, copies: Int64s) -> Bools:
+    places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
+    may_have_rolled = np.ones(len(rows), bool)
+    facts = index.facts_of(rows, keys=len(index.marks) > 0)
+    cancelled_at = index.marks.taken_at(places[0], facts)
+    return which_are_done(index.store.log, *places, may_have_rolled, copies, cancelled_at)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a hierarchical wheel by unique key: whether they wait, and what became of them."""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.message import StoredMessage
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Pending
+from timer_wheel.format.index_layouts import Rows
+from timer_wheel.format.timer_due import may_be_promised
+from timer_wheel.hierarchy.timer_index import TimerIndex
+from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.timers.rows import TimerFacts
+from timer_wheel.wheel.older_marks import facts_then
+from timer_wheel.wheel.recall import RecallKey, RecallMarks, Target, marker_offsets
+from timer_wheel.wheel.waiting import Filter, pending_of
+
+
+@attrs.frozen(eq=False)
+class Entry:
+    """An entry of the timer queue with the key that is looked for: a message or a marker."""
+
+    row: Rows
+    facts: TimerFacts
+    message: StoredMessage
+
+    @property
+    def due_ms(self) -> int:
+        """When it was promised for."""
+        return int(self.row["due_ms"][0])
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it takes another back."""
+        return bool(is_marker(self.row)[0])
+
+    @property
+    def commit_log_offset(self) -> Int64s:
+        """Where its record is, as a column."""
+        return int64s(self.row["commit_log_offset"])
+
+    @property
+    def first_offset(self) -> int:
+        """Where its first record was; -1 where a broker has rolled it."""
+        return int(self.facts.first_offsets(self.commit_log_offset)[0])
+
+    @property
+    def recall_key(self) -> RecallKey:
+        """What a message and its marker have in common."""
+        return self.facts.recall_keys()[0]
+
+    def is_taken(self, marks: RecallMarks) -> bool:
+        """Whether one of these markers takes it away."""
+        return marks.takes(self.recall_key, self.first_offset)
+
+    def is_named_by(self, handle: RecallHandle, first_offset: int | None) -> bool:
+        """Whether a handle, or a receipt, names it: by time, topic and key, and by first record.
+
+        A handle that a broker gave says the millisecond after the out time, ours the promise, as
+        that was for slots of the width when it was given.
+        """
+        out_ms = self.facts.stored_out_ms
+        time_fits = handle.due_ms in (self.due_ms, int(out_ms[0]) + 1)
+        time_fits |= bool(may_be_promised(out_ms, handle.due_ms)[0])
+        is_it = time_fits and self.message.real_topic == handle.topic
+        if first_offset is None:
+            return is_it
+        if self.is_marker:
+            place = marker_offsets(self.commit_log_offset, self.facts)
+            return is_it and int(place[0]) > first_offset
+        return is_it and self.first_offset in (-1, first_offset)
+
+
+def entries(index: TimerIndex, unique_key: str) -> Iterator[Entry]:
+    """Every entry that the queue still has of messages and markers with this key, in order."""
+    for queue_offset in index.ids.find(unique_key).tolist():
+        if not index.queue.min_offset <= queue_offset < index.queue.max_offset:
+            continue
+        units = index.queue.units(queue_offset, queue_offset + 1)
+        offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
+        facts = index.facts(offsets, sizes, keys=True)
+        if not facts.is_fine[0]:
+            continue
+        message = index.store.log.record(int(offsets[0]), int(sizes[0]))
+        if message.unique_key == unique_key:
+            place = int64s([queue_offset])
+            row = rows_of(place, offsets, sizes, facts, index.slot_precision_ms)
+            yield Entry(row, facts, message)
+
+
+def waits(index: TimerIndex, entry: Entry) -> bool:
+    """Whether an entry is a message that waits, recalled or not."""
+    if entry.is_marker:
+        return False
+    found = index.waiting.due_at(entry.due_ms)["queue_offset"]
+    return bool((found == entry.row["queue_offset"][0]).any())
+
+
+@attrs.frozen
+class Named:
+    """The messages of one handle or receipt: ``targets`` are pending, one for each marker that is
+    needed to take all of them; ``fate`` is what became of the others.
+    """
+
+    targets: tuple[Target, ...]
+    fate: Cancellation
+
+    @classmethod
+    def by(cls, index: TimerIndex, handle: RecallHandle, first_offset: int | None) -> "Named":
+        """Look for them by their unique key."""
+        known = list(entries(index, handle.unique_key))
+        named = [each for each in known if each.is_named_by(handle, first_offset)]
+        live = {
+            each.recall_key: Target(each.message, int(each.facts.out_ms[0]), each.recall_key)
+            for each in named
+            if not each.is_taken(index.marks) and waits(index, each)
+        }
+        return cls(tuple(live.values()), _fate(index, known, named))
+
+
+def _fate(index: TimerIndex, known: list[Entry], named: list[Entry]) -> Cancellation:
+    """What became of the named entries, by the markers among all that share their key; a wheel's
+    markers took away what was in their slots.
+    """
+    messages = [entry for entry in named if not entry.is_marker]
+    if not named:
+        return Cancellation.NEVER_EXISTED
+    marks = RecallMarks()
+    of_wheel: dict[int, RecallMarks] = {}
+    for entry in known:
+        if entry.is_marker:
+            place = marker_offsets(entry.commit_log_offset, entry.facts)
+            number = int(index.older.number_of(place)[0])
+            if number < len(index.older.untils):
+                its = of_wheel.setdefault(number, RecallMarks())
+                its.add(entry.commit_log_offset, _facts_then(index, entry, number))
+            else:
+                marks.add(entry.commit_log_offset, entry.facts)
+    is_taken = all(
+        entry.is_taken(marks)
+        or any(
+            its.take_away(entry.commit_log_offset, _facts_then(index, entry, number))[0]
+            for number, its in of_wheel.items()
+        )
+        for entry in messages
+    )
+    return Cancellation.CANCELLED if is_taken else Cancellation.ALREADY_DELIVERED
+
+
+def _facts_then(index: TimerIndex, entry: Entry, number: int) -> TimerFacts:
+    sizes = int64s(entry.row["size_bytes"])
+    return facts_then(index.store.log, entry.commit_log_offset, sizes, index.older, number)
+
+
+def waiting_with_key(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
+    """The messages with a unique key that wait, and pass."""
+    for entry in entries(index, wanted.unique_key or ""):
+        is_live = waits(index, entry) and not entry.is_taken(index.marks)
+        if is_live and wanted.in_time(np.array([entry.due_ms]))[0] and wanted.passes(entry.message):
+            yield pending_of(entry.message, entry.due_ms, int(entry.row["size_bytes"][0]))

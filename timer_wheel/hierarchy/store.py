@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``HierarchicalWheelStore``: messages for any time, on wheels of hours, minutes and seconds in a
+database.
+
+Scheduling stores a record of ``rmq_sys_wheel_timer`` and its queue entry, as on any wheel. The
+database is an index over that queue, written in batches when the store is flushed
+(docs/FORMAT.md, hierarchical wheel).
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from message_store.base.clock import Clock
+from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
+from timer_wheel.hierarchy.check import check_hierarchy
+from timer_wheel.hierarchy.intake import HierarchyIntake
+from timer_wheel.hierarchy.opening import open_index
+from timer_wheel.hierarchy.pending import first_due_ms, waiting_in_parts
+from timer_wheel.hierarchy.renewal import Renewal
+from timer_wheel.hierarchy.search import Named, waiting_with_key
+from timer_wheel.hierarchy.settings import HierarchySettings
+from timer_wheel.hierarchy.timer_index import TimerIndex
+from timer_wheel.hierarchy.turn import HierarchyTurn
+from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.store import TimerStore, made_or_let_go
+from timer_wheel.wheel.waiting import Filter
+
+_DEFAULTS = StoreSettings()
+
+
+class HierarchicalWheelStore(TimerStore):
+    """``DelayStore`` on wheels in a database. Made by ``open``.
+
+    A message is promised for the millisecond that is asked for, or for the end of a slot where
+    ``settings.precision_ms`` says so. ``levels`` are what ``AtLevel`` means.
+
+    Limitations: one thread at a time works, the others wait. A handle names a topic, a time and a
+    key: ``cancel`` takes back all pending messages that share them, also by a receipt. A broker
+    does not start on this store: open it with ``WheelStore`` first, which makes it a broker's.
+    """
+
+    def __init__(self, store: LiveStore, index: TimerIndex, settings: HierarchySettings) -> None:
+        self.settings = settings
+        self._index = index
+        self._turning = HierarchyTurn(index)
+        self._renewal = Renewal(index)
+        super().__init__(store, HierarchyIntake(store, index, settings))
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        precision_ms: int | None = None,
+        levels: DelayLevels | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_5_5,
+        settings: StoreSettings = _DEFAULTS,
+        **wheel: Any,
+    ) -> "HierarchicalWheelStore":
+        """Open the store at ``path``, and make it when nothing is there; one that was a wheel's is
+        taken over.
+
+        ``precision_ms`` is the one that the store was made with, or 1, when it is None. ``wheel``
+        takes what ``HierarchySettings`` has. Raises StoreLockedError when somebody has it open,
+        SourceError for one that cannot be written to, whose messages were promised for coarser
+        slots, or wait in a broker's RocksDB timeline, BadFieldError for ``repeat_after_kill``:
+        there is no broker whose way that were.
+        """
+        if settings.repeat_after_kill:
+            raise BadFieldError(
+                "repeat_after_kill: a hierarchical wheel never repeats", expected=False, found=True
+            )
+        refuse_waiting_timeline(StoreRoot(Path(path)))
+        store = LiveStore.open(
+            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+        )
+
+        def make() -> "HierarchicalWheelStore":
+            index, chosen = open_index(store, precision_ms, wheel)
+            return cls(store, index, chosen)
+
+        return made_or_let_go(store, make)
+
+    @property
+    def slot_precision_ms(self) -> int:
+        """The width of slot that an out time means which is a multiple of 100."""
+        return self._index.slot_precision_ms
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        self._index.settle()
+
+    def _turn(self, now_ms: int) -> LogDeliveries:
+        return self._turning.turn(now_ms)
+
+    def _clean(self, now_ms: int) -> None:
+        self._renewal.clean(now_ms)
+
+    def _find_next_due(self) -> int | None:
+        return first_due_ms(self._index)
+
+    def _may_be_a_marker(self) -> None:
+        """It becomes one when it is taken in from the queue."""
+
+    # --- what waits -------------------------------------------------------------------------------
+
+    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+        if wanted.unique_key is not None:
+            return iter(list(waiting_with_key(self._index, wanted)))
+        return waiting_in_parts(self._index, wanted)
+
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        found = Named.by(self._index, handle, first_offset)
+        if not found.targets:
+            return found.fate
+        self._knows_next_due = False
+        for target in found.targets:
+            with self._store.all_or_broken():
+                self._intake.recall(target, self._clock.now_ms())
+        self._index.settle()
+        return Cancellation.CANCELLED
+
+    # --- health and the end -----------------------------------------------------------------------
+
+    def _lost(self) -> LostMessages:
+        return self._index.lost
+
+    def _findings(self) -> list[Finding]:
+        return check_hierarchy(self._index)
+
+    def _flush(self) -> None:
+        """Log, queues, database, checkpoint, in this order."""
+        index, store = self._index, self._store
+        with self._use():
+            store.log.require_unbroken()
+            batch = index.prepare(tidies=self._is_closed)
+        store.sync_log()
+        store.sync_queues()
+        store.finish(lambda: index.write(batch, durably=True))
+        with self._use():
+            index.written(batch)
+            index.lost.save()
+        store.write_topics()
+        store.write_checkpoint(durably=True)
+
+    def _end(self) -> None:
+        self._index.settle()
+
+    def abandon(self) -> None:
+        """Let go of everything without a last word, as a kill would, whatever the disk says."""
+        with suppress(DelayStoreError):
+            super().abandon()
+
+    def _let_go(self) -> None:
+        self._index.db.close()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue in front of the wheel: where placing resumes, and what waits there to be placed.
+
+Every timed message is first a record of ``rmq_sys_wheel_timer`` with an entry in queue 0. Where a
+starting broker goes on placing is decided by the last unit of the timer log, not by the checkpoint;
+the checkpoint's master offset can only lower it.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from message_store.base.errors import BadFieldError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
+from message_store.reading.consume_queue import read_queue
+from timer_wheel.format.checkpoint import TimerCheckpoint
+from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
+from timer_wheel.reading.pending_timers import PendingTimers, record_at
+
+SEARCHED_ENTRIES = 20_000
+"""How far down the queue a broker looks for the entry of the last unit's record."""
+
+
+def resume_queue_offset(
+    root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, checkpoint: TimerCheckpoint
+) -> int:
+    """The timer queue's offset from which a starting broker places messages."""
+    resume = noted_queue_offset(root, commit_log, units, checkpoint)
+    if not is_directory(root.timer_queue()):
+        return resume
+    queue = read_queue(root.timer_queue(), from_queue_offset=max(0, resume))
+    return min(max(resume, queue.queue_min), queue.queue_max)
+
+
+def noted_queue_offset(
+    root: StoreRoot, commit_log: SegmentReader, units: TimerUnits, checkpoint: TimerCheckpoint
+) -> int:
+    """The same, before it is moved into the queue: beyond its end where the queue lost entries."""
+    placed = _last_placed(root, commit_log, units)
+    resume = checkpoint.last_queue_offset if placed is None else placed + 1
+    return min(resume, checkpoint.master_queue_offset)
+
+
+def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) -> int | None:
+    """The queue offset of the last unit's message; None when unit or record cannot be read.
+
+    The entry is looked for because a record's own queue offset is off by some where a broker
+    rebuilt the queue.
+    """
+    if not len(units) or int(units.positions[-1]) + TIMER_UNIT.size != units.end_position:
+        return None
+    offset = int(units.units["commit_log_offset"][-1])
+    size_bytes = int(units.units["record_size_bytes"][-1])
+    record = record_at(commit_log, offset, size_bytes)
+    if record is None:
+        return None
+    claimed = record.queue_offset
+    lowest = max(0, claimed + 1 - SEARCHED_ENTRIES)
+    queue = read_queue(root.timer_queue(), from_queue_offset=lowest).slice(lowest, claimed + 1)
+    found = np.flatnonzero((queue.commit_log_offset == offset) & (queue.size_bytes == size_bytes))
+    return queue.first_queue_offset + int(found[-1]) if len(found) else claimed
+
+
+def waiting_in_queue(
+    root: StoreRoot, commit_log: SegmentReader, from_queue_offset: int
+) -> tuple[PendingTimers, tuple[int, ...]]:
+    """The messages from an offset of the timer queue on, and the offsets that stop a broker.
+
+    The slot time of each is the TIMER_OUT_MS of its record. An entry whose record is not there is
+    passed over, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
+    from placing anything behind it, and is in the second part of the answer.
+    """
+    queue = read_queue(root.timer_queue(), from_queue_offset=max(0, from_queue_offset))
+    entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
+    found = (
+        (queue_offset, offset, size_bytes, record)
+        for queue_offset, (offset, size_bytes) in enumerate(entries, queue.first_queue_offset)
+        if (record := record_at(commit_log, offset, size_bytes)) is not None
+    )
+    return to_be_placed(found)
+
+
+def to_be_placed(
+    records: Iterable[tuple[int, int, int, StoredMessage]],
+) -> tuple[PendingTimers, tuple[int, ...]]:
+    """Records of the timer topic as rows that wait in the queue; and offsets that stop a broker.
+
+    Before each come its queue offset, its place in the log and its size in bytes.
+    """
+    rows = []
+    blocking = []
+    for queue_offset, offset, size_bytes, record in records:
+        try:
+            out_ms = parse_long(record.properties.get(TIMER_OUT_MS, ""))
+        except BadFieldError:
+            blocking.append(queue_offset)
+            continue
+        is_marker = TIMER_DELETE_UNIQUE_KEY in record.properties
+        flags = FLAG_DEFAULT | FLAG_DELETE * is_marker
+        rows.append((-1, queue_offset, out_ms, flags, offset, size_bytes))
+    columns = np.array(rows, np.int64).reshape(-1, 6).T
+    return PendingTimers(*columns), tuple(blocking)

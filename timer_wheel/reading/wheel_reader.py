@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a store's wheel as a starting broker would: what is pending, and in which slot.
+
+The wheel file is brought up to the timer log, the slots from the hand's place on are walked, the
+timer queue is read from where placing resumes, and what delete markers take away is taken away. The
+live record of a message that has rolled is its last one, and the only one that is reached. Where a
+broker of 5.4 or newer has used its RocksDB timeline, what waits there is part of it.
+
+Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 20 bytes an entry;
+each message that still waits in the queue costs a look at its record.
+"""
+
+from functools import partial
+
+import attrs
+import numpy as np
+
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
+from timer_wheel.format.checkpoint import TimerCheckpoint, read_timer_checkpoint
+from timer_wheel.format.timer_log import TimerUnits, read_units
+from timer_wheel.format.wheel_file import NO_SLOTS, WheelSlots, all_slots, read_wheel
+from timer_wheel.format.wheel_math import (
+    DEFAULT_PRECISION_MS,
+    WHEEL_SLOTS,
+    Int64Array,
+    effective_read_time_ms,
+)
+from timer_wheel.reading.chain_walk import walk_chains
+from timer_wheel.reading.delete_markers import cancelled
+from timer_wheel.reading.outstanding import outstanding
+from timer_wheel.reading.pending_timers import PendingTimers
+from timer_wheel.reading.precision import precision_of_slots, precision_of_units
+from timer_wheel.reading.timeline import Timeline
+from timer_wheel.reading.wheel_revision import revised_slots
+
+
+@attrs.frozen(eq=False)
+class WheelState:
+    """What a store's wheel holds.
+
+    ``pending`` are messages, in order of slot time and placing, then those that wait in the queue,
+    then those in the ``timeline``, which is None where none was ever used;
+    ``markers`` are delete markers, ``cancelled`` the messages that they take away. Read without
+    ``after_crash``, a crashed store has some in all three as often as a broker would meet them;
+    ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
+    other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
+    because the log shows that they were dealt with before a crash. ``unit_count`` and
+    ``slots_used`` count the timer log's units and the slots that are yet to be read.
+    ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
+    are queue entries that a broker cannot get past, ``shared_positions`` units that it would
+    deliver more than once because two chains lead to them.
+    """
+
+    precision_ms: int
+    checkpoint: TimerCheckpoint
+    read_time_ms: int
+    resume_queue_offset: int
+    unit_count: int
+    slots_used: int
+    pending: PendingTimers
+    markers: PendingTimers
+    cancelled: PendingTimers
+    recalled_by_topic_count: int
+    done_already_count: int
+    expired_count: int
+    blocking_queue_offsets: tuple[int, ...]
+    shared_positions: Int64Array
+    timeline: Timeline | None
+
+
+def read_wheel_store(
+    root: StoreRoot,
+    *,
+    now_ms: int,
+    precision_ms: int | None = None,
+    snapshots_on: bool = False,
+    topic_in_delete_key: bool | None = False,
+    whole_log: bool = False,
+    after_crash: bool = False,
+) -> WheelState:
+    """What a broker that starts at ``now_ms`` would deliver from this store's wheel.
+
+    ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
+    ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
+    `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
+    recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
+    finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
+    and repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
+    what that holds, in slots of a millisecond. Raises SourceError, FormatError.
+    """
+    if is_present(hierarchy_mark(root)):
+        from timer_wheel.reading.hierarchy_reader import read_hierarchy
+
+        return read_hierarchy(root, after_crash=after_crash)
+    checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
+    hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
+    with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
+        begin_position = 0 if whole_log else max(0, flushed - log.file_bytes)
+        units = read_units(log, begin_position)
+        precision_ms = precision_ms or guess_precision(units, all_slots(root), hand_ms=hand_ms)
+        read_time_ms = effective_read_time_ms(hand_ms, now_ms, precision_ms)
+        revised = revised_slots(
+            wheel,
+            units,
+            begin_position=begin_position,
+            read_time_ms=read_time_ms,
+            precision_ms=precision_ms,
+        )
+        placed, shared_positions = _placed(revised, units, read_time_ms, precision_ms)
+        of = partial(cancelled, commit_log=commit_log, now_ms=now_ms, precision_ms=precision_ms)
+        left = outstanding(root, commit_log, units, placed, checkpoint, of, after_crash=after_crash)
+        timers, recalled = left.timers, of(left.timers)
+    is_cancelled = recalled.for_broker(topic_in_delete_key)
+    return WheelState(
+        precision_ms=precision_ms,
+        checkpoint=checkpoint,
+        read_time_ms=read_time_ms,
+        resume_queue_offset=left.resume_queue_offset,
+        unit_count=len(units),
+        slots_used=len(np.unique(placed.slot_time_ms)),
+        pending=timers.rows(~(is_cancelled | timers.is_marker)),
+        markers=timers.rows(timers.is_marker),
+        cancelled=timers.rows(is_cancelled),
+        recalled_by_topic_count=int((recalled.by_topic_and_key & ~recalled.by_key).sum()),
+        done_already_count=left.done_already_count,
+        expired_count=left.expired_count,
+        blocking_queue_offsets=left.blocking_queue_offsets,
+        shared_positions=shared_positions,
+        timeline=left.timeline,
+    )
+
+
+def guess_precision(units: TimerUnits, wheel: WheelSlots = NO_SLOTS, *, hand_ms: int = 0) -> int:
+    """The precision that a wheel was written with, which a broker stores nowhere: told by its
+    slots, else by its units (``precision``). Where nothing tells it is the default.
+    """
+    at = units.index_at(wheel.slots["last_position"].astype(np.int64))
+    times = np.full(len(at), -1, np.int64)
+    times[at >= 0] = units.slot_time_ms[at[at >= 0]]
+    told = precision_of_slots(wheel.slots, times, hand_ms)
+    return told or precision_of_units(units, hand_ms) or DEFAULT_PRECISION_MS
+
+
+def _placed(
+    wheel: WheelSlots, units: TimerUnits, read_time_ms: int, precision_ms: int
+) -> tuple[PendingTimers, Int64Array]:
+    """What the hand will find, slot by slot; and the positions at which two chains meet."""
+    time_units = wheel.slots["time_units"]
+    is_in_its_place = time_units % WHEEL_SLOTS == wheel.index
+    used = wheel.slots[is_in_its_place & (time_units >= max(1, read_time_ms // precision_ms))]
+    used = used[np.argsort(used["time_units"], kind="stable")]
+    chains = walk_chains(
+        units.index_at(used["last_position"]),
+        units.index_at(units.units["previous_position"].astype(np.int64)),
+    )
+    chosen = units.units[chains.unit_indexes]
+    placed = PendingTimers(
+        position=units.positions[chains.unit_indexes],
+        queue_offset=np.full(len(chosen), -1, np.int64),
+        slot_time_ms=np.repeat(used["time_units"] * precision_ms, chains.lengths),
+        flags=chosen["magic"].astype(np.int64),
+        commit_log_offset=chosen["commit_log_offset"].astype(np.int64),
+        size_bytes=chosen["record_size_bytes"].astype(np.int64),
+    )
+    return placed, units.positions[chains.met[chains.met >= 0]]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How messages come into any wheel: as records of ``rmq_sys_wheel_timer`` and entries of its queue,
+no more. Placing comes later, in bulk.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Literal, Protocol
+
+import numpy as np
+
+from message_store.base.errors import UnsupportedDelayError
+from message_store.columns.byte_column import Int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.message import Message
+from message_store.format.properties import TIMER_TOPIC
+from message_store.intake.batch import BatchDraft, draft_batch
+from message_store.intake.records import RecordForm
+from message_store.intake.store_intake import LiveIntake
+from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
+from message_store.interface.promise_rules import to_slot_end
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.writing.queue import LiveQueue
+from message_store.writing.store import LiveStore
+from timer_wheel.format.wheel_math import out_ms
+from timer_wheel.timers.timer_properties import LATEST_MS, require_kept
+from timer_wheel.wheel.recall import Target, marker_for
+
+
+class IntakeSettings(Protocol):
+    """What the settings of any wheel say of what comes in."""
+
+    @property
+    def precision_ms(self) -> int:
+        """How wide a promise is."""
+
+    @property
+    def max_delay_ms(self) -> int | None:
+        """The longest delay; None for no limit."""
+
+    @property
+    def beyond_max(self) -> Literal["refuse", "deliver"]:
+        """What becomes of a longer one."""
+
+    @property
+    def start_deliver_time_alias(self) -> bool:
+        """Whether __STARTDELIVERTIME is a due time."""
+
+
+class TimerIntake(ABC):
+    """Stores messages and delete markers for one wheel; whoever calls holds the store's lock."""
+
+    def __init__(self, store: LiveStore, queue: LiveQueue, settings: IntakeSettings) -> None:
+        self.settings = settings
+        self._store = store
+        self._queue = queue
+        self._levels = store.levels
+        self._broker_name = store.settings.broker_name
+        self._form = RecordForm.of(store.dialect, store.settings)
+        self._intake = LiveIntake(store, TIMER_TOPIC, self._form)
+        self._promise = to_slot_end(
+            settings.precision_ms,
+            max_delay_ms=settings.max_delay_ms,
+            beyond_max=settings.beyond_max,
+        )
+        self._precision_ms = settings.precision_ms
+        self._is_limited = False
+
+    # --- one at a time ----------------------------------------------------------------------------
+
+    def schedule(
+        self, message: Message, due: Due, now_ms: int, extra: tuple[tuple[str, str], ...] = ()
+    ) -> Receipt:
+        """Store a message for later; ``extra`` are properties that its record gets as well."""
+        match due:  # by class alone, the commonest first: patterns with fields cost twice as much
+            case AtMs():
+                due_ms = due.due_ms
+            case AfterMs():
+                due_ms = now_ms + due.delay_ms
+            case AtLevel():
+                due_ms = now_ms + self._levels.asked(due.level)[1]
+        promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
+        if promised_ms == now_ms:
+            out = self._overdue_out_ms(now_ms)
+        else:
+            if due_ms >= LATEST_MS or now_ms < 0:
+                require_kept(due_ms, now_ms)
+            out = promised_ms - self._precision_ms
+        if self._is_limited:
+            self._refuse_congestion(out, now_ms)
+        return self._intake.store(
+            message, self._queue, due_ms, promised_ms, now_ms, None, out, extra
+        )
+
+    def recall(self, target: Target, now_ms: int) -> Receipt:
+        """Store the delete marker of a message."""
+        by_topic = self._store.dialect.topic_in_delete_key
+        marker, names_target = marker_for(target, topic_in_delete_key=by_topic)
+        out = target.out_ms
+        return self._intake.store(marker, self._queue, out, out, now_ms, None, out, (names_target,))
+
+    @abstractmethod
+    def _overdue_out_ms(self, now_ms: int) -> int:
+        """The out time of what is due when it is stored."""
+
+    @abstractmethod
+    def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
+        """Refuse what goes where too much is already; asked only where there is a limit."""
+
+    # --- many at once -----------------------------------------------------------------------------
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s, now_ms: int) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be kept."""
+        promised_ms, outs = self._promises(due_ms, now_ms)
+        if self._is_limited:
+            slots, counts = np.unique(outs, return_counts=True)
+            for out, count in zip(slots.tolist(), counts.tolist(), strict=True):
+                self._refuse_congestion(out, now_ms, count - 1)
+        records = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=outs, form=self._form)
+        self._intake.require_room(records.sizes)
+        offsets = self._append_batch(records, now_ms)
+        self._intake.topics.remember_all(batch)
+        return BatchReceipt(
+            unique_keys=records.unique_keys,
+            topics=batch.topic,
+            due_ms=due_ms,
+            promised_ms=promised_ms,
+            commit_log_offsets=offsets,
+            broker_name=self._broker_name,
+        )
+
+    def _promises(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
+        """The promise of each due time, and its out time."""
+        settings = self.settings
+        at_once = due_ms <= now_ms
+        if settings.max_delay_ms is not None:
+            too_long = np.flatnonzero(due_ms - now_ms > settings.max_delay_ms)
+            if len(too_long) and settings.beyond_max == "refuse":
+                self._refuse_row(int(too_long[0]), int(due_ms[too_long[0]]), now_ms)
+            at_once[too_long] = True
+        if len(due_ms):
+            latest = int(np.argmax(np.where(at_once, 0, due_ms)))
+            if not at_once[latest]:
+                self._refuse_row(latest, int(due_ms[latest]), now_ms)
+        outs = out_ms(np.maximum(due_ms, 1), settings.precision_ms)
+        promised_ms = np.where(at_once, now_ms, outs + settings.precision_ms)
+        return promised_ms, np.where(at_once, self._overdue_out_ms(now_ms), outs)
+
+    def _refuse_row(self, row: int, due_ms: int, now_ms: int) -> None:
+        """Raise UnsupportedDelayError, which names the row, where its time cannot be kept."""
+        try:
+            self._promise(due_ms, now_ms)
+            require_kept(due_ms, now_ms)
+        except UnsupportedDelayError as error:
+            raise error.of_row(row) from None
+
+    def _append_batch(self, records: BatchDraft, now_ms: int) -> Int64s:
+        queue, count = self._queue, len(records)
+        queue_offsets = queue.max_offset + np.arange(count, dtype=np.int64)
+        fill = records.bind(np.zeros(count, np.int64), queue_offsets, now_ms)
+        offsets = self._store.log.append_rows(records.sizes, fill)
+        units = np.empty(count, QUEUE_UNIT.dtype)
+        units["commit_log_offset"] = offsets
+        units["size_bytes"] = records.sizes
+        units["tags_code"] = records.tags_codes
+        queue.append(units)
+        return offsets

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units of the timer log as columns, and what their records say."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import BadFieldError, FormatError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
+from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
+from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.format.timer_due import promised_times
+from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
+from timer_wheel.timers.record_kernel import (
+    BORN_MS,
+    FACT_COLUMNS,
+    FINE,
+    IS_MARKER,
+    KEY_ONE,
+    KEY_TWO,
+    MISSING,
+    OUT_MS,
+    PREPARED_OFFSET,
+    ROLL_TIMES,
+    STATUS,
+    STORE_MS,
+    STORED_OUT_MS,
+    TOPIC_HASH,
+    read_timer_records,
+)
+from timer_wheel.timers.unit_kernels import (
+    FLAGS,
+    LOG_OFFSET,
+    POSITION,
+    ROW_COLUMNS,
+    SIZE,
+    SLOT_TIME,
+    WRITE_TIME,
+)
+
+if TYPE_CHECKING:
+    from message_store.writing.log import LiveLog
+
+Bools = NDArray[np.bool_]
+
+
+@attrs.frozen(eq=False)
+class TimerRows:
+    """Messages and delete markers on the wheel, a row each, in the columns of ``wheel_kernels``."""
+
+    table: Int64s
+
+    def __len__(self) -> int:
+        return len(self.table[0])
+
+    @classmethod
+    def empty(cls, count: int = 0) -> "TimerRows":
+        """Rows of zeros."""
+        return cls(np.zeros((ROW_COLUMNS, count), np.int64))
+
+    @classmethod
+    def together(cls, parts: Sequence["TimerRows"]) -> "TimerRows":
+        """The rows of all of these, in order; not copied where only one part has any."""
+        parts = [part for part in parts if len(part)] or [cls.empty()]
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.ascontiguousarray(np.concatenate([part.table for part in parts], axis=1)))
+
+    def rows(self, chosen: Bools | Int64s | slice) -> "TimerRows":
+        """The chosen rows, by a mask, by their places, or a part."""
+        return TimerRows(np.ascontiguousarray(self.table[:, chosen]))
+
+    @property
+    def position(self) -> Int64s:
+        """Where in the timer log the unit is."""
+        return np.asarray(self.table[POSITION])
+
+    @property
+    def slot_time_ms(self) -> Int64s:
+        """The time of the unit's slot."""
+        return np.asarray(self.table[SLOT_TIME])
+
+    @property
+    def write_time_ms(self) -> Int64s:
+        """When the unit was placed."""
+        return np.asarray(self.table[WRITE_TIME])
+
+    @property
+    def enqueued_ms(self) -> Int64s:
+        """The same; the latest time of all for what never was, as a broker says it."""
+        return np.where(self.write_time_ms > 0, self.write_time_ms, LONG_MAX)
+
+    @property
+    def commit_log_offset(self) -> Int64s:
+        """Where the record is."""
+        return np.asarray(self.table[LOG_OFFSET])
+
+    @property
+    def size_bytes(self) -> Int64s:
+        """How long the record is."""
+        return np.asarray(self.table[SIZE])
+
+    @property
+    def is_marker(self) -> Bools:
+        """Which rows are delete markers."""
+        return np.asarray(self.table[FLAGS] & FLAG_DELETE != 0)
+
+    @property
+    def is_roll(self) -> Bools:
+        """Which rows are placed again when their slot is taken."""
+        return np.asarray(self.table[FLAGS] & FLAG_ROLL != 0)
+
+
+@attrs.frozen(eq=False)
+class TimerFacts:
+    """What the records of some rows say, in the columns of ``timer_record_kernel``.
+
+    ``problems`` has for a row that cannot be a timed message what is wrong with its record.
+    """
+
+    table: Int64s
+    problems: dict[int, FormatError]
+    precision_ms: int
+
+    def __len__(self) -> int:
+        return len(self.table[0])
+
+    @classmethod
+    def assumed(cls, rows: TimerRows, precision_ms: int) -> "TimerFacts":
+        """Facts of rows that are as their units say, where nothing else matters."""
+        table = np.zeros((FACT_COLUMNS, len(rows)), np.int64)
+        table[STATUS] = FINE
+        table[OUT_MS] = table[STORED_OUT_MS] = rows.slot_time_ms
+        return cls(table, {}, precision_ms)
+
+    def rows(self, chosen: Bools | Int64s) -> "TimerFacts":
+        """The facts of the chosen rows, whose problems are no longer told."""
+        return TimerFacts(np.ascontiguousarray(self.table[:, chosen]), {}, self.precision_ms)
+
+    @property
+    def is_there(self) -> Bools:
+        """Which records can be read, fine or not."""
+        return np.asarray(self.table[STATUS] != MISSING)
+
+    @property
+    def is_fine(self) -> Bools:
+        """Which rows are messages or markers with an out time."""
+        return np.asarray(self.table[STATUS] == FINE)
+
+    @property
+    def out_ms(self) -> Int64s:
+        """The slot that keeps the promise: TIMER_OUT_MS or, of what was stored for slots of another
+        width, the slot of today that ends when that does or next.
+        """
+        return np.asarray(self.table[OUT_MS])
+
+    @property
+    def stored_out_ms(self) -> Int64s:
+        """TIMER_OUT_MS."""
+        return np.asarray(self.table[STORED_OUT_MS])
+
+    @property
+    def store_ms(self) -> Int64s:
+        """When the record was stored."""
+        return np.asarray(self.table[STORE_MS])
+
+    @property
+    def born_ms(self) -> Int64s:
+        """When the message was made; rolling does not change it."""
+        return np.asarray(self.table[BORN_MS])
+
+    @property
+    def topic_hash(self) -> Int64s:
+        """Java's hash of REAL_TOPIC; 0 where there is none."""
+        return np.asarray(self.table[TOPIC_HASH])
+
+    @property
+    def is_marker(self) -> Bools:
+        """Which records are delete markers."""
+        return np.asarray(self.table[IS_MARKER] != 0)
+
+    @property
+    def roll_times(self) -> Int64s:
+        """How often a message has been placed again."""
+        return np.asarray(self.table[ROLL_TIMES])
+
+    def first_offsets(self, offsets: Int64s) -> Int64s:
+        """Where in the log the first record was of each of these messages, which lie at
+        ``offsets``: the order in which they were scheduled. -1 where a broker has rolled it.
+
+        A copy that goes round again has the complement for its prepared transaction offset, which
+        is negative and so no half message's; a broker writes 0, the complement of -1.
+        """
+        told = ~self.table[PREPARED_OFFSET]
+        told = np.where(told < offsets, np.maximum(told, -1), -1)
+        return np.where(self.roll_times > 0, told, offsets)
+
+    @property
+    def promised_ms(self) -> Int64s:
+        """When each message was promised for."""
+        return promised_times(self.out_ms, self.store_ms, self.precision_ms)
+
+    def recall_keys(self) -> list[tuple[int, int]]:
+        """What a message and its delete marker have in common; (0, 0) where nothing can recall."""
+        return list(zip(self.table[KEY_ONE].tolist(), self.table[KEY_TWO].tolist(), strict=True))
+
+
+def read_facts(
+    log: "LiveLog",
+    offsets: Int64s,
+    sizes: Int64s,
+    precision_ms: int,
+    *,
+    keys: bool = False,
+    older: OlderSlots = NO_OLDER_SLOTS,
+) -> TimerFacts:
+    """What the records at these places of the log say; recall keys only if they are asked for."""
+    offsets, sizes = int64s(offsets), int64s(sizes)
+    table = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
+    addresses = log.addresses(offsets)
+    addresses[sizes > log.rooms(offsets)] = -1
+    read_timer_records(addresses, sizes, offsets, precision_ms, keys, *older.columns(), table)
+    problems: dict[int, FormatError] = {}
+    for row in np.flatnonzero(table[STATUS] != FINE).tolist():
+        try:
+            _read_unusual(log, int(offsets[row]), int(sizes[row]), table[:, row])
+        except FormatError as error:
+            problems[row] = error
+    return TimerFacts(table, problems, precision_ms)
+
+
+def _read_unusual(log: "LiveLog", offset: int, size_bytes: int, facts: Int64s) -> None:
+    """Let the scalar code judge a record; raises FormatError with what is wrong."""
+    message = log.record(offset, size_bytes)
+    if facts[STATUS] == MISSING:
+        raise BadFieldError("a record of another size", offset=offset, expected=size_bytes)
+    text = message.properties.get(TIMER_OUT_MS)
+    if text is None:
+        raise BadFieldError("no TIMER_OUT_MS: nobody knows when", offset=offset)
+    facts[OUT_MS] = facts[STORED_OUT_MS] = parse_long(text)
+    if facts[OUT_MS] < 0:
+        raise BadFieldError("a TIMER_OUT_MS before all time", offset=offset, found=text)
+    topic = message.properties.get(REAL_TOPIC)
+    facts[TOPIC_HASH] = 0 if topic is None else string_hash(topic)
+    facts[STATUS] = FINE

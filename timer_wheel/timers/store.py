@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is the same for every store of timed messages, however it finds those that are due: taking
+them in, asking and answering, and how a store begins and ends.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.base.errors import SourceError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.format.message import Message
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import (
+    BatchReceipt,
+    Cancellation,
+    Due,
+    Finding,
+    Pending,
+    Receipt,
+)
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.store import LiveStore
+from message_store.writing.topics import LiveTopic
+from timer_wheel.timers.intake import TimerIntake
+from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS, asked_by
+from timer_wheel.wheel.waiting import Filter
+
+Made = TypeVar("Made")
+
+
+class TimerStore(ClosedOnExit, ABC):
+    """``DelayStore`` over records of ``rmq_sys_wheel_timer`` and their queue.
+
+    ``levels`` are what ``AtLevel`` means. One thread at a time works, the others wait.
+    """
+
+    def __init__(self, store: LiveStore, intake: TimerIntake) -> None:
+        self.levels = store.levels
+        self._store = store
+        self._clock = store.clock
+        self._intake = intake
+        self._next_due: int | None = None
+        self._knows_next_due = False
+        self._group = store.group(self._flush)
+        self._is_closed = False
+
+    @property
+    def live(self) -> LiveStore:
+        """The log and the queues that it stands on."""
+        return self._store
+
+    @contextmanager
+    def _use(self) -> Iterator[None]:
+        with self._store.lock:
+            self._store.require_open()
+            yield
+
+    # --- scheduling -------------------------------------------------------------------------------
+
+    def schedule(self, message: Message, due: Due) -> Receipt:
+        """Store a message for later."""
+        store = self._store
+        with store.lock:
+            if store.is_closed:
+                store.require_open()
+            now_ms = self._clock.now_ms()
+            self._knows_next_due = False
+            count = store.log.append_count
+            try:  # all_or_broken, but for what entering it costs
+                return self._intake.schedule(message, due, now_ms)
+            except BaseException:
+                store.doubt_what_follows(count)
+                raise
+
+    def put(self, message: Message) -> Receipt:
+        """Store a message for the time that its own properties say, as a broker's clients do:
+        DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, and as they say it.
+
+        Raises BadFieldError for a property that cannot be read, UnsupportedDelayError for a delay
+        beyond the limit.
+        """
+        with self._use(), self._store.all_or_broken():
+            now_ms = self._clock.now_ms()
+            alias = self._intake.settings.start_deliver_time_alias
+            asked = asked_by(message, now_ms, start_deliver_time_alias=alias)
+            self._knows_next_due = False
+            if asked.kept:
+                self._may_be_a_marker()
+            return self._intake.schedule(asked.message, asked.due, now_ms, asked.kept)
+
+    def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:
+        """Store many messages, or none when one of them cannot be kept."""
+        due_ms = int64s(due_ms)
+        if due_ms.shape != (len(batch),):
+            raise ValueError(f"{len(batch)} messages and due times of the shape {due_ms.shape}")
+        with self._use(), self._store.all_or_broken():
+            self._knows_next_due = False
+            return self._intake.schedule_batch(batch, due_ms, self._clock.now_ms())
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def advance(self, now_ms: int) -> LogDeliveries:
+        """Move everything that is due at ``now_ms`` into its topic."""
+        now_ms = min(now_ms, LATEST_ADVANCE_MS)
+        with self._use():
+            self._store.log.require_unbroken()
+            self._knows_next_due = False
+            if self._has_old_files(now_ms):  # first what may fail: it would hide deliveries
+                self._clean(now_ms)
+            with self._store.all_or_broken():
+                return self._turn(now_ms)
+
+    def _has_old_files(self, now_ms: int) -> bool:
+        log = self._store.log
+        if self._store.retention.kept is not None:
+            return True
+        if len(log.segments.starts) < 2:
+            return False
+        return log.store_time_ms(log.min_offset) + self._store.settings.retention_ms <= now_ms
+
+    def next_due_ms(self) -> int | None:
+        """The earliest time at which ``advance`` would deliver something.
+
+        As with all that looks for what waits, what has come in is placed first, which writes:
+        raises TargetError.
+        """
+        with self._use():
+            if not self._knows_next_due:
+                self._settle()
+                self._next_due = self._find_next_due()
+                self._knows_next_due = True
+            return self._next_due
+
+    # --- what waits -------------------------------------------------------------------------------
+
+    def pending(
+        self,
+        *,
+        topic: str | None = None,
+        level: int | None = None,
+        due_after_ms: int | None = None,
+        due_before_ms: int | None = None,
+        unique_key: str | None = None,
+    ) -> Iterator[Pending]:
+        """What waits and passes every filter; no level is kept. Raises TargetError: see
+        ``next_due_ms``.
+        """
+        with self._use():
+            self._settle()
+            wanted = Filter(topic, due_after_ms, due_before_ms, unique_key)
+            return iter(()) if level is not None else self._waiting(wanted)
+
+    def cancel(self, receipt: Receipt | str) -> Cancellation:
+        """Take back the messages that a receipt or a handle names. Raises TargetError."""
+        text = receipt if isinstance(receipt, str) else receipt.handle
+        handle = RecallHandle.parse(text)
+        with self._use():
+            if handle.broker_name != self._store.settings.broker_name:
+                return Cancellation.NEVER_EXISTED
+            self._settle()
+            first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
+            return self._recall(handle, first_offset)
+
+    def topic(self, name: str) -> LiveTopic:
+        """A topic's queues, for reading."""
+        with self._use():
+            return self._store.topic(name)
+
+    # --- health and the end -----------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        """Every invariant that does not hold, worst first."""
+        with self._use():
+            return self._findings()
+
+    def undelivered(self) -> list[Finding]:
+        """What was due and could not be delivered, as ``check`` says it; costs nothing."""
+        with self._use():
+            return self._lost().findings()
+
+    def flush(self) -> None:
+        """Come back when everything stored so far survives a loss of power."""
+        self._store.require_open()
+        self._group.run()
+
+    def close(self) -> None:
+        """Place what can be placed, flush, and let go of the files; closing twice is fine."""
+        with self._store.lock:
+            if self._is_closed or self._store.is_closed:
+                return
+            try:
+                self._is_closed = True
+                if not self._store.log.is_broken:
+                    self._store.sync_log()  # what says what was delivered must not outlive it
+                    self._end()
+                    self._flush()
+                self._store.close()
+            finally:
+                self._store.abandon()
+                self._let_go()
+
+    def abandon(self) -> None:
+        """Let go of everything without a last word, as a kill would."""
+        with self._store.lock:
+            if self._store.is_closed:
+                return
+            self._is_closed = True
+            self._store.abandon()
+            self._let_go()
+
+    # --- what each does in its own way; the lock is held ------------------------------------------
+
+    @abstractmethod
+    def _may_be_a_marker(self) -> None:
+        """What is stored next may take another message back."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Take in what the queue holds."""
+
+    @abstractmethod
+    def _turn(self, now_ms: int) -> LogDeliveries:
+        """Deliver what is due."""
+
+    @abstractmethod
+    def _clean(self, now_ms: int) -> None:
+        """Take away old files; what waits keeps its record's."""
+
+    @abstractmethod
+    def _find_next_due(self) -> int | None:
+        """When the first message that waits is due, or a time before."""
+
+    @abstractmethod
+    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+        """What waits and passes."""
+
+    @abstractmethod
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        """Cancel what a handle of this store names; a receipt also tells its first record."""
+
+    @abstractmethod
+    def _lost(self) -> LostMessages:
+        """What was due and could not be delivered."""
+
+    @abstractmethod
+    def _findings(self) -> list[Finding]:
+        """What is wrong, worst first."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Make everything durable; the lock is held by ``close`` only."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Leave nothing to do for whoever opens the store next."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """Give the files back."""
+
+
+def made_or_let_go(store: LiveStore, make: Callable[[], Made]) -> Made:
+    """What ``make`` makes of an open store; where that fails, the store is let go of."""
+    try:
+        return make()
+    except BaseException as error:
+        if store.was_clean and isinstance(error, SourceError | ValueError | TypeError):
+            store.close()  # refused before anything was changed
+        else:
+            store.abandon()
+        raise

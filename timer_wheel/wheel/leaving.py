@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done to a wheel before it is left to somebody else: everything that waits gets its unit,
+and the units of what was dealt with go to a slot that is over, where a broker does not find them.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from message_store.columns.byte_column import Int64s
+from timer_wheel.format.timer_due import OVERDUE_MARK_MS
+from timer_wheel.format.timer_log import NO_POSITION
+from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.timers.rows import Bools, TimerRows
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.put_away import PutAway, put_away_since
+from timer_wheel.wheel.slots import LiveWheel
+from timer_wheel.wheel.unplaced import EVERYTHING
+
+_SLOTS_AT_ONCE = 4096
+_NOTHING: Int64s = np.empty(0, np.int64)
+
+
+def place_all(timers: LiveTimers, now_ms: int) -> None:
+    """Place everything, also what is due: a broker that takes over finds it on the wheel."""
+    timers.settle(now_ms)
+    rest = timers.unplaced(EVERYTHING)
+    is_done = np.isin(rest.rows.commit_log_offset, timers.done)
+    timers.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
+    if timers.is_repeating:
+        _leave_only_what_waits(timers)
+    timers.save()
+
+
+def _leave_only_what_waits(timers: LiveTimers) -> None:
+    """Put away what a reader of slots and timer log would come upon again. From then on all that is
+    on the wheel waits, and no copy in the log need tell otherwise.
+
+    It is off all chains, on the disk too, before any of it is put away: a chain that led through it
+    would end there.
+    """
+    until_ms = _repeats_until(timers)
+    goes = _what_goes(timers, until_ms)
+    if len(goes):
+        _name(timers, goes)
+        _unhang_done(timers, until_ms)
+        timers.store.finish(timers.log.segments.sync)
+        timers.files.write_wheel(timers.wheel, timers.log.end)
+        timers.store.finish(timers.files.sync_wheel)
+        past_ms = timers.wheel.hand_ms - timers.precision_ms
+        put_away(timers.log, goes, past_ms, lambda: timers.store.finish(timers.log.segments.sync))
+    timers.done, timers.repeating_until_ms = _NOTHING, 0
+
+
+def _repeats_until(timers: LiveTimers) -> int:
+    """Behind the last slot that may hold what was dealt with."""
+    until_ms = timers.repeating_until_ms
+    for rows in timers.log.all_units() if len(timers.done) else ():
+        times = rows.slot_time_ms[np.isin(rows.commit_log_offset, timers.done)]
+        until_ms = max(until_ms, int(times.max(initial=0)) + timers.precision_ms)
+    return floor_ms(until_ms, timers.precision_ms)
+
+
+def _what_goes(timers: LiveTimers, until_ms: int) -> TimerRows:
+    """What lies in these slots and does not wait: it was dealt with, or no chain leads to it, since
+    the hand had passed it before it moved back. That comes to light where a chain above is undone.
+    """
+    held, _ = timers.log.walk(timers.wheel, timers.wheel.used_slots(until_ms))
+    waiting = held.position[~np.isin(held.commit_log_offset, timers.done)]
+    parts = [TimerRows.empty()]
+    for rows in timers.log.all_units():
+        is_there = (rows.slot_time_ms >= timers.wheel.hand_ms) & (rows.slot_time_ms < until_ms)
+        parts.append(rows.rows(is_there & ~np.isin(rows.position, waiting)))
+    return TimerRows.together(parts)
+
+
+def _name(timers: LiveTimers, goes: TimerRows) -> None:
+    """Write down what is about to be put away, as far as it would be looked at after a kill."""
+    own = timers.files.own
+    first_ms = min(own.flushed_hand_ms, own.copies_hand_ms)
+    rows = goes.rows(goes.slot_time_ms >= first_ms)
+    # One who was killed while leaving had put away as well, since the same flush.
+    rows = TimerRows.together([rows, put_away_since(timers.store.root, own.copies_from)])
+    rows = rows.rows(np.unique(rows.commit_log_offset, return_index=True)[1])
+    PutAway(own.copies_from, rows).write(timers.store.root)
+
+
+def _unhang_done(timers: LiveTimers, until_ms: int) -> None:
+    """Take what was dealt with off its chains."""
+    log, wheel = timers.log, timers.wheel
+    slots = wheel.used_slots(until_ms)
+    for begin in range(0, len(slots), _SLOTS_AT_ONCE):
+        rows, _ = log.walk(wheel, slots[begin : begin + _SLOTS_AT_ONCE])
+        is_done = np.isin(rows.commit_log_offset, timers.done)
+        times = floor_ms(rows.slot_time_ms, timers.precision_ms)
+        for slot_ms in np.unique(times[is_done]).tolist():
+            in_slot = times == slot_ms
+            unhang(log, wheel, rows.rows(in_slot), is_done[in_slot])
+
+
+def unhang(log: LiveTimerLog, wheel: LiveWheel, chain: TimerRows, is_taken: Bools) -> None:
+    """Take units off the chain of one slot: every unit of it, taken or not, comes to lead to the
+    next below that is not.
+
+    So whatever of this is on the disk, and whichever units are put away next, all that is kept is
+    found from the slot, and from any unit above it. Raises TargetError.
+    """
+    slot = int(chain.slot_time_ms[0]) // wheel.precision_ms
+    below, kept_below = None, NO_POSITION
+    for position, taken in zip(chain.position.tolist(), is_taken.tolist(), strict=True):
+        if below != kept_below:
+            log.overwrite(position, previous_position=kept_below)
+        below = position
+        kept_below = kept_below if taken else position
+    kept = chain.rows(~is_taken)
+    count = len(kept) - 2 * int(kept.is_marker.sum())
+    wheel.set_slot(slot, kept.position, count)
+
+
+def put_away(log: LiveTimerLog, rows: TimerRows, past_ms: int, sync: Callable[[], None]) -> None:
+    """Put units into a slot that is over, so that no reader takes them for what waits; by the mark
+    of what was overdue a search of the log still comes upon them.
+
+    Nothing leads on from them, since what they were hung on is of another slot; nor may anything
+    that waits hang on them by then, on the disk too. ``sync`` syncs the log. Raises TargetError.
+
+    Whatever of it is on the disk, a unit is in its old slot with its old link, which leads to all
+    that is kept below it, or in the slot that is over: the delay alone moves it, four bytes that no
+    sector's edge divides, and only when that is on the disk does the link go.
+    """
+    out_ms = past_ms + OVERDUE_MARK_MS
+    for position, write_ms in zip(rows.position.tolist(), rows.write_time_ms.tolist(), strict=True):
+        if abs(out_ms - write_ms) < 2**31:
+            log.overwrite(position, delay_ms=out_ms - write_ms)
+        else:  # placed so long ago, or by such a clock, that a delay cannot say it
+            log.overwrite(position, delay_ms=OVERDUE_MARK_MS)
+            log.overwrite(position, write_time_ms=past_ms)
+    if len(rows):
+        sync()
+    for position in rows.position.tolist():
+        log.overwrite(position, previous_position=NO_POSITION)

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel at work: from the timer queue into timer log and slots, and out of the slots again.
+
+Units are appended in the order of the queue, and none for an entry that is to be delivered before
+its slot: a broker that takes over goes on behind the last unit.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.columns.byte_column import Int64s
+from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.store import LiveStore
+from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.format.own_checkpoint import OwnCheckpoint
+from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
+from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
+from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.timers.unit_kernels import (
+    FLAGS,
+    LOG_OFFSET,
+    SIZE,
+    SLOT_TIME,
+    TOPIC_HASH,
+    WRITE_TIME,
+)
+from timer_wheel.wheel.files import WheelFiles
+from timer_wheel.wheel.known_slot import KnownSlot
+from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.metrics import LiveMetrics
+from timer_wheel.wheel.placed_again import PlacedAgain
+from timer_wheel.wheel.slots import LiveWheel
+from timer_wheel.wheel.unplaced import Unplaced
+
+_PIECE = 1 << 17
+_ROUND_SLOTS = WHEEL_SLOTS - 1
+"""As many slots, from the hand on, as may hold what waits: the one that would be the next has its
+place on the wheel where the slot before the hand has its, to which what was dealt with is put.
+"""
+_NOTHING: Int64s = np.empty(0, np.int64)
+
+
+class LiveTimers:
+    """Timer log, wheel and the place in the queue, of one store.
+
+    ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
+    are the log offsets of messages on the wheel that were dealt with although their slot is not
+    over, in order; ``early`` are messages on the wheel that are due before their slot is over.
+    ``base`` is the last moment when all on the wheel waited, as ``OwnCheckpoint`` tells it: copies
+    that the log got since then tell what of that was dealt with, and of what came since.
+    ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
+    ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
+    ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
+    anew. Where the hand is before ``repeating_until_ms`` it has moved back from there.
+    ``mended_units`` is how many contradicted their records.
+    """
+
+    def __init__(
+        self,
+        store: LiveStore,
+        log: LiveTimerLog,
+        wheel: LiveWheel,
+        files: WheelFiles,
+        window_slots: int,
+        *,
+        log_begins: int = 0,
+        older: OlderSlots = NO_OLDER_SLOTS,
+    ) -> None:
+        self.store = store
+        self.log = log
+        self.wheel = wheel
+        self.files = files
+        self.window_slots = window_slots
+        self.queue = store.queue(TIMER_TOPIC, 0)
+        self.metrics = LiveMetrics(store.root, store.log, was_clean=store.was_clean)
+        self.placed_end = 0
+        self.done: Int64s = _NOTHING
+        self.early = TimerRows.empty()
+        self.has_rolled = False
+        self.placed_again = PlacedAgain()
+        self.log_begins = log_begins
+        self.older = older
+        self.repeating_until_ms = 0
+        self.mended_units = 0
+        self.base = self._moment()
+        self._first_needed = 0
+
+    @property
+    def precision_ms(self) -> int:
+        """The width of a slot."""
+        return self.wheel.precision_ms
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether slots hold what was dealt with, so that the log may have copies of that."""
+        return len(self.done) > 0 or self.wheel.hand_ms < self.repeating_until_ms
+
+    # --- what the queue holds ---------------------------------------------------------------------
+
+    def unplaced(self, limit: int = _PIECE, *, keys: bool = False) -> Unplaced:
+        """The first entries without units, some of them if there are many; with recall keys if
+        they are asked for.
+        """
+        return self.queued(max(self.placed_end, self.queue.min_offset), limit, keys=keys)
+
+    def queued(self, first: int, limit: int, *, keys: bool = False) -> Unplaced:
+        """The entries from a queue offset on, so many at the most, as if they had no units."""
+        units = self.queue.units(first, min(self.queue.max_offset, first + limit))
+        rows = TimerRows.empty(len(units))
+        rows.table[LOG_OFFSET] = units["commit_log_offset"]
+        rows.table[SIZE] = units["size_bytes"]
+        facts = self.facts(rows, keys=keys)
+        rows.table[SLOT_TIME] = np.where(facts.is_fine, facts.out_ms, 0)
+        rows.table[TOPIC_HASH] = facts.topic_hash
+        rows.table[FLAGS] = np.where(facts.is_marker, FLAG_DEFAULT | FLAG_DELETE, FLAG_DEFAULT)
+        return Unplaced(rows, facts, first)
+
+    def _plan(self, rows: TimerRows, is_message: Bools, now_ms: int) -> None:
+        """Give each message its slot, and each row its placing time."""
+        write_ms = floor_ms(now_ms, self.precision_ms)
+        out_ms = rows.slot_time_ms
+        rolls = is_message & needs_roll(out_ms, write_ms, self.precision_ms, self.window_slots)
+        rolls &= ~is_overdue(out_ms)  # its copy would be promised for when that is stored
+        if rolls.any():
+            self.has_rolled = True
+            rows.table[FLAGS] |= np.where(rolls, FLAG_ROLL, 0)
+            parked = roll_slot_ms(out_ms, write_ms, self.precision_ms, self.window_slots)
+            rows.table[SLOT_TIME] = np.where(rolls, parked, out_ms)
+        rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
+
+    # --- placing ----------------------------------------------------------------------------------
+
+    def settle(self, now_ms: int) -> None:
+        """Place what the queue holds, up to the first message that the slots cannot take as it is:
+        one that is due at once or was dealt with, or whose slot the hand has passed, or would come
+        round to.
+        """
+        now_ms = max(now_ms, self.wheel.hand_ms)
+        while self.placed_end < self.queue.max_offset:
+            found = self.unplaced()
+            if not len(found):
+                break
+            self._plan(found.rows, found.facts.is_fine, now_ms)
+            stop = self._first_unfit(found)
+            self._place(found.first(stop))
+            if stop < len(found):
+                break
+
+    def _first_unfit(self, found: Unplaced) -> int:
+        slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
+        fits = (slot_ms >= hand_ms) & ~is_overdue(slot_ms)
+        fits &= slot_ms - hand_ms < _ROUND_SLOTS * self.precision_ms
+        if len(self.done):
+            fits &= ~np.isin(found.rows.commit_log_offset, self.done)
+        misfits = np.flatnonzero(~fits)
+        return int(misfits[0]) if len(misfits) else len(found)
+
+    def place_rest(self, found: Unplaced, is_done: Bools, is_recalled: Bools, now_ms: int) -> None:
+        """Place entries of which some were dealt with: those get units before the hand, but for
+        what was recalled and what recalls it.
+
+        The others must not be due; where the hand has passed their slots it moves back.
+        """
+        rows, hand_ms = found.rows, self.wheel.hand_ms
+        is_done = is_done | ~found.facts.is_fine
+        waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
+        rows.table[SLOT_TIME] = np.where(is_done, rows.slot_time_ms, waiting_ms)
+        self._plan(rows, ~is_done, max(now_ms, hand_ms))
+        waiting_ms = rows.slot_time_ms[~is_done]
+        if len(waiting_ms) and waiting_ms.min() < hand_ms:
+            self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
+        self._park(rows, ~is_done, max(now_ms, hand_ms))
+        # A marker and its target stay in their slot: a target has no copy in the log by which
+        # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
+        # which may begin where the hand was before, markers count in their own slots only.
+        stays = (rows.is_marker | is_recalled) & is_done & found.facts.is_fine
+        stays &= ~self._would_oust(rows, ~is_done)
+        self._put_behind(rows, is_done & ~stays, max(now_ms, hand_ms))
+        self._place(found)
+        is_early = ~is_done & is_overdue(rows.slot_time_ms)
+        self.early = TimerRows.together([self.early, rows.rows(is_early)])
+        is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
+        self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
+
+    def place_waiting(self, found: Unplaced, waits: Bools, now_ms: int) -> None:
+        """Place those of these entries that wait, and the last of all, which tells where placing
+        goes on: before the hand where it was dealt with. No slot of what waits is behind the hand.
+        """
+        rows, now_ms = found.rows, max(now_ms, self.wheel.hand_ms)
+        waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
+        rows.table[SLOT_TIME] = np.where(waits, waiting_ms, rows.slot_time_ms)
+        self._plan(rows, waits, now_ms)
+        self._park(rows, waits, now_ms)
+        self._put_behind(rows, ~waits, now_ms)
+        stays = waits & found.facts.is_there
+        stays[np.flatnonzero(found.facts.is_there)[-1:]] = True
+        self._place(found, stays)
+        self.early = rows.rows(waits & is_overdue(rows.slot_time_ms))
+        self.done = _NOTHING
+
+    def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
+        """Which rows lie in a slot that is over and whose place on the ring one has that holds what
+        waits. A broker that reads the timer log again would take theirs for it.
+        """
+        is_over = rows.slot_time_ms < self.wheel.hand_ms
+        index = rows.slot_time_ms // self.precision_ms % WHEEL_SLOTS
+        is_held = self.wheel.slots["time_units"][index] >= self.wheel.hand_ms // self.precision_ms
+        return is_over & (is_held | np.isin(index, index[waits]))
+
+    def _put_behind(self, rows: TimerRows, chosen: Bools, now_ms: int) -> None:
+        """Give these rows the slot right before the hand, whose place on the ring no slot of what
+        waits has, and the mark by which a search still comes upon them.
+        """
+        past_ms = self.wheel.hand_ms - self.precision_ms + OVERDUE_MARK_MS
+        rows.table[SLOT_TIME, chosen] = past_ms
+        rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
+
+    def _move_back(self, to_ms: int) -> None:
+        """Move the hand back over slots whose units are still in the timer log, and no farther than
+        what waits lies within a round. The checkpoint says so, on the disk, before anything is
+        placed there.
+        """
+        last_ms = self.wheel.last_slot_ms()
+        if last_ms is not None:
+            to_ms = max(to_ms, last_ms - (_ROUND_SLOTS - 1) * self.precision_ms)
+        to_ms = min(to_ms, self.wheel.hand_ms)
+        self.files.save(to_ms, self.placed_end)
+        self.store.finish(self.files.sync_saved)
+        self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
+        self._first_needed = 0
+        self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)
+        self.wheel.move_hand(to_ms)
+
+    def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
+        """Give what waits for a slot that is not within a round of the hand another one, from which
+        it rolls: the last, or that of the hand with the mark of what is due before its slot is,
+        which what was overdue keeps in any slot.
+        """
+        hand_ms = self.wheel.hand_ms
+        last_ms = hand_ms + (_ROUND_SLOTS - 1) * self.precision_ms
+        is_behind = waits & (rows.slot_time_ms < hand_ms)
+        is_beyond = waits & (rows.slot_time_ms >= last_ms + self.precision_ms)
+        is_parked = is_behind | is_beyond
+        if not is_parked.any():
+            return
+        self.has_rolled = True
+        rows.table[FLAGS] |= np.where(is_parked, FLAG_ROLL, 0)
+        rows.table[SLOT_TIME, is_behind] = hand_ms + OVERDUE_MARK_MS
+        is_marked = is_overdue(rows.slot_time_ms[is_beyond])
+        rows.table[SLOT_TIME, is_beyond] = last_ms + is_marked * OVERDUE_MARK_MS
+        rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
+
+    def _place(self, found: Unplaced, chosen: Bools | None = None) -> None:
+        """Append the units of these entries, which are the next, or of some of them."""
+        if not len(found):
+            return
+        self.files.announce(found.end)
+        rows = found.rows.rows(found.facts.is_there if chosen is None else chosen)
+        slots = self.wheel.slots_of(rows.slot_time_ms)
+        try:
+            self.log.append(rows, self.wheel)
+        except BaseException:
+            self.wheel.put_back(rows.slot_time_ms, slots)
+            if self.log.is_broken:
+                self.store.log.break_off()
+            raise
+        self.placed_end = found.end
+        self.placed_again.note(found.facts)
+        self.metrics.placed(rows)
+
+    # --- reading slots ----------------------------------------------------------------------------
+
+    def in_slots(self, slots: Int64s, known: KnownSlot | None = None) -> TimerRows:
+        """What waits in these slots, given in units of the precision; without what is done."""
+        rows, _ = self.log.walk(self.wheel, slots, known)
+        if len(self.done) and len(rows):
+            rows = rows.rows(~np.isin(rows.commit_log_offset, self.done))
+        return rows
+
+    def are_waiting(self, rows: TimerRows) -> Bools:
+        """Which of these units wait: of slots that the hand has moved back over, only those that
+        were placed since.
+        """
+        hand_ms, slot_ms = self.wheel.hand_ms, rows.slot_time_ms
+        waits = (slot_ms >= hand_ms) & (slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms)
+        is_doubted = waits & (slot_ms < self.repeating_until_ms)
+        if is_doubted.any():
+            held, _ = self.log.walk(self.wheel, self.wheel.used_slots(self.repeating_until_ms))
+            waits &= ~is_doubted | np.isin(rows.position, held.position)
+        return waits & ~np.isin(rows.commit_log_offset, self.done)
+
+    def due_rows(self, now_ms: int, known: KnownSlot | None = None) -> TimerRows:
+        """What lies in the slots that are over at a time, and in no earlier one."""
+        return self.in_slots(self.wheel.used_slots(floor_ms(now_ms, self.precision_ms)), known)
+
+    def promised_ms(self, rows: TimerRows, facts: TimerFacts) -> Int64s:
+        """When each row is due: by its slot or, if that is not its last, by its record."""
+        times = np.where(rows.is_roll, facts.out_ms, rows.slot_time_ms)
+        return promised_times(times, facts.store_ms, self.precision_ms)
+
+    def believe_records(self, rows: TimerRows, facts: TimerFacts) -> TimerRows:
+        """The rows; where a slot is before the time that the record tells, as ones that roll."""
+        is_early = facts.is_fine & ~rows.is_roll & ~is_overdue(rows.slot_time_ms)
+        is_early &= rows.commit_log_offset >= self.older.until
+        is_early &= rows.slot_time_ms < floor_ms(facts.out_ms, self.precision_ms)
+        if not is_early.any():
+            return rows
+        self.mended_units += int(is_early.sum())
+        rows = TimerRows(rows.table.copy())
+        rows.table[FLAGS] |= np.where(is_early, FLAG_ROLL, 0)
+        return rows
+
+    def facts(self, rows: TimerRows, *, keys: bool = False) -> TimerFacts:
+        """What the records of these rows say; recall keys only if they are asked for."""
+        offsets, sizes = rows.commit_log_offset, rows.size_bytes
+        return read_facts(
+            self.store.log, offsets, sizes, self.precision_ms, keys=keys, older=self.older
+        )
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    def mark_done(self, rows: TimerRows) -> None:
+        """Say that rows which stay in their slots were dealt with."""
+        self.done = np.union1d(self.done, rows.commit_log_offset)
+        self.early = self.early.rows(~np.isin(self.early.commit_log_offset, self.done))
+
+    def pass_slots(self, until_ms: int) -> None:
+        """Move the hand on: all slots before this time were dealt with."""
+        if len(self.done):
+            rows, _ = self.log.walk(self.wheel, self.wheel.used_slots(until_ms))
+            self.done = self.done[~np.isin(self.done, rows.commit_log_offset)]
+        if len(self.early):
+            self.early = self.early.rows(self.early.slot_time_ms >= until_ms)
+        self.wheel.move_hand(until_ms)
+
+    def write_metrics(self, *, durably: bool = False) -> None:
+        """Bring the metrics file up to date."""
+        metrics = self.metrics
+        if not metrics.is_known:
+            metrics.count_anew(self.log.all_units(), self.wheel.hand_ms, self.done)
+        if metrics.is_new or (durably and not metrics.is_durable):
+            self.files.write_metrics(metrics.counts, durably=durably)
+            metrics.is_new, metrics.is_durable = False, durably
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        self.files.save(self.wheel.hand_ms, self.placed_end)
+
+    def state_to_flush(self) -> OwnCheckpoint:
+        """What holds now and, once all that was written so far is on disk, holds there."""
+        if not self.is_repeating:
+            self.base = self._moment()
+        return attrs.evolve(
+            self.base,
+            flushed_hand_ms=self.wheel.hand_ms,
+            flushed_position=self.log.end,
+            log_begins=self.log_begins,
+        )
+
+    def _moment(self) -> OwnCheckpoint:
+        hand_ms, end = self.wheel.hand_ms, self.log.end
+        return OwnCheckpoint(
+            flushed_hand_ms=hand_ms,
+            copies_from=self.store.log.end,
+            precision_ms=self.precision_ms,
+            log_begins=self.log_begins,
+            flushed_position=end,
+            copies_hand_ms=hand_ms,
+            copies_position=end,
+            older=self.older,
+        )
+
+    def keep_from(self) -> int:
+        """A place in the log before which no record is needed by anything that waits."""
+        waiting = self.unplaced(1)
+        first = [self.store.log.end]
+        if len(waiting):
+            first.append(int(waiting.rows.commit_log_offset[0]))
+        for rows in self.log.all_units(self._first_needed):
+            needed = np.flatnonzero(rows.slot_time_ms >= self.wheel.hand_ms)
+            if len(needed):
+                self._first_needed = int(rows.position[needed[0]])
+                first.append(int(rows.commit_log_offset[needed[0]]))
+                break
+            self._first_needed = int(rows.position[-1]) + TIMER_UNIT.size  # the hand only goes on
+        return min(first)

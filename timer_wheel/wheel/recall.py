@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking messages back: the delete markers that are waiting, and the messages that they name.
+
+A marker takes away every message of its slot, real topic and unique key that was scheduled before
+it. A broker takes those behind it as well, and from 5.4 on looks at slot and key alone. Whatever
+form the text of a marker has, it counts: that is what whoever recalled wanted.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import INT_MAX, LONG_MAX
+from message_store.format.message import Message, StoredMessage
+from message_store.format.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
+from timer_wheel.format.timer_log import FLAG_DELETE
+from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.timers.record_kernel import KEY_ONE, MARKER_BODY
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.log import NO_SLOT
+from timer_wheel.wheel.unplaced import EVERYTHING
+
+MARKER_TAGS = "_RECALL_TAG_"
+RecallKey = tuple[int, int]
+NO_KEY: RecallKey = (0, 0)
+_LONGEST_INT = 10
+
+
+@attrs.frozen
+class _Mark:
+    """The last marker of one recall key: when its slot is, and where its first record was."""
+
+    slot_ms: int
+    commit_log_offset: int
+
+
+class RecallMarks:
+    """All delete markers whose slots are not over, by recall key.
+
+    A marker takes away what lies before its first record. A message that a broker rolled does not
+    say where it was scheduled, and counts as older than any marker; a marker that a broker rolled
+    counts from its newest record.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[RecallKey, _Mark] = {}
+        self._first_words: Int64s | None = None
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def add(self, offsets: Int64s, facts: TimerFacts) -> None:
+        """Remember markers, whose records are at these offsets of the log."""
+        slots = floor_ms(facts.out_ms, facts.precision_ms).tolist()
+        places = marker_offsets(offsets, facts).tolist()
+        for key, slot_ms, place in zip(facts.recall_keys(), slots, places, strict=True):
+            self.remember(key, slot_ms, place)
+
+    def remember(self, key: RecallKey, slot_ms: int, commit_log_offset: int) -> None:
+        """Remember one marker, by where its first record is."""
+        known = self._marks.get(key)
+        if key == NO_KEY:
+            return
+        if known is not None:
+            slot_ms = max(slot_ms, known.slot_ms)
+            commit_log_offset = max(commit_log_offset, known.commit_log_offset)
+        self._marks[key] = _Mark(slot_ms, commit_log_offset)
+        self._first_words = None
+
+    def forget_before(self, hand_ms: int) -> None:
+        """Drop the markers whose slots are over."""
+        if any(mark.slot_ms < hand_ms for mark in self._marks.values()):
+            self._marks = {k: mark for k, mark in self._marks.items() if mark.slot_ms >= hand_ms}
+            self._first_words = None
+
+    def takes(self, key: RecallKey, first_offset: int) -> bool:
+        """Whether a marker takes away the message with this key and first record."""
+        mark = self._marks.get(key)
+        return mark is not None and first_offset < mark.commit_log_offset
+
+    def take_away(self, offsets: Int64s, facts: TimerFacts) -> Bools:
+        """Which of these rows, with records at these offsets of the log, a marker takes away."""
+        return self.taken_at(offsets, facts) < LONG_MAX
+
+    def taken_at(self, offsets: Int64s, facts: TimerFacts) -> Int64s:
+        """Where in the log each row was taken away: the offset of the marker, or ``LONG_MAX``."""
+        found = np.full(len(facts), LONG_MAX, np.int64)
+        if not self._marks or not len(facts):
+            return found
+        if self._first_words is None:
+            self._first_words = np.array([one for one, _ in self._marks], np.int64)
+        may_be = np.flatnonzero(np.isin(facts.table[KEY_ONE], self._first_words))
+        chosen = facts.rows(may_be)
+        first_offsets = chosen.first_offsets(offsets[may_be]).tolist()
+        for row, key, first in zip(
+            may_be.tolist(), chosen.recall_keys(), first_offsets, strict=True
+        ):
+            if self.takes(key, first):
+                found[row] = self._marks[key].commit_log_offset
+        return found
+
+
+def marker_offsets(offsets: Int64s, facts: TimerFacts) -> Int64s:
+    """Where the first records of these markers are; of one that a broker rolled, where it is."""
+    first_offsets = facts.first_offsets(offsets)
+    return np.where(first_offsets < 0, offsets, first_offsets)
+
+
+@attrs.frozen
+class Target:
+    """A message that a handle names: its record, when it is due, and what recalls it."""
+
+    message: StoredMessage
+    out_ms: int
+    recall_key: RecallKey
+
+
+def real_queue_id(message: StoredMessage) -> int:
+    """The queue that a message goes to; 0 where its record names none that can be."""
+    text = message.properties.get(REAL_QUEUE_ID, "")
+    queue_id = int(text) if text.isdecimal() and len(text) <= _LONGEST_INT else 0
+    return queue_id if queue_id <= INT_MAX else 0
+
+
+def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, tuple[str, str]]:
+    """The delete marker of a message, and the property that says whom it takes away."""
+    message = target.message
+    key = message.unique_key or ""
+    text = f"{message.real_topic}+{key}" if topic_in_delete_key else key
+    marker = Message(
+        topic=message.real_topic,
+        body=MARKER_BODY,
+        tags=MARKER_TAGS,
+        queue_id=real_queue_id(message),
+        unique_key=key,
+    )
+    return marker, (TIMER_DELETE_UNIQUE_KEY, text)
+
+
+def are_older(timers: LiveTimers, offsets: Int64s, facts: TimerFacts) -> Bools:
+    """Which of these records were first stored for slots that the wheel had before."""
+    is_it: Bools = marker_offsets(offsets, facts) < timers.older.until
+    return is_it
+
+
+def find_markers(
+    timers: LiveTimers, from_ms: int, *, mended: TimerRows | None = None
+) -> RecallMarks:
+    """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
+    which were applied when the wheel was made anew (``older_marks``). ``mended`` are rows whose
+    units still have wrong flags. Records are believed, not flags.
+    """
+    marks = RecallMarks()
+    placed = timers.log.find(None, NO_SLOT, 0, flags=FLAG_DELETE)
+    placed = placed if mended is None else TimerRows.together([placed, mended])
+    placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
+    rest = timers.unplaced(EVERYTHING, keys=True)
+    for rows, facts in ((placed, timers.facts(placed, keys=True)), (rest.rows, rest.facts)):
+        counts = facts.is_marker & facts.is_fine
+        counts &= ~are_older(timers, rows.commit_log_offset, facts)
+        marks.add(rows.commit_log_offset[counts], facts.rows(counts))
+    return marks

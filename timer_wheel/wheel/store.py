@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``WheelStore``: messages for any time, on the files of a broker's timer wheel.
+
+Scheduling stores a record of ``rmq_sys_wheel_timer`` and its queue entry, no more. ``advance``
+places in bulk what the queue holds, takes the slots that are over, delivers, and sends round again
+what is farther away than the wheel looks. A stock broker opens what this leaves and goes on with
+it, and the other way about (docs/FORMAT.md, timer wheel).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from message_store.base.clock import Clock
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.recall_handle import RecallHandle
+from message_store.interface.delay_store import Cancellation, Finding, Pending
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.writing.settings import StoreSettings
+from message_store.writing.store import LiveStore
+from timer_wheel.reading.ownership import read_active
+from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.store import TimerStore, made_or_let_go
+from timer_wheel.wheel.check import check_wheel
+from timer_wheel.wheel.intake import WheelIntake
+from timer_wheel.wheel.leaving import place_all
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.opening import open_timers
+from timer_wheel.wheel.recall import RecallMarks, find_markers
+from timer_wheel.wheel.recall_search import Search
+from timer_wheel.wheel.settings import WheelSettings
+from timer_wheel.wheel.turn import Turning
+from timer_wheel.wheel.waiting import Filter, next_due_ms, waiting
+
+_DEFAULTS = StoreSettings()
+
+
+class WheelStore(TimerStore):
+    """``DelayStore`` on a timer wheel. Made by ``open``.
+
+    A message is promised for the end of the slot that holds its time, at most a slot's width later.
+    ``levels`` are what ``AtLevel`` means, ``settings`` what was set about the wheel.
+
+    Limitations: one thread at a time works, the others wait. A delete marker names a topic, a slot
+    and a key: ``cancel`` takes back all pending messages that share them, also by a receipt. What
+    was scheduled behind a cancel is delivered, but not by a broker (docs/ENGINES.md).
+    """
+
+    def __init__(self, store: LiveStore, timers: LiveTimers, settings: WheelSettings) -> None:
+        self.settings = settings
+        self._timers = timers
+        self._turning = Turning(store, timers)
+        self._marks: RecallMarks | None = None
+        super().__init__(store, WheelIntake(store, timers, settings))
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock | None = None,
+        precision_ms: int | None = None,
+        levels: DelayLevels | None = None,
+        dialect: Dialect = Dialect.ROCKETMQ_5_5,
+        settings: StoreSettings = _DEFAULTS,
+        **wheel: Any,
+    ) -> "WheelStore":
+        """Open the store at ``path``, and make it when nothing is there; one that was a
+        hierarchical wheel's is taken over, and what waits in it comes at the end of its slot, up
+        to ``precision_ms`` later than it was promised.
+
+        ``precision_ms`` is that of the wheel that is there, or 1000, when it is None. ``wheel``
+        takes what ``WheelSettings`` has. Raises StoreLockedError when somebody has it open,
+        SourceError for one that cannot be written to, whose wheel has another precision, or whose
+        messages wait in a broker's RocksDB timeline.
+        """
+        refuse_waiting_timeline(StoreRoot(Path(path)))
+        store = LiveStore.open(
+            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+        )
+
+        def make() -> "WheelStore":
+            if read_active(store.root) is None:
+                return cls(store, *open_timers(store, precision_ms, wheel))
+            from timer_wheel.hierarchy.handing_over import hand_over
+
+            return cls(store, *hand_over(store, precision_ms, wheel))
+
+        return made_or_let_go(store, make)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        self._timers.settle(self._clock.now_ms())
+
+    def _turn(self, now_ms: int) -> LogDeliveries:
+        return self._turning.turn(now_ms, self._recall_marks())
+
+    def _clean(self, now_ms: int) -> None:
+        in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
+        keep_from = min(self._timers.keep_from(), in_levels)
+        retention, log = self._store.retention, self._timers.log
+        if retention.clean(now_ms, keep_from, self._make_known):
+            retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
+            self._timers.log_begins = log.segments.min_offset
+
+    def _make_known(self) -> None:
+        """Else whoever comes after a kill would look for what was dealt with before.
+
+        And would take its copies for those of equal messages that wait, where its records are gone
+        and the hand has not yet passed what was dealt with: it does not stay on the wheel.
+        """
+        timers = self._timers
+        if timers.is_repeating:
+            place_all(timers, self._clock.now_ms())
+        own = timers.state_to_flush()
+        self._store.finish(timers.log.segments.sync)
+        known = timers.files.checkpoint  # of the flush, which synced the wheel's file as well
+        unsynced = timers.files.begin_checkpoint_sync(
+            known.flush_position, own, known.last_queue_offset
+        )
+        self._store.finish(unsynced.finish)
+
+    def _find_next_due(self) -> int | None:
+        return next_due_ms(self._timers, self._recall_marks())
+
+    def _recall_marks(self) -> RecallMarks:
+        """The delete markers, looked for when they are first needed."""
+        if self._marks is None:
+            self._marks = find_markers(self._timers, self._timers.wheel.hand_ms)
+        return self._marks
+
+    def _may_be_a_marker(self) -> None:
+        self._marks = None
+
+    # --- what waits -------------------------------------------------------------------------------
+
+    def _waiting(self, wanted: Filter) -> Iterator[Pending]:
+        return waiting(self._timers, self._recall_marks(), wanted)
+
+    def _recall(self, handle: RecallHandle, first_offset: int | None) -> Cancellation:
+        marks = self._recall_marks()
+        search = Search(self._timers, marks, handle, first_offset)
+        targets = search.waiting()
+        if not targets:
+            return search.past()
+        self._knows_next_due = False
+        for target in targets:
+            with self._store.all_or_broken():
+                marker = self._intake.recall(target, self._clock.now_ms())
+            marks.remember(target.recall_key, target.out_ms, marker.commit_log_offset)
+        self._settle()  # after a kill a broker that is late passes over markers in the queue
+        return Cancellation.CANCELLED
+
+    # --- health and the end -----------------------------------------------------------------------
+
+    def _lost(self) -> LostMessages:
+        return self._turning.lost
+
+    def _findings(self) -> list[Finding]:
+        return check_wheel(self._timers, self._turning.lost.findings())
+
+    def _flush(self) -> None:
+        """Log, queues, timer log, wheel, checkpoints, in this order."""
+        timers, store = self._timers, self._store
+        with self._use():
+            store.log.require_unbroken()
+            own, known = timers.state_to_flush(), timers.files.own
+            placed_end = timers.placed_end
+        store.sync_log()
+        store.sync_queues()
+        with self._use():
+            timers.files.write_wheel(timers.wheel, timers.log.end)
+            position = timers.log.end
+            unsynced = timers.log.segments.begin_sync()
+        store.finish(unsynced.finish)
+        # Nobody waits for a disk with the lock held: it may take as long as many slots are wide.
+        with self._use():
+            unsynced = timers.files.begin_wheel_sync()
+        store.finish(unsynced.finish)
+        with self._use():
+            if timers.files.own is not known:  # retention went by in between, and knew more
+                own = timers.files.own
+            unsynced = timers.files.begin_checkpoint_sync(position, own, placed_end)
+        store.finish(unsynced.finish)
+        with self._use():
+            # After a crash they are counted anew, after a close they are believed.
+            timers.write_metrics(durably=self._is_closed)
+            self._turning.lost.save()
+        store.write_topics()
+        store.write_checkpoint(durably=True)
+
+    def _end(self) -> None:
+        place_all(self._timers, self._clock.now_ms())
+
+    def _let_go(self) -> None:
+        self._timers.log.segments.close()
+        self._timers.files.close()

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One turn of the wheel: what is due at a time goes to its topic, what has farther to go goes round
+again, and the hand moves on.
+
+Order: deliveries to the log and the queues, then rolls, then the units of what the queue held, then
+the checkpoint. A process that is killed in between has delivered all or nothing; whoever opens the
+store then finds in the log what was done.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import FormatError
+from message_store.columns.byte_column import Int64s
+from message_store.redelivery.batch import (
+    FROM_WHEEL,
+    ROLLED,
+    Redelivered,
+    Rewrite,
+    redeliver,
+)
+from message_store.redelivery.deliveries import LogDeliveries
+from message_store.redelivery.wheel_stamps import wheel_stamps
+from timer_wheel.format.timer_due import is_overdue
+from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.timers.lost_messages import LostMessage, LostMessages
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
+from timer_wheel.wheel.foresight import Foresight
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.recall import RecallMarks, are_older
+from timer_wheel.wheel.unit_repair import are_other_kinds, has_doubtful_units, mend_flags
+from timer_wheel.wheel.unplaced import EVERYTHING, Unplaced
+
+if TYPE_CHECKING:
+    from message_store.writing.store import LiveStore
+
+
+@attrs.frozen(eq=False)
+class Due:
+    """Rows that a turn looks at: of the slots that are over, and of what never gets a slot."""
+
+    rows: TimerRows
+    facts: TimerFacts
+    promised_ms: Int64s
+
+
+class Turning:
+    """Turns the wheel of one store; ``lost`` are messages whose records nobody can deliver."""
+
+    def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
+        self._store = store
+        self._timers = timers
+        self._foresight = Foresight(store, timers)
+        self.lost = LostMessages(store.root)
+
+    def turn(self, now_ms: int, marks: RecallMarks) -> LogDeliveries:
+        """Deliver what is due at ``now_ms``. Raises TargetError when the disk refuses."""
+        timers = self._timers
+        stamp_ms = max(self._store.clock.now_ms(), now_ms)
+        append_count = self._store.log.append_count
+        timers.settle(stamp_ms)
+        rest = timers.unplaced(EVERYTHING, keys=True)
+        due = self._due(rest, now_ms, marks)
+        is_marker = due.rows.is_marker
+        is_recalled = marks.take_away(due.rows.commit_log_offset, due.facts) & ~is_marker
+        is_due = due.promised_ms <= now_ms
+        is_over = due.rows.slot_time_ms < floor_ms(now_ms, timers.precision_ms)
+        rolls = is_over & ~is_due & due.rows.is_roll & due.facts.is_fine & ~is_recalled
+        goes = is_due & due.facts.is_fine & ~is_marker & ~is_recalled
+        self._lose(due.rows, due.facts.problems.items())
+        order = _in_order(due, np.flatnonzero(goes))
+        delivered = self._redeliver(due, order, FROM_WHEEL, stamp_ms)
+        deliveries = LogDeliveries(
+            self._store,
+            delivered.positions,
+            delivered.sizes,
+            due.promised_ms[order[delivered.rows]],
+        )
+        self._roll(due, np.flatnonzero(rolls), stamp_ms)
+        of_rest = marks.take_away(rest.rows.commit_log_offset, rest.facts)
+        self._move_on(rest, of_rest, due, now_ms, stamp_ms)
+        if not len(timers.early):  # what is due before its slot may be taken back by an older slot
+            marks.forget_before(timers.wheel.hand_ms)
+        later_ms = max(stamp_ms, self._store.clock.now_ms())
+        self._foresight.look(later_ms, is_busy=self._store.log.append_count != append_count)
+        return deliveries
+
+    # --- what is looked at ------------------------------------------------------------------------
+
+    def _due(self, rest: Unplaced, now_ms: int, marks: RecallMarks) -> Due:
+        """The slots that are over, what is due before its slot is, and what has no slot."""
+        timers = self._timers
+        taken = timers.due_rows(now_ms, self._foresight.units)
+        early = timers.early
+        if len(early):
+            early = early.rows(early.slot_time_ms >= floor_ms(now_ms, timers.precision_ms))
+        rows = TimerRows.together([taken, early])
+        is_plain = not (len(marks) or len(rest) or timers.has_rolled)
+        is_plain = is_plain and not has_doubtful_units(timers, rows)
+        if is_plain and not timers.placed_again.among(rows, self._store.log):
+            facts = TimerFacts.assumed(rows, timers.precision_ms)
+        else:
+            rows, facts = self._read(rows, marks)
+            rows = timers.believe_records(rows, facts)
+        promised_ms = timers.promised_ms(rows, facts)
+        if not len(rest):
+            return Due(rows, facts, promised_ms)
+        is_open = rest.facts.promised_ms <= now_ms
+        is_open &= rest.facts.is_fine & ~np.isin(rest.rows.commit_log_offset, timers.done)
+        direct, its_facts = rest.rows.rows(is_open), rest.facts.rows(is_open)
+        return Due(
+            TimerRows.together([rows, direct]),
+            TimerFacts(
+                np.concatenate([facts.table, its_facts.table], axis=1),
+                facts.problems,
+                facts.precision_ms,
+            ),
+            np.concatenate([promised_ms, its_facts.promised_ms]),
+        )
+
+    def _read(self, rows: TimerRows, marks: RecallMarks) -> tuple[TimerRows, TimerFacts]:
+        """What the records say, and the rows as these say which are delete markers; ``marks`` gets
+        those that nobody knew. Raises TargetError.
+        """
+        timers = self._timers
+        facts = timers.facts(rows, keys=len(marks) > 0)
+        is_other = are_other_kinds(rows, facts)
+        if not is_other.any():
+            return rows, facts
+        rows = TimerRows(rows.table.copy())
+        timers.mended_units += mend_flags(timers, rows, facts)
+        facts = timers.facts(rows, keys=True)
+        offsets = rows.commit_log_offset
+        is_new = is_other & facts.is_marker & ~are_older(timers, offsets, facts)
+        marks.add(offsets[is_new], facts.rows(is_new))
+        return rows, facts
+
+    # --- what becomes of it -----------------------------------------------------------------------
+
+    def _redeliver(
+        self,
+        due: Due,
+        chosen: Int64s,
+        how: Rewrite,
+        stamp_ms: int,
+        store_ms: int | None = None,
+    ) -> Redelivered:
+        rows = (
+            due.rows if len(chosen) == len(due.rows) and _is_all(chosen) else due.rows.rows(chosen)
+        )
+        rolled = prepared_offsets = None
+        if how is ROLLED:
+            facts = due.facts.rows(chosen)
+            rolled = facts.roll_times + 1
+            prepared_offsets = ~facts.first_offsets(rows.commit_log_offset)
+        done = redeliver(
+            self._store,
+            rows.commit_log_offset,
+            rows.size_bytes,
+            how,
+            suffixes=wheel_stamps(rows.enqueued_ms, stamp_ms, rolled) if len(rows) else None,
+            prepared_offsets=prepared_offsets,
+            store_ms=stamp_ms if store_ms is None else store_ms,
+            known=self._foresight.records,
+        )
+        self._lose(rows, done.bad)
+        for destination, count in done.counts.items():
+            topic = destination.topic.decode()
+            if how is not ROLLED:
+                self._store.remember_topic(topic, destination.queue_id)
+                self._timers.metrics.delivered(topic, count)
+        return done
+
+    def _roll(self, due: Due, chosen: Int64s, stamp_ms: int) -> None:
+        """Store again what has farther to go, in order of placing."""
+        if not len(chosen):
+            return
+        order = np.argsort(due.rows.commit_log_offset[chosen], kind="stable")
+        for run, store_ms in _store_times(due.facts, chosen[order], stamp_ms):
+            self._redeliver(due, run, ROLLED, stamp_ms, store_ms)
+        self._timers.metrics.placed(due.rows.rows(chosen), -1)
+
+    def _move_on(
+        self, rest: Unplaced, is_recalled: Bools, due: Due, now_ms: int, stamp_ms: int
+    ) -> None:
+        timers = self._timers
+        until_ms = floor_ms(now_ms, timers.precision_ms)
+        is_early = (due.promised_ms <= now_ms) & ~due.rows.is_marker
+        is_early &= (due.rows.slot_time_ms >= until_ms) & (due.rows.write_time_ms > 0)
+        if is_early.any():
+            timers.mark_done(due.rows.rows(is_early))
+        if until_ms > timers.wheel.hand_ms:
+            timers.pass_slots(until_ms)
+        if len(rest):
+            is_done = rest.facts.is_fine & (rest.facts.promised_ms <= now_ms)
+            is_done |= np.isin(rest.rows.commit_log_offset, timers.done)
+            timers.place_rest(rest, is_done, is_recalled, stamp_ms)
+        timers.settle(stamp_ms)
+        timers.save()
+
+    def _lose(self, rows: TimerRows, problems: Iterable[tuple[int, FormatError]]) -> None:
+        """Note those of these rows that have a problem."""
+        offsets = rows.commit_log_offset
+        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in problems]
+        if lost:
+            self.lost.add(lost)
+
+
+def _is_all(chosen: Int64s) -> bool:
+    """Whether a choice of as many rows as there are is all of them in order."""
+    return bool((np.diff(chosen) == 1).all())
+
+
+def _store_times(facts: TimerFacts, chosen: Int64s, stamp_ms: int) -> Iterator[tuple[Int64s, int]]:
+    """These rows in runs, and the store time that the copies of each run get: now; but of what was
+    overdue its own, which is what it is promised for.
+    """
+    overdue = is_overdue(facts.out_ms[chosen])
+    times = np.where(overdue, facts.store_ms[chosen], stamp_ms)
+    cuts = np.flatnonzero(np.diff(times)) + 1
+    for run, its_times in zip(np.split(chosen, cuts), np.split(times, cuts), strict=True):
+        yield run, int(its_times[0])
+
+
+def _in_order(due: Due, chosen: Int64s) -> Int64s:
+    """These rows in order of promise, equal ones in the order in which they were scheduled."""
+    offsets, promised_ms = due.rows.commit_log_offset[chosen], due.promised_ms[chosen]
+    is_sorted = (np.diff(promised_ms) == 0) & (np.diff(offsets) > 0) | (np.diff(promised_ms) > 0)
+    if is_sorted.all() and not due.facts.roll_times[chosen].any():
+        return chosen
+    return chosen[delivery_order(promised_ms, offsets, due.facts.rows(chosen))]
+
+
+def delivery_order(promised_ms: Int64s, offsets: Int64s, facts: TimerFacts) -> Int64s:
+    """The order of messages that are due: by promise, equal ones as they were scheduled.
+
+    Which is the order of their first records. What a broker has rolled does not tell its own: it
+    was stored before any of the same slot that has not rolled; among its like the time of birth
+    tells, and within a millisecond how often each has rolled: which was placed earlier did so more.
+    """
+    first_offsets = facts.first_offsets(offsets)
+    born_ms = np.where(first_offsets < 0, facts.born_ms, 0)
+    return np.lexsort((offsets, -facts.roll_times, born_ms, first_offsets, promised_ms))

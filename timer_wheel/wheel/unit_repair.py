@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts right a unit of the timer log of which a bit was flipped: its record knows better.
+
+Slots begin at multiples of their width, or one millisecond behind one for what was overdue. No
+single bit of a delay or a placing time leads from one multiple to another, so that the times alone
+tell which records to look at. A delete marker that has lost its flag looks like any message: the
+wheel file tells, which counts it the other way, and at the latest a turn, which reads its record.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from message_store.base.printable import counted
+from message_store.columns.byte_column import Int64s
+from message_store.interface.delay_store import Finding, Severity
+from timer_wheel.format.timer_due import OVERDUE_MARK_MS
+from timer_wheel.format.timer_log import FLAG_DELETE
+from timer_wheel.format.wheel_file import WheelSlots
+from timer_wheel.format.wheel_math import roll_slot_ms
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
+from timer_wheel.timers.unit_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE
+from timer_wheel.wheel.live_timers import LiveTimers
+
+_TIME_BITS = 64
+_DELAY_BITS = 32
+
+
+def mend_units(timers: LiveTimers, counts: Int64s, file: WheelSlots | None) -> int:
+    """Put right what contradicts its record, among the units whose times or flags, or whose slots
+    in the wheel file, give a reason to look; returns how many. ``counts`` is what ``revise``
+    counted. Raises TargetError.
+    """
+    mended = 0
+    slots = np.empty(0, np.int64) if file is None else timers.wheel.miscounted(file)
+    if len(slots):
+        rows, _ = timers.log.walk(timers.wheel, slots)
+        mended += mend_flags(timers, rows, timers.facts(rows))
+    if not (counts[DOUBTED] or counts[OVERDUE] or counts[MARKERS]):
+        return mended
+    for rows in timers.log.all_units():
+        off_ms = rows.slot_time_ms % timers.precision_ms
+        is_ahead = rows.slot_time_ms >= timers.wheel.hand_ms
+        doubted = is_ahead & (rows.is_marker | (off_ms == OVERDUE_MARK_MS))
+        doubted |= (off_ms != 0) & (off_ms != OVERDUE_MARK_MS)
+        mended += _mend(timers, rows.rows(doubted))
+    return mended
+
+
+def _mend(timers: LiveTimers, rows: TimerRows) -> int:
+    if not len(rows):
+        return 0
+    facts = timers.facts(rows)
+    mended = mend_flags(timers, rows, facts)
+    is_judged = facts.is_fine & (rows.commit_log_offset >= timers.older.until)
+    for row in np.flatnonzero(is_judged).tolist():
+        unit = rows.rows(slice(row, row + 1))
+        times = _right_times(timers, unit, int(facts.out_ms[row]), int(facts.store_ms[row]))
+        if times is not None:
+            write_ms, delay_ms = times
+            timers.log.overwrite(int(unit.position[0]), write_time_ms=write_ms, delay_ms=delay_ms)
+            mended += 1
+    return mended
+
+
+def mend_flags(timers: LiveTimers, rows: TimerRows, facts: TimerFacts) -> int:
+    """Let the units of these rows, and the rows, say what their records do: which are delete
+    markers; returns how many did not. Raises TargetError.
+    """
+    mended = with_right_flags(rows, facts)
+    write_flags(timers, mended)
+    return len(mended)
+
+
+def with_right_flags(rows: TimerRows, facts: TimerFacts) -> TimerRows:
+    """Let the rows alone say so; returns those that did not, for ``write_flags``."""
+    is_other = are_other_kinds(rows, facts)
+    rows.table[FLAGS][is_other] ^= FLAG_DELETE
+    return rows.rows(is_other)
+
+
+def write_flags(timers: LiveTimers, rows: TimerRows) -> None:
+    """Give units the flags of their rows. Raises TargetError."""
+    for position, flags in zip(rows.position.tolist(), rows.table[FLAGS].tolist(), strict=True):
+        timers.log.overwrite(position, magic=flags)
+
+
+def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:
+    """Which units say that a message is a delete marker, or the other way about."""
+    is_it: Bools = facts.is_fine & (facts.is_marker != rows.is_marker)
+    return is_it
+
+
+def _right_times(
+    timers: LiveTimers, unit: TimerRows, out_ms: int, store_ms: int
+) -> tuple[int, int] | None:
+    """Placing time and delay as they were, if one bit leads to them; None for what is right, and
+    for what cannot be told.
+    """
+    slot_ms, write_ms = int(unit.slot_time_ms[0]), int(unit.write_time_ms[0])
+    delay_ms, width_ms = slot_ms - write_ms, timers.precision_ms
+    if slot_ms == out_ms:
+        return None
+    if not unit.is_roll[0]:
+        ways = [way for way in _with_one_bit(write_ms, delay_ms) if sum(way) == out_ms]
+        if not ways and slot_ms % width_ms not in (0, OVERDUE_MARK_MS):
+            # It was put into a slot that was over then, or was due at once on an older wheel.
+            ways = [
+                way
+                for way in _with_one_bit(write_ms, delay_ms)
+                if way[0] % width_ms == 0 and sum(way) % width_ms == OVERDUE_MARK_MS
+            ]
+        return min(ways, key=lambda way: (abs(way[0] - store_ms), abs(way[1])), default=None)
+    if slot_ms % width_ms in (0, OVERDUE_MARK_MS):
+        return None
+    if write_ms % width_ms == 0:
+        parked_ms = int(roll_slot_ms(out_ms, write_ms, width_ms, timers.window_slots))
+        return write_ms, parked_ms - write_ms
+    whole = [each for each in _flipped(write_ms, _TIME_BITS) if each % width_ms == 0]
+    write_ms = min(whole, key=lambda each: abs(each - store_ms), default=write_ms)
+    return write_ms, delay_ms
+
+
+def _with_one_bit(write_ms: int, delay_ms: int) -> Iterator[tuple[int, int]]:
+    """Placing times and delays that differ from these in one bit."""
+    for each in _flipped(delay_ms, _DELAY_BITS):
+        yield write_ms, each
+    for each in _flipped(write_ms, _TIME_BITS):
+        yield each, delay_ms
+
+
+def _flipped(number: int, bits: int) -> Iterator[int]:
+    """The numbers of so many bits, with a sign, that differ from one in one bit."""
+    half = 1 << (bits - 1)
+    return (((number ^ 1 << bit) + half) % (2 * half) - half for bit in range(bits))
+
+
+def has_doubtful_units(timers: LiveTimers, rows: TimerRows) -> bool:
+    """Whether a unit among these that do not roll looks as if it had lost the flag that says so, or
+    has a time that no slot begins at: its record has to be read before it is believed.
+    """
+    delay_ms = rows.slot_time_ms - rows.write_time_ms
+    window = timers.window_slots
+    is_parked = delay_ms == window * timers.precision_ms
+    is_parked |= delay_ms == window // 2 * timers.precision_ms
+    return bool((is_parked | (rows.slot_time_ms % timers.precision_ms != 0)).any())
+
+
+def repair_finding(count: int) -> Finding:
+    """What to say of units that were put right."""
+    units = counted(count, "unit contradicts its record", "units contradict their records")
+    return Finding(
+        Severity.WARNING,
+        "timerlog",
+        f"{units}: a bit of a time or of the flags was another",
+        "a broker believes the unit: its message comes early or late, or never",
+        "none is needed: the record is believed; look at the disk",
+    )

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits on a wheel that is open for writing: looked through slot by slot, in pieces."""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import string_hash
+from message_store.format.message import StoredMessage
+from message_store.interface.delay_store import Pending
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
+from timer_wheel.timers.unit_kernels import TOPIC_HASH
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.recall import RecallMarks, real_queue_id
+from timer_wheel.wheel.unplaced import EVERYTHING
+
+_SLOTS_AT_ONCE = 256
+
+
+@attrs.frozen
+class Filter:
+    """What to let through; None lets everything through."""
+
+    topic: str | None = None
+    due_after_ms: int | None = None
+    due_before_ms: int | None = None
+    unique_key: str | None = None
+
+    def may_pass(self, rows: TimerRows) -> Bools:
+        """Which rows to look at: what is known of them without their records."""
+        if self.topic is None:
+            return np.ones(len(rows), bool)
+        return np.asarray(rows.table[TOPIC_HASH] == string_hash(self.topic))
+
+    def in_time(self, promised_ms: Int64s) -> Bools:
+        """Which of these times lie in the range."""
+        fits = np.ones(len(promised_ms), bool)
+        if self.due_after_ms is not None:
+            fits &= promised_ms >= self.due_after_ms
+        if self.due_before_ms is not None:
+            fits &= promised_ms < self.due_before_ms
+        return fits
+
+    def passes(self, message: StoredMessage) -> bool:
+        """Whether the record is one that is wanted."""
+        topic_fits = self.topic is None or message.real_topic == self.topic
+        return topic_fits and self.unique_key in (None, message.unique_key)
+
+
+@attrs.frozen(eq=False)
+class _Live:
+    """Messages that wait, with what their records say and when they are due."""
+
+    rows: TimerRows
+    facts: TimerFacts
+    promised_ms: Int64s
+
+
+def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[Pending]:
+    """Every message that waits and passes. Raises StoreClosedError when the store is closed."""
+    for live in _pieces(timers, marks, wanted):
+        chosen = wanted.in_time(live.promised_ms)
+        rows, promised_ms = live.rows.rows(chosen), live.promised_ms[chosen]
+        places = zip(
+            rows.commit_log_offset.tolist(),
+            rows.size_bytes.tolist(),
+            promised_ms.tolist(),
+            strict=True,
+        )
+        for offset, size_bytes, due_ms in places:
+            with timers.store.reading():
+                message = timers.store.log.record(offset, size_bytes)
+            if wanted.passes(message):
+                yield pending_of(message, due_ms, size_bytes)
+
+
+def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[_Live]:
+    with timers.store.reading():
+        slots = timers.wheel.used_slots()
+        rest = timers.unplaced(EVERYTHING, keys=True)
+        first = timers.promised_ms(rest.rows, rest.facts)
+        is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
+        live = _Live(rest.rows, rest.facts, first)
+        found = _live(live, marks, is_new)
+    yield found
+    for begin in range(0, len(slots), _SLOTS_AT_ONCE):
+        with timers.store.reading():
+            found = _in_slots(timers, marks, wanted, slots[begin : begin + _SLOTS_AT_ONCE])
+        yield found
+
+
+def _in_slots(timers: LiveTimers, marks: RecallMarks, wanted: Filter, slots: Int64s) -> _Live:
+    rows = timers.in_slots(slots)
+    rows = rows.rows(wanted.may_pass(rows))
+    facts = timers.facts(rows, keys=len(marks) > 0)
+    live = _Live(rows, facts, timers.promised_ms(rows, facts))
+    return _live(live, marks, facts.is_fine)
+
+
+def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
+    """The chosen rows that are messages and were not recalled."""
+    is_taken = marks.take_away(found.rows.commit_log_offset, found.facts)
+    chosen = chosen & ~found.rows.is_marker & ~found.facts.is_marker & ~is_taken
+    return _Live(found.rows.rows(chosen), found.facts.rows(chosen), found.promised_ms[chosen])
+
+
+def next_due_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
+    """When the first message that waits is due, or its slot is over; None when nothing waits."""
+    earliest: list[int] = []
+    rest = timers.unplaced(EVERYTHING, keys=True)
+    if len(rest):
+        is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
+        first = timers.promised_ms(rest.rows, rest.facts)
+        earliest += _live(_Live(rest.rows, rest.facts, first), marks, is_new).promised_ms.tolist()
+    early = timers.early
+    if len(early):
+        facts = timers.facts(early, keys=True)
+        live = _Live(early, facts, timers.promised_ms(early, facts))
+        earliest += _live(live, marks, facts.is_fine).promised_ms.tolist()
+    slot_ms = _first_slot_ms(timers, marks)
+    if slot_ms is not None:
+        earliest.append(slot_ms + timers.precision_ms)
+    return min(earliest, default=None)
+
+
+def _first_slot_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
+    """The first slot with a message that was not recalled."""
+    if not len(marks) and not len(timers.done):
+        return timers.wheel.next_slot_ms()
+    count = 1
+    for slots in timers.wheel.used_slots_by_distance():
+        begin = 0
+        while begin < len(slots):
+            rows = timers.in_slots(slots[begin : begin + count])
+            facts = timers.facts(rows, keys=len(marks) > 0)
+            live = _live(_Live(rows, facts, rows.slot_time_ms), marks, facts.is_fine)
+            if len(live.rows):
+                slot_ms = int(live.rows.slot_time_ms.min())
+                return slot_ms - slot_ms % timers.precision_ms
+            begin, count = begin + count, min(2 * count, 4096)
+    return None
+
+
+def pending_of(message: StoredMessage, due_ms: int, size_bytes: int) -> Pending:
+    """What ``pending`` says of a message that waits."""
+    return Pending(
+        unique_key=message.unique_key,
+        topic=message.real_topic,
+        queue_id=real_queue_id(message),
+        tags=message.tags,
+        keys=message.keys,
+        level=None,
+        due_ms=due_ms,
+        size_bytes=size_bytes,
+        commit_log_offset=message.commit_log_offset,
+    )
