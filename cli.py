@@ -48,7 +48,7 @@ from cli_verbs import (
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import StoreRoot
-from migrate.spark_master import require_shared_directory
+from migrate.spark.master import require_shared_directory
 
 if TYPE_CHECKING:
     from cli_output import Output
@@ -74,7 +74,7 @@ __all__ = [
 def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     """Say what a directory is: version, clean or crashed, what waits in its levels and wheel."""
     with loading(output):
-        from migrate.inspect_store import inspect_store
+        from migrate.look.inspect import inspect_store
     with output.progress() as progress:
         progress("reading", 0, 0)
         found = inspect_store(store, now_ms=now_ms, offsets=offsets)
@@ -154,10 +154,10 @@ def _convert_one(
 ) -> None:
     with loading(output):
         from migrate import convert as conversion
-        from migrate.finished_before import finished_before
-        from migrate.finished_target import refuse_file
+        from migrate.report.finished_before import finished_before
+        from migrate.report.finished_target import refuse_file
     if report_file is not None:
-        from migrate.html_report import require_report_place, write_html_report
+        from migrate.report.html import require_report_place, write_html_report
 
         require_report_place(report_file, source)
     with output.progress() as progress:
@@ -198,9 +198,9 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     """
     require_window(filters["due_after_ms"], filters["due_before_ms"])
     with loading(output):
-        from migrate.choices import absent_choices
-        from migrate.pending import PendingFilter, pending_messages
-        from migrate.source_warnings import loss_warnings
+        from migrate.look.choices import absent_choices
+        from migrate.look.pending import PendingFilter, pending_messages
+        from migrate.source.source_warnings import loss_warnings
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)

@@ -64,8 +64,8 @@ def check(
     error. docs/CHECK.md lists all findings.
     """
     with loading(output):
-        from migrate.check_picture import CheckOptions
-        from migrate.check_store import check_store
+        from migrate.check.snapshot import CheckOptions
+        from migrate.check.store import check_store
         from migrate.settings import TargetSettings
     conf = _conf(broker_conf, _BROKER_CONF)
     target = _conf(target_conf, _TARGET_CONF)
@@ -111,8 +111,8 @@ def quarantine(output: "Output", store: Path) -> None:
     some were not put back, with 0 when nothing was set aside.
     """
     with loading(output):
-        from migrate.quarantined import Quarantine
-        from migrate.returned_record import in_the_way
+        from migrate.quarantine.kept import Quarantine
+        from migrate.quarantine.returned_record import in_the_way
     found = Quarantine(store)
     output.quarantine(found, in_the_way(found))
     click.get_current_context().exit(FINDINGS if found.waiting else DONE)
@@ -178,9 +178,9 @@ def put_back(
     code 1. STORE's broker must be stopped. Verify a converted store before this, not after it.
     """
     with loading(output):
-        from migrate.put_back import PutBackOptions
-        from migrate.put_back import put_back as put_records_back
-        from migrate.returned_record import Repair
+        from migrate.quarantine.put_back import PutBackOptions
+        from migrate.quarantine.put_back import put_back as put_records_back
+        from migrate.quarantine.returned_record import Repair
         from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
     settings = TargetSettings.from_conf(_conf(broker_conf, _BROKER_CONF))
     report = put_records_back(

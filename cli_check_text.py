@@ -11,9 +11,9 @@ from message_store.base.printable import counted, iso_time, size, span, when
 from message_store.interface.delay_store import Severity
 
 if TYPE_CHECKING:
-    from migrate.check_store import CheckReport
-    from migrate.put_back import PutBackReport
-    from migrate.quarantined import Quarantine
+    from migrate.check.store import CheckReport
+    from migrate.quarantine.kept import Quarantine
+    from migrate.quarantine.put_back import PutBackReport
 
 _NAMES = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "info"}
 

@@ -55,7 +55,7 @@ def compare(
     require_flags_that_apply(given["workload"], given["clock"])
     if report_file is not None:
         from compare.report import write_report
-        from migrate.html_report import require_report_place
+        from migrate.report.html import require_report_place
 
         require_report_place(report_file)
     for left in left_behind(directory):

@@ -11,8 +11,8 @@ from compare.recorded_workloads import backlog
 from compare.workload import Workload
 from message_store.base.clock import SystemClock
 from message_store.columns.byte_column import Int64s, int64s
-from migrate.pending_batches import pending_batches
-from migrate.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
+from migrate.table.pending_batches import pending_batches
+from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
 
 if TYPE_CHECKING:
     from cli_progress import StageProgress

@@ -79,9 +79,9 @@ def export(
     if levels and what == "wheel":
         raise click.UsageError("--level chooses among the levels, which --of wheel leaves out")
     with loading(output):
-        from migrate.export_table import due_conditions, export_parquet
-        from migrate.pending_table import Condition, TableOptions
-        from migrate.source_warnings import loss_warnings
+        from migrate.source.source_warnings import loss_warnings
+        from migrate.table.export import due_conditions, export_parquet
+        from migrate.table.pending_table import Condition, TableOptions
     options = TableOptions(
         now_ms=now_ms,
         offsets=offsets,

@@ -71,7 +71,7 @@ def run_fleet(
     _refuse_both(places, manifest)
     with loading(output):
         from migrate.fleet import Fleet
-        from migrate.html_report import require_report_place
+        from migrate.report.html import require_report_place
     members = _listed(manifest, given) if manifest else _in_one_place(places, given)
     fleet = Fleet(members, reports)
     if reports is not None:
@@ -100,8 +100,8 @@ def run_merge(
     _refuse_both(places, manifest)
     with loading(output):
         from migrate.convert import check_request, convert_merged
-        from migrate.finished_target import refuse_file
-        from migrate.html_report import require_report_place, write_html_report
+        from migrate.report.finished_target import refuse_file
+        from migrate.report.html import require_report_place, write_html_report
     members = _listed(manifest, given) if manifest else _into_one(places, given)
     if report_file is not None:
         require_report_place(report_file, *(each.source for each in members))

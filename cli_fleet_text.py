@@ -12,7 +12,7 @@ from message_store.base.printable import counted, printable, when
 
 if TYPE_CHECKING:
     from migrate.fleet import FleetEntry
-    from migrate.report import ConversionReport
+    from migrate.report.report import ConversionReport
 
 _ALWAYS = ("pending", "converted", "overdue")
 _SOMETIMES = ("already_delivered", "expired", "skipped", "quarantined")

@@ -24,7 +24,7 @@ from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import INT_MAX
-from migrate.spark_master import DEFAULT_MASTER
+from migrate.spark.master import DEFAULT_MASTER
 
 if TYPE_CHECKING:
     from migrate.settings import ConvertOptions, TargetSettings
@@ -282,7 +282,7 @@ def conversion_request(
 ) -> "ConvertOptions":
     """What the flags of ``convert`` ask for."""
     from migrate.settings import ConvertOptions
-    from migrate.store_owner import Access
+    from migrate.write.owner import Access
 
     return ConvertOptions(
         access=Access(owner, mode),

@@ -72,7 +72,7 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
             "--topic-type is for a fresh TARGET; in place, topics are what the store says"
         )
     with loading(output):
-        from migrate.in_place import convert_in_place
+        from migrate.in_place.convert import convert_in_place
         from migrate.settings import read_broker_conf
     confs = [given[name] for name in ("broker_conf", "target_conf") if given[name] is not None]
     options = conversion_request(source=source, target=source, **given)
@@ -105,7 +105,7 @@ def retire(output: "Output", source: Path, target: Path, execute: bool) -> None:
     What was not converted stays and is still delivered by a broker on SOURCE.
     """
     with loading(output):
-        from migrate.retire import retire as retire_source
+        from migrate.changes.retire import retire as retire_source
     output.retirement(retire_source(source, target, execute=execute))
 
 
@@ -121,5 +121,5 @@ def rollback(output: "Output", store: Path, execute: bool) -> None:
     """
     with loading(output):
         from message_store.files.store_root import StoreRoot
-        from migrate.rollback import roll_back
+        from migrate.changes.rollback import roll_back
     output.rolled_back(roll_back(StoreRoot(store), execute=execute))

@@ -10,9 +10,9 @@ from cli_text import count, level_name, quarantine_lines
 from message_store.base.printable import counted, iso_time, shell_word, size, when
 
 if TYPE_CHECKING:
-    from migrate.in_place_report import InPlaceReport
-    from migrate.retire import RetireReport
-    from migrate.rollback import RollbackReport
+    from migrate.changes.retire import RetireReport
+    from migrate.changes.rollback import RollbackReport
+    from migrate.in_place.report import InPlaceReport
 
 
 def in_place_head(report: "InPlaceReport") -> Iterator[str]:

@@ -31,18 +31,18 @@ from message_store.reading.topic_listing import UnreadableMessage
 if TYPE_CHECKING:
     from compare.results import RaceResults
     from legacy_levels.generate.store import GeneratedStore
-    from migrate.check_store import CheckReport
+    from migrate.changes.retire import RetireReport
+    from migrate.changes.rollback import RollbackReport
+    from migrate.check.store import CheckReport
     from migrate.demo import DemoResult
-    from migrate.export_table import ExportReport
     from migrate.fleet import FleetEntry
-    from migrate.in_place_report import InPlaceReport
-    from migrate.put_back import PutBackReport
-    from migrate.quarantined import Quarantine
-    from migrate.report import BadRecord, ConversionReport
-    from migrate.retire import RetireReport
-    from migrate.rollback import RollbackReport
-    from migrate.store_inspection import StoreInspection
-    from migrate.verify_report import VerifyReport
+    from migrate.in_place.report import InPlaceReport
+    from migrate.look.inspection import StoreInspection
+    from migrate.quarantine.kept import Quarantine
+    from migrate.quarantine.put_back import PutBackReport
+    from migrate.report.report import BadRecord, ConversionReport
+    from migrate.table.export import ExportReport
+    from migrate.verify.report import VerifyReport
 
 LISTED_TOPICS = 20
 LISTED_DIFFERENCES = 100

@@ -20,7 +20,7 @@ def started_spark(
     progress: "StageProgress", master: str, conf: Settings
 ) -> Iterator[tuple["SparkSession", float]]:
     """A session, and the seconds that it took to start."""
-    from migrate.session import spark_session
+    from migrate.spark.session import spark_session
 
     started_s = stopwatch_s()
     progress.say("starting Spark")

@@ -110,7 +110,7 @@ def opened(
     which nothing could be stored is taken away again.
     """
     with loading(output):
-        from migrate.finished_target import refuse_unfinished
+        from migrate.report.finished_target import refuse_unfinished
     root = StoreRoot(path)
     refuse_unfinished(root)
     chosen = choose_engine(root, engine, may_be_new=may_be_new)

@@ -16,12 +16,12 @@ from rich.text import Text
 from message_store.base.printable import counted, iso_time, printable, shell_word, size, when
 from message_store.format.delay_levels import format_delay
 from message_store.interface.delay_store import Pending
-from migrate.report import COUNT_NAMES
+from migrate.report.report import COUNT_NAMES
 
 if TYPE_CHECKING:
-    from migrate.report import BadRecord, ConversionReport
-    from migrate.store_inspection import LevelState, TimelineSummary, WheelSummary
-    from migrate.verify_report import Difference, VerifyReport
+    from migrate.look.inspection import LevelState, TimelineSummary, WheelSummary
+    from migrate.report.report import BadRecord, ConversionReport
+    from migrate.verify.report import Difference, VerifyReport
 
 LISTED_RECORDS = 20
 LISTED_REASONS = 10

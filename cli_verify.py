@@ -9,7 +9,7 @@ import click
 from cli_input import STORE, all_of, spark_options
 from cli_spark import Settings, started_spark
 from cli_verbs import DONE, FINDINGS, loading, verb
-from migrate.spark_master import require_shared_directory
+from migrate.spark.master import require_shared_directory
 
 if TYPE_CHECKING:
     from cli_output import Output
@@ -73,9 +73,9 @@ def verify(
     if reading["read_only"] is not None and not sources:
         raise click.UsageError("--sample: there is no SOURCE to choose messages from")
     with loading(output):
-        from migrate import verify as verification
-        from migrate.verify_alone import require_made, verify_alone
-        from migrate.verify_report import ALL, require_table_place, write_differences
+        from migrate.verify import verify as verification
+        from migrate.verify.alone import require_made, verify_alone
+        from migrate.verify.report import ALL, require_table_place, write_differences
     require_shared_directory(master, reading["scratch"], "--scratch")
     if table is not None:
         require_table_place(table)

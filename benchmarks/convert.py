@@ -40,8 +40,8 @@ from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.session import spark_session
 from migrate.settings import ConvertOptions
+from migrate.spark.session import spark_session
 
 _SAMPLE_EVERY_S = 0.02
 _DISK_BYTES_A_MESSAGE = 1_400

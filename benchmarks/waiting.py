@@ -24,7 +24,7 @@ from compare.workloads import Recipe, make_workload
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import stopwatch_s
 from migrate.convert import convert
-from migrate.pending import PendingFilter, pending_messages
+from migrate.look.pending import PendingFilter, pending_messages
 from migrate.settings import ConvertOptions
 
 ENDS = {

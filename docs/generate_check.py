@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from message_store.interface.delay_store import Severity
-from migrate.check_store import RULES
+from migrate.check.store import RULES
 
 CHECK_PAGE = Path(__file__).parent / "CHECK.md"
 _MARKED = re.compile(r"(<!-- generated: findings -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -19,7 +19,7 @@ from message_store import ManualClock, Pending, run_store
 from message_store.base.printable import iso_time
 from message_store.reading.topic_listing import list_topic
 from migrate.demo import unpack_sample
-from migrate.pending import pending_messages
+from migrate.look.pending import pending_messages
 
 STOPPED_MS = 1_795_268_547_629
 HOUR_MS = 3_600_000

@@ -14,6 +14,6 @@ def register_data_sources(spark: "SparkSession") -> None:
 
     Loads Spark only when it is called: the command line asks this package for less.
     """
-    from migrate import data_sources
+    from migrate.spark import data_sources
 
     data_sources.register_data_sources(spark)

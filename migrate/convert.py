@@ -25,13 +25,21 @@ from message_store.base.errors import (
 )
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
-from migrate.bad_record_list import write_bad_records
-from migrate.disk_room import disk_warnings
-from migrate.due_times import DueTimes
-from migrate.make_room import make_room, take_up
-from migrate.merge import marker_of, require_mergeable
-from migrate.plan import Amendments, Plan, implausible_due, make_plan
-from migrate.publishing import (
+from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
+from migrate.plan.run_request import known_amendments, mismatch
+from migrate.plan.stored_plan import read_plan_facts
+from migrate.report.bad_record_list import write_bad_records
+from migrate.report.due_times import DueTimes
+from migrate.report.report import ConversionReport, Seconds
+from migrate.settings import ConvertOptions
+from migrate.source.merge import marker_of, require_mergeable
+from migrate.source.source_set import SourceSet
+from migrate.spark.write_job import Progress, write_all
+from migrate.write.disk_room import disk_warnings
+from migrate.write.make_room import make_room, take_up
+from migrate.write.owner import tidy_up
+from migrate.write.part import Receipt
+from migrate.write.publishing import (
     is_published,
     publish,
     refuse_links,
@@ -39,12 +47,8 @@ from migrate.publishing import (
     require_own_publishing,
     require_unused,
 )
-from migrate.report import ConversionReport, Seconds
-from migrate.run_request import known_amendments, mismatch
-from migrate.seal import seal, topic_demands
-from migrate.settings import ConvertOptions
-from migrate.source_set import SourceSet
-from migrate.staged_output import (
+from migrate.write.seal import seal, topic_demands
+from migrate.write.staging import (
     Staging,
     make_directory,
     no_broker,
@@ -52,11 +56,7 @@ from migrate.staged_output import (
     sole_writer,
     target_errors,
 )
-from migrate.store_owner import tidy_up
-from migrate.stored_plan import read_plan_facts
-from migrate.target_config import broker_conf, broker_settings, config_clashes
-from migrate.write import Receipt
-from migrate.write_job import Progress, write_all
+from migrate.write.target_config import broker_conf, broker_settings, config_clashes
 
 MARKER_NAME = "conversion.json"
 CONF_NAME = "broker.conf"

@@ -19,13 +19,13 @@ from pyspark.sql import SparkSession
 from message_store.base.errors import SourceError
 from message_store.files.small_files import read_small_file
 from migrate.convert import convert
-from migrate.report import ConversionReport
+from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
-from migrate.spark_master import require_shared_directory
-from migrate.staged_output import target_errors
-from migrate.verify import VerifyOptions, verify
-from migrate.verify_report import VerifyReport
-from migrate.write_job import Progress
+from migrate.spark.master import require_shared_directory
+from migrate.spark.write_job import Progress
+from migrate.verify.report import VerifyReport
+from migrate.verify.verify import VerifyOptions, verify
+from migrate.write.staging import target_errors
 
 _SHIPPED = Path(__file__).resolve().parent
 ARCHIVE = _SHIPPED / "sample_store.tar.xz"

@@ -21,8 +21,8 @@ from message_store.format.java_numbers import parse_long
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
 from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.java_properties import parse_properties
-from migrate.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES
-from migrate.store_owner import Access
+from migrate.write.owner import Access
+from migrate.write.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES
 from timer_wheel.format.timer_log import units_per_file
 from timer_wheel.format.wheel_math import (
     DEFAULT_PRECISION_MS,

@@ -181,8 +181,8 @@ class _OneSession:
         self._session: SparkSession | None = None
 
     def get(self) -> "SparkSession":
-        from migrate.data_sources import register_data_sources
-        from migrate.session import spark_session
+        from migrate.spark.data_sources import register_data_sources
+        from migrate.spark.session import spark_session
 
         if self._session is None or self._session.sparkContext._jsc is None:
             conf = {"spark.sql.shuffle.partitions": "2"}
@@ -212,7 +212,7 @@ def pytest_unconfigure() -> None:
 def lacking_java() -> str | None:
     """What is wrong with this machine's Java, or None: the product's own sentence."""
     # Only tests that start Spark pay for importing it.
-    from migrate.session import JavaMissingError, require_java
+    from migrate.spark.session import JavaMissingError, require_java
 
     try:
         require_java()

@@ -229,7 +229,7 @@ class TestConversion:
         def full(_report: object, path: Path) -> None:
             raise errors.TargetError(f"{path}: cannot be written: No space left on device")
 
-        monkeypatch.setattr("migrate.html_report.write_html_report", full)
+        monkeypatch.setattr("migrate.report.html.write_html_report", full)
         page = tmp_path / "pages" / "report.html"
         result = convert(source, tmp_path / "target", target_conf, "--report", page, "--json")
         assert result.exit_code == cli.TARGET_UNWRITABLE
@@ -542,9 +542,6 @@ def test_times_as_people_write_them(text: str, time_ms: int) -> None:
 
 def every_error() -> list[type[errors.DelayStoreError]]:
     import cli_output  # noqa: F401
-    import migrate.retire
-    import migrate.session
-    import migrate.source_wheel  # noqa: F401
 
     found = [errors.DelayStoreError]
     for kind in found:
@@ -586,7 +583,7 @@ def with_inspect_raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) 
     def fail(*_given: object, **_named: object) -> None:
         raise error
 
-    monkeypatch.setattr("migrate.inspect_store.inspect_store", fail)
+    monkeypatch.setattr("migrate.look.inspect.inspect_store", fail)
     return run("inspect", "STORE")
 
 

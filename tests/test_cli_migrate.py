@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from migrate.changes.retire import LeftBehindError
 from migrate.convert import convert
-from migrate.retire import LeftBehindError
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.migrate.conversions import options_for

@@ -20,13 +20,13 @@ from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import UNDOING, refuse_unfinished_change
+from migrate.changes.note import all_changes_of, unfinished_change
+from migrate.changes.retire import retire
+from migrate.changes.rollback import roll_back
 from migrate.convert import convert
 from migrate.fleet import Fleet
-from migrate.retire import retire
-from migrate.rollback import roll_back
 from migrate.settings import TargetSettings
-from migrate.store_backup import all_changes_of, unfinished_change
-from migrate.verify import verify
+from migrate.verify.verify import verify
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.migrate.conversions import options_for

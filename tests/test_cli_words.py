@@ -19,9 +19,9 @@ import cli_text
 from cli_output import Output
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot
-from migrate.report import BadRecord
-from migrate.store_inspection import LevelState
-from migrate.verify_report import Problem, VerifyReport
+from migrate.look.inspection import LevelState
+from migrate.report.report import BadRecord
+from migrate.verify.report import Problem, VerifyReport
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.source_laws import ROOT
@@ -303,9 +303,9 @@ def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
             "legacy_levels.generate.store.generate_level_store",
             False,
         ),
-        (("inspect", "S"), "migrate.inspect_store.inspect_store", False),
+        (("inspect", "S"), "migrate.look.inspect.inspect_store", False),
         (("convert", "S", "T"), "migrate.convert.check_request", True),
-        (("put-back", "Q", "S"), "migrate.put_back.put_back", True),
+        (("put-back", "Q", "S"), "migrate.quarantine.put_back.put_back", True),
     ],
 )
 def test_only_a_conversion_promises_to_go_on(
@@ -329,7 +329,7 @@ def test_too_little_memory_is_no_bug(store: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*_given: object, **_named: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("migrate.inspect_store.inspect_store", fail)
+    monkeypatch.setattr("migrate.look.inspect.inspect_store", fail)
     result = run("inspect", store)
     assert result.exit_code == cli.TARGET_UNWRITABLE
     assert result.stderr.splitlines()[-1] == "out of memory"

@@ -37,7 +37,7 @@ ENVIRONMENT_READERS = {
     "cli.py",
     "compare/rocketmq_jars.py",
     "message_store/kernels/cache.py",
-    "migrate/session.py",
+    "migrate/spark/session.py",
 }
 FILE_TOUCHERS = {
     "message_store/files/segments.py",
@@ -47,11 +47,11 @@ FILE_TOUCHERS = {
     "message_store/files/live_segments.py",
     "compare/rocketmq_jars.py",
     "compare/work_files.py",
-    "migrate/row_output.py",
-    "migrate/publishing.py",
-    "migrate/staged_output.py",
+    "migrate/write/row_output.py",
+    "migrate/write/publishing.py",
+    "migrate/write/staging.py",
     # Opens what it gives to another user, without following links.
-    "migrate/store_owner.py",
+    "migrate/write/owner.py",
     "timer_wheel/hierarchy/index_bulk.py",
     # A temporary directory of links, in the place of a directory that is not to be written to.
     "timer_wheel/reading/rocksdb_view.py",
@@ -65,9 +65,9 @@ DATABASES = {
 #: Temporary files that are gone when their user is: not part of any store.
 TEMPORARY_FILES = {
     "migrate/demo.py": "tempfile.mkdtemp",
-    "migrate/html_report.py": "tempfile.TemporaryFile",
-    "migrate/session.py": "tempfile.TemporaryFile",
-    "migrate/verify_jobs.py": "tempfile.TemporaryDirectory",
+    "migrate/report/html.py": "tempfile.TemporaryFile",
+    "migrate/spark/session.py": "tempfile.TemporaryFile",
+    "migrate/verify/jobs.py": "tempfile.TemporaryDirectory",
 }
 ARCHIVES = {"migrate/demo.py": "shutil.unpack_archive"}
 

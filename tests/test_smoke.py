@@ -11,7 +11,7 @@ import pytest
 import cli
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import verify
+from migrate.verify.verify import verify
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.source_laws import product_sources

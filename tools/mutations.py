@@ -132,7 +132,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "seal-without-sync",
-        "migrate/seal.py",
+        "migrate/write/seal.py",
         "    sync_tree(staging.path, but=staging.plan_arrays)\n",
         "",
         "tests/migrate/test_convert_durably.py::test_everything_is_on_the_disk_before_the_first_rename",
@@ -160,7 +160,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "body-unchecked",
-        "migrate/level_record_kernel.py",
+        "migrate/source/level_record_kernel.py",
         "    return bool(crc == np.uint64(load_i32(record + _CRC)))",
         "    return bool(crc == crc)",
         "tests/migrate/test_rewrite_kernel.py::test_a_bad_record_is_never_usual_and_has_a_reason",

@@ -4,7 +4,7 @@
 Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short
 read and an error with an offset, where a mapping would kill the process with SIGBUS. Limitations:
 the writer is for rows that are new; the parts of a converted store are written by
-``migrate.staged_output``.
+``migrate.write.staging``.
 """
 
 import bisect

@@ -21,14 +21,14 @@ from message_store.base.errors import DelayStoreError, SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.cut_log import cut_log
 from message_store.writing.settings import StoreSettings
-from migrate.check_picture import CheckOptions
-from migrate.check_store import check_store
-from migrate.in_place_checks import refuse_store
-from migrate.inspect_store import inspect_store
-from migrate.pending import pending_messages
-from migrate.pending_table import LEVELS, TableOptions, pending_rows
-from migrate.report import BadRecord
-from migrate.source_warnings import loss_warnings, source_warnings
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
+from migrate.in_place.checks import refuse_store
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
+from migrate.source.source_warnings import loss_warnings, source_warnings
+from migrate.table.pending_table import LEVELS, TableOptions, pending_rows
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
 

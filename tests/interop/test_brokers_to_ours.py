@@ -20,8 +20,8 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import MAGIC_BLANK
 from message_store.reading.consume_queue import read_queue
-from migrate.pending import pending_messages
-from migrate.report import BadRecord
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
 from tests.interop.account import user_properties
 from tests.interop.conftest import MakeBroker
 from tests.interop.judge import queues_of

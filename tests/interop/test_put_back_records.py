@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from migrate.convert import convert
-from migrate.put_back import PutBackOptions, put_back
+from migrate.quarantine.put_back import PutBackOptions, put_back
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.interop.conftest import MakeBroker

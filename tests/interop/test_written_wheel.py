@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from migrate import register_data_sources
-from migrate.session import spark_session
+from migrate.spark.session import spark_session
 from tests.interop.account import once, user_properties
 from tests.interop.broker import FRAGMENT
 from tests.interop.conftest import MakeBroker

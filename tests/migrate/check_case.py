@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from migrate.check_picture import CheckOptions
-from migrate.check_store import CheckReport, check_store
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import CheckReport, check_store
 from tests.independent.level_store_builder import T0
 
 NOW_MS = T0 + 20_000

@@ -15,10 +15,10 @@ from message_store.files.config_files import MESSAGE_TYPE, encode_topics, read_t
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import DONE
 from message_store.writing.losses import StoreEnds
-from migrate.in_place_checks import read_ends
-from migrate.publishing import UNFINISHED_WHEEL
+from migrate.changes.note import RETIRE, Change, begin_change
+from migrate.in_place.checks import read_ends
 from migrate.settings import TargetSettings
-from migrate.store_backup import RETIRE, Change, begin_change
+from migrate.write.publishing import UNFINISHED_WHEEL
 from tests.independent.level_store_builder import T0, LevelMessage
 from tests.migrate.check_case import Case
 from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then

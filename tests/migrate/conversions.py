@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from migrate.convert import convert
-from migrate.report import ConversionReport
+from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.expected_conversion import (
     compare_with_records,

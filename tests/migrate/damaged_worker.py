@@ -20,20 +20,20 @@ from message_store import ManualClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
-from migrate.check_picture import CheckOptions
-from migrate.check_store import check_store
+from migrate.changes.retire import retire
+from migrate.changes.rollback import roll_back
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
 from migrate.convert import convert
-from migrate.export_table import export_parquet
-from migrate.in_place import convert_in_place
-from migrate.inspect_store import inspect_store
-from migrate.pending import pending_messages
-from migrate.pending_table import TableOptions
-from migrate.report import ConversionReport
-from migrate.retire import retire
-from migrate.rollback import roll_back
+from migrate.in_place.convert import convert_in_place
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import VerifyOptions, verify
-from migrate.verify_alone import verify_alone
+from migrate.table.export import export_parquet
+from migrate.table.pending_table import TableOptions
+from migrate.verify.alone import verify_alone
+from migrate.verify.verify import VerifyOptions, verify
 from tests.faults.damage import copy_store
 from tests.faults.harm_rounds import run_rounds
 from tests.independent.level_messages import Item

@@ -7,8 +7,8 @@ import pytest
 
 from message_store.base.errors import OptionsError
 from message_store.files.store_root import StoreRoot
-from migrate.verify_settings import ConversionSettings
-from migrate.verify_source import read_pending
+from migrate.report.conversion_parameters import ConversionSettings
+from migrate.verify.source import read_pending
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 
 DAY_MS = 86_400_000

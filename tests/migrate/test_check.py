@@ -22,8 +22,8 @@ from legacy_levels import LevelStore
 from message_store import AfterMs, ManualClock, Message
 from message_store.base.errors import SourceError
 from message_store.interface.delay_store import Severity
-from migrate.check_store import RULES
-from migrate.check_time import predict_load
+from migrate.check.store import RULES
+from migrate.check.time import predict_load
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.real_stores import ALL_STORES, WHEEL_55_CLEAN, unpack
 from tests.migrate.check_case import NOW_MS, Case, codes, look

@@ -12,12 +12,12 @@ import pytest
 
 from message_store.base.errors import BadRecordsError, FormatError, SourceError
 from message_store.files import small_files
+from migrate.changes.retire import retire
 from migrate.convert import convert, convert_merged
-from migrate.finished_before import finished_before
-from migrate.quarantined import Quarantine
-from migrate.report import BadRecord
-from migrate.retire import retire
-from migrate.verify import verify
+from migrate.quarantine.kept import Quarantine
+from migrate.report.finished_before import finished_before
+from migrate.report.report import BadRecord
+from migrate.verify.verify import verify
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     LevelMessage,

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from migrate.convert import convert
-from migrate.session import spark_session
 from migrate.settings import ConvertOptions
+from migrate.spark.session import spark_session
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import LevelMessage, RawBytes, build_level_store
 from tests.independent.real_stores import LEVELS_49_CRASH, RealStore, unpack

@@ -21,8 +21,8 @@ from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert, convert_merged
 from migrate.settings import HIERARCHY, WHEEL, ConvertOptions, TargetSettings
-from migrate.staged_output import Staging
-from migrate.verify import verify
+from migrate.verify.verify import verify
+from migrate.write.staging import Staging
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import NOW_MS, assert_books_add_up, broker_files
 from tests.migrate.standalone_cluster import (

@@ -25,7 +25,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import DelayStore
 from migrate.convert import convert
 from migrate.settings import ConvertOptions
-from migrate.verify import verify
+from migrate.verify.verify import verify
 from tests.independent.level_messages import Item, LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.independent.raw_files import WHEEL_BYTES
@@ -351,7 +351,7 @@ def test_the_command_says_which_engine_opens_it(options: ConvertOptions) -> None
 
 
 def test_in_place_there_is_no_choice(options: ConvertOptions) -> None:
-    from migrate.in_place import convert_in_place
+    from migrate.in_place.convert import convert_in_place
 
     with pytest.raises(OptionsError, match="--to says nothing in place"):
         convert_in_place(attrs.evolve(options, target=options.source))

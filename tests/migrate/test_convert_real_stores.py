@@ -14,7 +14,7 @@ import pytest
 from message_store.base.errors import OptionsError
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import verify
+from migrate.verify.verify import verify
 from tests.independent.real_stores import (
     LEVEL_STORES,
     LEVELS_49_CLEAN,

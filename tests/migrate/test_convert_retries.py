@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
-from migrate import write_job
 from migrate.convert import convert
-from migrate.row_output import PartStream
+from migrate.plan.stored_plan import load_plan
 from migrate.settings import ENGINES, ConvertOptions, TargetSettings
-from migrate.staged_output import Staging, clear_staging, count_receipts, write_note
-from migrate.stored_plan import load_plan
-from migrate.verify import verify
-from migrate.write import PartWriter, write_parts
+from migrate.spark import write_job
+from migrate.verify.verify import verify
+from migrate.write.part import PartWriter, write_parts
+from migrate.write.row_output import PartStream
+from migrate.write.staging import Staging, clear_staging, count_receipts, write_note
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.migrate.conversions import NOW_MS, broker_files, options_for

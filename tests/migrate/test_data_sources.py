@@ -17,9 +17,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from message_store.base.errors import OptionsError, UncleanStoreError
 from message_store.interface.delay_store import Pending
-from migrate.data_sources import LevelsDataSource, PushdownReader, WheelDataSource, spark_schema
-from migrate.pending import pending_messages
-from migrate.pending_table import SCHEMA
+from migrate.look.pending import pending_messages
+from migrate.spark.data_sources import (
+    LevelsDataSource,
+    PushdownReader,
+    WheelDataSource,
+    spark_schema,
+)
+from migrate.table.pending_table import SCHEMA
 from tests.independent.level_messages import LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import LEVELS_49_CRASH, RealStore, unpack

@@ -18,10 +18,10 @@ import pytest
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.finished_before import finished_before
+from migrate.report.finished_before import finished_before
 from migrate.settings import ENGINES
-from migrate.staged_output import Staging, clear_staging
-from migrate.store_owner import Access, tidy_up
+from migrate.write.owner import Access, tidy_up
+from migrate.write.staging import Staging, clear_staging
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import build_level_store
 from tests.migrate.conversions import options_for

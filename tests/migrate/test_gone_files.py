@@ -18,10 +18,10 @@ from legacy_levels.backlog.gone_queues import gone_queues
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.inspect_store import inspect_store
-from migrate.pending import pending_messages
-from migrate.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
-from migrate.verify import verify
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
+from migrate.verify.verify import verify
 from tests.independent.level_store_builder import (
     T0,
     LevelMessage,

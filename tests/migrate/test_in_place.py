@@ -12,8 +12,8 @@ import pytest
 
 from message_store.base.errors import BadRecordsError, OptionsError
 from message_store.files.store_root import StoreRoot
-from migrate.in_place import convert_in_place
-from migrate.rollback import roll_back
+from migrate.changes.rollback import roll_back
+from migrate.in_place.convert import convert_in_place
 from migrate.settings import TargetSettings
 from tests.independent.expected_conversion import (
     expected_of_truth,

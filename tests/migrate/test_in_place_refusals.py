@@ -31,12 +31,12 @@ from message_store.files.store_root import StoreRoot
 from message_store.reading.topic_listing import list_topic
 from message_store.reading.unfinished_change import DONE
 from migrate.convert import convert
-from migrate.in_place import convert_in_place
-from migrate.in_place_plan import plan_in_place
-from migrate.inspect_store import inspect_store
-from migrate.pending import pending_messages
-from migrate.quarantined import Quarantine
-from migrate.report import BadRecord
+from migrate.in_place.convert import convert_in_place
+from migrate.in_place.plan import plan_in_place
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.quarantine.kept import Quarantine
+from migrate.report.report import BadRecord
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
@@ -310,7 +310,7 @@ def test_a_change_that_was_refused_in_the_end_leaves_nothing(
         planned = plan_in_place(root, options, **given)
         return attrs.evolve(planned, offsets={3: 1})
 
-    monkeypatch.setattr("migrate.in_place.plan_in_place", unlike)
+    monkeypatch.setattr("migrate.in_place.convert.plan_in_place", unlike)
     with pytest.raises(PlanError, match="queues did not know"):
         do(store, NOW_MS, on_bad_record="quarantine")
     assert {name: kept for name, kept in tree(store).items() if name != "lock"} == {

@@ -12,10 +12,10 @@ import pytest
 
 from message_store.base.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from message_store.interface.delay_store import Pending
-from migrate.inspect_store import inspect_store
-from migrate.pending import pending_messages
-from migrate.publishing import UNFINISHED_WHEEL
-from migrate.store_inspection import StoreInspection
+from migrate.look.inspect import inspect_store
+from migrate.look.inspection import StoreInspection
+from migrate.look.pending import pending_messages
+from migrate.write.publishing import UNFINISHED_WHEEL
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, OrdinaryMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import (

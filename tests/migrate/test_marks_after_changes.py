@@ -15,9 +15,9 @@ from message_store.base.clock import ManualClock
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import Message
 from message_store.interface.delay_store import AfterMs
+from migrate.changes.retire import retire
+from migrate.changes.rollback import roll_back
 from migrate.convert import convert
-from migrate.retire import retire
-from migrate.rollback import roll_back
 from tests.independent.level_store_builder import T0
 from tests.migrate.conversions import options_for
 from tests.migrate.in_place_stores import do

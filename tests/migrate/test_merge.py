@@ -24,15 +24,15 @@ from message_store.base.errors import (
 from message_store.files.config_files import read_consumer_offsets, read_groups, read_topics
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
+from migrate.changes.retire import retire
 from migrate.convert import convert, convert_merged
-from migrate.merge import SameMessageError
-from migrate.quarantined import Quarantine
-from migrate.replicas import SameBrokerError
-from migrate.report import ConversionReport
-from migrate.retire import retire
+from migrate.quarantine.kept import Quarantine
+from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import verify, verify_all
-from migrate.verify_alone import verify_alone
+from migrate.source.merge import SameMessageError
+from migrate.source.replicas import SameBrokerError
+from migrate.verify.alone import verify_alone
+from migrate.verify.verify import verify, verify_all
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.variant_b_checker import read_target
 from tests.migrate.conversions import (

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from message_store.base.errors import TargetError
-from migrate import row_output
-from migrate.row_output import PartStream, create_row
+from migrate.write import row_output
+from migrate.write.row_output import PartStream, create_row
 
 FILE_BYTES = 1 << 16
 

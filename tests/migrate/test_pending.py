@@ -8,8 +8,8 @@ import pytest
 
 from message_store.base.errors import SourceError, UnsupportedStoreError
 from message_store.interface.delay_store import Pending
-from migrate.pending import PendingFilter, pending_messages
-from migrate.report import BadRecord
+from migrate.look.pending import PendingFilter, pending_messages
+from migrate.report.report import BadRecord
 from tests.independent.level_messages import DeliveredCopy, LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import (

@@ -23,10 +23,11 @@ from message_store.columns.byte_column import ByteColumn
 from message_store.format.message_rules import RESERVED_PROPERTIES
 from message_store.format.properties import decode_properties
 from message_store.interface.delay_store import Pending
-from migrate.export_table import export_parquet
-from migrate.pending import pending_messages
-from migrate.pending_batches import pending_batches
-from migrate.pending_table import (
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
+from migrate.table.export import export_parquet
+from migrate.table.pending_batches import pending_batches
+from migrate.table.pending_table import (
     LEVELS,
     WHEEL,
     Condition,
@@ -34,8 +35,7 @@ from migrate.pending_table import (
     TableOptions,
     pending_rows,
 )
-from migrate.property_maps import user_properties
-from migrate.report import BadRecord
+from migrate.table.property_maps import user_properties
 from tests.independent.level_messages import LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import (

@@ -19,18 +19,18 @@ from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, OffsetsFile
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
-from migrate.plan import (
+from migrate.plan.plan import (
     PLANNED_RECORD_MAX_BYTES,
     Amendments,
     Plan,
     implausible_due,
     make_plan,
 )
-from migrate.rewrite import growth_bytes
-from migrate.run_request import known_amendments, mismatch
+from migrate.plan.run_request import known_amendments, mismatch
+from migrate.plan.stored_plan import load_plan, read_plan_facts, store_plan
 from migrate.settings import TargetSettings
-from migrate.staged_output import Staging
-from migrate.stored_plan import load_plan, read_plan_facts, store_plan
+from migrate.write.rewrite import growth_bytes
+from migrate.write.staging import Staging
 
 NOW_MS = 1_700_000_000_123
 SETTINGS = TargetSettings(

@@ -17,10 +17,17 @@ from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, StoreLockedError
 from message_store.format.message import StoredMessage
-from migrate.put_back import DONE, NOTHING, PLANNED, PutBackOptions, PutBackReport, put_back
-from migrate.quarantined import Quarantine
-from migrate.returned_record import Repair, in_the_way
-from migrate.store_door import Door
+from migrate.quarantine.insert import Door
+from migrate.quarantine.kept import Quarantine
+from migrate.quarantine.put_back import (
+    DONE,
+    NOTHING,
+    PLANNED,
+    PutBackOptions,
+    PutBackReport,
+    put_back,
+)
+from migrate.quarantine.returned_record import Repair, in_the_way
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
 from timer_wheel.wheel.store import WheelStore

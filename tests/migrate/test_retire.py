@@ -27,11 +27,11 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.message import Message
 from message_store.interface.delay_store import AfterMs
 from message_store.writing.settings import StoreSettings
+from migrate.changes.retire import LeftBehindError, retire
+from migrate.changes.rollback import roll_back
 from migrate.convert import convert
-from migrate.publishing import UNFINISHED_WHEEL
-from migrate.retire import LeftBehindError, retire
-from migrate.rollback import roll_back
 from migrate.settings import ENGINES, HIERARCHY, TargetSettings
+from migrate.write.publishing import UNFINISHED_WHEEL
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 from tests.independent.raw_files import read_config
 from tests.independent.real_stores import LEVELS_49_CLEAN, LEVELS_49_CRASH, unpack

@@ -18,7 +18,8 @@ from message_store.format.message_rules import RESERVED_PROPERTIES, UNDELIVERABL
 from message_store.format.record_layout import SYS_BORN_HOST_IPV6, SYS_STORE_HOST_IPV6
 from message_store.format.timer_record_rules import timer_record_faults
 from message_store.kernels.raw_memory import address_of
-from migrate.rewrite import (
+from migrate.source.topic_table import TopicTable
+from migrate.write.rewrite import (
     BadRecordError,
     Placement,
     RewriteLimits,
@@ -26,8 +27,7 @@ from migrate.rewrite import (
     growth_bytes,
     rewrite_record,
 )
-from migrate.rewrite_kernel import USUAL, rewrite_records
-from migrate.topic_table import TopicTable
+from migrate.write.rewrite_kernel import USUAL, rewrite_records
 
 NOW_MS = 1_795_268_475_441
 OUT_MS = 1_795_268_999_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from message_store.base.errors import TargetError
 from message_store.files.segments import segment_name
-from migrate.row_output import RowWriter, create_row, write_sparse
+from migrate.write.row_output import RowWriter, create_row, write_sparse
 
 FILE_BYTES = 100
 

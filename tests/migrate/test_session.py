@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from migrate import session
-from migrate.session import JavaMissingError, require_java
+from migrate.spark import session
+from migrate.spark.session import JavaMissingError, require_java
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 _INTERRUPTED = """
 import os, signal, threading
-from migrate.session import spark_session
+from migrate.spark.session import spark_session
 signal.signal(signal.{number}, signal.default_int_handler)
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.{number})).start()
 try:
@@ -62,7 +62,7 @@ def test_an_interrupt_while_the_jvm_is_born_leaves_none_behind(number: str) -> N
 
 _NONSENSE = """
 from message_store.base.errors import MigrationError
-from migrate.session import spark_session
+from migrate.spark.session import spark_session
 try:
     with spark_session("nonsense"):
         print("started")

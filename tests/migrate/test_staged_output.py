@@ -16,8 +16,8 @@ import pytest
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.disk_room import free_bytes
-from migrate.publishing import (
+from migrate.write.disk_room import free_bytes
+from migrate.write.publishing import (
     UNFINISHED_WHEEL,
     begin_publishing,
     forbid_start,
@@ -28,8 +28,8 @@ from migrate.publishing import (
     remove_unfinished,
     require_unused,
 )
-from migrate.row_output import write_sparse
-from migrate.staged_output import (
+from migrate.write.row_output import write_sparse
+from migrate.write.staging import (
     Staging,
     clear_staging,
     count_receipts,
@@ -233,7 +233,7 @@ def test_clearing_takes_the_plan_first(staging: Staging, monkeypatch: pytest.Mon
     def stop(_directory: Path, **_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("migrate.staged_output.shutil.rmtree", stop)
+    monkeypatch.setattr("migrate.write.staging.shutil.rmtree", stop)
     with pytest.raises(KeyboardInterrupt):
         clear_staging(staging)
     assert not staging.plan_file.exists()

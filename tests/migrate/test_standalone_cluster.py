@@ -16,9 +16,9 @@ import pytest
 from legacy_levels.generate.store import generate_level_store
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.session import spark_session
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.staged_output import Staging
+from migrate.spark.session import spark_session
+from migrate.write.staging import Staging
 from tests.migrate.conversions import NOW_MS, broker_files
 from tests.migrate.standalone_cluster import (
     PATIENCE_S,

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 import cli
 from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Pending, Severity
-from migrate.inspect_store import inspect_store
-from migrate.pending import pending_messages
-from migrate.pending_table import WHEEL, TableOptions, pending_rows
-from migrate.source_wheel import WheelNotEmptyError, require_empty_wheel
-from migrate.store_inspection import TimelineSummary
+from migrate.look.inspect import inspect_store
+from migrate.look.inspection import TimelineSummary
+from migrate.look.pending import pending_messages
+from migrate.source.source_wheel import WheelNotEmptyError, require_empty_wheel
+from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
 from tests.independent.real_stores import (
     TIMELINE_55_CLEAN,
     TIMELINE_55_CRASH,

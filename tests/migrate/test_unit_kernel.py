@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.consume_queue import QUEUE_UNIT
-from migrate.unit_kernel import fill_units
+from migrate.write.unit_kernel import fill_units
 from timer_wheel.format.timer_log import NO_POSITION, TIMER_UNIT, unit_position, units_per_file
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

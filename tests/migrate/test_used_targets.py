@@ -18,9 +18,9 @@ from message_store.base.errors import SourceError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import check_request, convert, convert_merged
 from migrate.fleet import FAILED, Fleet
-from migrate.fresh_wheel import begin_write
 from migrate.settings import ConvertOptions
-from migrate.wheel_commit import commit_rows
+from migrate.table.fresh_wheel import begin_write
+from migrate.table.wheel_commit import commit_rows
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import broker_files
 from tests.migrate.stopped_conversions import (

@@ -15,9 +15,9 @@ import pytest
 
 from message_store.base.errors import FormatError, SourceError, StoreLockedError
 from message_store.files.store_root import StoreRoot
-from migrate.verify import verify
-from migrate.verify_report import VerifyReport
-from migrate.verify_settings import read_settings
+from migrate.report.conversion_parameters import read_settings
+from migrate.verify.report import VerifyReport
+from migrate.verify.verify import verify
 from tests.independent import raw_files
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.raw_records import (

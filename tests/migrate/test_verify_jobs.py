@@ -27,16 +27,18 @@ from message_store.base.errors import (
     UnsupportedStoreError,
 )
 from message_store.files.small_files import replace_file
-from migrate import verify_compare, verify_jobs, verify_tasks
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.verify import VerifyOptions, verify
-from migrate.verify_chains import END, NOWHERE, walk_chains
-from migrate.verify_digests import FoundRecords
-from migrate.verify_entries import DIGEST_IDENTITY
-from migrate.verify_matching import match_exactly, pair_by
-from migrate.verify_report import VerifyReport
-from migrate.verify_runner import run_tasks
+from migrate.spark.runner import run_tasks
+from migrate.verify import compare as verify_compare
+from migrate.verify import jobs as verify_jobs
+from migrate.verify import tasks as verify_tasks
+from migrate.verify.chains import END, NOWHERE, walk_chains
+from migrate.verify.digests import FoundRecords
+from migrate.verify.entries import DIGEST_IDENTITY
+from migrate.verify.matching import match_exactly, pair_by
+from migrate.verify.report import VerifyReport
+from migrate.verify.verify import VerifyOptions, verify
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.raw_files import QUEUE_UNIT_BYTES
 from tests.independent.raw_records import MAGIC_V2

@@ -17,12 +17,12 @@ from message_store.base.errors import FormatError
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import MAGIC_V2
-from migrate.verify_complaints import LAST_UNREADABLE, Complaint
-from migrate.verify_digests import DigestTask, FoundRecords
-from migrate.verify_entries import BUCKETS, SOURCE_ENTRY
-from migrate.verify_fields import kept_entries
-from migrate.verify_reading import BUFFER_BYTES
-from migrate.verify_tasks import digest
+from migrate.verify.complaints import LAST_UNREADABLE, Complaint
+from migrate.verify.digests import DigestTask, FoundRecords
+from migrate.verify.entries import BUCKETS, SOURCE_ENTRY
+from migrate.verify.fields import kept_entries
+from migrate.verify.reading import BUFFER_BYTES
+from migrate.verify.tasks import digest
 
 SEED = 7
 MASK = 2**64 - 1

@@ -16,12 +16,12 @@ from message_store.base.errors import BadFieldError, SourceError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import parse
 from message_store.writing.settings import StoreSettings
-from migrate.check_picture import CheckOptions
-from migrate.check_store import check_store
-from migrate.finished_target import require_pair
-from migrate.verify import VerifyOptions, verify
-from migrate.verify_alone import require_made, verify_alone
-from migrate.verify_report import OPENED, VerifyReport, require_table_place, write_differences
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
+from migrate.report.finished_target import require_pair
+from migrate.verify.alone import require_made, verify_alone
+from migrate.verify.report import OPENED, VerifyReport, require_table_place, write_differences
+from migrate.verify.verify import VerifyOptions, verify
 from tests.independent.level_messages import retry_message
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, Converted, build_and_convert

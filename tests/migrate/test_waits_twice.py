@@ -16,14 +16,14 @@ from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import UNDOING
-from migrate.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back
-from migrate.quarantined import Quarantine
-from migrate.retire import retire
-from migrate.returned_record import in_the_way
-from migrate.rollback import roll_back
-from migrate.staged_output import sole_writer
-from migrate.store_backup import all_changes_of
-from migrate.store_door import Door
+from migrate.changes.note import all_changes_of
+from migrate.changes.retire import retire
+from migrate.changes.rollback import roll_back
+from migrate.quarantine.insert import Door
+from migrate.quarantine.kept import Quarantine
+from migrate.quarantine.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back
+from migrate.quarantine.returned_record import in_the_way
+from migrate.write.staging import sole_writer
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
 from tests.migrate.in_place_stores import Stopped, do, stopping_before, tree

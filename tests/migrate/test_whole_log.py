@@ -16,9 +16,9 @@ import pytest
 
 from legacy_levels.backlog.backlog import read_backlog
 from message_store.base.errors import BadRecordsError
+from migrate.changes.retire import retire
 from migrate.convert import convert, convert_merged
-from migrate.retire import retire
-from migrate.verify import verify
+from migrate.verify.verify import verify
 from tests.independent.level_store_builder import (
     T0,
     BuiltStore,

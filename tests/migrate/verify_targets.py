@@ -13,11 +13,11 @@ import attrs
 import numpy as np
 
 from message_store.files.store_root import StoreRoot
-from migrate.verify import VerifyOptions, compare_stores, no_progress
-from migrate.verify_pending import PendingMessages
-from migrate.verify_report import VerifyReport
-from migrate.verify_settings import read_settings
-from migrate.verify_structure import read_reached
+from migrate.report.conversion_parameters import read_settings
+from migrate.verify.pending import PendingMessages
+from migrate.verify.report import VerifyReport
+from migrate.verify.structure import read_reached
+from migrate.verify.verify import VerifyOptions, compare_stores, no_progress
 from tests.independent import config_text
 from tests.independent.level_store_builder import (
     T0,

@@ -18,11 +18,11 @@ from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
+from migrate.changes.retire import retire
+from migrate.changes.rollback import roll_back
 from migrate.convert import convert
-from migrate.inspect_store import inspect_store
-from migrate.put_back import NOTHING, PutBackOptions, PutBackReport, put_back
-from migrate.retire import retire
-from migrate.rollback import roll_back
+from migrate.look.inspect import inspect_store
+from migrate.quarantine.put_back import NOTHING, PutBackOptions, PutBackReport, put_back
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A change of a store in place, as it is written down beside the store: what it began from, what it
+was to become, how far it came, and copies of every small file that it touches.
+
+Each change has a directory of its own, ``delaywheel/backup-<time>``, for its owner only. The note
+``change.json`` in it is there before the first byte of the store changes, and says ``done`` after
+the last: whoever comes next can finish the change or undo it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
+from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
+from message_store.base.errors import SourceError
+from message_store.base.printable import iso_time
+from message_store.files.segments import list_directories
+from message_store.files.small_files import (
+    PRIVATE_MODE,
+    read_small_file,
+    remove_file,
+    replace_file,
+    sync_directory,
+)
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import BACKUP_PREFIX, DONE, NOTE_NAME, UNDONE
+from migrate.write.owner import file_mode, give_away
+from migrate.write.staging import target_errors
+
+NOTE_VERSION = 1
+
+IN_PLACE, RETIRE = "in-place", "retire"
+BEGUN = "begun"
+
+OFFSETS = f"config/{OFFSETS_NAME}"
+OFFSETS_BACKUP = f"{OFFSETS}.bak"
+_NO_SIGNS = {ord(sign): None for sign in "-:Z"}
+
+MARKS = (f"delaywheel/{FLUSHED_NAME}", f"delaywheel/{LATEST_NAME}")
+"""Where our own engine of the levels keeps what it believes before the offsets."""
+
+OFFSET_FILES = (*MARKS, OFFSETS_BACKUP, OFFSETS)
+"""In the order in which they move: the one that a broker takes comes last."""
+
+SMALL_FILES = (*OFFSET_FILES, "checkpoint", "abort")
+"""Every file that a change touches, but for the log and the queue that it appends to."""
+
+
+@attrs.frozen
+class KeptFile:
+    """A file as it was before: the digest of its content (None: it was not there) and its mode."""
+
+    name: str
+    sha256: str | None
+    mode: int
+
+
+@attrs.frozen(kw_only=True)
+class Ends:
+    """Where log and timer queue end, and a digest of what the store's own wheel has taken in.
+
+    A broker that did anything at all has moved one of these, or the offsets.
+    """
+
+    log_end: int
+    timer_queue_end: int
+    wheel: str
+
+
+@attrs.frozen(kw_only=True)
+class Change:
+    """One change: of which ``kind``, in which ``state``, from what to what.
+
+    ``offsets_after`` is the text that both offset files get. ``asked`` is what was asked for,
+    ``report`` what is told about it.
+    """
+
+    directory: Path
+    kind: str
+    state: str
+    now_ms: int
+    files: tuple[KeptFile, ...]
+    before: Ends
+    after: Ends
+    offsets_after: str
+    asked: dict[str, Any] = attrs.field(factory=dict)
+    report: dict[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether the store had been stopped cleanly."""
+        return self.kept("abort").sha256 is None
+
+    def kept(self, name: str) -> KeptFile:
+        """What is known of a file as it was before; older notes do not name the marks."""
+        unnamed = KeptFile(name, None, 0o644)
+        return next((each for each in self.files if each.name == name), unnamed)
+
+    def content(self, name: str) -> bytes | None:
+        """A file's content as it was before, None when there was none.
+
+        Raises SourceError when the copy is not what was written down.
+        """
+        kept = self.kept(name)
+        if kept.sha256 is None:
+            return None
+        path = self.directory / name
+        content = read_small_file(path)
+        if content is None or _digest(content) != kept.sha256:
+            raise SourceError(f"{path}: is not the copy that was made; nothing was changed")
+        return content
+
+    def is_before(self, name: str, content: bytes | None) -> bool:
+        """Whether this is what the file held before the change."""
+        return self.kept(name).sha256 == (None if content is None else _digest(content))
+
+    def write(self, state: str) -> "Change":
+        """Say durably how far the change came. Raises TargetError."""
+        changed = attrs.evolve(self, state=state)
+        facts = attrs.asdict(changed, filter=lambda field, _value: field.name != "directory")
+        text = json.dumps({"version": NOTE_VERSION, **facts}, indent=1)
+        replace_file(self.directory / NOTE_NAME, text.encode(), mode=PRIVATE_MODE)
+        return changed
+
+    def put_back(self, root: StoreRoot, name: str) -> None:
+        """Make a file what it was before. Raises SourceError or TargetError."""
+        content = self.content(name)
+        path = root.path / name
+        remove_file(path.with_name(f".{path.name}.new"))  # of a run that was stopped
+        if content is None:
+            if path.exists():
+                remove_file(path)
+                with target_errors(path):
+                    sync_directory(path.parent)
+        elif read_small_file(path) != content:
+            put_small_file(root, name, content, mode=self.kept(name).mode)
+
+
+def begin_change(
+    root: StoreRoot,
+    *,
+    kind: str,
+    now_ms: int,
+    before: Ends,
+    after: Ends,
+    offsets_after: bytes,
+    asked: Mapping[str, Any],
+    report: Mapping[str, Any],
+) -> Change:
+    """Copy every small file and write the note; nothing of the store has changed yet.
+
+    Raises TargetError.
+    """
+    directory = _new_directory(root, now_ms)
+    kept = []
+    for name in SMALL_FILES:
+        path = root.path / name
+        content = read_small_file(path)
+        if content is not None:
+            replace_file(directory / name, content, mode=PRIVATE_MODE)
+        digest = None if content is None else _digest(content)
+        kept.append(KeptFile(name, digest, 0o644 if content is None else file_mode(path)))
+    change = Change(
+        directory=directory,
+        kind=kind,
+        state=BEGUN,
+        now_ms=now_ms,
+        files=tuple(kept),
+        before=before,
+        after=after,
+        offsets_after=offsets_after.decode(),
+        asked=dict(asked),
+        report={**report, "backup": str(directory)},
+    ).write(BEGUN)
+    with target_errors(directory):
+        for place in (directory, root.own, root.path):
+            sync_directory(place)
+    return change
+
+
+def _new_directory(root: StoreRoot, now_ms: int) -> Path:
+    """A directory that no earlier change has, named by the time to the millisecond."""
+    while True:
+        second = iso_time(now_ms // 1000 * 1000).translate(_NO_SIGNS)
+        directory = root.own / f"{BACKUP_PREFIX}{second}{now_ms % 1000:03d}Z"
+        if not directory.exists():
+            return directory
+        now_ms += 1
+
+
+def all_changes_of(root: StoreRoot) -> list[Change]:
+    """The changes of a store, the oldest first, also those that are undone.
+
+    A directory without a note is of a run that was stopped before anything changed. Raises
+    SourceError for a note that cannot be read.
+    """
+    names = [path for path in list_directories(root.own) if path.name.startswith(BACKUP_PREFIX)]
+    return [change for path in names if (change := read_change(path)) is not None]
+
+
+def changes_of(root: StoreRoot) -> list[Change]:
+    """The changes of a store that are not undone, the oldest first. Raises SourceError."""
+    return [change for change in all_changes_of(root) if change.state != UNDONE]
+
+
+def unfinished_change(root: StoreRoot) -> Change | None:
+    """The change that was stopped before its end, if there is one."""
+    found = [change for change in changes_of(root) if change.state != DONE]
+    return found[-1] if found else None
+
+
+def read_change(directory: Path) -> Change | None:
+    """The change whose directory this is, None for one that has no note of any.
+
+    Raises SourceError for a note that cannot be read.
+    """
+    path = directory / NOTE_NAME
+    content = read_small_file(path)
+    if content is None:
+        return None
+    try:
+        facts = json.loads(content)
+        if facts.pop("version") != NOTE_VERSION:
+            raise ValueError("a version that is not known")
+        facts["files"] = tuple(KeptFile(**each) for each in facts["files"])
+        facts["before"], facts["after"] = Ends(**facts["before"]), Ends(**facts["after"])
+        return Change(directory=directory, **facts)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(f"{path}: is not the note of a change: {error}") from error
+
+
+def put_small_file(root: StoreRoot, name: str, content: bytes, *, mode: int) -> None:
+    """Put a small file in its place, durably and at once, for the owner of the store.
+
+    Raises TargetError.
+    """
+    path = root.path / name
+    replace_file(path, content, mode=mode)
+    give_away([path], like=root.commit_log)
+
+
+def put_offsets(root: StoreRoot, change: Change) -> None:
+    """Move the offsets, in every file that tells of them. Raises SourceError and TargetError."""
+    for name in OFFSET_FILES:
+        found = read_small_file(root.path / name)
+        content = _moved_mark(found, change) if name in MARKS else change.offsets_after.encode()
+        if content not in (None, found):
+            put_small_file(root, name, content, mode=change.kept(name).mode)
+
+
+def put_offsets_back(root: StoreRoot, change: Change) -> None:
+    """Make them what they were. Raises SourceError and TargetError."""
+    for name in reversed(OFFSET_FILES):
+        change.put_back(root, name)
+
+
+def _moved_mark(content: bytes | None, change: Change) -> bytes | None:
+    """A mark in which the levels of a change stand where it moves them; None for no mark.
+
+    After a kill our own engine believes its marks, and would deliver once more from their offsets.
+    """
+    mark = None if content is None else DeliveryMark.decode(content)
+    if mark is None:
+        return None
+    offsets = dict(mark.offsets)
+    for level, place in change.report["offsets"].items():
+        offsets[int(level)] = max(int(place), offsets.get(int(level), 0))
+    return content if offsets == mark.offsets else attrs.evolve(mark, offsets=offsets).encode()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Retiring a source after a conversion: its offsets move past what its target has, so that a broker
+started on it by mistake delivers nothing twice.
+
+Only the offset files change. A level moves as a whole or not at all, and only where source and
+target agree on every one of its counts.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from legacy_levels.backlog.backlog import LevelBacklog, LevelCounts, read_backlog
+from message_store.base.clock import SystemClock
+from message_store.base.errors import (
+    FormatError,
+    MigrationError,
+    PlanError,
+    SourceError,
+    UncleanStoreError,
+)
+from message_store.base.printable import counted, shell_word
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.unfinished_change import DONE as CHANGE_DONE
+from migrate.changes.moved_offsets import moved_offsets
+from migrate.changes.note import (
+    BEGUN,
+    RETIRE,
+    Change,
+    begin_change,
+    put_offsets,
+    unfinished_change,
+)
+from migrate.changes.undo import refuse_moved
+from migrate.in_place.checks import read_ends
+from migrate.report.conversion_marker import (
+    CONVERSION_NAME,
+    log_fingerprint,
+    read_marker,
+    share_of,
+)
+from migrate.report.conversion_parameters import ConversionSettings, read_settings
+from migrate.report.finished_target import require_pair, was_converted_in_place
+from migrate.report.report import LevelReport
+from migrate.report.whole_target import require_whole
+from migrate.write.owner import require_owner
+
+PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
+_COUNTS = ("queued", "pending", "already_delivered", "expired")
+_LISTED_TOUCHES = 5
+
+
+class LeftBehindError(MigrationError):
+    """Messages would be passed over that nobody has converted."""
+
+
+@attrs.frozen
+class RetiredLevel:
+    """A level that moves from one offset to another: past so many messages that the target has, and
+    so many that it keeps aside.
+    """
+
+    level: int
+    delay_ms: int
+    from_offset: int
+    to_offset: int
+    converted: int
+    quarantined: int
+    already_delivered: int
+    expired: int
+
+
+@attrs.frozen(kw_only=True)
+class RetireReport:
+    """What moves, and what stays: ``stays`` are the pending messages of levels that do not move,
+    which a broker of the source goes on delivering.
+    """
+
+    source: str
+    target: str
+    state: str
+    levels: tuple[RetiredLevel, ...]
+    stays: dict[int, int]
+    backup: str | None = None
+
+    @property
+    def converted(self) -> int:
+        """How many messages of the target are passed over."""
+        return sum(level.converted for level in self.levels)
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        """Where each level that moves will stand."""
+        return {level.level: level.to_offset for level in self.levels}
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {**attrs.asdict(self), "converted": self.converted, "offsets": self.offsets}
+
+
+def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport:
+    """Plan, and with ``execute`` do, the retirement of ``source`` after its conversion to
+    ``target``.
+
+    Raises SourceError for a side that cannot be read, a source in use, and a target whose files do
+    not hold what its report says; PlanError when the target is not of this source or the source has
+    changed, LeftBehindError when messages lie between those that were converted, and TargetError.
+    Twice is fine.
+    """
+    root = StoreRoot(source)
+    require_pair(source, target)
+    conversion = _Conversion.read(StoreRoot(target), root)
+    require_whole(StoreRoot(target), conversion.settings, conversion.in_target)
+    if not execute:
+        with root.shared_lock():
+            return _plan(root, target, conversion, PLANNED)[0]
+    require_owner(root)
+    lock = root.take_lock()
+    try:
+        return _execute(root, target, conversion)
+    finally:
+        lock.release()
+
+
+def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> RetireReport:
+    if change := _begun(root):
+        put_offsets(root, change)
+        change.write(CHANGE_DONE)
+    report, backlog = _plan(root, target, conversion, DONE)
+    if not report.levels:
+        return report
+    ends, now_ms = read_ends(root), SystemClock().now_ms()
+    change = begin_change(
+        root,
+        kind=RETIRE,
+        now_ms=now_ms,
+        before=ends,
+        after=ends,
+        offsets_after=moved_offsets(backlog.offsets, report.offsets, now_ms),
+        asked={"target": str(target.absolute())},
+        report=report.as_json(),
+    )
+    put_offsets(root, change)
+    change.write(CHANGE_DONE)
+    return attrs.evolve(report, backup=str(change.directory))
+
+
+def _begun(root: StoreRoot) -> Change | None:
+    """A retirement that was stopped in the middle. Raises PlanError for another change that was."""
+    change = unfinished_change(root)
+    if change is None:
+        return None
+    if change.kind != RETIRE or change.state != BEGUN:
+        raise PlanError(
+            f"{root.path}: {change.kind} was stopped while it was {change.state}; finish that"
+            " first: give the same command again, or roll it back"
+        )
+    refuse_moved(root, change)
+    return change
+
+
+# --- what the target says -------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Conversion:
+    """What a target's report says of its conversion; ``in_target`` counts what it holds of all
+    sources.
+    """
+
+    path: Path
+    settings: ConversionSettings
+    levels: Mapping[int, LevelReport]
+    source_log: tuple[tuple[str, int, int, int], ...]
+    in_target: int
+
+    @classmethod
+    def read(cls, target: StoreRoot, source: StoreRoot) -> "_Conversion":
+        """Raises SourceError, also for a store that the target was not made from, FormatError."""
+        settings = read_settings(target, source)
+        path = target.own / CONVERSION_NAME
+        marker = read_marker(target)
+        facts = share_of(marker, source, path)
+        try:
+            levels = {level.level: level for level in map(_level_report, facts["levels"])}
+            log = tuple(
+                (str(name), int(size), int(modified_ns), int(first_head))
+                for name, size, modified_ns, first_head in facts["request"]["source_log"]
+            )
+            in_target = int(marker["converted"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError("not the report of a conversion", path=path) from error
+        return cls(path, settings, levels, log, in_target)
+
+    def has_chosen(self, level: int) -> bool:
+        """Whether the conversion was about this level."""
+        chosen = self.settings.only_levels
+        return not chosen or level in chosen
+
+
+def _plan(
+    root: StoreRoot, target: Path, conversion: _Conversion, state: str
+) -> tuple[RetireReport, LevelBacklog]:
+    _require_same_log(root, target, conversion)
+    settings = conversion.settings
+    if not root.was_stopped_cleanly and not settings.after_crash:
+        raise UncleanStoreError(f"{root.abort}: a broker was started on it since, or still runs")
+    table = settings.level_table
+    backlog = read_backlog(
+        root.path,
+        offsets_choice=settings.offsets,
+        level_table=None if table is None else DelayLevels.parse(table),
+        after_crash=settings.after_crash,
+        whole_log=settings.whole_log,
+    )
+    moving, stays = [], {}
+    for counts in backlog.counts:
+        told = conversion.levels.get(counts.level)
+        if told is None:
+            raise _other(root, target, counts.level, "is not in its report")
+        if _is_past(counts, told):
+            continue
+        if not _moves(conversion, told):
+            stays[counts.level] = counts.pending
+            continue
+        _require_same(root, target, counts, told)
+        moving.append(_level(told))
+    report = RetireReport(
+        source=str(root.path),
+        target=str(target),
+        state=state if moving else NOTHING,
+        levels=tuple(moving),
+        stays={level: pending for level, pending in stays.items() if pending},
+    )
+    return report, backlog
+
+
+def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) -> None:
+    """Raise PlanError for other log files than the target was made from. Names and lengths are
+    those of many stores, first records of one, and the times tell whether it is as it was.
+    """
+    found = tuple(map(tuple, log_fingerprint(root)))
+    told = conversion.source_log
+    if found == told:
+        return
+    not_the_one = f"{root.path}: its log is not the one that {target} was converted from"
+    if was_converted_in_place(root):
+        raise PlanError(f"{not_the_one}: this store was converted in place")
+    if [file[:2] for file in found] != [file[:2] for file in told]:
+        raise PlanError(
+            f"{not_the_one} (names or lengths of its files differ): another store, or a broker was"
+            " started on it since"
+        )
+    if others := sum(one[3] not in (0, other[3]) for one, other in zip(told, found, strict=True)):
+        raise PlanError(
+            f"{not_the_one}: another store"
+            f" ({counted(others, 'of its files begins', 'of its files begin')} with other records)"
+        )
+    old = [one for one, other in zip(told, found, strict=True) if one != other]
+    touches = [
+        f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {shell_word(str(root.commit_log / name))}"
+        for name, _size, ns, _first_head in old
+    ]
+    why = (
+        f"{not_the_one}, as it was then (its files begin with the same records, and the times of"
+        f" {len(old):,} differ): a copy without its times, or a broker was started on it since"
+    )
+    how = (
+        "copy it anew with `cp -a`; or, if you know that no broker ran on it, give its files their"
+        " times:"
+    )
+    lines = [why, how, *touches[:_LISTED_TOUCHES]]
+    if len(touches) > _LISTED_TOUCHES:
+        lines.append(f"  and so on; {target}/delaywheel/{CONVERSION_NAME} has them all")
+    raise PlanError("\n".join(lines))
+
+
+def _is_past(counts: LevelCounts, told: LevelReport) -> bool:
+    """Whether a level stands where it is to stand: nothing waits in it."""
+    return counts.queued == 0 and counts.from_queue_offset == told.to_offset
+
+
+def _moves(conversion: _Conversion, told: LevelReport) -> bool:
+    """Whether a level was converted as a whole. Raises LeftBehindError where it was in part."""
+    taken = told.converted + told.quarantined
+    if told.skipped and taken:
+        out = counted(told.skipped, "of its messages was", "of its messages were")
+        raise LeftBehindError(
+            f"level {told.level}: {out} left out (--only-topic), among"
+            f" {counted(taken, 'converted message')}: moving its offset would lose what was left"
+            " out; nothing was changed"
+        )
+    return conversion.has_chosen(told.level) and not told.skipped and told.queued > 0
+
+
+def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, told: LevelReport) -> None:
+    """Raise PlanError unless the source still holds of a level what the target was made from."""
+    found = {
+        "from_offset": counts.from_queue_offset,
+        "to_offset": counts.to_queue_offset,
+        "delay_ms": counts.delay_ms,
+        **{name: getattr(counts, name) for name in _COUNTS},
+    }
+    for name, value in found.items():
+        if (was := getattr(told, name)) != value:
+            raise _other(root, target, counts.level, f"{name} is {value}, and was {was}")
+    if counts.not_in_queue:
+        from_log = counted(counts.not_in_queue, "message was", "messages were")
+        raise SourceError(
+            f"{root.path}: of level {counts.level}, {from_log} converted from the log, and no queue"
+            " leads there: no offset can move past that; never start a broker on this store"
+        )
+
+
+def _other(root: StoreRoot, target: Path, level: int, what: str) -> PlanError:
+    return PlanError(
+        f"{root.path}: is not what {target} was converted from: level {level}: {what}; nothing was"
+        " changed"
+    )
+
+
+def _level(told: LevelReport) -> RetiredLevel:
+    names = [field.name for field in attrs.fields(RetiredLevel)]
+    return RetiredLevel(**{name: getattr(told, name) for name in names})
+
+
+def _level_report(facts: Mapping[str, Any]) -> LevelReport:
+    told = {"before_queue": 0, **facts}  # reports that were written before there was such a count
+    return LevelReport(**{field.name: int(told[field.name]) for field in attrs.fields(LevelReport)})

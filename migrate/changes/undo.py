@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finishing and undoing a change of a store, from wherever it was stopped; and whether a broker has
+been there since.
+
+Undoing goes the way back: the offsets first, so that what is taken from the log waits in its level
+again before it is gone. A stop at any point leaves a change that the next call goes on undoing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from message_store.base.clock import SystemClock
+from message_store.base.errors import PlanError
+from message_store.files.segments import SegmentReader, list_segments
+from message_store.files.small_files import read_small_file, remove_file, sync_directory
+from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.dialect import Dialect
+from message_store.format.properties import TIMER_TOPIC
+from message_store.kernels.batch import place_records
+from message_store.reading.commit_log import read_store_times
+from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
+from message_store.writing.store import LiveStore
+from migrate.changes.note import OFFSETS, OFFSETS_BACKUP, Change, put_offsets_back
+from migrate.in_place.checks import file_sizes, read_ends
+from migrate.write.staging import target_errors
+
+
+@contextmanager
+def opened_store(root: StoreRoot, lock: StoreLock, change: Change) -> Iterator[LiveStore]:
+    """The store, open for appending, for a ``with`` block; leaving it writes nothing and gives up
+    ``lock``.
+
+    `checkpoint` stays what it was: it is for after a crash, and the older it is, the more a broker
+    looks at then. Raises StoreLockedError, SourceError, TargetError.
+    """
+    store = LiveStore(
+        root,
+        lock,
+        clock=SystemClock(),
+        dialect=Dialect(change.asked["dialect"]),
+        settings=file_sizes(root),
+        levels=DelayLevels.parse(change.asked["level_table"]),
+    )
+    try:
+        change.put_back(root, "checkpoint")
+        yield store
+    finally:
+        store.abandon()
+
+
+def moved_since(root: StoreRoot, change: Change) -> str | None:
+    """What a broker did to a store since a change of ours, as a sentence; None for nothing."""
+    ends = read_ends(root)
+    is_over = change.state == DONE
+    first = change.after if is_over else change.before
+    if not first.log_end <= ends.log_end <= change.after.log_end:
+        return f"the log ends at {ends.log_end:,}, not at {change.after.log_end:,}"
+    if not first.timer_queue_end <= ends.timer_queue_end <= change.after.timer_queue_end:
+        return f"the timer queue ends at {ends.timer_queue_end:,}"
+    if ends.wheel != change.before.wheel:
+        return "the wheel has taken in messages"
+    for name in (OFFSETS, OFFSETS_BACKUP):
+        content = read_small_file(root.path / name)
+        is_after = content == change.offsets_after.encode()
+        if not is_after and (is_over or not change.is_before(name, content)):
+            return f"{name} is not what was written"
+    return None
+
+
+def is_ours(store: LiveStore, root: StoreRoot, change: Change) -> bool:
+    """Whether all that the log has beyond the change's beginning is what the change put there.
+
+    Its records stand one behind the other, all are of the timer queue, and all were stored at the
+    same moment, in which no broker ran.
+    """
+    queue = store.queue(TIMER_TOPIC, 0)
+    units = queue.units(change.before.timer_queue_end, queue.max_offset)
+    sizes = units["size_bytes"].astype(np.int64)
+    offsets = units["commit_log_offset"].astype(np.int64)
+    places = np.empty(len(units), np.int64)
+    start = change.before.log_end
+    end = place_records(sizes, start, store.log.file_bytes, places) if len(units) else start
+    # Power may go when the blank behind a record is there, and the next file's record is not.
+    is_end = store.log.end in (end, -(-end // store.log.file_bytes) * store.log.file_bytes)
+    if not is_end or not np.array_equal(places, offsets):
+        return False
+    with SegmentReader(root.commit_log) as log:
+        return bool((read_store_times(log, offsets, sizes) == change.now_ms).all())
+
+
+def finish(root: StoreRoot, change: Change) -> Change:
+    """Say that a change is done, and that the store is stopped as it was before."""
+    change.put_back(root, "checkpoint")
+    change = change.write(DONE)
+    _close_as_before(root, change)
+    return change
+
+
+def undo(store: LiveStore, root: StoreRoot, change: Change) -> Change:
+    """Take a change back: the offsets, the entries, the records. Raises TargetError."""
+    change = change.write(UNDOING)
+    put_offsets_back(root, change)
+    log_end = change.before.log_end
+    queue = store.queue(TIMER_TOPIC, 0)
+    if queue.segments.starts:
+        queue.cut(log_end)
+        queue.segments.sync()
+    store.log.segments.zero_from(log_end)
+    store.log.segments.sync()
+    queue.close()
+    _remove_new_queue_files(root, change)
+    change.put_back(root, "checkpoint")
+    change = change.write(UNDONE)
+    _close_as_before(root, change)
+    return change
+
+
+def drop(root: StoreRoot, change: Change) -> None:
+    """Give up a change that has written nothing yet: nothing is left to tell of it. Raises
+    TargetError.
+    """
+    change.put_back(root, "checkpoint")
+    _close_as_before(root, change.write(UNDONE))
+    StoreRoot(change.directory).discard(keeps_directory=False)
+    with target_errors(root.own):
+        if root.own.is_dir() and not any(root.own.iterdir()):
+            root.own.rmdir()
+
+
+def undo_offsets(root: StoreRoot, change: Change) -> Change:
+    """Take back a change of the offsets alone. Raises TargetError."""
+    change = change.write(UNDOING)
+    put_offsets_back(root, change)
+    return change.write(UNDONE)
+
+
+def forget_our_abort(root: StoreRoot, changes: list[Change]) -> None:
+    """Take the mark of being open off a store that we had closed but for that.
+
+    Only where the newest change is over, and nothing has moved since: otherwise the mark is a
+    broker's. Raises TargetError.
+    """
+    if root.was_stopped_cleanly or not changes or not changes[-1].was_clean:
+        return
+    last = changes[-1]
+    is_untouched = last.state == DONE and moved_since(root, last) is None
+    is_undone = last.state == UNDONE and read_ends(root) == last.before
+    if is_untouched or is_undone:
+        root.mark_stopped()
+
+
+def refuse_moved(root: StoreRoot, change: Change) -> None:
+    """Raise PlanError when a broker has written to a store since a change was begun or done."""
+    if what := moved_since(root, change):
+        raise PlanError(
+            f"{root.path}: a broker has written to it since ({what}): the change can neither be"
+            f" finished nor undone; what it was is in {change.directory}, which can be removed to"
+            " give the change up"
+        )
+
+
+def _close_as_before(root: StoreRoot, change: Change) -> None:
+    if change.was_clean:
+        root.mark_stopped()
+    else:
+        change.put_back(root, "abort")
+
+
+def _remove_new_queue_files(root: StoreRoot, change: Change) -> None:
+    """Take away the files that the change has made in the timer queue, now empty, and the
+    directories that were made for them.
+    """
+    queue, known = root.timer_queue(), change.asked["timer_queue_files"]
+    for segment in list_segments(queue):
+        if segment.path.name not in known:
+            remove_file(segment.path)
+    with target_errors(queue):
+        for directory in (queue, queue.parent):
+            if not known and directory.is_dir() and not any(directory.iterdir()):
+                directory.rmdir()
+        for directory in (queue, queue.parent, root.consume_queues):
+            if directory.is_dir():
+                sync_directory(directory)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``check`` looks at, read once and shared by all that look for something.
+
+Nothing is locked and nothing is written, so that a broker may run meanwhile. What cannot be read is
+None, and the reason is kept.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import numpy as np
+
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.entries import Int16Array
+from legacy_levels.backlog.gone_queues import GoneQueue, gone_queues
+from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queue
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from message_store.base.errors import DelayStoreError, FormatError, SourceError
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.reading.commit_log import Int64Array
+from message_store.reading.engine_choice import hierarchy_mark
+from migrate.settings import TargetSettings
+from migrate.source.level_delays import LevelDelays, tell_delays
+from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
+
+CAPACITY = 20_000
+"""Messages that a broker delivers in a second, unless said: what the maintainers state for one that
+others use too. A quiet machine does several times that.
+"""
+_TRUE = "true"
+
+
+@attrs.frozen(kw_only=True)
+class CheckOptions:
+    """As of when, and for which broker. ``conf`` is the configuration of the broker of this store,
+    as far as it is known; ``target`` are the settings of the one that a conversion is for.
+
+    ``level_table`` is the table that the broker will run with; None takes what the messages show.
+    ``disk_used`` overrides how full the disk is.
+    """
+
+    now_ms: int
+    conf: Mapping[str, str] = MappingProxyType({})
+    target: TargetSettings | None = None
+    level_table: DelayLevels | None = None
+    capacity: int = attrs.field(default=CAPACITY, validator=attrs.validators.ge(1))
+    disk_used: float | None = None
+
+
+@attrs.frozen(eq=False)
+class LevelRows:
+    """What waits in the levels, in the order of the log: one element a message."""
+
+    level: Int16Array
+    queue_offset: Int64Array
+    commit_log_offset: Int64Array
+    size_bytes: Int64Array
+    due_ms: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.level)
+
+
+class Picture:
+    """The store as it is found. ``is_running`` says whether a broker holds it.
+
+    Use as a context manager: the log is open meanwhile.
+    """
+
+    def __init__(self, root: StoreRoot, options: CheckOptions, *, is_running: bool) -> None:
+        self.root = root
+        self.options = options
+        self.is_running = is_running
+        self.broker = TargetSettings.from_conf(options.conf)
+        self.levels_problem: str | None = None
+        self.wheel_problem: str | None = None
+        self.log = SegmentReader(root.commit_log)
+
+    def __enter__(self) -> "Picture":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+
+    @property
+    def now_ms(self) -> int:
+        """As of when."""
+        return self.options.now_ms
+
+    def is_set(self, key: str) -> bool:
+        """Whether the broker's configuration says true."""
+        return self.options.conf.get(key, "").strip().lower() == _TRUE
+
+    def place(self, path: Path) -> str:
+        """A path as people read it: within the store."""
+        return path.relative_to(self.root.path).as_posix()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the files are those of a broker that runs, or crashed."""
+        return not self.root.was_stopped_cleanly
+
+    # --- levels -----------------------------------------------------------------------------------
+
+    @cached_property
+    def offset_files(self) -> DelayOffsets:
+        """Both files of delivery offsets, and no choice between them."""
+        return read_delay_offsets(self.root.path, OffsetsChoice.NONE)
+
+    @cached_property
+    def offsets(self) -> Mapping[int, int]:
+        """The offsets that a broker takes; none where it would not start."""
+        choice = self.offset_files.broker_choice or OffsetsChoice.NONE
+        return self.offset_files.by_choice().get(choice, {})
+
+    @cached_property
+    def level_queues(self) -> Mapping[int, LevelQueue | FormatError]:
+        """Every level's queue, or why it cannot be told."""
+        found: dict[int, LevelQueue | FormatError] = {}
+        for level in levels_with_queue(self.root.path):
+            try:
+                found[level] = open_level_queue(self.root.path, level, self.offsets.get(level))
+            except FormatError as error:
+                found[level] = error
+        return found
+
+    @cached_property
+    def gone_queues(self) -> Mapping[int, GoneQueue]:
+        """The levels whose queue has no file, though there was one."""
+        return {gone.level: gone for gone in gone_queues(self.root)}
+
+    @cached_property
+    def queues(self) -> tuple[LevelQueue, ...]:
+        """The level queues that can be told."""
+        return tuple(each for each in self.level_queues.values() if isinstance(each, LevelQueue))
+
+    @cached_property
+    def delays(self) -> LevelDelays:
+        """What the messages show of the level table."""
+        return tell_delays(self.root.path, self.queues)
+
+    def delay_ms(self, level: int) -> int | None:
+        """The delay of a level for the broker that is asked about; None when nobody knows."""
+        table = self.options.level_table
+        if table is None:
+            return self.delays.delay_ms(level)
+        return table.delay_ms(level) if level <= table.max_level else None
+
+    def level_name(self, level: int) -> str:
+        """A level with its meaning."""
+        delay_ms = self.delay_ms(level)
+        return f"level {level}" + ("" if delay_ms is None else f" ({format_delay(delay_ms)})")
+
+    @cached_property
+    def backlog(self) -> LevelBacklog | None:
+        """What is pending, what was delivered already; None with ``levels_problem``."""
+        try:
+            return read_backlog(
+                self.root.path,
+                offsets_choice=self.offset_files.broker_choice or OffsetsChoice.NONE,
+                level_table=self.delays.table,
+                after_crash=self.is_dirty,
+            )
+        except DelayStoreError as error:
+            self.levels_problem = str(error)
+            return None
+
+    @cached_property
+    def level_rows(self) -> LevelRows:
+        """What waits in the levels: without what was delivered, where that can be told."""
+        backlog = self.backlog
+        if backlog is not None:
+            return LevelRows(
+                backlog.level,
+                backlog.queue_offset,
+                backlog.commit_log_offset,
+                backlog.size_bytes.astype(np.int64),
+                backlog.due_ms,
+            )
+        parts = [self._rows_of(queue) for queue in self.queues]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else []
+        if not columns:
+            nothing = np.zeros(0, np.int64)
+            return LevelRows(nothing.astype(np.int16), nothing, nothing, nothing, nothing)
+        order = np.argsort(columns[2], kind="stable")
+        return LevelRows(*(column[order] for column in columns))
+
+    def _rows_of(self, queue: LevelQueue) -> tuple[Any, ...]:
+        waits = ~queue.is_expired(self.log.min_offset)
+        return (
+            np.full(int(waits.sum()), queue.level, np.int16),
+            queue.queue_offset[waits],
+            queue.entries.commit_log_offset[waits],
+            queue.entries.size_bytes[waits],
+            queue.due_ms[waits],
+        )
+
+    # --- wheel ------------------------------------------------------------------------------------
+
+    @cached_property
+    def has_wheel(self) -> bool:
+        """Whether a wheel was ever used here."""
+        root = self.root
+        return any(is_present(p) for p in (root.timer_wheel, root.timer_log, root.timer_queue()))
+
+    @cached_property
+    def is_hierarchical(self) -> bool:
+        """Whether what waits is told by a hierarchical wheel, and not by a wheel's files."""
+        return is_present(hierarchy_mark(self.root))
+
+    @cached_property
+    def wheel(self) -> WheelState | None:
+        """What a broker that starts now would deliver; None without a wheel, or with
+        ``wheel_problem``.
+        """
+        if not self.has_wheel:
+            return None
+        try:
+            return self.read_wheel()
+        except (FormatError, SourceError) as error:
+            self.wheel_problem = str(error)
+            return None
+
+    def read_wheel(
+        self,
+        *,
+        whole_log: bool = False,
+        now_ms: int | None = None,
+        precision_ms: int | None = None,
+        any_marker: bool = False,
+    ) -> WheelState:
+        """The wheel as such a broker finds it. Raises FormatError and SourceError."""
+        by_topic = None if any_marker else self.is_set("appendTopicForTimerDeleteKey")
+        return read_wheel_store(
+            self.root,
+            now_ms=self.now_ms if now_ms is None else now_ms,
+            precision_ms=precision_ms,
+            snapshots_on=self.is_set("timerWheelSnapshotFlush"),
+            topic_in_delete_key=by_topic,
+            whole_log=whole_log,
+            after_crash=self.is_dirty,
+        )

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks a store over and says what will go wrong: what a broker would do, and what to do about it.
+
+Only reads, also beside a running broker, and never fails because of damage: what cannot be looked
+at is a finding too. Every record that waits is read.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from message_store.base.errors import DelayStoreError, StoreLockedError
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
+from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import FindingRule, error, worst_first
+from migrate.check import broker as check_broker
+from migrate.check import files as check_files
+from migrate.check import hierarchy as check_hierarchy
+from migrate.check import level_records as check_records
+from migrate.check import levels as check_levels
+from migrate.check import offsets as check_offsets
+from migrate.check import target as check_target
+from migrate.check import time as check_time
+from migrate.check import timeline as check_timeline
+from migrate.check import timer_records as check_timer_records
+from migrate.check import topics as check_topics
+from migrate.check import undelivered as check_undelivered
+from migrate.check import wheel as check_wheel
+from migrate.check.snapshot import CheckOptions, Picture
+from migrate.check.time import Load, load_of
+from migrate.spark.write_job import Progress
+
+UNREADABLE = error(
+    "unreadable",
+    "a broker may refuse to start, or stop there",
+    "see what the sentence names; take it from a backup",
+)
+
+RULES: tuple[FindingRule, ...] = (
+    *check_broker.RULES,
+    *check_files.RULES,
+    *check_target.RULES,
+    *check_topics.RULES,
+    *check_offsets.RULES,
+    *check_levels.RULES,
+    *check_records.RULES,
+    *check_time.RULES,
+    *check_wheel.RULES,
+    *check_hierarchy.RULES,
+    *check_timer_records.RULES,
+    *check_timeline.RULES,
+    *check_undelivered.RULES,
+    UNREADABLE,
+)
+"""Every kind of finding there is."""
+
+Family = Callable[[Picture], Iterator[Finding]]
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    ("state", check_broker.check_state),
+    ("disk", check_broker.check_disk),
+    ("files", check_files.check_rows),
+    ("configuration", check_files.check_configs),
+    ("offsets", check_offsets.check_offset_files),
+    ("level queues", check_levels.check_level_queues),
+    ("offsets", check_offsets.check_offsets),
+    ("due times", check_levels.check_due_times),
+    ("recovery", check_files.check_recovery),
+    ("wheel", check_wheel.check_wheel),
+    ("wheel", check_hierarchy.check_hierarchy),
+    ("switches", check_broker.check_switches),
+    ("timeline", check_timeline.check_timeline),
+    ("metrics", check_broker.check_metrics),
+    ("conversion", check_target.check_change),
+    ("conversion", check_target.check_target),
+    ("topics", check_topics.check_topic_types),
+    ("retention", check_time.check_retention),
+    ("load", check_time.check_load),
+    ("records", check_records.check_level_records),
+    ("records", check_timer_records.check_timer_records),
+    ("deliveries", check_undelivered.check_undelivered),
+)
+
+
+@attrs.frozen(kw_only=True)
+class CheckReport:
+    """What was found, worst first, and how much is due when."""
+
+    path: str
+    now_ms: int
+    is_running: bool
+    findings: tuple[Finding, ...]
+    load: Load | None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is worse than worth knowing."""
+        return all(finding.severity is Severity.INFO for finding in self.findings)
+
+    def count(self, severity: Severity) -> int:
+        """How many findings of a severity."""
+        return sum(finding.severity is severity for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that ``check --json`` prints; keys and codes are a promise."""
+        findings = [
+            {"code": each.code, **attrs.asdict(each), "severity": each.severity.value}
+            for each in self.findings
+        ]
+        counts = {f"{severity.value}s": self.count(severity) for severity in Severity}
+        load = None if self.load is None else attrs.asdict(self.load)
+        head = {"path": self.path, "now_ms": self.now_ms, "is_running": self.is_running}
+        return {**head, **counts, "findings": findings, "load": load}
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    """No progress wanted."""
+
+
+def check_store(path: Path, options: CheckOptions, progress: Progress = _silent) -> CheckReport:
+    """Look the store under ``path`` over.
+
+    Raises SourceError for a directory that is no store, or of a kind that is not read, and
+    BadFieldError or SourceError for a configuration that no broker starts with.
+    """
+    root = StoreRoot(path)
+    unfinished = check_target.unfinished_target(root) if is_directory(root.path) else None
+    if unfinished is not None:
+        return _report(root, options, [unfinished], None, is_running=False)
+    root.require_readable()
+    is_running = _is_running(root)
+    with Picture(root, options, is_running=is_running) as picture:
+        findings: list[Finding] = []
+        for number, (name, family) in enumerate(_FAMILIES):
+            progress(f"check {name}", number, len(_FAMILIES))
+            findings += _guarded(name, family, picture)
+        try:
+            load = load_of(picture)
+        except (DelayStoreError, OSError):
+            load = None  # why is a finding by now
+        return _report(root, options, findings, load, is_running=is_running)
+
+
+def _report(
+    root: StoreRoot,
+    options: CheckOptions,
+    findings: list[Finding],
+    load: Load | None,
+    *,
+    is_running: bool,
+) -> CheckReport:
+    return CheckReport(
+        path=str(root.path),
+        now_ms=options.now_ms,
+        is_running=is_running,
+        findings=tuple(worst_first(findings)),
+        load=load,
+    )
+
+
+def _is_running(root: StoreRoot) -> bool:
+    """Whether somebody holds the store; asked for a moment only, so that nobody is kept out."""
+    try:
+        with root.shared_lock():
+            return False
+    except StoreLockedError:
+        return True
+
+
+def _guarded(name: str, family: Family, picture: Picture) -> list[Finding]:
+    """What a family finds until something cannot be read."""
+    findings: list[Finding] = []
+    try:
+        findings.extend(family(picture))
+    except (DelayStoreError, OSError) as problem:
+        findings.append(UNREADABLE.at(name, f"it cannot be looked at: {problem}"))
+    return findings

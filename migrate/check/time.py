@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What time does to messages that wait: retention deletes their log files, and too many are due in
+the same second.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS
+from message_store.base.printable import counted, iso_time, span, when
+from message_store.interface.delay_store import Finding
+from message_store.interface.finding_rules import error, info, warning
+from migrate.check.snapshot import Picture
+from timer_wheel.format.wheel_math import floor_ms
+
+_HOUR_MS = 3_600_000
+LATE_ENOUGH_MS = 1_000
+"""A shorter delay than this is nothing that anybody waits for."""
+
+RETENTION_NOW = error(
+    "retention-deletes-now",
+    "a broker judges log files by their time of change: at its next cleaning (04h, or at once on a"
+    " full disk) it deletes these files, whatever waits in them",
+    "stop the broker, give the files the time of now (`touch`), or raise fileReservedTime before it"
+    " starts",
+)
+RETENTION = error(
+    "retention-deletes-waiting",
+    "a broker deletes log files when fileReservedTime has passed since they were changed, whatever"
+    " waits in them: those messages are passed over or dropped when they are due",
+    "raise fileReservedTime above the longest wait, and see that the disk has room for it",
+)
+ROLL_RETENTION = error(
+    "roll-window-retention",
+    "a message that waits longer than the roll window is written anew once in a window; its record"
+    " is deleted before that",
+    "keep fileReservedTime above timerRollWindowSlot × timerPrecisionMs",
+)
+PEAK = warning(
+    "peak-over-capacity",
+    "they are delivered one after the other: the last of them late",
+    "spread the due times, or see what the broker really delivers in a second and say it with"
+    " --capacity",
+)
+OVERDUE = info(
+    "overdue",
+    "a broker delivers them as soon as it starts",
+    "have consumers ready",
+)
+
+RULES = (RETENTION_NOW, RETENTION, ROLL_RETENTION, PEAK, OVERDUE)
+
+
+@attrs.frozen(eq=False)
+class Deliveries:
+    """Everything that waits: where its record is, and when a broker needs it at the latest.
+
+    What will roll is needed when its slot is over, and is written anew then.
+    """
+
+    commit_log_offset: NDArray[np.int64]
+    needed_ms: NDArray[np.int64]
+    is_final: NDArray[np.bool_]
+
+    @property
+    def due_ms(self) -> NDArray[np.int64]:
+        """When messages go to their topics, those that will roll left out."""
+        return self.needed_ms[self.is_final]
+
+
+def deliveries_of(picture: Picture) -> Deliveries:
+    """What waits in levels and on the wheel; entries without a due time are due now."""
+    rows = picture.level_rows
+    due_ms = np.where(rows.due_ms > PLAUSIBLE_DUE_MS, rows.due_ms, picture.now_ms)
+    offsets, finals = [rows.commit_log_offset], [np.ones(len(rows), np.bool_)]
+    times = [due_ms.astype(np.int64)]
+    if picture.wheel is not None:
+        timers = picture.wheel.pending
+        offsets.append(timers.commit_log_offset)
+        times.append(timers.slot_time_ms + picture.wheel.precision_ms)
+        finals.append(~timers.is_roll)
+    columns: list[Any] = [np.concatenate(part) for part in (offsets, times, finals)]
+    return Deliveries(*columns)
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def check_retention(picture: Picture) -> Iterator[Finding]:
+    """Messages whose log file a broker may delete before it needs them."""
+    retention_ms = picture.broker.retention_hours * _HOUR_MS
+    found, now_ms = deliveries_of(picture), picture.now_ms
+    segments = picture.log.segments
+    if not segments:
+        return
+    starts = np.array([segment.start_offset for segment in segments], np.int64)
+    # The last file is never deleted; the next record may end it, and then its time is now.
+    changed_ms = np.array([segment.modified_ns // 1_000_000 for segment in segments], np.int64)
+    changed_ms[-1] = max(int(changed_ms[-1]), now_ms)
+    deleted_ms = changed_ms + retention_ms
+    place = np.searchsorted(starts, found.commit_log_offset, side="right") - 1
+    in_log = place >= 0
+    in_danger = in_log & (found.needed_ms > np.maximum(deleted_ms[place], now_ms))
+    is_now = in_danger & (deleted_ms[place] <= now_ms)
+    hours = picture.broker.retention_hours
+    for rule, chosen in ((RETENTION_NOW, is_now), (RETENTION, in_danger & ~is_now)):
+        if chosen.any():
+            first = int(place[chosen].min())
+            files = len(np.unique(place[chosen]))
+            at = when(int(deleted_ms[first]), now_ms)
+            waiting = counted(int(chosen.sum()), "message waits", "messages wait")
+            told = (
+                f"{waiting} in {counted(files, 'log file')} for longer than those are kept;"
+                f" fileReservedTime {hours} h is over for the first of them at {at}"
+            )
+            yield rule.at(picture.place(segments[first].path), told)
+    yield from _roll_window(picture, retention_ms)
+
+
+def _roll_window(picture: Picture, retention_ms: int) -> Iterator[Finding]:
+    settings = picture.broker
+    window_ms = settings.roll_window_slots * settings.precision_ms
+    if picture.has_wheel and retention_ms <= window_ms:
+        told = f"the roll window is {span(window_ms)}, log files are kept for {span(retention_ms)}"
+        yield ROLL_RETENTION.at("the broker's configuration", told)
+
+
+# --- load -----------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Load:
+    """How much is due when, against a capacity: the second with the most messages, and the most
+    that a message will be late, with when that is.
+    """
+
+    waiting: int
+    overdue: int
+    peak_messages: int
+    peak_ms: int | None
+    lateness_ms: int
+    latest_ms: int | None
+    capacity: int
+
+
+def predict_load(due_ms: NDArray[np.int64], now_ms: int, capacity: int) -> Load:
+    """The load, second by second; what is overdue comes now.
+
+    >>> load = predict_load(np.full(50_000, 10_000), now_ms=0, capacity=20_000)
+    >>> load.peak_messages, load.lateness_ms
+    (50000, 2500)
+    """
+    if not len(due_ms):
+        return Load(0, 0, 0, None, 0, None, capacity)
+    seconds, counts = np.unique(np.maximum(due_ms, now_ms) // 1000, return_counts=True)
+    # What is left of earlier seconds when a second begins: a queue that empties at its capacity.
+    done = np.cumsum(counts)
+    idle = seconds * capacity - (done - counts)
+    behind = np.maximum.accumulate(idle)
+    left = done + behind - seconds * capacity
+    worst = int(left.argmax())
+    most = int(counts.argmax())
+    return Load(
+        waiting=len(due_ms),
+        overdue=int((due_ms <= now_ms).sum()),
+        peak_messages=int(counts[most]),
+        peak_ms=int(seconds[most]) * 1000,
+        lateness_ms=int(left[worst]) * 1000 // capacity,
+        latest_ms=int(seconds[worst]) * 1000,
+        capacity=capacity,
+    )
+
+
+def load_of(picture: Picture) -> Load:
+    """The load of everything that waits."""
+    return predict_load(deliveries_of(picture).due_ms, picture.now_ms, picture.options.capacity)
+
+
+def check_load(picture: Picture) -> Iterator[Finding]:
+    """Too much in one second; what is overdue."""
+    load = load_of(picture)
+    if load.overdue and not picture.is_running:
+        took = span(max(1000, load.overdue * 1000 // load.capacity))
+        told = counted(load.overdue, "message is", "messages are")
+        yield OVERDUE.at(picture.root.path, f"{told} overdue; that takes about {took}")
+    # A capacity is of whole seconds: what fits one is not late.
+    late_ms = load.lateness_ms - LATE_ENOUGH_MS
+    if late_ms > 0 and load.peak_ms is not None and load.latest_ms is not None:
+        peak = iso_time(floor_ms(load.peak_ms, 1000))
+        told = (
+            f"{counted(load.peak_messages, 'message is', 'messages are')} due in the second of"
+            f" {peak}, and a broker delivers about {load.capacity:,}"
+        )
+        yield PEAK.at(peak, told, more=f"about {span(late_ms + LATE_ENOUGH_MS)} late")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stores can be changed in place: what would lose or repeat messages is refused, by name.
+
+Nothing is put on the wheel: appended records are for the broker to place, which begins behind what
+it placed last. So all depends on where that is.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+
+from legacy_levels.backlog.cut_queues import cut_queues_of
+from legacy_levels.backlog.queues import levels_with_queue
+from legacy_levels.backlog.reconcile import find_indexed_end
+from legacy_levels.neutral_units import is_message
+from message_store.base.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
+from message_store.base.printable import counted
+from message_store.files.segments import (
+    SegmentReader,
+    list_directories,
+    list_segments,
+    require_appendable,
+)
+from message_store.files.small_files import is_present, read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import BLANK_RECORD
+from message_store.reading.commit_log import find_log_end, first_store_times
+from message_store.reading.consume_queue import read_last_unit, read_queue
+from message_store.writing.cut_log import require_whole_log
+from message_store.writing.root import queue_file_bytes
+from message_store.writing.settings import StoreSettings
+from migrate.changes.note import Ends
+from migrate.settings import TargetSettings
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
+from timer_wheel.format.timer_log import read_units
+from timer_wheel.format.wheel_file import all_slots, snapshots
+from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.reading.timer_queue import noted_queue_offset
+from timer_wheel.reading.wheel_reader import guess_precision
+
+Conf = Mapping[str, str]
+
+_REPLICAS = "an append to one copy alone takes the copies apart"
+_REFUSED_SETTINGS = {
+    "brokerRole": ("SLAVE", "a slave's store: change its master's, and copy that anew"),
+    "enableDLegerCommitLog": ("true", f"a DLedger group: {_REPLICAS}"),
+    "enableControllerMode": ("true", f"a group with a controller: {_REPLICAS}"),
+    "duplicationEnable": ("true", f"a broker that duplicates: {_REPLICAS}"),
+    "storeType": ("defaultRocksDB", "consume queues in RocksDB, which cannot be appended to"),
+    "enableConsumeQueueExt": ("true", "queues with extension units, which cannot be appended to"),
+    "timerWheelEnable": ("false", "a broker without a wheel: nothing would be delivered"),
+    "timerStopEnqueue": ("true", "a broker that places nothing: nothing would be delivered"),
+    "timerStopDequeue": ("true", "a broker whose wheel stands still: nothing would be delivered"),
+    "timerRocksDBEnable": (
+        "true",
+        "a timeline in RocksDB, which takes two messages with one key for one",
+    ),
+}
+_RECOVERED_FILES = 3
+_MOST_READ_BYTES = 64 << 20
+"""No record is longer; a damaged length may say anything."""
+"""So many log files a broker looks through after a clean stop, older versions most."""
+_INSTEAD = (
+    "do not start a broker here, and convert into a fresh store with --on-bad-record quarantine"
+)
+_REPLICA_FILES = {
+    "epochFileCheckpoint": f"a group with a controller: {_REPLICAS}",
+    "brokerIdentity": f"a group with a controller: {_REPLICAS}",
+}
+_REFUSED_QUEUES = {
+    "consumequeue_ext": "extension units of consume queues (enableConsumeQueueExt)",
+    "batchconsumequeue": "batch consume queues",
+}
+
+
+def refuse_settings(conf: Conf, root: StoreRoot) -> None:
+    """Raise UnsupportedStoreError for a broker with which a change in place would lose or repeat
+    messages, OptionsError for one that would not start on this store.
+    """
+    for key, (value, reason) in _REFUSED_SETTINGS.items():
+        if conf.get(key, "").strip().lower() == value.lower():
+            raise UnsupportedStoreError(f"{key}={value}: {reason}; {root.path} was not changed")
+    sizes = file_sizes(root)
+    for key, size in (
+        ("mappedFileSizeCommitLog", sizes.commit_log_file_bytes),
+        ("mappedFileSizeConsumeQueue", sizes.queue_file_bytes),
+    ):
+        stated = conf.get(key)
+        if stated is not None and stated.strip() != str(size):
+            raise OptionsError(
+                f"{key}={stated}, where {root.path} has files of {size}: a broker with this"
+                " setting would not start on it"
+            )
+
+
+def refuse_store(root: StoreRoot) -> None:
+    """Raise SourceError, mostly UnsupportedStoreError, for a directory that cannot be changed in
+    place.
+    """
+    root.require_readable()
+    root.require_log()
+    require_whole_log(root)
+    for cut in cut_queues_of(root):
+        raise SourceError(
+            f"{cut}; open it with `delaywheel run` first, which takes them from the log, or convert"
+            " into a fresh store"
+        )
+    for name, reason in _REPLICA_FILES.items():
+        if is_present(root.path / name):
+            raise UnsupportedStoreError(f"{root.path / name}: {reason}")
+    for name, what in _REFUSED_QUEUES.items():
+        if _has_segments(root, name):
+            raise UnsupportedStoreError(f"{root.path / name}: {what}: cannot be changed in place")
+    file_sizes(root)
+
+
+def _has_segments(root: StoreRoot, name: str) -> bool:
+    return any(
+        list_segments(queue)
+        for topic in list_directories(root.path / name)
+        for queue in list_directories(topic)
+    )
+
+
+def file_sizes(root: StoreRoot) -> StoreSettings:
+    """The sizes of the store's files, a broker's defaults where it has none.
+
+    Raises SourceError for a row that cannot be appended to.
+    """
+    defaults = StoreSettings()
+    log_bytes = require_appendable(list_segments(root.commit_log), defaults.commit_log_file_bytes)
+    return StoreSettings(
+        commit_log_file_bytes=log_bytes, queue_file_bytes=queue_file_bytes(root, defaults)
+    )
+
+
+def _problem_at(log: SegmentReader, offset: int) -> str:
+    """Why no record can be read here, in the words of ``pending`` and of a conversion."""
+    segment = log.segment_at(offset)
+    room = 0 if segment is None else segment.start_offset + segment.length_bytes - offset
+    try:
+        head = BLANK_RECORD.decode_at(log.read_at(offset, min(room, BLANK_RECORD.size)), 0)
+        size_bytes = min(max(head["size_bytes"], BLANK_RECORD.size), room, _MOST_READ_BYTES)
+        decode_message_at(log.read_at(offset, size_bytes))
+    except FormatError as error:
+        return error.problem
+    return "a record that belongs elsewhere"
+
+
+def refuse_damage(root: StoreRoot) -> None:
+    """Raise SourceError for a log that a starting broker cuts off within what its queues know: all
+    that is appended would go with the rest.
+    """
+    with SegmentReader(root.commit_log) as log:
+        indexed = find_indexed_end(root.path, log).log_offset
+        start = _recovered_from(root, log)
+        found = find_log_end(log, from_offset=start, known_end=indexed)
+        if found.damaged_places:
+            place = found.damaged_places[0]
+            raise SourceError(
+                f"{root.commit_log}: log offset {place} cannot be read: {_problem_at(log, place)}."
+                " A broker takes that for the log's end when it starts, and cuts off"
+                f" what is behind it, what would be appended too; {_INSTEAD}"
+            )
+    if not root.was_stopped_cleanly:
+        return  # what queues have beyond the log is then cut off before anything is planned
+    queues = [root.timer_queue(), *map(root.level_queue, levels_with_queue(root.path))]
+    for queue in queues:
+        unit = read_last_unit(queue)
+        ends = unit["commit_log_offset"].astype(np.int64) + unit["size_bytes"]
+        if int(ends[is_message(unit)].max(initial=0)) > found.log_end:
+            raise SourceError(
+                f"{queue}: leads behind the end of the log, {found.log_end:,}: a broker cuts such"
+                f" entries off when it starts; {_INSTEAD}"
+            )
+
+
+def _recovered_from(root: StoreRoot, log: SegmentReader) -> int:
+    """From which file on a broker looks through the log when it starts, at the earliest."""
+    if not log.segments:
+        return log.min_offset
+    start = log.segments[-_RECOVERED_FILES:][0].start_offset
+    if root.was_stopped_cleanly:
+        return start
+    checkpoint = StoreCheckpoint.decode(read_small_file(root.checkpoint) or b"")
+    passed = [at for at, ms in first_store_times(log) if ms <= checkpoint.recover_from_ms]
+    return min(start, max(passed, default=log.min_offset))
+
+
+def read_ends(root: StoreRoot) -> Ends:
+    """Where log and timer queue end, and what the wheel has taken in; nothing is changed."""
+    with SegmentReader(root.commit_log) as log:
+        log_end = find_log_end(log).log_end
+    queue = read_queue(root.timer_queue(), from_queue_offset=LONG_MAX)
+    digest = hashlib.sha256(
+        read_small_file(root.config_file(TIMER_CHECKPOINT_NAME)) or b"\0" * 4096
+    )
+    with SegmentReader(root.timer_log) as timer_log:
+        last = timer_log.segments[-1].start_offset if timer_log.segments else 0
+        digest.update(str(read_units(timer_log, last).end_position).encode())
+    return Ends(log_end=log_end, timer_queue_end=queue.queue_max, wheel=digest.hexdigest())
+
+
+@attrs.frozen
+class OwnWheel:
+    """What the store's own wheel means for messages that are appended: not before
+    ``read_time_ms``; and what is to be said of it.
+    """
+
+    read_time_ms: int
+    warnings: tuple[str, ...]
+
+
+def check_wheel(
+    root: StoreRoot, settings: TargetSettings, ends: Ends, *, is_ours_and_unopened: bool
+) -> OwnWheel:
+    """Raise UnsupportedStoreError when appended messages would be lost or others repeated.
+
+    ``is_ours_and_unopened``: the queue was filled by us, and no broker has looked at it since.
+    """
+    refuse_waiting_timeline(root)
+    checkpoint = read_timer_checkpoint(root)
+    with SegmentReader(root.timer_log) as timer_log, SegmentReader(root.commit_log) as log:
+        units = read_units(timer_log)
+        resume = noted_queue_offset(root, log, units, checkpoint)
+    queue_end = ends.timer_queue_end
+    if queue_end and not len(units) and not is_ours_and_unopened:
+        told = counted(queue_end, "entry", "entries")
+        raise UnsupportedStoreError(
+            f"{root.timer_log}: has no units, where {root.timer_queue()} has {told}:"
+            " a broker would place again what it delivered, or nothing"
+        )
+    if len(units) and checkpoint.master_queue_offset == 0:
+        raise UnsupportedStoreError(
+            f"{root.config_file(TIMER_CHECKPOINT_NAME)}: is missing or empty, where the timer log"
+            " has units: a broker would place again what it delivered"
+        )
+    if resume > queue_end:
+        raise UnsupportedStoreError(
+            f"{root.timer_queue()}: ends at {queue_end:,}, where the wheel took in {resume:,}"
+            " entries: it would pass over what is appended"
+        )
+    warnings = []
+    if len(units):
+        precision_ms = guess_precision(units, all_slots(root))
+        if precision_ms != settings.precision_ms:
+            raise OptionsError(
+                f"the store's own wheel has a precision of {precision_ms} ms, not"
+                f" {settings.precision_ms}: --precision-ms, or timerPrecisionMs of --target-conf"
+            )
+        if snapshots(root):
+            warnings.append("the wheel is kept in snapshots: keep timerWheelSnapshotFlush=true")
+    return OwnWheel(checkpoint.last_read_time_ms, tuple(warnings))

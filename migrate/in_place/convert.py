@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversion of a store in place: timer records are appended to its own log, its own broker puts
+them on its wheel, and the offsets of its levels move past what was converted.
+
+The order is what makes a stop harmless: copies of the small files and a note of what is to come;
+records, all or none; entries of the timer queue, all or none; both durable; then the offsets, the
+file that a broker takes last. Before the offsets move, a message waits in both places, and is
+delivered twice if a broker is started; at no moment does it wait in none.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from legacy_levels.backlog.backlog import read_backlog
+from message_store.base.clock import SystemClock, stopwatch_s
+from message_store.base.errors import DelayStoreError, OptionsError, PlanError
+from message_store.files.segments import SegmentReader, list_segments
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.format.dialect import Dialect
+from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
+from message_store.reading.unfinished_change import UNDOING
+from message_store.writing.store import LiveStore
+from migrate.changes.note import (
+    IN_PLACE,
+    Change,
+    all_changes_of,
+    begin_change,
+    put_offsets,
+    unfinished_change,
+)
+from migrate.changes.undo import (
+    drop,
+    finish,
+    forget_our_abort,
+    is_ours,
+    opened_store,
+    refuse_moved,
+    undo,
+)
+from migrate.in_place.checks import (
+    Conf,
+    file_sizes,
+    refuse_damage,
+    refuse_settings,
+    refuse_store,
+)
+from migrate.in_place.flags import options_as_flags
+from migrate.in_place.plan import InPlacePlan, plan_in_place
+from migrate.in_place.report import CONTINUED, DONE, NOTHING, PLANNED, UNFINISHED, InPlaceReport
+from migrate.in_place.timer_records import TimerRecords
+from migrate.quarantine.keep import keep_bad_records, list_bad_records
+from migrate.report.report import Seconds
+from migrate.settings import WHEEL, ConvertOptions
+from migrate.spark.write_job import Progress
+from migrate.write.owner import give_away, require_owner
+
+_NO_SECONDS = Seconds(spark_start=0.0, plan=0.0, write=0.0, seal=0.0, total=0.0)
+
+
+def _silent(_stage: str, _done: int, _total: int) -> None:
+    """No progress wanted."""
+
+
+def convert_in_place(
+    options: ConvertOptions,
+    *,
+    confs: Iterable[Conf] = (),
+    execute: bool = False,
+    progress: Progress = _silent,
+) -> InPlaceReport:
+    """Plan, and with ``execute`` do, the conversion of ``options.source`` within itself.
+
+    ``confs`` are the configurations of its brokers, old and new, as far as they are known. A run
+    that was stopped is continued by the next with the same options. Raises SourceError for a store
+    with which this would be unsafe (the sentence says why), OptionsError, BadRecordsError,
+    PlanError where an unfinished run stands in the way, and TargetError; see docs/MIGRATING.md.
+    """
+    run = _InPlace(options, progress)
+    run.check(confs)
+    if not execute:
+        with run.root.shared_lock():
+            return run.plan_only()
+    require_owner(run.root)
+    lock = run.root.take_lock()
+    try:
+        return run.execute(lock)
+    finally:
+        lock.release()
+
+
+class _InPlace:
+    """One run."""
+
+    def __init__(self, options: ConvertOptions, progress: Progress) -> None:
+        self.options = attrs.evolve(options, target=options.source)
+        self.root = StoreRoot(options.source)
+        self.progress = progress
+        self.clock_ms = SystemClock().now_ms()
+        self.started_s = stopwatch_s()
+
+    def check(self, confs: Iterable[Conf]) -> None:
+        """Refuse what a glance can tell."""
+        options = self.options
+        if options.only_topics:
+            raise OptionsError(
+                "--only-topic cannot be done in place: a level has one offset, so that what is left"
+                " out between would be delivered twice or never; convert into a fresh store"
+            )
+        if options.whole_log:
+            raise OptionsError(
+                "--whole-log cannot be done in place: messages that no queue knows have no offset"
+                " to move past; convert into a fresh store"
+            )
+        if options.to != WHEEL:
+            raise OptionsError("--to says nothing in place: a store stays its own broker's")
+        if options.levels_only:
+            raise OptionsError("--levels-only says nothing in place: the store keeps its own wheel")
+        if options.now_ms is not None and options.now_ms > self.clock_ms:
+            raise OptionsError("--now is later than this machine's clock")
+        refuse_store(self.root)
+        for conf in confs:
+            refuse_settings(conf, self.root)
+
+    def plan_only(self) -> InPlaceReport:
+        """What ``execute`` would do."""
+        if change := unfinished_change(self.root):
+            self._require_same(change)
+            refuse_moved(self.root, change)
+            return InPlaceReport.from_json(change.report, UNFINISHED)
+        planned = self._plan()
+        return planned.report(NOTHING if planned.is_empty else PLANNED, self._seconds(0.0))
+
+    def execute(self, lock: StoreLock) -> InPlaceReport:
+        """Do it, or go on with it; ``lock`` is the store's, and is given up."""
+        forget_our_abort(self.root, all_changes_of(self.root))
+        if change := unfinished_change(self.root):
+            self._require_same(change)
+            refuse_moved(self.root, change)
+            if report := self._go_on(change, lock):
+                return report
+            lock = self.root.take_lock()
+        try:
+            if not self.root.was_stopped_cleanly and self.options.after_crash:
+                lock = self._recover(lock)
+            planned = self._plan()
+            if planned.is_empty:
+                return planned.report(NOTHING, self._seconds(0.0))
+            return self._convert(planned, lock)
+        finally:
+            lock.release()
+
+    # --- beginning and going on -------------------------------------------------------------------
+
+    def _plan(self) -> InPlacePlan:
+        return plan_in_place(
+            self.root, self.options, clock_ms=self.clock_ms, progress=self.progress
+        )
+
+    def _seconds(self, planned_s: float) -> Seconds:
+        total = stopwatch_s() - self.started_s
+        plan = planned_s or total
+        return Seconds(spark_start=0.0, plan=plan, write=total - plan, seal=0.0, total=total)
+
+    def _asked(self) -> dict[str, Any]:
+        options = self.options
+        table = options.level_table
+        return {
+            "settings": attrs.asdict(options.settings),
+            "only_levels": sorted(options.only_levels),
+            "on_bad_record": options.on_bad_record,
+            "offsets": options.offsets,
+            "given_level_table": None if table is None else table.text(),
+        }
+
+    def _require_same(self, change: Change) -> None:
+        """Raise PlanError unless an unfinished change is of this very kind."""
+        if change.kind != IN_PLACE or change.state == UNDOING:
+            raise PlanError(
+                f"{self.root.path}: {change.kind} was stopped while it was {change.state};"
+                " finish that first: give the same command again, or roll it back"
+            )
+        asked = self._asked()
+        if differs := [name for name, value in asked.items() if change.asked[name] != value]:
+            raise PlanError(
+                f"{self.root.path}: an unfinished run was asked for something else (differs in:"
+                f" {', '.join(differs)}); repeat that command, or roll it back"
+            )
+
+    def _go_on(self, change: Change, lock: StoreLock) -> InPlaceReport | None:
+        """Finish a change whose records are all in the log; else take it back, and answer None."""
+        self.progress("continue", 0, 1)
+        with opened_store(self.root, lock, change) as store:
+            if not is_ours(store, self.root, change):
+                raise PlanError(
+                    f"{self.root.path}: its log holds what an unfinished run did not put there; the"
+                    f" change can neither be finished nor undone; what it was is in"
+                    f" {change.directory}, which can be removed to give the change up"
+                )
+            if store.log.end != change.after.log_end:
+                undo(store, self.root, change)
+                return None
+            # Opening the store has given the queue what entries it lacked.
+            self._let_levels_go(store, change)
+        self.progress("continue", 1, 1)
+        return InPlaceReport.from_json(change.report, CONTINUED)
+
+    def _recover(self, lock: StoreLock) -> StoreLock:
+        """After a crash: give log and queues their ends, as a broker would, and leave the store one
+        that has crashed. Returns the lock, taken anew.
+        """
+        self.progress("recover", 0, 1)
+        refuse_damage(self.root)  # which recovery would make the log's end
+        backlog = read_backlog(
+            self.root.path,
+            offsets_choice=self.options.offsets,
+            level_table=self.options.level_table,
+            after_crash=True,
+        )
+        abort, checkpoint = (read_small_file(p) for p in (self.root.abort, self.root.checkpoint))
+        LiveStore(
+            self.root,
+            lock,
+            clock=SystemClock(),
+            dialect=_dialect(backlog.offsets.dialect),
+            settings=file_sizes(self.root),
+            levels=backlog.level_table,
+        ).abandon()
+        for path, content in ((self.root.checkpoint, checkpoint), (self.root.abort, abort)):
+            if content is not None:
+                replace_file(path, content)
+        give_away([self.root.abort, self.root.checkpoint], like=self.root.commit_log)
+        self.progress("recover", 1, 1)
+        return self.root.take_lock()
+
+    # --- doing it ---------------------------------------------------------------------------------
+
+    def _convert(self, planned: InPlacePlan, lock: StoreLock) -> InPlaceReport:
+        planned_s = stopwatch_s() - self.started_s
+        change = self._begin(planned)
+        report = planned.report(DONE, _NO_SECONDS, change.directory)
+        with self._opened(change, lock) as store:
+            self._check_ends(store, planned, change)
+            try:
+                self._append(store, planned, change)
+            except DelayStoreError:
+                with suppress(DelayStoreError):  # what could not be undone is undone next time
+                    undo(store, self.root, change)
+                raise
+            self._let_levels_go(store, change)
+        seconds = self._seconds(planned_s)
+        return attrs.evolve(report, conversion=attrs.evolve(report.conversion, seconds=seconds))
+
+    @contextmanager
+    def _opened(self, change: Change, lock: StoreLock) -> Iterator[LiveStore]:
+        """The store, open for appending; where it does not open, the change never was."""
+        with ExitStack() as stack:
+            try:
+                store = stack.enter_context(opened_store(self.root, lock, change))
+            except DelayStoreError:
+                with suppress(DelayStoreError):
+                    drop(self.root, change)
+                raise
+            yield store
+
+    def _begin(self, planned: InPlacePlan) -> Change:
+        backlog, queue = planned.backlog, self.root.timer_queue()
+        change = begin_change(
+            self.root,
+            kind=IN_PLACE,
+            now_ms=planned.plan.now_ms,
+            before=planned.before,
+            after=planned.after,
+            offsets_after=planned.moved_text,
+            asked={
+                **self._asked(),
+                "flags": options_as_flags(self.options),
+                "level_table": backlog.level_table.text(),
+                "dialect": _dialect(backlog.offsets.dialect).value,
+                "timer_queue_files": [segment.path.name for segment in list_segments(queue)],
+                "level_queue_ends": planned.offsets,
+            },
+            report=planned.report(DONE, self._seconds(0.0)).as_json(),
+        )
+        bad = planned.amendments.bad
+        aside = StoreRoot(change.directory)
+        list_bad_records(aside, keep_bad_records(self.root, aside, backlog, bad))
+        return change
+
+    def _check_ends(self, store: LiveStore, planned: InPlacePlan, change: Change) -> None:
+        """Raise PlanError where the open store ends elsewhere than the one that was read."""
+        ends = store.log.end, store.queue(TIMER_TOPIC, 0).max_offset
+        places = {
+            level: store.queue(LEVEL_TOPIC, level - 1).max_offset for level in planned.offsets
+        }
+        if ends == (change.before.log_end, change.before.timer_queue_end) and (
+            places == planned.offsets
+        ):
+            return
+        drop(self.root, change)
+        raise PlanError(
+            f"{self.root.path}: messages are in its log that their queues did not know; start its"
+            " broker once more, stop it, and begin anew"
+        )
+
+    def _append(self, store: LiveStore, planned: InPlacePlan, change: Change) -> None:
+        """Put records and entries in their places, durably. Raises PlanError, TargetError."""
+        queue = store.queue(TIMER_TOPIC, 0)
+        plan, count = planned.plan, len(planned.plan)
+        with SegmentReader(self.root.commit_log) as log:
+            records = TimerRecords(
+                log, self.root, plan, planned.outs_ms, change.before.timer_queue_end
+            )
+
+            def fill(rows: slice, positions: Any, target: int) -> None:
+                records.fill(rows, positions, target)
+                self.progress("write", rows.stop, count)
+
+            positions = store.log.append_rows(plan.target_sizes, fill)
+        store.sync_log()
+        queue.append(records.units(positions))
+        store.sync_queues()
+        if store.log.end != change.after.log_end:
+            raise PlanError(f"{self.root.path}: the log ends at {store.log.end}, not as planned")
+        give_away(self._new_paths(store), like=self.root.commit_log)
+
+    def _new_paths(self, store: LiveStore) -> list[Path]:
+        queue, segments = self.root.timer_queue(), store.log.segments
+        return [
+            *(segments.path_of(start) for start in segments.starts),
+            *(segment.path for segment in list_segments(queue)),
+            *(path for path in (queue, queue.parent, self.root.lock) if path.exists()),
+        ]
+
+    def _let_levels_go(self, store: LiveStore, change: Change) -> None:
+        """The point of no return: from here on the wheel alone delivers."""
+        store.sync_log()
+        store.sync_queues()
+        self.progress("offsets", 0, 1)
+        put_offsets(self.root, change)
+        finish(self.root, change)
+        self.progress("offsets", 1, 1)
+
+
+def _dialect(handwriting: Any) -> Dialect:
+    return Dialect.ROCKETMQ_5_5 if handwriting is None else Dialect(handwriting.value)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a change in place: which messages, when due, how large, to where; nothing is written.
+
+The records are made once and thrown away, so that what cannot be converted is known beforehand.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from message_store.base.errors import (
+    BadRecordsError,
+    OptionsError,
+    TargetError,
+    UncleanStoreError,
+)
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.kernels.batch import place_records
+from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.reading.unfinished_change import DONE
+from migrate.changes.moved_offsets import moved_offsets
+from migrate.changes.note import IN_PLACE, Ends, changes_of
+from migrate.in_place.checks import (
+    OwnWheel,
+    check_wheel,
+    file_sizes,
+    read_ends,
+    refuse_damage,
+)
+from migrate.in_place.report import InPlaceReport
+from migrate.in_place.timer_records import Int64Array, TimerRecords
+from migrate.look.choices import require_queues
+from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
+from migrate.plan.run_request import request_of
+from migrate.report.books import bad_records, conversion_report
+from migrate.report.report import ConversionReport, Seconds
+from migrate.settings import ConvertOptions
+from migrate.source.retired_source import retired_warnings
+from migrate.source.source_warnings import source_warnings
+from migrate.spark.write_job import Progress
+from migrate.write.disk_room import disk_warnings, free_bytes
+from migrate.write.part import Receipt
+from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
+from timer_wheel.placing import OVERDUE_SLOTS
+
+_HOUR_MS = 3_600_000
+_BROKER_CONF = (
+    "timerWheelEnable",
+    "timerRocksDBEnable",
+    "timerPrecisionMs",
+    "mappedFileSizeCommitLog",
+    "mappedFileSizeConsumeQueue",
+    "maxMessageSize",
+)
+"""What a store that was changed in place depends on."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class InPlacePlan:
+    """Everything about a change before its first byte: ``outs_ms`` is when each message leaves the
+    wheel, ``offsets`` where each level that moves will stand.
+    """
+
+    options: ConvertOptions
+    backlog: LevelBacklog
+    plan: Plan
+    amendments: Amendments
+    outs_ms: Int64Array
+    before: Ends
+    after: Ends
+    offsets: dict[int, int]
+    bytes_read: int
+    warnings: tuple[str, ...]
+    request: dict[str, Any]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no message to move, and none to be set aside."""
+        return not len(self.plan) and not self.amendments.bad
+
+    @property
+    def moved_text(self) -> bytes:
+        """The delayOffset.json of the end."""
+        return moved_offsets(self.backlog.offsets, self.offsets, self.plan.now_ms)
+
+    @property
+    def open_before_ms(self) -> int | None:
+        """Until when a broker must have opened the store: then the first slot leaves its wheel."""
+        if not len(self.plan):
+            return None
+        settings = self.plan.settings
+        wheel_ms = int(self.outs_ms.min()) + (SLOTS_TOTAL - MARGIN_SLOTS) * settings.precision_ms
+        if self.after.log_end - self.backlog.log_min <= settings.commit_log_file_bytes:
+            return wheel_ms
+        return min(wheel_ms, self.plan.now_ms + settings.retention_hours * _HOUR_MS)
+
+    def report(self, state: str, seconds: Seconds, backup: Path | None = None) -> InPlaceReport:
+        """The report, as it is known before and as it stays afterwards."""
+        return InPlaceReport(
+            conversion=self._conversion(seconds),
+            state=state,
+            log_from=self.before.log_end,
+            log_to=self.after.log_end,
+            queue_from=self.before.timer_queue_end,
+            queue_to=self.after.timer_queue_end,
+            offsets=self.offsets,
+            backup=None if backup is None else str(backup),
+        )
+
+    def _conversion(self, seconds: Seconds) -> ConversionReport:
+        plan, chosen = self.plan, chosen_by_level(self.options, self.backlog)
+        receipt = Receipt(
+            identity=plan.identity,
+            part=0,
+            count=len(plan),
+            bytes_read=self.bytes_read,
+            log_crc=0,
+            units_crc=0,
+            largest_record_bytes=int(plan.target_sizes.max(initial=0)),
+            topics=[],
+            bad={},
+            odd_sizes={},
+        )
+        report = conversion_report(
+            self.options, self.backlog, chosen, plan, self.amendments, [receipt], seconds,
+            self.request,
+        )  # fmt: skip
+        return attrs.evolve(
+            report,
+            open_before_ms=self.open_before_ms,
+            bytes_written=int(plan.target_sizes.sum()) + len(plan) * QUEUE_UNIT.size,
+            broker_conf={key: report.broker_conf[key] for key in _BROKER_CONF
+                         if key in report.broker_conf},
+            warnings=(*self.warnings, *report.warnings),
+        )  # fmt: skip
+
+
+def chosen_by_level(options: ConvertOptions, backlog: LevelBacklog) -> np.ndarray[Any, Any]:
+    """Which pending messages are of a chosen level, as a mask. Raises OptionsError."""
+    if not options.only_levels:
+        return np.ones(len(backlog), np.bool_)
+    known = {counts.level for counts in backlog.counts}
+    require_queues(StoreRoot(options.source), options.only_levels, known)
+    return np.isin(backlog.level, np.array(options.only_levels))
+
+
+def plan_in_place(
+    root: StoreRoot, options: ConvertOptions, *, clock_ms: int, progress: Progress
+) -> InPlacePlan:
+    """Plan a change of a store that nobody writes to.
+
+    Raises SourceError, OptionsError, BadRecordsError (under ``on_bad_record="fail"``), and
+    TargetError for a disk without room.
+    """
+    if not root.was_stopped_cleanly and not options.after_crash:
+        raise UncleanStoreError(
+            f"{root.abort}: the broker is running or has crashed; stop it cleanly, or use"
+            " --after-crash, which leaves out what was already delivered"
+        )
+    progress("plan", 0, 1)
+    refuse_damage(root)
+    backlog = read_backlog(
+        root.path,
+        offsets_choice=options.offsets,
+        level_table=options.level_table,
+        after_crash=options.after_crash,
+    )
+    now_ms = clock_ms if options.now_ms is None else options.now_ms
+    if now_ms < backlog.newest_store_ms:
+        raise OptionsError(
+            f"now ({now_ms}) lies before the newest message of the log"
+            f" ({backlog.newest_store_ms}): the times of a log must not go back"
+        )
+    ends = read_ends(root)
+    wheel = _check_wheel(root, options, ends)
+    warnings = [
+        *retired_warnings(root, options.only_levels),
+        *source_warnings(root, whole_log=False, is_in_place=True),
+        *wheel.warnings,
+    ]
+    if wheel.read_time_ms > now_ms:
+        warnings.append("the store's own wheel stands later than now: due messages wait for it")
+    planner = _Planner(root, options, backlog, now_ms, wheel, ends.timer_queue_end, progress)
+    plan, amendments, outs_ms = planner.make()
+    _require_room(root, plan)
+    progress("plan", 1, 1)
+    return InPlacePlan(
+        options=options,
+        backlog=backlog,
+        plan=plan,
+        amendments=amendments,
+        outs_ms=outs_ms,
+        before=ends,
+        after=attrs.evolve(
+            ends,
+            log_end=_log_end(plan, ends.log_end),
+            timer_queue_end=ends.timer_queue_end + len(plan),
+        ),
+        offsets=_moving(options, backlog),
+        bytes_read=planner.bytes_read,
+        warnings=(*warnings, *disk_warnings(root.path)),
+        request=planner.request,
+    )
+
+
+def _check_wheel(root: StoreRoot, options: ConvertOptions, ends: Ends) -> OwnWheel:
+    last = changes_of(root)[-1:]
+    is_ours = any(
+        each.kind == IN_PLACE and each.state == DONE
+        and (each.after.timer_queue_end, each.after.wheel) == (ends.timer_queue_end, ends.wheel)
+        for each in last
+    )  # fmt: skip
+    return check_wheel(root, options.settings, ends, is_ours_and_unopened=is_ours)
+
+
+def _moving(options: ConvertOptions, backlog: LevelBacklog) -> dict[int, int]:
+    return {
+        counts.level: counts.to_queue_offset
+        for counts in backlog.counts
+        if counts.queued and (not options.only_levels or counts.level in options.only_levels)
+    }
+
+
+def _log_end(plan: Plan, log_end: int) -> int:
+    if not len(plan):
+        return log_end
+    places = np.empty(len(plan), np.int64)
+    return int(
+        place_records(plan.target_sizes, log_end, plan.settings.commit_log_file_bytes, places)
+    )
+
+
+def _require_room(root: StoreRoot, plan: Plan) -> None:
+    needed = int(plan.target_sizes.sum()) + len(plan) * QUEUE_UNIT.size
+    if needed > (free := free_bytes(root.path)):
+        raise TargetError(f"{root.path}: {needed:,} bytes are needed, {free:,} are free")
+
+
+class _Planner:
+    """Plans, makes the records to see whether they can be made, and plans again without those that
+    cannot.
+    """
+
+    def __init__(
+        self,
+        root: StoreRoot,
+        options: ConvertOptions,
+        backlog: LevelBacklog,
+        now_ms: int,
+        wheel: OwnWheel,
+        first_queue_offset: int,
+        progress: Progress,
+    ) -> None:
+        self.request = request_of(options, now_ms, backlog.level_table)
+        self.bytes_read = 0
+        self._root = root
+        self._options = options
+        self._backlog = backlog
+        self._now_ms = now_ms
+        self._wheel = wheel
+        self._first = first_queue_offset
+        self._progress = progress
+        sizes = file_sizes(root)
+        self._settings = attrs.evolve(
+            options.settings,
+            commit_log_file_bytes=sizes.commit_log_file_bytes,
+            queue_file_bytes=sizes.queue_file_bytes,
+        )
+
+    def make(self) -> tuple[Plan, Amendments, Int64Array]:
+        backlog, precision_ms = self._backlog, self._settings.precision_ms
+        chosen = chosen_by_level(self._options, backlog)
+        bad = np.flatnonzero(chosen & implausible_due(backlog, precision_ms))
+        amendments = Amendments(
+            bad={int(at): f"due time {backlog.due_ms[at]} is no time" for at in bad}
+        )
+        while True:
+            plan = make_plan(
+                backlog,
+                chosen,
+                now_ms=self._now_ms,
+                settings=self._settings,
+                part_bytes=self._options.part_bytes,
+                request=self.request,
+                amendments=amendments,
+            )
+            outs_ms = safe_outs_ms(plan, self._wheel.read_time_ms)
+            learned = self._examine(plan, outs_ms, amendments)
+            if learned.bad and self._options.on_bad_record == "fail":
+                raise BadRecordsError(bad_records(backlog, learned))
+            if learned == amendments:
+                return plan, amendments, outs_ms
+            amendments = learned
+
+    def _examine(self, plan: Plan, outs_ms: Int64Array, known: Amendments) -> Amendments:
+        with SegmentReader(self._root.commit_log) as log:
+            records = TimerRecords(log, self._root, plan, outs_ms, self._first)
+            records.examine(self._progress)
+        self.bytes_read += records.bytes_read
+        return Amendments(
+            bad={**known.bad, **{int(plan.chosen[row]): why for row, why in records.bad.items()}},
+            sizes={
+                **known.sizes,
+                **{int(plan.chosen[row]): size for row, size in records.odd_sizes.items()},
+            },
+        )
+
+
+def safe_outs_ms(plan: Plan, read_time_ms: int) -> Int64Array:
+    """The TIMER_OUT_MS of each message: none before the hand of the wheel.
+
+    A starting broker places messages before its hand moves: one whose time lies before the hand
+    would stand in a slot that is never read. What is overdue goes, in order of due time, to the
+    3,600 slots before now, as far as the hand has not come yet.
+    """
+    precision_ms = plan.settings.precision_ms
+    hand_ms = -(-read_time_ms // precision_ms) * precision_ms
+    lowest = max(hand_ms, plan.write_time_ms - OVERDUE_SLOTS * precision_ms)
+    highest = max(lowest, plan.write_time_ms)
+    outs_ms = plan.outs_ms.copy()
+    late = np.flatnonzero(outs_ms < highest)
+    order = late[np.argsort(plan.due_ms[late], kind="stable")]
+    slots = (highest - lowest) // precision_ms + 1
+    ranks = np.arange(len(late), dtype=np.int64)
+    outs_ms[order] = lowest + ranks * slots // max(1, len(late)) * precision_ms
+    return outs_ms

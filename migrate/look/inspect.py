@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a directory is: which broker's, clean or crashed, what waits in its levels and its wheel.
+
+Only reads, without Spark, also what a crash or a disk has damaged. A number that cannot be told is
+None with a sentence in ``problems``, and never 0.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from legacy_levels.backlog.queues import (
+    LevelQueue,
+    levels_with_queue,
+    open_level_queue,
+    queued_by_choice,
+)
+from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from message_store.base.errors import FormatError, PlanError, SourceError
+from message_store.base.printable import counted
+from message_store.files.config_files import (
+    CONSUMER_OFFSETS,
+    GROUPS,
+    TOPICS,
+    read_config,
+    read_topics,
+)
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.reading.commit_log import NO_TIME
+from message_store.reading.unfinished_change import told_unfinished_change
+from migrate.look.files import FormatGuess, count_files, guess_format, row_problems
+from migrate.look.inspect_change import counted_twice
+from migrate.look.inspection import (
+    LevelState,
+    StoreInspection,
+    TimelineSummary,
+    TopicQueues,
+    WheelSummary,
+)
+from migrate.look.timers import inspect_timers
+from migrate.report.finished_target import UNFINISHED
+from migrate.source.level_delays import tell_delays
+from migrate.source.source_warnings import loss_warnings
+from migrate.write.staging import Staging
+
+_LISTED_PLACES = 10
+_COUNT_SENTENCES = {
+    "already_delivered": (
+        "message behind the offsets was",
+        "messages behind the offsets were",
+        "already delivered: left out here, repeated by a broker",
+    ),
+    "expired": (
+        "message behind the offsets is",
+        "messages behind the offsets are",
+        "gone from the log: passed over by a broker",
+    ),
+    "not_in_queue": (
+        "pending message is",
+        "pending messages are",
+        "in the log and not yet in a queue",
+    ),
+    "repaired": (
+        "pending message has",
+        "pending messages have",
+        "no due time in the queue: level and store time say",
+    ),
+}
+"""One, several, and what is said of them."""
+
+
+def inspect_store(
+    path: Path, *, now_ms: int, offsets: OffsetsChoice | str = OffsetsChoice.AUTO
+) -> StoreInspection:
+    """Look at the store under ``path`` as of ``now_ms``, with the offsets of ``offsets``.
+
+    Raises SourceError for a directory that is no store, has lost its log, is of a kind that we do
+    not read (here: a RocksDB timeline where rocksdict is not installed), or is in use by a broker.
+    """
+    store = StoreRoot(path)
+    if is_directory(Staging(store).path) and not is_directory(store.commit_log):
+        raise SourceError(f"{path}: {UNFINISHED}")
+    store.require_readable()
+    store.require_log()
+    with store.shared_lock():
+        return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()
+
+
+class _Inspection:
+    """Collects facts and problems, part by part."""
+
+    def __init__(self, store: StoreRoot, now_ms: int, choice: OffsetsChoice) -> None:
+        self.store = store
+        self.now_ms = now_ms
+        self.choice = choice
+        self.problems: list[str] = []
+        self.backlog: LevelBacklog | None = None
+
+    def result(self) -> StoreInspection:
+        files = count_files(self.store)
+        self._note_state()
+        offsets = self._offsets()
+        guess = self._guess()
+        levels = self._levels(offsets)
+        wheel, timeline, state = inspect_timers(self.store, self.now_ms, self.problems)
+        twice = counted_twice(self.store, self.backlog, state, self.now_ms)
+        if twice.pending:
+            are = "message stands", "messages stand"
+            told = counted(twice.pending, *are)
+            self.problems.append(f"{told} in a level and on the wheel: counted once in the sum")
+        self.problems += row_problems(self.store)
+        self.problems += loss_warnings(self.store)
+        for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
+            self.problems += read_config(self.store.path, name).problems
+        timers = [part for part in (wheel, timeline) if part is not None]
+        parts: list[LevelState | WheelSummary | TimelineSummary] = [*levels, *timers]
+        return StoreInspection(
+            path=str(self.store.path),
+            now_ms=self.now_ms,
+            format=guess.format,
+            evidence=guess.evidence,
+            clean=self.store.was_stopped_cleanly,
+            offsets_source=offsets.source.value if offsets else None,
+            pending=_sum_if_known([part.pending for part in parts], less=twice.pending),
+            overdue=_sum_if_known([part.overdue for part in parts], less=twice.overdue),
+            levels=levels,
+            wheel=wheel,
+            timeline=timeline,
+            topics=tuple(
+                TopicQueues(topic.name, topic.read_queues, topic.write_queues)
+                for _name, topic in sorted(read_topics(self.store.path).items())
+            ),
+            files=files,
+            problems=tuple(self.problems),
+        )
+
+    def _note_state(self) -> None:
+        told = told_unfinished_change(self.store)
+        if told is not None:
+            self.problems.append(told)
+        elif not self.store.was_stopped_cleanly:
+            self.problems.append(
+                f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
+                " started on this store repeats what the log shows as already delivered"
+            )
+        if is_present(Staging(self.store).path):
+            self.problems.append(f"{self.store.path}: holds {UNFINISHED}")
+
+    def _guess(self) -> FormatGuess:
+        everything = read_delay_offsets(self.store.path, OffsetsChoice.NONE)
+        return guess_format(self.store, (everything.main, everything.backup))
+
+    # --- levels -----------------------------------------------------------------------------------
+
+    def _offsets(self) -> DelayOffsets | None:
+        """The offsets in force; None, with what each choice would replay, when there are none."""
+        try:
+            offsets = read_delay_offsets(self.store.path, self.choice)
+        except SourceError as error:
+            self.problems.append(str(error))
+            return None
+        if levels_with_queue(self.store.path):
+            self.problems += offsets.problems
+        return offsets
+
+    def _levels(self, offsets: DelayOffsets | None) -> tuple[LevelState, ...]:
+        numbers = levels_with_queue(self.store.path)
+        queues = {level: self._queue(level, offsets) for level in numbers}
+        readable = tuple(queue for queue in queues.values() if queue is not None)
+        delays = tell_delays(self.store.path, readable)
+        self.problems += delays.notes
+        is_whole = len(readable) == len(queues)
+        if is_whole and (offsets is None or offsets.problems or _is_chosen(offsets)):
+            self.problems += _replays(self.store.path)
+        if offsets is not None and _is_chosen(offsets):
+            self.problems.append(offsets.taken)
+        backlog = self._backlog(delays.table) if offsets is not None and is_whole else None
+        self.backlog = backlog
+        states = []
+        for level in sorted({*numbers, *_levels_of(backlog)}):
+            stored = offsets.offsets.get(level) if offsets else None
+            delay_ms = delays.delay_ms(level)
+            states.append(
+                _level_state(level, delay_ms, stored, queues.get(level), backlog, self.now_ms)
+            )
+        if offsets is not None:
+            self.problems += _naming_problems(offsets, states, delays.table)
+        return tuple(states)
+
+    def _queue(self, level: int, offsets: DelayOffsets | None) -> LevelQueue | None:
+        stored = offsets.offsets.get(level) if offsets else None
+        try:
+            queue = open_level_queue(self.store.path, level, stored)
+        except FormatError as error:
+            self.problems.append(f"level {level} cannot be read: {error}")
+            return None
+        if queue.is_damaged:
+            self.problems.append(
+                f"{self.store.level_queue(level)}: entries in the middle of the queue hold nothing"
+            )
+        if stored is not None and not queue.queue_min <= stored <= queue.queue_max:
+            self.problems.append(
+                f"level {level}: offset {stored} lies outside its queue ({queue.queue_min} to"
+                f" {queue.queue_max}); a broker goes on at {queue.from_queue_offset}"
+            )
+        return queue
+
+    def _backlog(self, table: DelayLevels) -> LevelBacklog | None:
+        try:
+            backlog = read_backlog(
+                self.store.path,
+                offsets_choice=self.choice,
+                level_table=table,
+                after_crash=not self.store.was_stopped_cleanly,
+            )
+        except (FormatError, SourceError, PlanError) as error:
+            self.problems.append(f"what is pending cannot be told: {error}")
+            return None
+        self.problems += _backlog_problems(backlog)
+        return backlog
+
+
+def _sum_if_known(numbers: list[int | None], *, less: int) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) - less if len(known) == len(numbers) else None
+
+
+def _is_chosen(offsets: DelayOffsets) -> bool:
+    """Whether these are others than a broker would take."""
+    return offsets.source is not offsets.broker_choice
+
+
+def _replays(root: Path) -> Iterator[str]:
+    counts = queued_by_choice(root, read_delay_offsets(root, OffsetsChoice.NONE))
+    if any(counts.values()):
+        told = [f"--offsets {choice} delivers {count:,}" for choice, count in counts.items()]
+        yield f"of the messages in the level queues, {', '.join(told)}"
+
+
+def _naming_problems(
+    offsets: DelayOffsets, states: Sequence[LevelState], table: DelayLevels
+) -> Iterator[str]:
+    """Levels that the offsets name and nobody has, and such as they should name, in one sentence.
+
+    A 4.x broker names a level only when it has delivered something of it.
+    """
+    told = []
+    if left_out := [
+        each.level for each in states if each.offset is None and each.already_delivered
+    ]:
+        told.append(f"does not name {_levels_text(left_out)}: a broker begins anew there")
+    known = {*range(1, table.max_level + 1), *(each.level for each in states)}
+    if strange := sorted(offsets.offsets.keys() - known):
+        told.append(f"names {_levels_text(strange)}, which the level table does not have")
+    if offsets.offsets and told:
+        file = offsets.backup if offsets.source is OffsetsChoice.BACKUP else offsets.main
+        yield f"{file.path}: {'; '.join(told)}"
+
+
+def _levels_text(levels: Sequence[int]) -> str:
+    return f"level{'s' * (len(levels) > 1)} {', '.join(map(str, levels))}"
+
+
+def _levels_of(backlog: LevelBacklog | None) -> list[int]:
+    return [] if backlog is None else [counts.level for counts in backlog.counts]
+
+
+def _known_times(backlog: LevelBacklog, level: int) -> NDArray[np.int64]:
+    """When the level's messages are due, those left out of which nothing tells it."""
+    is_known = (backlog.level == level) & (backlog.due_ms != NO_TIME)
+    due_ms: NDArray[np.int64] = backlog.due_ms[is_known]
+    return due_ms
+
+
+def _level_state(
+    level: int,
+    delay_ms: int | None,
+    stored: int | None,
+    queue: LevelQueue | None,
+    backlog: LevelBacklog | None,
+    now_ms: int,
+) -> LevelState:
+    counts, due_ms = None, None
+    if backlog is not None:
+        counts = next((each for each in backlog.counts if each.level == level), None)
+        due_ms = _known_times(backlog, level)
+    return LevelState(
+        level=level,
+        delay_ms=delay_ms,
+        offset=stored,
+        queue_min=None if queue is None else queue.queue_min,
+        queue_max=None if queue is None else queue.queue_max,
+        pending=None if counts is None else counts.pending,
+        overdue=None if due_ms is None else int(np.count_nonzero(due_ms <= now_ms)),
+        next_due_ms=int(due_ms.min()) if due_ms is not None and len(due_ms) else None,
+        already_delivered=None if counts is None else counts.already_delivered,
+        expired=None if counts is None else counts.expired,
+    )
+
+
+def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
+    for place in backlog.damaged_places[:_LISTED_PLACES]:
+        yield f"commitlog: no record begins at {place}, where one should"
+    if (more := len(backlog.damaged_places) - _LISTED_PLACES) > 0:
+        yield f"commitlog: and {counted(more, 'more such place')}"
+    ends = backlog.commit_log_offset + backlog.size_bytes
+    if beyond := int(np.count_nonzero(ends > backlog.log_end)):
+        told = counted(beyond, "pending message lies", "pending messages lie")
+        yield f"{told} beyond the end of the log, where nothing can be read"
+    for name, (one, many, what) in _COUNT_SENTENCES.items():
+        if count := backlog.total(name):
+            yield f"{counted(count, one, many)} {what}"

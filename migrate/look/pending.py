@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the messages that wait in a store, in its levels and in its wheel, the next due first.
+
+Rows and due times come as columns, so filters by level and time cost nothing. What only a record
+can tell is asked of many at once, in log order; the records that may be meant are then decoded by
+the scalar codec, which decides.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
+from legacy_levels.engine.waiting_records import are_plain_numbers, equals
+from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.java_numbers import parse_long
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.interface.delay_store import Pending
+from migrate.look.choices import require_levels
+from migrate.report.finished_target import refuse_unfinished
+from migrate.report.report import BadRecord
+from migrate.source.level_delays import told_table
+from migrate.source.reader import NOT_THERE, Chunk, read_chunks
+from migrate.table.timer_due_times import timer_due_times
+from timer_wheel.reading.wheel_reader import read_wheel_store
+
+NO_LEVEL = 0
+NOT_IN_A_LEVEL_QUEUE = -1
+
+_FIRST_ROWS: Final = 4_096
+"""With a limit, so many rows are asked first: mostly they are enough."""
+_GROWTH: Final = 8
+_TIME_DIGITS: Final = 13
+_REPLACED: Final = "\ufffd"
+"""Stands in decoded text for bytes that are no UTF-8, so a search by bytes would not find it."""
+
+
+@attrs.frozen(kw_only=True)
+class PendingFilter:
+    """What to list. ``due_after_ms`` is inclusive, ``due_before_ms`` exclusive; ``key`` is a unique
+    key or one of a message's keys; None lets everything pass.
+    """
+
+    topic: str | None = None
+    level: int | None = None
+    key: str | None = None
+    due_after_ms: int | None = None
+    due_before_ms: int | None = None
+    limit: int | None = None
+
+    def lets_pass(self, message: Pending) -> bool:
+        """Whether a decoded message is asked for."""
+        keys = (message.unique_key, *message.keys)
+        return (
+            self.topic in (None, message.topic)
+            and (self.key is None or self.key in keys)
+            and (self.due_after_ms is None or message.due_ms >= self.due_after_ms)
+            and (self.due_before_ms is None or message.due_ms < self.due_before_ms)
+        )
+
+    def needs_records(self, rows: "_Rows") -> bool:
+        """Whether rows alone do not tell what is asked for: on a wheel they give no exact time."""
+        has_window = self.due_after_ms is not None or self.due_before_ms is not None
+        asks_time = has_window and bool((rows.level == NO_LEVEL).any())
+        return asks_time or self.topic is not None or self.key is not None
+
+    def window(self, rows: "_Rows") -> NDArray[np.bool_]:
+        """Which rows may be asked for, by level and due time."""
+        chosen = np.ones(len(rows.due_ms), np.bool_)
+        if self.level is not None:
+            chosen &= rows.level == self.level
+        if self.due_after_ms is not None:
+            chosen &= rows.will_roll | (rows.due_ms >= self.due_after_ms)
+        if self.due_before_ms is not None:
+            chosen &= rows.earliest_ms < self.due_before_ms
+        return chosen
+
+
+@attrs.frozen(eq=False)
+class _Rows:
+    """One row a waiting message; level 0 and queue offset -1 are those on the wheel.
+
+    A message that will roll is due later than its row says, and one that was due when it was stored
+    earlier: only its record says when.
+    """
+
+    level: NDArray[np.int64]
+    queue_offset: NDArray[np.int64]
+    commit_log_offset: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
+    due_ms: NDArray[np.int64]
+    earliest_ms: NDArray[np.int64]
+    will_roll: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+    def rows(self, chosen: NDArray[np.int64]) -> "_Rows":
+        return _Rows(*(column[chosen] for column in attrs.astuple(self)))
+
+
+def pending_messages(
+    path: Path,
+    wanted: PendingFilter = PendingFilter(),
+    *,
+    now_ms: int,
+    offsets: OffsetsChoice | str = OffsetsChoice.AUTO,
+) -> Iterator[Pending | BadRecord]:
+    """What waits in the store under ``path`` and is asked for, the next due first; what the wheel
+    will place again (due beyond its roll window) comes last, in no order.
+
+    A message whose record cannot be read comes as a BadRecord, whatever topic or key is asked for.
+    For one on the wheel ``level`` is None. After a crash, what was already delivered is left out.
+    Raises SourceError and FormatError for a store that cannot be read, OptionsError for a level
+    that it does not have.
+    """
+    store = StoreRoot(path)
+    refuse_unfinished(store)
+    store.require_readable()
+    with store.shared_lock(), SegmentReader(store.commit_log) as log:
+        rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))
+        require_levels(store, () if wanted.level is None else (wanted.level,), offsets=offsets)
+        rows = rows.rows(np.flatnonzero(wanted.window(rows)))
+        yield from _decoded(log, _candidates(log, rows, precision_ms, wanted), precision_ms, wanted)
+
+
+def _candidates(
+    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
+) -> Iterator[_Rows]:
+    """The rows whose records have to be decoded, the next due first, in pieces.
+
+    With a limit pieces grow: the first one is mostly enough.
+    """
+    if not wanted.needs_records(rows):
+        yield _in_order(rows)
+        return
+    if wanted.limit is None:
+        yield _in_order(rows.rows(_may_pass(log, rows, precision_ms, wanted)))
+        return
+    rows = _in_order(rows)
+    first, count = 0, _FIRST_ROWS
+    while first < len(rows):
+        part = rows.rows(np.arange(first, min(first + count, len(rows))))
+        yield part.rows(_may_pass(log, part, precision_ms, wanted))
+        first, count = first + count, count * _GROWTH
+
+
+def _in_order(rows: _Rows) -> _Rows:
+    return rows.rows(np.lexsort((rows.commit_log_offset, rows.due_ms, rows.will_roll)))
+
+
+def _may_pass(
+    log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
+) -> NDArray[np.int64]:
+    """Which rows the scalar codec has to decode: all but those whose records can be read and are
+    certainly not asked for.
+    """
+    may_pass = np.ones(len(rows), np.bool_)
+    order = np.argsort(rows.commit_log_offset, kind="stable")
+    sizes = rows.size_bytes[order].astype(np.int32)
+    with suppress(DelayStoreError):  # what the disk refuses is then said record by record
+        for chunk in read_chunks(log, rows.commit_log_offset[order], sizes):
+            part = order[chunk.first : chunk.end]
+            may_pass[part] = ~_are_passed_over(chunk, rows.rows(part), precision_ms, wanted)
+    return np.flatnonzero(may_pass)
+
+
+def _are_passed_over(
+    chunk: Chunk, rows: _Rows, precision_ms: int, wanted: PendingFilter
+) -> NDArray[np.bool_]:
+    """Which rows of a chunk the scalar codec would read and the filter would not let pass."""
+    passed_over = np.zeros(len(rows), np.bool_)
+    data = np.frombuffer(chunk.buffer, np.uint8)
+    there = np.flatnonzero(chunk.places != NOT_THERE)
+    heads = data[chunk.places[there][:, None] + np.arange(4)]
+    sizes = np.ascontiguousarray(heads).view(">i4").reshape(-1)
+    there = there[sizes == rows.size_bytes[there]]
+    with suppress(FormatError):  # the scalar codec finds which record of the chunk is damaged
+        batch = decode_batch(data, chunk.places[there])
+        is_readable, due_ms = _facts(batch, rows.rows(there), precision_ms)
+        passed_over[there] = is_readable & ~_may_match(batch, due_ms, wanted)
+    return passed_over
+
+
+def _facts(
+    batch: StoredBatch, rows: _Rows, precision_ms: int
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which records say plainly all that ``Pending`` tells, and when they are due."""
+    is_readable = batch.property(names.REAL_TOPIC).lengths > 0
+    is_readable &= are_plain_numbers(batch.property(names.REAL_QUEUE_ID))
+    is_on_wheel = rows.level == NO_LEVEL
+    if not is_on_wheel.any():
+        return is_readable, rows.due_ms
+    outs_ms = _plain_times(batch.property(names.TIMER_OUT_MS))
+    is_readable &= ~is_on_wheel | (outs_ms >= 0)
+    exact_ms = timer_due_times(outs_ms, batch.store_timestamp_ms, rows.due_ms, precision_ms)
+    return is_readable, np.where(is_on_wheel, exact_ms, rows.due_ms)
+
+
+def _may_match(
+    batch: StoredBatch, due_ms: NDArray[np.int64], wanted: PendingFilter
+) -> NDArray[np.bool_]:
+    """Which records may be asked for: all that are, and for a key some more."""
+    may_match = np.ones(len(batch), np.bool_)
+    if wanted.topic is not None and _REPLACED not in wanted.topic:
+        may_match &= equals(batch.property(names.REAL_TOPIC), _searched_bytes(wanted.topic))
+    if wanted.key is not None and _REPLACED not in wanted.key:
+        key = _searched_bytes(wanted.key)
+        has_key = _hold(batch.property(names.KEYS), key)
+        may_match &= has_key | equals(batch.property(names.UNIQUE_KEY), key)
+    if wanted.due_after_ms is not None:
+        may_match &= due_ms >= wanted.due_after_ms
+    if wanted.due_before_ms is not None:
+        may_match &= due_ms < wanted.due_before_ms
+    return may_match
+
+
+def _searched_bytes(text: str) -> bytes:
+    """What a text is in a record; half a character, which no record holds, as bytes of its own."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _hold(column: ByteColumn, part: bytes) -> NDArray[np.bool_]:
+    """Which rows of a column hold these bytes somewhere."""
+    held = np.zeros(len(column), np.bool_)
+    rows = np.flatnonzero(column.lengths >= len(part))
+    found = pc.match_substring(column.take(rows).to_arrow(pa.binary()), part)
+    held[rows] = found.to_numpy(zero_copy_only=False)
+    return held
+
+
+def _plain_times(column: ByteColumn) -> NDArray[np.int64]:
+    """The numbers of thirteen digits, as times of our days have; -1 for every other text."""
+    times = np.full(len(column), -1, np.int64)
+    rows = np.flatnonzero(column.lengths == _TIME_DIGITS)
+    digits = column.data[column.starts[rows][:, None] + np.arange(_TIME_DIGITS)].astype(np.int64)
+    digits -= ord("0")
+    powers = 10 ** np.arange(_TIME_DIGITS - 1, -1, -1, dtype=np.int64)
+    is_number = ((digits >= 0) & (digits <= 9)).all(axis=1)
+    times[rows[is_number]] = (digits @ powers)[is_number]
+    return times
+
+
+def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_Rows, int]:
+    """Levels and wheel in one table, and the wheel's precision."""
+    backlog = read_backlog(
+        store.path,
+        offsets_choice=offsets,
+        level_table=told_table(store.path, read_delay_offsets(store.path, offsets)),
+        after_crash=not store.was_stopped_cleanly,
+    )
+    waiting = _Rows(
+        level=backlog.level.astype(np.int64),
+        queue_offset=backlog.queue_offset.astype(np.int64),
+        commit_log_offset=backlog.commit_log_offset.astype(np.int64),
+        size_bytes=backlog.size_bytes.astype(np.int64),
+        due_ms=backlog.due_ms.astype(np.int64),
+        earliest_ms=backlog.due_ms.astype(np.int64),
+        will_roll=np.zeros(len(backlog), np.bool_),
+    )
+    if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
+        return waiting, 0
+    wheel = read_wheel_store(
+        store,
+        now_ms=now_ms,
+        topic_in_delete_key=None,
+        after_crash=not store.was_stopped_cleanly,
+    )
+    timers = wheel.pending
+    on_wheel = _Rows(
+        level=np.full(len(timers), NO_LEVEL, np.int64),
+        queue_offset=np.full(len(timers), NOT_IN_A_LEVEL_QUEUE, np.int64),
+        commit_log_offset=timers.commit_log_offset,
+        size_bytes=timers.size_bytes,
+        due_ms=timers.slot_time_ms + wheel.precision_ms,
+        earliest_ms=timers.slot_time_ms - wheel.precision_ms,
+        will_roll=timers.is_roll,
+    )
+    pairs = zip(attrs.astuple(waiting), attrs.astuple(on_wheel), strict=True)
+    return _Rows(*(np.concatenate(pair) for pair in pairs)), wheel.precision_ms
+
+
+def _decoded(
+    log: SegmentReader, pieces: Iterator[_Rows], precision_ms: int, wanted: PendingFilter
+) -> Iterator[Pending | BadRecord]:
+    left = wanted.limit
+    if left == 0:
+        return
+    for rows in pieces:
+        columns = (
+            rows.level, rows.queue_offset, rows.commit_log_offset, rows.size_bytes, rows.due_ms,
+        )  # fmt: skip
+        listed = (column.tolist() for column in columns)
+        for level, queue_offset, offset, size_bytes, due_ms in zip(*listed, strict=True):
+            found = _decoded_row(log, level, offset, size_bytes, due_ms, precision_ms)
+            if isinstance(found, str):
+                yield BadRecord(level, queue_offset, offset, found)
+            elif wanted.lets_pass(found):
+                yield found
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+def _decoded_row(
+    log: SegmentReader, level: int, offset: int, size_bytes: int, due_ms: int, precision_ms: int
+) -> Pending | str:
+    """The message of a row, or why it cannot be read."""
+    try:
+        record = decode_message_at(_read(log, offset, size_bytes))
+        if level == NO_LEVEL:
+            due_ms = _wheel_due_ms(record, due_ms, precision_ms)
+        return _pending(record, level, due_ms, size_bytes)
+    except DelayStoreError as error:
+        return error.problem if isinstance(error, FormatError) else str(error)
+
+
+def _read(log: SegmentReader, offset: int, size_bytes: int) -> bytes:
+    """The bytes of a queue entry, once they are known to lie within one file."""
+    segment = log.segment_at(offset)
+    if segment is None or size_bytes <= 0:
+        raise BadFieldError("no file of the log holds it", offset=offset, found=size_bytes)
+    if offset + size_bytes > segment.start_offset + segment.length_bytes:
+        raise BadFieldError("it reaches beyond the log file", offset=offset, found=size_bytes)
+    return log.read_at(offset, size_bytes)
+
+
+def _wheel_due_ms(record: StoredMessage, row_due_ms: int, precision_ms: int) -> int:
+    out_ms = parse_long(record.properties.get(names.TIMER_OUT_MS, ""))
+    out, stored, row_due = np.array([[out_ms], [record.store_timestamp_ms], [row_due_ms]])
+    return int(timer_due_times(out, stored, row_due, precision_ms)[0])
+
+
+def _pending(record: StoredMessage, level: int, due_ms: int, size_bytes: int) -> Pending:
+    properties = record.properties
+    if names.REAL_TOPIC not in properties:
+        raise BadFieldError("its real topic is missing")
+    return Pending(
+        unique_key=record.unique_key,
+        topic=record.real_topic,
+        queue_id=parse_long(properties.get(names.REAL_QUEUE_ID, "")),
+        tags=record.tags,
+        keys=record.keys,
+        level=None if level == NO_LEVEL else level,
+        due_ms=due_ms,
+        size_bytes=size_bytes,
+        commit_log_offset=record.commit_log_offset,
+    )

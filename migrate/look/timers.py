@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits for a free due time: on the wheel, and in the RocksDB timeline of 5.4 and newer."""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+
+from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
+from message_store.base.printable import counted, shell_word
+from message_store.files.small_files import is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.engine_choice import hierarchy_mark
+from migrate.look.inspection import TimelineSummary, WheelSummary
+from migrate.settings import HIERARCHY, WHEEL
+from migrate.write.publishing import is_stub
+from timer_wheel.reading.rocksdb_view import has_database
+from timer_wheel.reading.timeline import Timeline, timeline_directory
+from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
+
+
+def inspect_timers(
+    store: StoreRoot, now_ms: int, problems: list[str]
+) -> tuple[WheelSummary | None, TimelineSummary | None, WheelState | None]:
+    """The wheel of a store and its timeline, None for what was never used, and what was read of
+    them; what is to be said of them is added to ``problems``.
+
+    Raises UnsupportedStoreError where a timeline cannot be read for want of rocksdict.
+    """
+    mark = hierarchy_mark(store)
+    places = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
+    if not any(is_present(place) for place in places):
+        return None, None, None
+    if is_stub(store.timer_wheel):
+        problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")
+        return WheelSummary(), None, None
+    engine = HIERARCHY if is_present(mark) else WHEEL
+    try:
+        state = read_wheel_store(
+            store,
+            now_ms=now_ms,
+            topic_in_delete_key=None,
+            after_crash=not store.was_stopped_cleanly,
+        )
+    except UnsupportedStoreError:
+        raise  # nothing is wrong with the store
+    except (FormatError, SourceError) as error:
+        problems.append(f"the wheel cannot be read: {error}{_remedy(store, error)}")
+        is_there = has_database(timeline_directory(store))
+        return WheelSummary(engine=engine), TimelineSummary() if is_there else None, None
+    problems += _wheel_problems(state)
+    timeline = state.timeline
+    told = None if timeline is None else _timeline_summary(state, timeline, now_ms)
+    return attrs.evolve(_summary(state, now_ms), engine=engine), told, state
+
+
+def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:
+    """What to do about a wheel file that has a wrong length, which the timer log makes up for."""
+    if not isinstance(error, FormatError) or error.path != store.timer_wheel:
+        return ""
+    how = f"delaywheel run {shell_word(str(store.path))} --engine wheel"
+    return f"; a broker does not start on it, `{how}` makes it anew from the timer log"
+
+
+def _summary(state: WheelState, now_ms: int) -> WheelSummary:
+    """A slot is delivered when it is over: its messages are due one precision after its time."""
+    pending = state.pending.rows(~state.pending.is_in_timeline)
+    is_final = ~pending.is_roll
+    due_ms = pending.slot_time_ms[is_final] + state.precision_ms
+    return WheelSummary(
+        precision_ms=state.precision_ms,
+        units=state.unit_count,
+        slots_used=state.slots_used,
+        pending=len(pending),
+        overdue=int(np.count_nonzero(due_ms <= now_ms)),
+        rolled=int(np.count_nonzero(~is_final)),
+        cancelled=len(state.cancelled),
+        expired=state.expired_count,
+        next_due_ms=int(due_ms.min()) if len(due_ms) else None,
+        last_due_ms=int(due_ms.max()) if len(due_ms) and is_final.all() else None,
+    )
+
+
+def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> TimelineSummary:
+    """Due is what was asked for, as on a wheel, although a timeline delivers a second before."""
+    pending = state.pending.rows(state.pending.is_in_timeline)
+    due_ms = pending.slot_time_ms + state.precision_ms
+    return TimelineSummary(
+        entries=len(timeline),
+        pending=len(pending),
+        overdue=int(np.count_nonzero(due_ms <= now_ms)),
+        delivered_until_ms=timeline.delivered_until_ms,
+        scan_offset=timeline.scan_offset,
+        next_due_ms=int(due_ms.min()) if len(due_ms) else None,
+        last_due_ms=int(due_ms.max()) if len(due_ms) else None,
+    )
+
+
+def _wheel_problems(state: WheelState) -> Iterator[str]:
+    if state.expired_count:
+        told = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
+        yield f"{told} to what retention has deleted: those messages are lost"
+    if state.done_already_count:
+        told = counted(state.done_already_count, "entry", "entries")
+        yield (
+            f"{told} of the wheel, its queue and its timeline, dealt with and not written down:"
+            " left out here, repeated by a broker"
+        )
+    if state.recalled_by_topic_count:
+        were = "message of the wheel was", "messages of the wheel were"
+        yield (
+            f"{counted(state.recalled_by_topic_count, *were)} recalled in the form of 5.3.2 and"
+            " 5.3.3, which a broker of 5.4 or newer heeds only with"
+            " appendTopicForTimerDeleteKey=true"
+        )
+    if state.blocking_queue_offsets:
+        first = state.blocking_queue_offsets[0]
+        yield f"the wheel stops at offset {first} of its queue: that record has no due time"
+    if len(state.shared_positions):
+        told = counted(len(state.shared_positions), "unit")
+        yield f"{told} of the wheel would be delivered twice"

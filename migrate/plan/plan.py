@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a conversion: from queue entries alone, where every record, unit and slot of the
+target goes.
+
+Everything after it is a pure function of the plan and the source: parts never overlap, and a part
+that is written twice is written the same. Sizes are known in advance because a usual record grows
+by a fixed number of bytes; those that do not are found while writing, go into ``Amendments``, and
+the plan is made again with them.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import PlanError
+from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
+from migrate.plan.chain_kernel import link_chains
+from migrate.plan.log_plan import LogPlan, plan_log
+from migrate.settings import WHEEL, TargetSettings
+from migrate.write.rewrite import growth_bytes
+from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
+from timer_wheel.placing import place
+
+Int64Array = NDArray[np.int64]
+
+
+class PlannedEntries(Protocol):
+    """What a plan needs to know of every entry, a row each: a backlog, or several."""
+
+    @property
+    def level(self) -> NDArray[Any]:
+        """Its level."""
+
+    @property
+    def due_ms(self) -> Int64Array:
+        """When its message is due."""
+
+    @property
+    def commit_log_offset(self) -> Int64Array:
+        """Where its record begins in the log of its source."""
+
+    @property
+    def size_bytes(self) -> NDArray[Any]:
+        """How long its record is."""
+
+
+OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
+"""TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
+
+BACKLOG_MAX_MESSAGES = 2**31 - 1
+
+PLANNED_RECORD_MAX_BYTES = 64 << 20
+"""What claims to be longer is damage, or the writer's business: it gets no room before it is read.
+"""
+
+
+@attrs.frozen
+class Amendments:
+    """What writing has taught: records that cannot be converted (with the reason), and records of
+    an odd size.
+
+    Keys are indexes into the backlog.
+    """
+
+    bad: dict[int, str] = attrs.field(factory=dict)
+    sizes: dict[int, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen(eq=False)
+class SlotTable:
+    """The used slots: time, and the index of the first and last message, and how many; one element
+    a slot.
+    """
+
+    slot_time_ms: Int64Array
+    first_index: Int64Array
+    last_index: Int64Array
+    counts: Int64Array
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """One element a message, in store order, unless said otherwise.
+
+    ``chosen`` are indexes into the backlog; ``distances`` lead to the message before in the same
+    slot (0: none). ``engine`` is what the target is for.
+    """
+
+    identity: str
+    now_ms: int
+    write_time_ms: int
+    settings: TargetSettings
+    chosen: Int64Array
+    source_offsets: Int64Array
+    source_sizes: NDArray[np.int32]
+    levels: NDArray[np.int16]
+    due_ms: Int64Array
+    outs_ms: Int64Array
+    target_sizes: Int64Array
+    slot_times_ms: Int64Array
+    flags: NDArray[np.int32]
+    distances: NDArray[np.int32]
+    slots: SlotTable
+    log: LogPlan
+    engine: str = WHEEL
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+
+def make_plan(
+    backlog: PlannedEntries,
+    chosen: NDArray[np.bool_],
+    *,
+    now_ms: int,
+    settings: TargetSettings,
+    part_bytes: int,
+    request: dict[str, Any],
+    amendments: Amendments,
+    source_starts: Sequence[int] = (0,),
+) -> Plan:
+    """Plan the conversion of the ``chosen`` entries (a mask), less the amendments' bad ones.
+
+    ``request`` is all else that makes this run this one; it goes into the plan's identity.
+    ``source_starts`` are the rows at which each source begins. Raises PlanError for too many.
+    """
+    kept = chosen.copy()
+    kept[list(amendments.bad)] = False
+    picked = np.flatnonzero(kept)
+    if len(picked) > BACKLOG_MAX_MESSAGES:
+        raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
+    which = slice(None) if len(picked) == len(kept) else picked  # mostly all, and no copy then
+    levels = backlog.level[which].astype(np.int16, copy=False)
+    due_ms = backlog.due_ms[which]
+    source_offsets = backlog.commit_log_offset[which]
+    source_sizes = backlog.size_bytes[which].astype(np.int32, copy=False)
+    known = {**request, "amendments": attrs.asdict(amendments)}
+    identity = _Identity(known, source_offsets, source_sizes, levels, due_ms)
+    with ThreadPoolExecutor(1, "plan-log") as beside:
+        log_planned = beside.submit(
+            _plan_log, source_sizes, levels, settings, picked, amendments, part_bytes, source_starts
+        )
+        placing = place(
+            due_ms,
+            now_ms=now_ms,
+            precision_ms=settings.precision_ms,
+            window_slots=settings.roll_window_slots,
+        )
+        distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
+        sizes, log = log_planned.result()
+    return Plan(
+        identity=identity.text(),
+        now_ms=now_ms,
+        write_time_ms=floor_ms(now_ms, settings.precision_ms),
+        settings=settings,
+        chosen=picked,
+        source_offsets=source_offsets,
+        source_sizes=source_sizes,
+        levels=levels,
+        due_ms=due_ms,
+        outs_ms=placing.out_ms,
+        target_sizes=sizes,
+        slot_times_ms=placing.slot_time_ms,
+        flags=placing.flags,
+        distances=distances,
+        slots=slots,
+        log=log,
+        engine=request.get("to", WHEEL),
+    )
+
+
+def _plan_log(
+    source_sizes: NDArray[np.int32],
+    levels: NDArray[np.int16],
+    settings: TargetSettings,
+    picked: Int64Array,
+    amendments: Amendments,
+    part_bytes: int,
+    source_starts: Sequence[int],
+) -> tuple[Int64Array, LogPlan]:
+    """How long each record will be, and where it goes."""
+    sizes = _target_sizes(source_sizes, levels, settings, picked, amendments)
+    log = plan_log(
+        sizes,
+        file_bytes=settings.commit_log_file_bytes,
+        part_bytes=part_bytes,
+        source_ends=np.searchsorted(picked, source_starts[1:]).tolist(),
+    )
+    return sizes, log
+
+
+def _target_sizes(
+    source_sizes: NDArray[np.int32],
+    levels: NDArray[np.int16],
+    settings: TargetSettings,
+    picked: Int64Array,
+    amendments: Amendments,
+) -> Int64Array:
+    """How long each record will be: as usual, or as writing has found."""
+    longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
+    sizes = _growth(levels)
+    sizes += source_sizes
+    if len(sizes) and (sizes.min() < 0 or sizes.max() > longest):
+        sizes[(sizes < 0) | (sizes > longest)] = 0
+    _set_odd_sizes(sizes, picked, amendments.sizes)
+    return sizes
+
+
+def implausible_due(backlog: PlannedEntries, precision_ms: int) -> NDArray[np.bool_]:
+    """Entries whose due time cannot be one: their out time would not have its 13 digits."""
+    due_ms, earliest_ms = backlog.due_ms, OUT_MS_MIN + precision_ms
+    if not len(due_ms) or (due_ms.min() >= earliest_ms and due_ms.max() < OUT_MS_END):
+        return np.zeros(len(due_ms), np.bool_)
+    return np.asarray((due_ms < earliest_ms) | (due_ms >= OUT_MS_END))
+
+
+def _growth(levels: NDArray[np.int16]) -> Int64Array:
+    highest = int(levels.max()) if len(levels) else 0
+    table = np.array([growth_bytes(level, OUT_MS_MIN) for level in range(highest + 1)], np.int64)
+    return table[levels]
+
+
+def _set_odd_sizes(sizes: Int64Array, picked: Int64Array, odd_sizes: dict[int, int]) -> None:
+    """What writing has taught about the sizes of some of the ``picked``."""
+    if not odd_sizes or not len(picked):
+        return
+    odd = np.array(sorted(odd_sizes), np.int64)
+    at = np.searchsorted(picked, odd)
+    there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
+    sizes[at[there]] = [odd_sizes[int(index)] for index in odd[there]]
+
+
+def slot_chains(
+    slot_times_ms: Int64Array, precision_ms: int
+) -> tuple[NDArray[np.int32], SlotTable]:
+    """For each message how far back the one before it in its slot is (0: none), and the slots."""
+    distances = np.empty(len(slot_times_ms), np.int32)
+    first = np.full(WHEEL_SLOTS, -1, np.int32)
+    last = np.full(WHEEL_SLOTS, -1, np.int32)
+    counts = np.zeros(WHEEL_SLOTS, np.int32)
+    link_chains(slot_times_ms, precision_ms, distances, first, last, counts)
+    used = np.flatnonzero(counts)
+    firsts = first[used].astype(np.int64)
+    table = SlotTable(
+        slot_time_ms=slot_times_ms[firsts],
+        first_index=firsts,
+        last_index=last[used].astype(np.int64),
+        counts=counts[used].astype(np.int64),
+    )
+    return distances, table
+
+
+class _Identity:
+    """A digest of all that a plan is made from, worked out while the plan is."""
+
+    def __init__(self, request: dict[str, Any], *arrays: NDArray[Any]) -> None:
+        self._digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode())
+        self._thread = Thread(target=self._take, args=arrays, name="plan-identity", daemon=True)
+        self._thread.start()
+
+    def _take(self, *arrays: NDArray[Any]) -> None:
+        for array in arrays:
+            self._digest.update(np.ascontiguousarray(array).data)
+
+    def text(self) -> str:
+        """The digest, once it is there."""
+        self._thread.join()
+        return self._digest.hexdigest()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan as executors see it: a small JSON file, and arrays that are read by slice."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import PlanError
+from message_store.base.parallel import side_by_side
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
+from migrate.plan.plan import Amendments, Plan
+from migrate.settings import TargetSettings
+from migrate.write.staging import Staging, load_array, save_array
+
+_ARRAYS = (
+    "source_offsets",
+    "source_sizes",
+    "levels",
+    "outs_ms",
+    "slot_times_ms",
+    "flags",
+    "distances",
+)
+
+
+@attrs.frozen(eq=False)
+class StoredPlan:
+    """A plan in its staging place; arrays are mapped, one element a message, so take slices."""
+
+    staging: Staging
+    identity: str
+    sources: tuple[Path, ...]
+    now_ms: int
+    write_time_ms: int
+    count: int
+    settings: TargetSettings
+    engine: str
+    arrays: dict[str, NDArray[Any]]
+    target_offsets: NDArray[np.int64]
+    parts: NDArray[Any]
+
+    def slice_of(self, name: str, first: int, end: int) -> NDArray[Any]:
+        """A copy of a part of one array, contiguous and writable, as kernels want it."""
+        return np.array(self.arrays[name][first:end])
+
+
+def store_plan(
+    plan: Plan,
+    staging: Staging,
+    *,
+    sources: Sequence[Path],
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> None:
+    """Write the plan for the executors; ``plan.json`` comes last, and is on the disk: what is left
+    of it by a loss of power would be no plan to go on with. Raises TargetError.
+    """
+    arrays = {name: getattr(plan, name) for name in _ARRAYS}
+    arrays |= {"target_offsets": plan.log.offsets, "parts": plan.log.parts}
+
+    def save(name: str) -> None:
+        save_array(staging.plan_array(name), arrays[name])
+
+    side_by_side(save, arrays)
+    facts = {
+        "identity": plan.identity,
+        "sources": [str(source.absolute()) for source in sources],
+        "request": request,
+        "amendments": attrs.asdict(amendments),
+        "now_ms": plan.now_ms,
+        "write_time_ms": plan.write_time_ms,
+        "count": len(plan),
+        "settings": attrs.asdict(plan.settings),
+        "engine": plan.engine,
+    }
+    replace_file(staging.plan_file, json.dumps(facts, indent=1).encode())
+
+
+def read_plan_facts(staging: Staging) -> dict[str, Any] | None:
+    """What ``plan.json`` says, or None when no plan was finished."""
+    content = read_small_file(staging.plan_file)
+    if content is None:
+        return None
+    try:
+        facts: dict[str, Any] = json.loads(content)
+        facts["identity"], facts["now_ms"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(
+            f"{staging.plan_file}: not a plan; empty {staging.target.path} and begin anew"
+        ) from error
+    return facts
+
+
+def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
+    """The plan of an unfinished conversion: the one with this identity, if one is given.
+
+    Raises PlanError or TargetError when there is none, or another one by now.
+    """
+    staging = Staging(StoreRoot(target))
+    facts = read_plan_facts(staging)
+    if facts is None:
+        raise PlanError(f"{staging.plan_file}: no plan")
+    if identity not in (None, facts["identity"]):
+        raise PlanError(f"{staging.plan_file}: another plan has taken the place of this task's")
+    staging = Staging(staging.target, facts["identity"])
+    return StoredPlan(
+        staging=staging,
+        identity=facts["identity"],
+        sources=tuple(map(Path, facts["sources"])),
+        now_ms=facts["now_ms"],
+        write_time_ms=facts["write_time_ms"],
+        count=facts["count"],
+        settings=TargetSettings(**facts["settings"]),
+        engine=facts["engine"],
+        arrays={name: load_array(staging.plan_array(name)) for name in _ARRAYS},
+        target_offsets=load_array(staging.plan_array("target_offsets")),
+        parts=load_array(staging.plan_array("parts")),
+    )

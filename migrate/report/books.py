@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books of a conversion: from backlog, choice and plan to counts per level that add up."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
+from message_store.base.printable import counted
+from message_store.reading.consume_queue import QUEUE_UNIT
+from migrate.plan.plan import Amendments, Plan
+from migrate.report.due_times import DueTimes
+from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds
+from migrate.settings import WHEEL, ConvertOptions
+from migrate.write.part import Receipt
+from migrate.write.seal import topic_demands
+from migrate.write.target_config import broker_settings
+from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
+from timer_wheel.format.timer_log import FLAG_ROLL, TIMER_UNIT
+from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
+
+_HOUR_MS = 3_600_000
+_LOG_BYTES = (("log_end", 1), ("log_offset", -1), ("blank_bytes", 1))
+"""What a part takes of the target's log."""
+
+
+def bad_record(backlog: LevelBacklog, at: int, reason: str) -> BadRecord:
+    """What is wrong with one entry of the backlog, and where it is."""
+    return BadRecord(
+        level=int(backlog.level[at]),
+        queue_offset=int(backlog.queue_offset[at]),
+        commit_log_offset=int(backlog.commit_log_offset[at]),
+        reason=reason,
+    )
+
+
+def bad_records(backlog: LevelBacklog, amendments: Amendments) -> tuple[BadRecord, ...]:
+    """What cannot be converted, in the order of the source log."""
+    return tuple(bad_record(backlog, at, reason) for at, reason in sorted(amendments.bad.items()))
+
+
+def open_before_ms(plan: Plan) -> int | None:
+    """Until when a broker must have opened the target, or messages are lost; None when it has none.
+
+    Slots older than the wheel's length are never read, and log files but the last are deleted once
+    their last change is older than the retention.
+    """
+    if len(plan) == 0:
+        return None
+    settings = plan.settings
+    first_slot_ms = int(plan.slots.slot_time_ms.min())
+    wheel_ms = first_slot_ms + (SLOTS_TOTAL - MARGIN_SLOTS) * settings.precision_ms
+    if plan.log.end_offset <= settings.commit_log_file_bytes:
+        return wheel_ms
+    return min(wheel_ms, plan.now_ms + settings.retention_hours * _HOUR_MS)
+
+
+def _per_level(values: NDArray[Any], levels: tuple[int, ...]) -> dict[int, int]:
+    counts = counts_by_level(values, max(levels, default=0))
+    return {level: counts[level] for level in levels}
+
+
+def _level_reports(
+    backlog: LevelBacklog,
+    chosen: NDArray[np.bool_],
+    plan: Plan,
+    amendments: Amendments,
+    own: slice,
+) -> tuple[LevelReport, ...]:
+    levels = tuple(counts.level for counts in backlog.counts)
+    planned = plan.levels[own]
+    converted = _per_level(planned, levels)
+    skipped = _per_level(backlog.level[~chosen], levels)
+    bad = np.array(sorted(amendments.bad), np.int64)
+    quarantined = _per_level(backlog.level[bad], levels)
+    overdue = _per_level(planned[plan.due_ms[own] <= plan.now_ms], levels)
+    rolled = _per_level(planned[(plan.flags[own] & FLAG_ROLL) != 0], levels)
+    return tuple(
+        LevelReport(
+            level=counts.level,
+            delay_ms=counts.delay_ms,
+            from_offset=counts.from_queue_offset,
+            to_offset=counts.to_queue_offset,
+            queued=counts.queued,
+            already_delivered=counts.already_delivered,
+            expired=counts.expired,
+            pending=counts.pending,
+            converted=converted[counts.level],
+            skipped=skipped[counts.level],
+            quarantined=quarantined[counts.level],
+            overdue=overdue[counts.level],
+            rolled=rolled[counts.level],
+            before_queue=counts.before_queue,
+        )
+        for counts in backlog.counts
+    )
+
+
+def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
+    """What was odd about the source and how it was taken, as sentences."""
+    said = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
+    if not whole_log and any(max(c.stored_offset or 0, 0) < c.queue_min for c in backlog.counts):
+        said.append("what lay before such a queue may still be in the log: --whole-log looks there")
+    repaired = sum(counts.repaired for counts in backlog.counts)
+    if repaired:
+        one, many = "due time was no time", "due times were no times"
+        said.append(f"{counted(repaired, one, many)}; made anew: store time + delay")
+    unindexed = sum(counts.not_in_queue for counts in backlog.counts)
+    if unindexed:
+        told = counted(unindexed, "message was", "messages were")
+        said.append(f"{told} in the log but not yet in a level's queue")
+    if lost := sum(counts.before_queue for counts in backlog.counts):
+        said.append(f"{counted(lost, 'message')} lay in the log before a level's queue")
+    if mended := sum(counts.mended for counts in backlog.counts):
+        told = counted(mended, "entry", "entries")
+        said.append(f"{told} of a level's queue led nowhere; what was meant was found in the log")
+    said += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
+    said += [f"the log is damaged at {place}" for place in backlog.damaged_places]
+    return tuple(said)
+
+
+def _offset_warnings(backlog: LevelBacklog) -> Iterator[str]:
+    """Nothing, unless a file is damaged or another was chosen than a broker takes."""
+    offsets = backlog.offsets
+    if not offsets.problems and offsets.source is offsets.broker_choice:
+        return
+    yield from offsets.problems
+    for choice, table in offsets.by_choice().items():
+        left = sum(
+            counts.queue_max
+            - min(max(table.get(counts.level, 0), counts.queue_min), counts.queue_max)
+            for counts in backlog.counts
+        )
+        yield f"--offsets {choice} would find {counted(left, 'message')} queued"
+    yield offsets.taken
+
+
+def _misplaced_offsets(backlog: LevelBacklog) -> Iterator[str]:
+    """Levels whose offset points to where their queue has nothing."""
+    for counts in backlog.counts:
+        stored = counts.stored_offset
+        if stored is None and counts.queue_min:
+            yield (
+                f"level {counts.level}: no offset is known, and its queue begins at"
+                f" {counts.queue_min}; taken as that, as a broker does"
+            )
+        elif stored is not None and not counts.queue_min <= stored <= counts.queue_max:
+            yield (
+                f"level {counts.level}: offset {stored} lies outside its queue ({counts.queue_min}"
+                f" to {counts.queue_max}); taken as {counts.from_queue_offset}, as a broker does"
+            )
+
+
+def conversion_report(
+    options: ConvertOptions,
+    backlog: LevelBacklog,
+    chosen: NDArray[np.bool_],
+    plan: Plan,
+    amendments: Amendments,
+    receipts: list[Receipt],
+    seconds: Seconds,
+    request: dict[str, Any],
+    own: slice = slice(None),
+) -> ConversionReport:
+    """The report of a finished conversion; of one source of several, ``own`` are its messages of
+    the plan, ``receipts`` those of its parts, and all else its own as well.
+    """
+    largest = max((receipt.largest_record_bytes for receipt in receipts), default=0)
+    due_ms = plan.due_ms[own]
+    some = len(due_ms) > 0
+    timer_bytes = TIMER_UNIT.size if plan.engine == WHEEL else WAITING_ROW.size + ID_ROW.size
+    parts = plan.log.parts
+    first, end, _step = own.indices(len(plan))
+    is_own = (parts["first"] >= first) & (parts["end"] <= end)
+    log_bytes = sum(int((parts[name] * sign)[is_own].sum()) for name, sign in _LOG_BYTES)
+    return ConversionReport(
+        source=str(options.source),
+        target=str(options.target),
+        now_ms=plan.now_ms,
+        precision_ms=plan.settings.precision_ms,
+        level_table=backlog.level_table.text(),
+        offsets_source=str(backlog.offsets.source),
+        levels=_level_reports(backlog, chosen, plan, amendments, own),
+        due_min_ms=int(due_ms.min()) if some else None,
+        due_max_ms=int(due_ms.max()) if some else None,
+        open_before_ms=open_before_ms(plan) if plan.engine == WHEEL else None,
+        bytes_read=sum(receipt.bytes_read for receipt in receipts),
+        bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + timer_bytes),
+        bad_records=bad_records(backlog, amendments),
+        broker_conf=broker_settings(plan.settings, largest),
+        warnings=_warnings(backlog, whole_log=options.whole_log),
+        seconds=seconds,
+        request=request,
+        identity=plan.identity,
+        engine=plan.engine,
+        target_queue_offset=first,
+        topics={name: demand.count for name, demand in topic_demands(receipts).items()},
+        due=DueTimes.of(due_ms),
+    )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a place is, or can become, the target of a conversion, as far as a glance tells."""
+
+from pathlib import Path
+
+from message_store.base.errors import OptionsError, SourceError, TargetError
+from message_store.base.printable import shell_word
+from message_store.files.small_files import is_directory, is_ordinary_file, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.reading.unfinished_change import refuse_unfinished_change
+from migrate.changes.note import IN_PLACE, changes_of
+from migrate.report.conversion_marker import CONVERSION_NAME
+from migrate.write.publishing import signs_of_use
+from migrate.write.staging import Staging
+
+WRITTEN_NAME = "written.json"
+"""The marker of a store that was written from a table of messages."""
+
+UNFINISHED = "an unfinished conversion; run the same convert command again"
+UNFINISHED_WRITE = "an unfinished write of a table; write it again"
+UNFINISHED_USED = (
+    "an unfinished conversion or write, on which a broker or an engine was started ({signs} left);"
+    " do it again to another directory"
+)
+
+
+IN_PLACE_TOLD = (
+    "converted in place, so that nothing is left to compare it with; whether all that is in it will"
+    " be delivered tells"
+)
+
+
+def told_unfinished(store: StoreRoot) -> str | None:
+    """What to say of the target of a conversion, or of a write, that was stopped early.
+
+    Raises SourceError for a store that may not be looked into.
+    """
+    is_whole = is_present(_marker(store)) or is_present(store.own / WRITTEN_NAME)
+    staging = Staging(store)
+    if is_whole or not is_directory(staging.path):
+        return None
+    if used := signs_of_use(store):
+        return UNFINISHED_USED.format(signs=", ".join(used))
+    is_write = is_directory(staging.path / "writes") and not is_present(staging.plan_file)
+    return UNFINISHED_WRITE if is_write else UNFINISHED
+
+
+def refuse_unfinished(store: StoreRoot) -> None:
+    """Raise SourceError for a target that ``told_unfinished`` has something to say of, and for a
+    store of which a change in place was stopped.
+    """
+    if told := told_unfinished(store):
+        raise SourceError(f"{store.path}: {told}")
+    refuse_unfinished_change(store)
+
+
+def require_pair(source: Path, target: Path) -> None:
+    """Raise unless these can be the two sides of a conversion.
+
+    OptionsError for one directory given twice; SourceError for a side that is no store, and for a
+    target that is unfinished or that no conversion made.
+    """
+    if is_present(source) and source.resolve() == target.resolve():
+        raise OptionsError(f"{target}: given twice; what is compared is SOURCE with TARGET")
+    ours, theirs = StoreRoot(source), StoreRoot(target)
+    ours.require_readable()
+    try:
+        refuse_unfinished(theirs)
+        theirs.require_readable()
+    except SourceError as error:
+        raise type(error)(f"the target {error}") from error
+    if not is_present(_marker(theirs)):
+        why = ""
+        if is_present(_marker(ours)):
+            why = f"; {source} is one: the order is SOURCE TARGET"
+        elif is_present(theirs.own / WRITTEN_NAME):
+            how = f"delaywheel verify {shell_word(str(target))}"
+            why = f"; it was written from a table, give it alone: `{how}`"
+        elif was_converted_in_place(theirs):
+            why = f"; it was {IN_PLACE_TOLD} `delaywheel check {shell_word(str(target))}`"
+        raise SourceError(
+            f"the target {theirs.path}: expected the target of a finished conversion{why}"
+        )
+
+
+def was_converted_in_place(store: StoreRoot) -> bool:
+    """Whether what waits on its wheel came from its own levels, and was not taken back."""
+    return any(change.kind == IN_PLACE for change in changes_of(store))
+
+
+def refuse_file(target: Path) -> None:
+    """Raise TargetError where a file stands in the place of a target, or nobody may look there."""
+    try:
+        is_file = is_ordinary_file(target)
+    except SourceError as error:
+        raise TargetError(str(error)) from error
+    if is_file:
+        raise TargetError(f"{target}: is a file, not a directory")
+
+
+def _marker(store: StoreRoot) -> Path:
+    return store.own / CONVERSION_NAME

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a level record of the usual shape looks like, for kernels: where its parts lie, or "not
+usual".
+
+Every length is checked before it is used. The caller's buffer has eight bytes to spare behind it,
+because names are compared a word at a time. Kernels hand each other addresses and no arrays: numba
+counts references to an array at every call, which took half of the time of a record.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from message_store.format import properties as names
+from message_store.format.record_layout import (
+    BODY_RUN,
+    CRC_MASK,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_V1,
+    PROPERTIES_RUN,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_COMMIT,
+    SYS_STORE_HOST_IPV6,
+    SYS_TRANSACTION_MASK,
+    TOPIC_RUN_V1,
+)
+from message_store.format.timer_record_rules import IPV4_IN_IPV6
+from message_store.kernels.cache import inline_kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.message_rules import is_deliverable
+from message_store.kernels.raw_memory import (
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_native,
+    load_u8,
+    load_word,
+    load_word32,
+    separator_bits,
+    store_native,
+    trailing_zeros,
+)
+from migrate.write.rewrite import QUEUE_ID_MAX, REAL_TOPIC_MAX_BYTES
+
+_SIZE, _MAGIC, _CRC = (HEAD_V4_V4.offset_of(name) for name in ("size_bytes", "magic", "body_crc"))
+_QUEUE_ID, _STORE_TIME = (HEAD_V4_V4.offset_of(name) for name in ("queue_id", "store_timestamp_ms"))
+_LOG_OFFSET, _SYS_FLAG = (HEAD_V4_V4.offset_of(name) for name in ("commit_log_offset", "sys_flag"))
+_BORN_IP, _STORE_IP = (HEAD_V4_V4.offset_of(name) for name in ("born_ip", "store_ip"))
+_HEAD_BYTES = HEAD_V4_V4.size
+_IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
+_BODY_LENGTH = BODY_RUN.length.size
+_TOPIC_LENGTH = TOPIC_RUN_V1.length.size
+_PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
+
+_SYSTEM_TOPIC_BYTES = len(names.LEVEL_TOPIC)
+_LAST_WORD_AT = _SYSTEM_TOPIC_BYTES - 8
+_BLOCK_BYTES = 64
+assert SMALLEST_RECORD_BYTES >= _BLOCK_BYTES, "a block ends in the properties and begins no earlier"
+
+
+def word_of(name: str) -> np.uint64:
+    """The first eight bytes of a name, as ``load_word`` loads them."""
+    return np.uint64(int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "little"))
+
+
+def _words(topic: str) -> tuple[np.uint64, np.uint64, np.uint64]:
+    """A system topic's name in three words, of which the last two overlap."""
+    assert 16 <= len(topic) == _SYSTEM_TOPIC_BYTES < 24, "two words do not hold it, three do"
+    return word_of(topic), word_of(topic[8:]), word_of(topic[_LAST_WORD_AT:])
+
+
+_LEVEL_WORDS = _words(names.LEVEL_TOPIC)
+TIMER_WORDS = _words(names.TIMER_TOPIC)
+_TAGS, _DELAY = word_of(names.TAGS), word_of(names.DELAY)
+_REAL_QUEUE_NAME, _REAL_TOPIC, _REAL_TOPIC_END = (
+    word_of(names.REAL_QUEUE_ID),
+    word_of(names.REAL_TOPIC),
+    word_of(names.REAL_TOPIC[2:]),
+)
+_CRC32, _TIMER_ROLL, _TIMER_DELETE, _INNER = (
+    word_of(names.CRC32),
+    word_of(names.TIMER_ROLL_TIMES),
+    word_of(names.TIMER_DELETE_UNIQUE_KEY),
+    word_of(names.INNER_MULTI_DISPATCH),
+)
+_MAPPED_WORD = np.uint64(int.from_bytes(IPV4_IN_IPV6[:8], "little"))
+_MAPPED_WORD_BEHIND = np.uint64(int.from_bytes(IPV4_IN_IPV6[8:], "little"))
+_TIMER_OUT_NAME = word_of(names.TIMER_OUT_MS)
+_TIMER_DELETE_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
+
+# Where a look at a record leaves what it found: addresses of property values, then places counted
+# from its beginning.
+DELAY_START, DELAY_END, TOPIC_START, TOPIC_END, QID_START, QID_END, TAGS_START, TAGS_END = range(8)
+HEAD_END, STORE_TIME_AT, TOPIC_AT, PROPERTIES_AT = range(8, 12)
+REAL_QUEUE_ID = 12
+FOUND_SIZE = 13
+
+
+@inline_kernel
+def fact(found: int, which: int) -> int:
+    """One of the things that a look at a record left at the address ``found``."""
+    return int(load_native(found + 8 * which))
+
+
+@inline_kernel
+def _keep(found: int, which: int, value: int) -> None:
+    store_native(found + 8 * which, value)
+
+
+@inline_kernel
+def _note(found: int, which: int, start: int, end: int) -> bool:
+    """Remember where a property's value lies; a second one of the same name, or an empty one, is
+    unusual.
+    """
+    if fact(found, which) != 0 or start >= end:
+        return False
+    _keep(found, which, start)
+    _keep(found, which + 1, end)
+    return True
+
+
+@inline_kernel
+def _see_property(start: int, separator: int, end: int, found: int) -> bool:
+    """Note a property that matters; False for one that must go, or that is given twice.
+
+    ``separator`` is 0 where there is none between name and value.
+    """
+    if separator == 0:
+        return True
+    length = separator - start
+    if length == 4:
+        if load_word32(start) == _TAGS:
+            return _note(found, TAGS_START, separator + 1, end)
+    elif length == 5:
+        if load_word(start) & np.uint64(0xFFFFFFFFFF) == _DELAY:
+            return _note(found, DELAY_START, separator + 1, end)
+    elif length == 8:
+        word = load_word(start)
+        if word == _REAL_QUEUE_NAME:
+            return _note(found, QID_START, separator + 1, end)
+        return bool(word != _CRC32)
+    elif length == 10:
+        if load_word(start) == _REAL_TOPIC and load_word(start + 2) == _REAL_TOPIC_END:
+            return _note(found, TOPIC_START, separator + 1, end)
+    elif length >= 12:
+        word = load_word(start)
+        return word not in (_TIMER_OUT_NAME, _TIMER_ROLL, _INNER) and (
+            word != _TIMER_DELETE or length != _TIMER_DELETE_BYTES
+        )
+    return True
+
+
+@inline_kernel
+def _walk_properties(start: int, end: int, found: int) -> bool:
+    """Find the properties that matter; False when one is there that must go or is given twice.
+
+    Separators are looked for 64 bytes at a time. The last block is taken so that it ends where the
+    properties do: the record in front of them is longer than a block.
+    """
+    for which in range(HEAD_END):
+        _keep(found, which, 0)
+    name_start, separator = start, 0
+    place = start
+    while place < end:
+        block = min(place, end - _BLOCK_BYTES)
+        bits = separator_bits(block) >> np.uint64(place - block)
+        while bits != 0:
+            at = place + trailing_zeros(bits)
+            bits &= bits - np.uint64(1)
+            if load_u8(at) == 1:
+                if separator == 0:
+                    separator = at
+                continue
+            if not _see_property(name_start, separator, at, found):
+                return False
+            name_start, separator = at + 1, 0
+        place = block + _BLOCK_BYTES
+    if name_start < end and not _see_property(name_start, separator, end, found):
+        return False
+    return bool(
+        fact(found, DELAY_START) != 0
+        and fact(found, TOPIC_START) != 0
+        and fact(found, QID_START) != 0
+    )
+
+
+@inline_kernel
+def _number(start: int, end: int, digits_max: int) -> int:
+    """A plain decimal number as Java prints it, or -1."""
+    length = end - start
+    if length > digits_max or (length > 1 and load_u8(start) == 0x30):
+        return -1
+    value = 0
+    for place in range(start, end):
+        digit = load_u8(place) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline_kernel
+def _is_system_topic(start: int, words: Any) -> bool:
+    """Whether these bytes are a name of the length that both system topics have."""
+    return bool(
+        load_word(start) == words[0]
+        and load_word(start + 8) == words[1]
+        and load_word(start + _LAST_WORD_AT) == words[2]
+    )
+
+
+@inline_kernel
+def is_plain_topic(start: int, length: int) -> bool:
+    """Whether nothing about a topic's name needs a second look."""
+    if length > REAL_TOPIC_MAX_BYTES or load_u8(start) == 0x2E:
+        return False
+    for place in range(start, start + length):
+        byte = load_u8(place)
+        if byte <= 0x20 or byte >= 0x7F or byte == 0x2F:
+            return False
+    return bool(is_deliverable(start, length, REAL_TOPIC_MAX_BYTES))
+
+
+@inline_kernel
+def _head_is_usual(record: int, size: int, level: int, source_offset: int) -> bool:
+    """Whether the head is that of the record which the queue entry promises."""
+    if load_i32(record + _SIZE) != size or load_i32(record + _MAGIC) != MAGIC_V1:
+        return False
+    if load_i32(record + _QUEUE_ID) != level - 1 or load_i64(record + _LOG_OFFSET) != source_offset:
+        return False
+    transaction = load_i32(record + _SYS_FLAG) & SYS_TRANSACTION_MASK
+    return bool(transaction == 0 or transaction == SYS_COMMIT)
+
+
+@inline_kernel
+def _has_usual_hosts(record: int, born_extra: int, store_extra: int) -> bool:
+    """Whether no IPv6 address is an IPv4 one in disguise."""
+    if born_extra and _is_mapped(record + _BORN_IP):
+        return False
+    return not (store_extra and _is_mapped(record + born_extra + _STORE_IP))
+
+
+@inline_kernel
+def _is_mapped(address: int) -> bool:
+    return bool(
+        load_word(address) == _MAPPED_WORD and load_word32(address + 8) == _MAPPED_WORD_BEHIND
+    )
+
+
+@inline_kernel
+def _find_runs(record: int, size: int, found: int) -> bool:
+    """Find body, topic and properties, every length checked; False unless they add up to a level
+    record.
+    """
+    sys_flag = load_i32(record + _SYS_FLAG)
+    born_extra = _IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    store_extra = _IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    head_bytes = _HEAD_BYTES + born_extra + store_extra
+    room = size - (
+        head_bytes + _BODY_LENGTH + _TOPIC_LENGTH + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
+    )
+    if room < 0 or not _has_usual_hosts(record, born_extra, store_extra):
+        return False
+    body_length = load_i32(record + head_bytes)
+    if body_length < 0 or body_length > room:
+        return False
+    body = record + head_bytes + _BODY_LENGTH
+    topic = body + body_length + _TOPIC_LENGTH
+    if load_i8(topic - _TOPIC_LENGTH) != _SYSTEM_TOPIC_BYTES:
+        return False
+    properties = topic + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
+    if load_i16(properties - _PROPERTIES_LENGTH) != record + size - properties:
+        return False
+    _keep(found, HEAD_END, head_bytes)
+    _keep(found, STORE_TIME_AT, _STORE_TIME + born_extra)
+    _keep(found, TOPIC_AT, topic - record)
+    _keep(found, PROPERTIES_AT, properties - record)
+    if not _is_system_topic(topic, _LEVEL_WORDS):
+        return False
+    crc = crc32(body, body_length) & np.uint64(CRC_MASK)
+    return bool(crc == np.uint64(load_i32(record + _CRC)))
+
+
+@inline_kernel
+def find_level_record(record: int, size: int, level: int, source_offset: int, found: int) -> bool:
+    """Fill ``found`` for the record at an address; False when anything about it is not as usual.
+
+    ``size`` is at least that of the smallest record and within the buffer. The limits of the target
+    are the caller's to check, and the real topic's name: once a topic, not once a record.
+    """
+    if not _head_is_usual(record, size, level, source_offset):
+        return False
+    if not _find_runs(record, size, found):
+        return False
+    if not _walk_properties(record + fact(found, PROPERTIES_AT), record + size, found):
+        return False
+    if _number(fact(found, DELAY_START), fact(found, DELAY_END), 5) != level:
+        return False
+    _keep(found, REAL_QUEUE_ID, _number(fact(found, QID_START), fact(found, QID_END), 5))
+    return bool(0 <= fact(found, REAL_QUEUE_ID) <= QUEUE_ID_MAX)

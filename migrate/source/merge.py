@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several sources in one target: which go together, and how their accounts become one.
+
+The messages of each source lie in the target behind those of the one before it, in the order in
+which the sources were named; ``target_queue_offset`` of a source's report says where.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from legacy_levels.backlog.backlog import LevelBacklog
+from message_store.base.errors import FormatError, OptionsError
+from message_store.files.segments import SegmentReader
+from migrate.report.bad_record_list import LISTED, SOURCE_NUMBER
+from migrate.report.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
+from migrate.settings import ConvertOptions, TargetSettings
+from migrate.source.conversion_source import ConversionSource
+from migrate.source.replicas import find_replicas, same_broker
+
+_OF_A_SOURCE = {
+    "source", "level_table", "after_crash", "offsets", "only_levels", "only_topics", "levels_only",
+    "whole_log",
+}  # fmt: skip
+"""What each source may be asked for by itself; of the rest a target has one."""
+_COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
+
+
+class SameMessageError(OptionsError):
+    """One message that waits in two sources: in one target it would be delivered from both."""
+
+
+def require_mergeable(members: Sequence[ConvertOptions]) -> None:
+    """Raise OptionsError for sources that cannot be in one target, naming them: one given twice,
+    copies of one broker's data, and others than the first in what a target has one of.
+    """
+    places: dict[Path, Path] = {}
+    for options in members:
+        end = options.source.resolve()
+        if end in places:
+            raise OptionsError(f"{options.source}: named twice (also as {places[end]})")
+        places[end] = options.source
+    first = members[0]
+    for other in members[1:]:
+        for name, one, two in _asked(first, other):
+            if one != two:
+                raise OptionsError(
+                    f"{first.source} and {other.source} cannot be in one target: {name} is {one}"
+                    f" for the one and {two} for the other"
+                )
+    sources = [options.source for options in members]
+    for group in find_replicas(sources):
+        raise same_broker(sources, group)
+
+
+def _asked(one: ConvertOptions, two: ConvertOptions) -> Iterator[tuple[str, Any, Any]]:
+    for field in attrs.fields(TargetSettings):
+        yield field.name, getattr(one.settings, field.name), getattr(two.settings, field.name)
+    for field in attrs.fields(ConvertOptions):
+        if field.name not in _OF_A_SOURCE:
+            yield field.name, getattr(one, field.name), getattr(two, field.name)
+
+
+def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:
+    """Raise SameMessageError where one record waits in two sources, byte for byte at one place of
+    the log: copies of one broker's store that have no file of the log in common.
+    """
+    for one, two in combinations(sources, 2):
+        for at_one, at_two in _alike(one.backlog, two.backlog):
+            if _record(one, at_one) == _record(two, at_two):
+                level, queue_offset = one.backlog.level[at_one], one.backlog.queue_offset[at_one]
+                raise SameMessageError(
+                    f"{one.root.path} and {two.root.path} hold the same message: level {level},"
+                    f" queue offset {queue_offset}; it would be delivered from both. Convert the"
+                    " master's store only"
+                )
+
+
+def _alike(one: LevelBacklog, two: LevelBacklog) -> list[tuple[int, int]]:
+    """Rows of both that agree in place, size, level and due time; of different brokers that is
+    chance, and few.
+    """
+    _offsets, rows_one, rows_two = np.intersect1d(
+        one.commit_log_offset, two.commit_log_offset, return_indices=True
+    )
+    alike = np.ones(len(rows_one), np.bool_)
+    for name in _COMPARED:
+        alike &= getattr(one, name)[rows_one] == getattr(two, name)[rows_two]
+    return list(zip(rows_one[alike].tolist(), rows_two[alike].tolist(), strict=True))
+
+
+def _record(source: ConversionSource, at: int) -> bytes | int:
+    """The bytes of an entry; of one that cannot be read its own number, which is no other's."""
+    offset, size = source.backlog.commit_log_offset[at], source.backlog.size_bytes[at]
+    try:
+        with SegmentReader(source.root.commit_log) as log:
+            return log.read_at(int(offset), int(size))
+    except FormatError:
+        return id(source)
+
+
+def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What makes this run this one: that of its only source, or of all, by their numbers, beside
+    what their target is for.
+    """
+    if len(requests) == 1:
+        return requests[0]
+    sources = {f"source {number}": request for number, request in enumerate(requests, 1)}
+    return {"to": requests[0]["to"], **sources}
+
+
+def named_records(records: Iterable[BadRecord], source: Path, source_count: int) -> list[BadRecord]:
+    """The records of one source of several, with its place in the reason."""
+    if source_count == 1:
+        return list(records)
+    return [attrs.evolve(record, reason=f"{source}: {record.reason}") for record in records]
+
+
+def merged_report(reports: Sequence[ConversionReport], request: dict[str, Any]) -> ConversionReport:
+    """The sum of the reports of all sources, with each of them in ``sources``."""
+    first, count = reports[0], len(reports)
+    bad = [named_records(report.bad_records, Path(report.source), count) for report in reports]
+    left_out, topics = Counter[str](), Counter[str]()
+    for report in reports:
+        left_out.update(report.left_out_topics)
+        topics.update(report.topics)
+    due_min = [report.due_min_ms for report in reports if report.due_min_ms is not None]
+    due_max = [report.due_max_ms for report in reports if report.due_max_ms is not None]
+    return attrs.evolve(
+        first,
+        source=", ".join(report.source for report in reports),
+        level_table=_shared([report.level_table for report in reports]),
+        offsets_source=_shared([report.offsets_source for report in reports]),
+        levels=_summed(reports),
+        due_min_ms=min(due_min, default=None),
+        due_max_ms=max(due_max, default=None),
+        bytes_read=sum(report.bytes_read for report in reports),
+        bytes_written=sum(report.bytes_written for report in reports),
+        bad_records=tuple(record for records in bad for record in records),
+        broker_conf=max((report.broker_conf for report in reports), key=_message_bytes),
+        warnings=tuple(f"{r.source}: {said}" for r in reports for said in r.warnings),
+        request=request,
+        left_out_topics=dict(left_out),
+        topics=dict(sorted(topics.items())),
+        target_queue_offset=0,
+        sources=tuple(reports),
+    )
+
+
+def _shared(texts: Sequence[str]) -> str:
+    return texts[0] if len(set(texts)) == 1 else "; ".join(texts)
+
+
+def _message_bytes(conf: dict[str, str]) -> int:
+    """The limit that a source's largest record asks for; the target's is the largest of all."""
+    return int(conf.get("maxMessageSize", 0))
+
+
+def _summed(reports: Sequence[ConversionReport]) -> tuple[LevelReport, ...]:
+    """The books of each level; where sources mean different delays by one, a row for each."""
+    sums: dict[tuple[int, int], LevelReport] = {}
+    for level in (level for report in reports for level in report.levels):
+        key = level.level, level.delay_ms
+        before = sums.get(key)
+        added = {
+            name: getattr(level, name) + (getattr(before, name) if before else 0)
+            for name in ("from_offset", "to_offset", "before_queue", *COUNT_NAMES)
+        }
+        sums[key] = attrs.evolve(level, **added)
+    return tuple(sums[key] for key in sorted(sums))
+
+
+def marker_of(report: ConversionReport, number: int | None = None) -> dict[str, Any]:
+    """What a finished target says of its conversion: the report, and under ``conversion`` all that
+    an independent verification needs; of several sources under ``sources`` for each, by number. Of
+    the bad records it has only the count: ``bad_record_list`` has them.
+    """
+    facts = attrs.evolve(report, bad_records=(), sources=()).as_json()
+    facts["sources"] = [marker_of(source, place) for place, source in enumerate(report.sources)]
+    request = report.sources[0].request if report.sources else report.request
+    listed = {LISTED: len(report.bad_records), SOURCE_NUMBER: number}
+    return {**facts, "conversion": {**request, **request["settings"], **listed}}

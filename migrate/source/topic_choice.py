@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pending messages are for the topics asked for: one look at every record, in bulk."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.backlog import LevelBacklog
+from message_store.base.errors import OptionsError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import address_of
+from migrate.source.level_record_kernel import FOUND_SIZE, TOPIC_END, TOPIC_START, find_level_record
+from migrate.source.reader import NOT_THERE, Chunk, read_chunks
+from migrate.source.topic_table import NOT_PLAIN, TABLE_FULL, TopicTable, add_plain_topic
+from migrate.write.rewrite import real_topic_of
+
+_UNKNOWN = -1
+
+
+@kernel(
+    "int64(int64, int64, int64[::1], int32[::1], int16[::1], int64[::1], int64, int32[::1], int64)"
+)
+def number_topics(
+    buffer: int, buffer_bytes: int, places: Any, sizes: Any, levels: Any, offsets: Any,
+    table: int, numbers: Any, start: int,
+) -> int:  # fmt: skip
+    """Fill ``numbers`` with each record's number in the topic table, -1 for records of an unusual
+    shape.
+
+    Returns how many records it came through: fewer than all when the table was full.
+    """
+    facts = np.zeros(FOUND_SIZE, np.int64)
+    found = facts.ctypes.data
+    for i in range(start, len(places)):
+        numbers[i] = _UNKNOWN
+        size = int(sizes[i])
+        if places[i] < 0 or size < SMALLEST_RECORD_BYTES or size > buffer_bytes - places[i]:
+            continue
+        record = buffer + int(places[i])
+        if not find_level_record(record, size, int(levels[i]), offsets[i], found):
+            continue
+        name, name_bytes = facts[TOPIC_START], facts[TOPIC_END] - facts[TOPIC_START]
+        number = add_plain_topic(table, name, name_bytes)
+        if number == TABLE_FULL:
+            return i
+        if number == NOT_PLAIN:
+            continue
+        numbers[i] = number
+    return len(places)
+
+
+def choose_topics(
+    source: StoreRoot, backlog: LevelBacklog, topics: tuple[str, ...]
+) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    """A mask of the backlog: records for one of these topics, and records that cannot be read.
+
+    What cannot be read stays chosen, so that it is reported as bad and not passed over. Also
+    returns how many messages of each other topic are left out. Raises OptionsError for a topic that
+    nothing waits for.
+    """
+    wanted = {topic.encode() for topic in topics}
+    chosen = np.zeros(len(backlog.level), np.bool_)
+    counts: Counter[bytes] = Counter()
+    table = TopicTable()
+    sizes = backlog.size_bytes.astype(np.int32)
+    levels = backlog.level.astype(np.int16)
+    with SegmentReader(source.commit_log) as log:
+        for chunk in read_chunks(log, backlog.commit_log_offset, sizes):
+            span = slice(chunk.first, chunk.end)
+            numbers = _numbers(
+                chunk, sizes[span], levels[span], backlog.commit_log_offset[span], table
+            )
+            seen = [entry.topic for entry in table.counts()]
+            is_wanted = np.array([topic in wanted for topic in seen], np.bool_)
+            known = numbers != _UNKNOWN
+            chosen[span][known] = is_wanted[numbers[known]]
+            numbered = np.bincount(numbers[known], minlength=len(seen)).tolist()
+            counts.update(dict(zip(seen, numbered, strict=True)))
+            for at in np.flatnonzero(~known).tolist():
+                topic = _scalar_topic(chunk, at, int(sizes[chunk.first + at]))
+                chosen[chunk.first + at] = topic is None or topic in wanted
+                if topic is not None:
+                    counts[topic] += 1
+    if unknown := sorted(topic for topic in topics if not counts[topic.encode()]):
+        waiting = ", ".join(sorted(topic.decode("utf-8", "replace") for topic in counts))
+        raise OptionsError(f"nothing waits for topic {unknown[0]}; there is: {waiting}")
+    left_out = {
+        topic.decode("utf-8", "replace"): count
+        for topic, count in sorted(counts.items())
+        if count and topic not in wanted
+    }
+    return chosen, left_out
+
+
+def _numbers(
+    chunk: Chunk, sizes: Any, levels: Any, offsets: Any, table: TopicTable
+) -> NDArray[np.int32]:
+    numbers = np.empty(chunk.end - chunk.first, np.int32)
+    done = 0
+    while True:
+        done = number_topics(
+            address_of(chunk.buffer), chunk.buffer_bytes, chunk.places, sizes, levels, offsets,
+            table.address, numbers, done,
+        )  # fmt: skip
+        if done == len(numbers):
+            return numbers
+        table.grow()
+
+
+def _scalar_topic(chunk: Chunk, at: int, size: int) -> bytes | None:
+    place = int(chunk.places[at])
+    if place == NOT_THERE:
+        return None
+    return real_topic_of(chunk.buffer[place : place + size].tobytes())

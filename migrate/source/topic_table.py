@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which real topics a run of records has, how many of each, and their highest queue: counted inside
+the kernel.
+
+A small open-addressing table in arrays, so that the kernel that rewrites records finds a topic's
+number without coming back to Python; names are checked and hashed once, when a topic is first seen.
+"""
+
+import attrs
+import numpy as np
+
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import address_of, copy_bytes, load_native, store_native
+from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
+from migrate.source.level_record_kernel import is_plain_topic
+
+TABLE_FULL = -1
+NOT_PLAIN = -2
+
+# The head of a table: addresses and lengths of its arrays, and how much of them is used.
+_INDEX, _INDEX_MASK, _ROWS, _ROW_COUNT, _TEXT, _TEXT_BYTES, _USED_TOPICS, _USED_BYTES = range(8)
+_HEAD_FIELDS = 8
+# A row.
+_START, _LENGTH, _JAVA_HASH, _COUNT, _MAX_QUEUE = range(5)
+_COLUMNS = 5
+_ROW_BYTES = 8 * _COLUMNS
+
+
+@attrs.frozen
+class TopicCount:
+    """One real topic in a run of records."""
+
+    topic: bytes
+    count: int
+    max_queue_id: int
+
+
+class TopicTable:
+    """The table with its arrays: hash places, rows (one a topic), names; ``address`` is that of its
+    head, which is all that kernels need.
+    """
+
+    def __init__(self, topics: int = 1024) -> None:
+        self._index = np.full(4 * topics, -1, np.int64)
+        self._rows = np.zeros((topics, _COLUMNS), np.int64)
+        self._text = np.zeros(topics * 256, np.uint8)
+        self._head = np.zeros(_HEAD_FIELDS, np.int64)
+        self._head[:_USED_TOPICS] = (
+            *(address_of(self._index), len(self._index) - 1),
+            *(address_of(self._rows), topics),
+            *(address_of(self._text), len(self._text)),
+        )
+
+    @property
+    def address(self) -> int:
+        """Of the head; the table is kept while it is used."""
+        return address_of(self._head)
+
+    def grow(self) -> None:
+        """Twice the room, the same contents."""
+        bigger = TopicTable(2 * len(self._rows))
+        for number, entry in enumerate(self.counts()):
+            name = np.frombuffer(entry.topic, np.uint8)
+            add_topic(bigger.address, address_of(name), len(name))
+            bigger._rows[number, _COUNT:] = self._rows[number, _COUNT:]
+        self._index, self._rows, self._text = bigger._index, bigger._rows, bigger._text
+        self._head = bigger._head
+
+    def add(self, topic: bytes, queue_id: int) -> None:
+        """Count one record that the kernel left to the scalar code."""
+        name = np.frombuffer(topic, np.uint8)
+        number = add_topic(self.address, address_of(name), len(name))
+        if number == TABLE_FULL:
+            self.grow()
+            self.add(topic, queue_id)
+            return
+        self._rows[number, _COUNT] += 1
+        self._rows[number, _MAX_QUEUE] = max(self._rows[number, _MAX_QUEUE], queue_id)
+
+    def counts(self) -> list[TopicCount]:
+        """Every topic in the order of first sight; some may have a count of 0."""
+        return [
+            TopicCount(self._text[start : start + length].tobytes(), count, max_queue)
+            for start, length, _hash, count, max_queue in self._rows[
+                : self._head[_USED_TOPICS]
+            ].tolist()
+        ]
+
+
+@inline_kernel
+def _field(table: int, which: int) -> int:
+    return int(load_native(table + 8 * which))
+
+
+@inline_kernel
+def _row_of(table: int, number: int) -> int:
+    return _field(table, _ROWS) + number * _ROW_BYTES
+
+
+@inline_kernel
+def _place_of(table: int, name: int, length: int) -> int:
+    """The address of the place in the index where a topic name stands, or would stand."""
+    index, mask = _field(table, _INDEX), _field(table, _INDEX_MASK)
+    text = _field(table, _TEXT)
+    place = np.int64(hash_bytes(name, length, np.uint64(7)) & np.uint64(mask))
+    while True:
+        number = load_native(index + 8 * place)
+        if number < 0:
+            return int(index + 8 * place)
+        row = _row_of(table, number)
+        same = load_native(row + 8 * _LENGTH) == length
+        if same and equal_bytes(name, text + load_native(row + 8 * _START), length):
+            return int(index + 8 * place)
+        place = (place + 1) & mask
+
+
+@kernel("int64(int64, int64, int64)")
+def add_topic(table: int, name: int, length: int) -> int:
+    """The number of a topic name, new names added; ``TABLE_FULL`` when there is no room for one
+    more.
+    """
+    place = _place_of(table, name, length)
+    number = load_native(place)
+    if number >= 0:
+        return int(number)
+    number, start = _field(table, _USED_TOPICS), _field(table, _USED_BYTES)
+    if number >= _field(table, _ROW_COUNT) or start + length > _field(table, _TEXT_BYTES):
+        return TABLE_FULL
+    copy_bytes(_field(table, _TEXT) + start, name, length)
+    row = _row_of(table, number)
+    store_native(row + 8 * _START, start)
+    store_native(row + 8 * _LENGTH, length)
+    store_native(row + 8 * _JAVA_HASH, java_hash_utf8(name, length))
+    store_native(row + 8 * _COUNT, 0)
+    store_native(row + 8 * _MAX_QUEUE, 0)
+    store_native(table + 8 * _USED_BYTES, start + length)
+    store_native(table + 8 * _USED_TOPICS, number + 1)
+    store_native(place, number)
+    return int(number)
+
+
+@inline_kernel
+def add_plain_topic(table: int, name: int, length: int) -> int:
+    """The same; ``NOT_PLAIN`` for a new name that needs a second look, and for one that had it and
+    is not text.
+    """
+    number = load_native(_place_of(table, name, length))
+    if number < 0:
+        return int(add_topic(table, name, length)) if is_plain_topic(name, length) else NOT_PLAIN
+    is_text = load_native(_row_of(table, number) + 8 * _JAVA_HASH) != NOT_UTF8
+    return int(number) if is_text else NOT_PLAIN
+
+
+@inline_kernel
+def count_record(table: int, number: int, queue_id: int) -> int:
+    """Count one record of topic ``number``; returns the topic's Java hash."""
+    row = _row_of(table, number)
+    store_native(row + 8 * _COUNT, load_native(row + 8 * _COUNT) + 1)
+    if queue_id > load_native(row + 8 * _MAX_QUEUE):
+        store_native(row + 8 * _MAX_QUEUE, queue_id)
+    return int(load_native(row + 8 * _JAVA_HASH))

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spark's data sources ``rocketmq_levels`` and ``rocketmq_wheel``: what waits in a store as a
+table, and a table of messages as a new store with a wheel.
+
+This module only speaks with Spark. Readers, writers and what passes between them are pickled, so
+they hold plain values; what brings compiled code is imported where it is used. docs/SPARK.md has
+columns, options and limits.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from message_store.base.errors import OptionsError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+
+    from migrate.table.pending_table import Condition, TableOptions
+    from migrate.table.wheel_staging import StagedRows, WriteRun
+
+_WHOLE = ("smallint", "int", "bigint")
+_WRITABLE: dict[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "body": ("binary", "string"),
+    "due_ms": ("int", "bigint"),
+    "queue_id": _WHOLE,
+    "tags": ("string",),
+    "keys": ("array<string>", "string"),
+    "unique_key": ("string",),
+    "properties": ("map<string,string>",),
+    "flag": _WHOLE,
+    "born_ms": ("int", "bigint"),
+    "sys_flag": _WHOLE,
+    "reconsume_times": _WHOLE,
+}
+"""The columns of a message, and as which of Spark's types each is taken."""
+_REQUIRED = ("topic", "body", "due_ms")
+_PASSED_OVER = ("level", "store_ms", "size_bytes", "commit_log_offset", "retry", "problem")
+"""What the readers tell of a message's old place; a new store gives it another one."""
+
+_OPERATORS = {
+    "EqualTo": "==",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "In": "in",
+    "IsNotNull": "is not null",
+}
+
+
+def register_data_sources(spark: SparkSession) -> None:
+    """Make both data sources known to a session, by name."""
+    spark.dataSource.register(LevelsDataSource)
+    spark.dataSource.register(WheelDataSource)
+
+
+class PendingPartition(InputPartition):
+    """A range of rows, packed: their places are all that a task needs to know."""
+
+    def __init__(self, rows: tuple[int, int, bytes]) -> None:
+        super().__init__(rows)
+
+
+class PendingReader(DataSourceReader):
+    """Reads what waits in the levels, or on the wheel, of one store."""
+
+    def __init__(self, path: Path, kind: str, options: "TableOptions") -> None:
+        self.path = path
+        self.kind = kind
+        self.options = options
+        self.conditions: list[Condition] = []
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """A run of messages each, in the order of the log."""
+        from migrate.table.pending_table import pending_rows
+
+        rows = pending_rows(self.path, self.kind, self.options, self.conditions)
+        parts = [PendingPartition(part.packed()) for part in rows.ranges()]
+        # one at least: what readers are given instead of none differs between versions of Spark
+        return parts or [PendingPartition(rows.packed())]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        """The messages of one partition, as Arrow batches."""
+        from migrate.table.pending_batches import pending_batches
+        from migrate.table.pending_table import PendingRows
+
+        rows = PendingRows.unpacked(partition.value)
+        yield from pending_batches(self.path, self.kind, rows, self.options, self.conditions)
+
+
+class PushdownReader(PendingReader):
+    """The same, taking filters over. Apart, because a reader that has this method fails every read
+    of a session in which ``spark.sql.python.filterPushdown.enabled`` is off.
+    """
+
+    def pushFilters(self, filters: "list[Filter]") -> "Iterator[Filter]":
+        """Keep what can be answered here; give the rest back."""
+        for asked in filters:
+            condition = _condition(asked)
+            if condition is None:
+                yield asked
+            else:
+                self.conditions.append(condition)
+
+
+def _condition(asked: "Filter") -> "Condition | None":
+    from migrate.table.pending_table import ASKABLE, Condition
+
+    operator = _OPERATORS.get(type(asked).__name__)
+    column: tuple[str, ...] = getattr(asked, "attribute", ())
+    if operator is None or len(column) != 1 or column[0] not in ASKABLE:
+        return None
+    value: Any = getattr(asked, "value", None)
+    values = value if operator == "in" else () if operator == "is not null" else (value,)
+    wanted = str if column[0] in ("topic", "tags", "unique_key") else int
+    if not all(type(one) is wanted for one in values):
+        return None
+    return Condition(column[0], operator, value)
+
+
+class _PendingSource(DataSource):
+    """What both data sources share as readers."""
+
+    kind: str
+
+    def schema(self) -> StructType:
+        """The columns, with bodies and properties as the options ask."""
+        from migrate.spark.source_options import read_options
+
+        return spark_schema(read_options(self.options).schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader that the options ask for."""
+        from migrate.spark.source_options import path_of, read_options, wants_pushdown
+
+        options = read_options(self.options)
+        if schema != spark_schema(options.schema):
+            raise OptionsError("the columns of a store are given; choose from them with select")
+        if not wants_pushdown(self.options):
+            return PendingReader(path_of(self.options), self.kind, options)
+        if not hasattr(DataSourceReader, "pushFilters"):
+            raise OptionsError("pushdown needs PySpark 4.1 or newer")
+        return PushdownReader(path_of(self.options), self.kind, options)
+
+
+class LevelsDataSource(_PendingSource):
+    """``spark.read.format("rocketmq_levels").load(store)``."""
+
+    kind = "levels"
+
+    @classmethod
+    def name(cls) -> str:
+        """The word for ``format``."""
+        return "rocketmq_levels"
+
+
+class WheelDataSource(_PendingSource):
+    """``spark.read.format("rocketmq_wheel").load(store)``, and ``df.write`` to a new store."""
+
+    kind = "wheel"
+
+    @classmethod
+    def name(cls) -> str:
+        """The word for ``format``."""
+        return "rocketmq_wheel"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A writer of a new store, once the target and the columns are looked at."""
+        from migrate.spark.source_options import path_of, write_options
+        from migrate.table.fresh_wheel import begin_write
+        from migrate.table.wheel_staging import WriteRun
+
+        _require_columns(schema)
+        now_ms, settings = write_options(self.options)
+        run = WriteRun(path_of(self.options), secrets.token_hex(8), now_ms, settings)
+        begin_write(run, overwrite=overwrite)
+        return WheelWriter(run, overwrite)
+
+
+class Staged(WriterCommitMessage):
+    """What a task says when it is done."""
+
+    def __init__(self, rows: "StagedRows") -> None:
+        self.rows = rows
+
+
+class WheelWriter(DataSourceArrowWriter):
+    """Tasks lay records aside, the commit makes one store of what they say."""
+
+    def __init__(self, run: "WriteRun", overwrite: bool) -> None:
+        self.run = run
+        self.overwrite = overwrite
+
+    def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
+        """In a task: the records of one partition, under a name of this attempt's own."""
+        from pyspark import TaskContext
+
+        from migrate.table.wheel_staging import stage_rows
+
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        return Staged(stage_rows(self.run, partition, iterator))
+
+    def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
+        """Make the store of exactly what the successful attempts have laid aside."""
+        from migrate.table.wheel_commit import commit_rows
+
+        rows = [message.rows for message in messages if isinstance(message, Staged)]
+        commit_rows(self.run, rows, overwrite=self.overwrite)
+
+    def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
+        """Remove what was laid aside, whoever has said so and who has not."""
+        from migrate.table.fresh_wheel import give_up
+
+        give_up(self.run)
+
+
+def _require_columns(schema: StructType) -> None:
+    """Raise OptionsError for a table that is not one of messages."""
+    if missing := [name for name in _REQUIRED if name not in schema.names]:
+        raise OptionsError(f"a table of messages has a column {missing[0]}; this one has none")
+    for field in schema.fields:
+        if field.name in _PASSED_OVER:
+            continue
+        if field.name not in _WRITABLE:
+            raise OptionsError(
+                f"column {field.name}: not one of a message; there are {', '.join(_WRITABLE)}"
+            )
+        found = field.dataType.simpleString()
+        if found not in _WRITABLE[field.name]:
+            wanted = " or ".join(_WRITABLE[field.name])
+            raise OptionsError(f"column {field.name}: {wanted} is wanted, not {found}")
+
+
+def spark_schema(schema: "pa.Schema") -> StructType:
+    """The same columns as Spark names them."""
+    kinds: dict[str, DataType] = {
+        "string": StringType(),
+        "int32": IntegerType(),
+        "int64": LongType(),
+        "bool": BooleanType(),
+        "binary": BinaryType(),
+        "list<element: string>": ArrayType(StringType()),
+        "map<string, string>": MapType(StringType(), StringType()),
+    }
+    return StructType([StructField(field.name, kinds[str(field.type)]) for field in schema])

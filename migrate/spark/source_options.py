@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the options of a Spark data source ask for: words in any case → values, or a sentence.
+
+An option that nobody knows is refused: one that is misspelt would otherwise do nothing, silently.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import attrs
+
+from message_store.base.clock import SystemClock
+from message_store.base.errors import BadFieldError, OptionsError
+from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import parse_long
+from migrate.settings import TOPIC_TYPES, TargetSettings, read_broker_conf
+from migrate.table.pending_table import TableOptions
+
+_SPARKS_OWN = frozenset({"path", "paths", "basepath"})
+_READ = frozenset(
+    {"offsets", "aftercrash", "precisionms", "leveltable", "now", "includebody"}
+    | {"includeproperties", "pushdown"}
+)
+_BROKERS = (
+    "timerPrecisionMs",
+    "timerRollWindowSlot",
+    "mappedFileSizeCommitLog",
+    "mappedFileSizeConsumeQueue",
+    "mappedFileSizeTimerLog",
+    "maxMessageSize",
+    "fileReservedTime",
+)
+"""Settings of a broker that a store's files depend on; also options, under the same names."""
+_WRITE = frozenset(
+    {"now", "precisionms", "brokerconf", "topictype", *(name.lower() for name in _BROKERS)}
+)
+_TRUTHS = {"true": True, "false": False}
+
+Options = Mapping[str, str]
+
+
+def read_options(options: Options) -> TableOptions:
+    """How a store is to be read. Raises OptionsError for an option that is unknown or makes no
+    sense.
+    """
+    given = _known(options, _READ)
+    if (offsets := given.get("offsets", "auto")) not in ("auto", "main", "bak", "none"):
+        raise OptionsError(f"offsets is auto, main, bak or none, not {offsets!r}")
+    try:
+        table = given.get("leveltable")
+        levels = None if table is None else DelayLevels.parse(table)
+    except BadFieldError as error:
+        raise OptionsError(f"levelTable: {error}") from error
+    return TableOptions(
+        now_ms=_now_ms(given),
+        offsets=offsets,
+        after_crash=_truth(given, "aftercrash"),
+        precision_ms=_number(given, "precisionms"),
+        level_table=levels,
+        include_body=_truth(given, "includebody"),
+        include_properties=_truth(given, "includeproperties", default=True),
+    )
+
+
+def write_options(options: Options) -> tuple[int, TargetSettings]:
+    """As of when a wheel is written, and for which broker. Raises OptionsError, SourceError."""
+    given = _known(options, _WRITE)
+    conf = read_broker_conf(Path(given["brokerconf"])) if "brokerconf" in given else {}
+    conf |= {name: given[name.lower()] for name in _BROKERS if name.lower() in given}
+    clock_ms = SystemClock().now_ms()
+    now_ms = _number(given, "now") or clock_ms
+    if now_ms > clock_ms:
+        raise OptionsError("now is later than this machine's clock: a broker would skip slots")
+    if (topic_type := given.get("topictype", "mixed")) not in TOPIC_TYPES:
+        raise OptionsError(f"topicType is {', '.join(TOPIC_TYPES)}, not {topic_type!r}")
+    settings = TargetSettings.from_conf(conf, _number(given, "precisionms"))
+    return now_ms, attrs.evolve(settings, topic_type=topic_type)
+
+
+def path_of(options: Options) -> Path:
+    """The one store that is meant. Raises OptionsError for none, or several."""
+    if "path" not in options:
+        raise OptionsError("the directory of one store is wanted, as load(path) or save(path)")
+    path = options["path"].removeprefix("file://")
+    if path.startswith("file:/"):  # as Hadoop writes it
+        path = path.removeprefix("file:")
+    if "://" in path:
+        raise OptionsError(f"{path}: a store is a directory that all workers see, not a URL")
+    return Path(path).absolute()
+
+
+def wants_pushdown(options: Options) -> bool:
+    """Whether filters shall be taken over from Spark."""
+    return _truth(_known(options, _READ), "pushdown")
+
+
+def _known(options: Options, names: Iterable[str]) -> dict[str, str]:
+    given = {key.lower(): value for key, value in options.items()}
+    if unknown := sorted(set(given) - set(names) - _SPARKS_OWN):
+        raise OptionsError(f"no such option: {unknown[0]}; there are {', '.join(sorted(names))}")
+    return given
+
+
+def _truth(given: Options, name: str, *, default: bool = False) -> bool:
+    text = given.get(name, str(default)).lower()
+    if text not in _TRUTHS:
+        raise OptionsError(f"{name} is true or false, not {text!r}")
+    return _TRUTHS[text]
+
+
+def _number(given: Options, name: str) -> int | None:
+    if name not in given:
+        return None
+    try:
+        return parse_long(given[name])
+    except BadFieldError as error:
+        raise OptionsError(f"{name} is a number, not {given[name]!r}") from error
+
+
+def _now_ms(given: Options) -> int:
+    now_ms = _number(given, "now")
+    return SystemClock().now_ms() if now_ms is None else now_ms

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits in a store as one Parquet file, for whatever reads tables; needs no Spark.
+
+One pass over the records, front to back, in one process: a gigabyte takes seconds, which is less
+than a cluster takes to start. The file appears whole or not at all, and replaces none.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from message_store.base.errors import OptionsError, TargetError
+from message_store.base.printable import printable
+from message_store.files.store_root import StoreRoot
+from migrate.look.choices import absent_choices, require_levels
+from migrate.table.pending_batches import pending_batches
+from migrate.table.pending_table import (
+    LEVELS,
+    WHEEL,
+    Condition,
+    PendingRows,
+    TableOptions,
+    pending_rows,
+)
+from migrate.write.staging import new_file, target_errors
+
+GROUP_ROWS = 131_072
+GROUP_BYTES = 64 << 20
+BOTH = "both"
+SUFFIX = ".parquet"
+
+Progress = Callable[[str, int, int], None]
+
+
+@attrs.frozen
+class ExportReport:
+    """What was written: messages of levels and of the wheel, and how many could not be read;
+    ``warnings`` name what was asked for and the store never had.
+    """
+
+    store: str
+    out: str
+    exported: int
+    levels: int
+    wheel: int
+    unreadable: int
+    bytes_written: int
+    warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that ``export --json`` prints; keys are a promise."""
+        return attrs.asdict(self)
+
+
+def check_out(store: Path, out: Path) -> None:
+    """Raise what ``export_parquet`` would raise about the place of its file."""
+    if out.suffix.lower() != SUFFIX:
+        raise OptionsError(f"{out}: the file is written as Parquet; its name ends in {SUFFIX}")
+    with target_errors(out):
+        if out.exists():
+            raise TargetError(f"{out}: is already there")
+        if not out.parent.is_dir():
+            raise TargetError(f"{out.parent}: no such directory")
+    if out.resolve().is_relative_to(store.resolve()):
+        raise TargetError(f"{out}: lies in the store, which is only read")
+
+
+def export_parquet(
+    store: Path,
+    out: Path,
+    *,
+    options: TableOptions,
+    conditions: Sequence[Condition] = (),
+    what: str = BOTH,
+    progress: Progress = lambda _stage, _done, _total: None,
+) -> ExportReport:
+    """Write the messages that wait in ``what`` (levels, wheel or both) and meet all conditions.
+
+    The columns are those of the data sources (docs/SPARK.md). A record that cannot be read is a row
+    with a ``problem``, whatever topic is asked for. Raises SourceError, UncleanStoreError,
+    FormatError, OptionsError and TargetError.
+    """
+    check_out(store, out)
+    kinds = (LEVELS, WHEEL) if what == BOTH else (what,)
+    if unknown := [kind for kind in kinds if kind not in (LEVELS, WHEEL)]:
+        raise OptionsError(f"levels, wheel or both, not {unknown[0]!r}")
+    progress("plan", 0, 0)
+    rows = {kind: pending_rows(store, kind, options, conditions) for kind in kinds}
+    asked = {name: _asked(conditions, name) for name in ("topic", "level")}
+    require_levels(
+        StoreRoot(store), asked["level"], offsets=options.offsets, table=options.level_table
+    )
+    counts = dict.fromkeys((LEVELS, WHEEL), 0)
+    unreadable = 0
+    with new_file(out) as file, _writer(file, store, options) as writer:
+        for kind, batches in _batches(store, rows, options, conditions, progress):
+            table = pa.Table.from_batches(batches)
+            counts[kind] += table.num_rows
+            for name, values in asked.items():
+                values.difference_update(table.column(name).unique().to_pylist() if values else ())
+            unreadable += table.num_rows - table.column("problem").null_count
+            writer.write_table(table, row_group_size=table.num_rows)
+    return ExportReport(
+        store=str(store),
+        out=str(out),
+        exported=sum(counts.values()),
+        levels=counts[LEVELS],
+        wheel=counts[WHEEL],
+        unreadable=unreadable,
+        bytes_written=out.stat().st_size,
+        warnings=tuple(
+            absent_choices(
+                StoreRoot(store), topics=sorted(asked["topic"]), levels=sorted(asked["level"])
+            )
+        ),
+    )
+
+
+def _asked(conditions: Sequence[Condition], name: str) -> set[Any]:
+    """The values of a column that are asked for one by one."""
+    listed = [one.value for one in conditions if (one.column, one.operator) == (name, "in")]
+    return {value for values in listed for value in values}
+
+
+def due_conditions(after_ms: int | None, before_ms: int | None) -> list[Condition]:
+    """Due at ``after_ms`` or later, and before ``before_ms``."""
+    asked = ((">=", after_ms), ("<", before_ms))
+    return [Condition("due_ms", operator, value) for operator, value in asked if value is not None]
+
+
+def _writer(file: Any, store: Path, options: TableOptions) -> Any:
+    schema = options.schema.with_metadata(
+        {
+            "delaywheel.store": printable(str(StoreRoot(store).path)),  # Parquet takes UTF-8 alone
+            "delaywheel.now_ms": str(options.now_ms),
+        }
+    )
+    return pq.ParquetWriter(file, schema, compression="zstd")
+
+
+def _batches(
+    store: Path,
+    rows: dict[str, PendingRows],
+    options: TableOptions,
+    conditions: Sequence[Condition],
+    progress: Progress,
+) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
+    """Batches of one kind, gathered until they are worth a row group."""
+    total = sum(len(each) for each in rows.values())
+    done = 0
+    progress("export", 0, total)
+    for kind, waiting in rows.items():
+        gathered: list[pa.RecordBatch] = []
+        for part in waiting.ranges():
+            found = pending_batches(store, kind, part, options, conditions, keep_unreadable=True)
+            for batch in found:
+                gathered.append(batch)
+                if _is_enough(gathered):
+                    yield kind, gathered
+                    gathered = []
+            done += len(part)
+            progress("export", done, total)
+        if gathered:
+            yield kind, gathered
+
+
+def _is_enough(batches: list[pa.RecordBatch]) -> bool:
+    rows = sum(int(batch.num_rows) for batch in batches)
+    return rows >= GROUP_ROWS or sum(int(batch.nbytes) for batch in batches) >= GROUP_BYTES

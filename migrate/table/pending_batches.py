@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of what waits → Arrow batches: records read in place, decoded as columns, never one by one.
+
+A record that cannot be read is a row of its own that says why, so that the number of rows is the
+number of messages. Only where such a record lies is anything looked at by itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from message_store.base.errors import FormatError
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.columns.property_column import find_property_column
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.format import properties as names
+from message_store.format.message_codec import decode_message_at
+from migrate.source.reader import NOT_THERE, Chunk, read_chunks
+from migrate.table.pending_table import (
+    SCHEMA,
+    WHEEL,
+    Condition,
+    PendingRows,
+    TableOptions,
+    level_column,
+)
+from migrate.table.property_maps import readable_text, user_properties
+from migrate.table.timer_due_times import timer_due_times
+
+KEYS_TYPE = SCHEMA.field("keys").type
+_NUMBER = r"^[+-]?[0-9]{1,18}$"
+_RECORD_COLUMNS = (
+    "unique_key", "topic", "queue_id", "tags", "due_ms", "born_ms", "store_ms", "retry",
+    "reconsume_times", "flag", "sys_flag",
+)  # fmt: skip
+
+
+@attrs.frozen(eq=False)
+class _Decoded:
+    """The records of a chunk that can be read: their rows within it, and the rest with reasons."""
+
+    batch: StoredBatch
+    rows: NDArray[np.int64]
+    problems: dict[int, str]
+
+
+def pending_batches(
+    path: Path,
+    kind: str,
+    rows: PendingRows,
+    options: TableOptions,
+    conditions: Sequence[Condition] = (),
+    *,
+    keep_unreadable: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The rows that meet all conditions, with the columns of ``options.schema``.
+
+    ``keep_unreadable`` lets a record that cannot be read pass conditions about what only it could
+    say. Raises SourceError when the disk refuses, or a broker has come to hold the store.
+    """
+    store = StoreRoot(path)
+    with store.shared_lock(), SegmentReader(store.commit_log) as log:
+        for chunk in read_chunks(log, rows.commit_log_offset, rows.size_bytes):
+            part = rows.rows(slice(chunk.first, chunk.end))
+            batch = _batch(chunk, part, kind, options, conditions, keep_unreadable)
+            if batch.num_rows:
+                yield batch
+
+
+def _batch(
+    chunk: Chunk,
+    part: PendingRows,
+    kind: str,
+    options: TableOptions,
+    conditions: Sequence[Condition],
+    keep_unreadable: bool,
+) -> pa.RecordBatch:
+    decoded = _decoded(chunk, part)
+    columns, problems = _record_columns(decoded, part, kind)
+    columns |= {
+        "level": level_column(part.level),
+        "size_bytes": pa.array(part.size_bytes),
+        "commit_log_offset": pa.array(part.commit_log_offset),
+        "problem": _problem_column(problems, len(part)),
+    }
+    chosen = np.ones(len(part), np.bool_)
+    unreadable = np.zeros(len(part), np.bool_)
+    unreadable[list(problems)] = True
+    for condition in conditions:
+        holds = condition.holds(columns[condition.column])
+        if keep_unreadable and condition.column in _RECORD_COLUMNS:
+            holds |= unreadable & pc.is_null(columns[condition.column]).to_numpy(
+                zero_copy_only=False
+            )
+        chosen &= holds
+    places = np.full(len(part), -1, np.int64)
+    places[decoded.rows] = np.arange(len(decoded.rows))
+    kept = np.flatnonzero(chosen)
+    wanted = _Wanted(decoded.batch, places[kept])
+    schema = options.schema
+    arrays = [
+        wanted.column(field.name)
+        if field.name in ("keys", "properties", "body")
+        else columns[field.name].take(pa.array(kept))
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+@attrs.frozen(eq=False)
+class _Wanted:
+    """The costly columns, for the chosen rows alone; place -1 is a record that cannot be read."""
+
+    batch: StoredBatch
+    places: NDArray[np.int64]
+
+    def column(self, name: str) -> pa.Array:
+        """Body, keys or properties."""
+        is_there = self.places >= 0
+        rows = self.places[is_there]
+        if name == "body":
+            found = self.batch.body.take(rows).to_arrow(pa.binary())
+        elif name == "keys":
+            texts = self.batch.properties_text.take(rows)
+            found = _key_lists(find_property_column(texts, names.KEYS))
+        else:
+            found = user_properties(self.batch.properties_text.take(rows))
+        if is_there.all():
+            return found
+        return found.take(_with_gaps(is_there))
+
+
+def _with_gaps(is_there: NDArray[np.bool_]) -> pa.Array:
+    """Where each row stands among those that are there; null for the others."""
+    return pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+
+
+def _key_lists(column: ByteColumn) -> pa.Array:
+    """Keys as lists: a record separates them by spaces."""
+    texts = pc.ascii_trim_whitespace(readable_text(column))
+    lists = pc.ascii_split_whitespace(texts)
+    is_empty = pc.equal(pc.binary_length(texts), 0)
+    return pc.if_else(is_empty, pa.scalar(None, lists.type), lists).cast(KEYS_TYPE)
+
+
+def _decoded(chunk: Chunk, part: PendingRows) -> _Decoded:
+    data = np.frombuffer(chunk.buffer, np.uint8)
+    rows = np.flatnonzero(chunk.places != NOT_THERE)
+    problems = {
+        int(row): "the log ends before the record does, or has no such place"
+        for row in np.flatnonzero(chunk.places == NOT_THERE)
+    }
+    heads = data[chunk.places[rows][:, None] + np.arange(4)]
+    told = np.ascontiguousarray(heads).view(">i4").reshape(-1).astype(np.int64)
+    is_right = told == part.size_bytes[rows]
+    for row, size in zip(rows[~is_right].tolist(), told[~is_right].tolist(), strict=True):
+        problems[row] = f"a length of {size} where the queue says {part.size_bytes[row]}"
+    rows = rows[is_right]
+    try:
+        return _Decoded(decode_batch(data, chunk.places[rows]), rows, problems)
+    except FormatError:
+        good = []
+        for row in rows.tolist():
+            try:
+                decode_message_at(data.data, int(chunk.places[row]))
+                good.append(row)
+            except FormatError as error:
+                problems[row] = error.problem
+        rows = np.array(good, np.int64)
+        return _Decoded(decode_batch(data, chunk.places[rows]), rows, problems)
+
+
+def _record_columns(
+    decoded: _Decoded, part: PendingRows, kind: str
+) -> tuple[dict[str, pa.Array], dict[int, str]]:
+    """What records alone can tell, a value a row of the part; and why some rows have none."""
+    batch, rows = decoded.batch, decoded.rows
+    topics = _text(batch.property(names.REAL_TOPIC))
+    queue_ids = _numbers(batch.property(names.REAL_QUEUE_ID))
+    due_ms = pa.array(part.due_ms[rows])
+    asked = [(topics, "its real topic is missing"), (queue_ids, "its real queue id is no number")]
+    if kind == WHEEL:
+        outs = _numbers(batch.property(names.TIMER_OUT_MS))
+        asked.append((outs, "its time is no number"))
+        # what a wheel says of a due time is its slot, where the record does not know better
+        told_ms = timer_due_times(
+            pc.fill_null(outs, 0).to_numpy(zero_copy_only=False),
+            batch.store_timestamp_ms,
+            part.due_ms[rows],
+            part.precision_ms,
+        )
+        due_ms = pc.if_else(pc.is_null(outs), due_ms, pa.array(told_ms))
+    problems = dict(decoded.problems)
+    for values, why in asked:
+        for at in np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)).tolist():
+            problems.setdefault(int(rows[at]), why)
+    found = {
+        "unique_key": _text(batch.property(names.UNIQUE_KEY)),
+        "topic": topics,
+        "queue_id": queue_ids.cast(pa.int32(), safe=False),
+        "tags": _text(batch.property(names.TAGS)),
+        "due_ms": due_ms,
+        "born_ms": pa.array(batch.born_timestamp_ms),
+        "store_ms": pa.array(batch.store_timestamp_ms),
+        "retry": pc.starts_with(topics, names.RETRY_PREFIX),
+        "reconsume_times": pa.array(batch.reconsume_times.astype(np.int32)),
+        "flag": pa.array(batch.flag.astype(np.int32)),
+        "sys_flag": pa.array(batch.sys_flag.astype(np.int32)),
+    }
+    if len(rows) < len(part):
+        is_there = np.zeros(len(part), np.bool_)
+        is_there[rows] = True
+        gaps = _with_gaps(is_there)
+        found = {name: column.take(gaps) for name, column in found.items()}
+        found["due_ms"] = pc.coalesce(found["due_ms"], pa.array(part.due_ms))
+    return found, problems
+
+
+def _text(column: ByteColumn) -> pa.Array:
+    """Strings; null for what is absent, which a record cannot tell from empty."""
+    texts = readable_text(column)
+    return pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
+
+
+def _numbers(column: ByteColumn) -> pa.Array:
+    """Decimal numbers as Java reads them; null for what is none."""
+    texts = readable_text(column)
+    is_number = pc.match_substring_regex(texts, _NUMBER)
+    digits = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
+    return digits.cast(pa.int64())
+
+
+def _problem_column(problems: dict[int, str], count: int) -> pa.Array:
+    if not problems:
+        return pa.nulls(count, pa.string())
+    return pa.array([problems.get(row) for row in range(count)], pa.string())

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits in a store as a table: its columns, what can be asked for, and which rows there are.
+
+The rows of a store are found once, from queues and timer log alone, and cut into ranges; each range
+knows its places in the log, so that whoever reads it needs nothing else and all see the same rows.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.backlog import read_backlog
+from legacy_levels.delay_offsets import read_delay_offsets
+from message_store.base.errors import UncleanStoreError
+from message_store.files.small_files import is_directory, is_present
+from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
+from message_store.writing.cut_log import require_whole_log
+from migrate.report.finished_target import refuse_unfinished
+from migrate.source.level_delays import told_table
+from timer_wheel.reading.wheel_reader import read_wheel_store
+
+LEVELS, WHEEL = "levels", "wheel"
+
+SCHEMA = pa.schema(
+    [
+        ("unique_key", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("tags", pa.string()),
+        ("keys", pa.list_(pa.field("element", pa.string()))),
+        ("level", pa.int32()),
+        ("due_ms", pa.int64()),
+        ("born_ms", pa.int64()),
+        ("store_ms", pa.int64()),
+        ("size_bytes", pa.int32()),
+        ("commit_log_offset", pa.int64()),
+        ("retry", pa.bool_()),
+        ("reconsume_times", pa.int32()),
+        ("flag", pa.int32()),
+        ("sys_flag", pa.int32()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("body", pa.binary()),
+        ("problem", pa.string()),
+    ]
+)
+"""One row a waiting message. ``level`` is null on a wheel. ``properties`` are the user's own.
+``problem`` says why a record cannot be read; of such a row only its place and its due time are
+known.
+"""
+
+ASKABLE = frozenset(
+    {"unique_key", "topic", "queue_id", "tags", "level", "due_ms", "size_bytes"}
+    | {"commit_log_offset", "born_ms", "store_ms"}
+)
+"""The columns that conditions can be about."""
+
+_TELLABLE = {LEVELS: ("level", "due_ms"), WHEEL: ("level",)}
+"""What is known of a row without its record, besides its place. A wheel's slot is not its due time:
+what rolls, and what was overdue, stands in another one.
+"""
+
+RANGE_ROWS = 65_536
+RANGE_BYTES = 64 << 20
+NO_LEVEL = 0
+
+_COMPARE = {
+    "==": pc.equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+}
+
+
+def schema_of(*, include_body: bool, include_properties: bool) -> pa.Schema:
+    """The columns that are asked for: bodies and properties are read only on request."""
+    asked = {"body": include_body, "properties": include_properties}
+    return pa.schema([field for field in SCHEMA if asked.get(field.name, True)])
+
+
+@attrs.frozen(kw_only=True)
+class TableOptions:
+    """How a store is read. ``now_ms`` is as of when a broker would start on its wheel.
+
+    ``precision_ms`` None is told by the wheel, ``level_table`` None by the messages.
+    """
+
+    now_ms: int
+    offsets: str = "auto"
+    after_crash: bool = False
+    precision_ms: int | None = None
+    level_table: DelayLevels | None = None
+    include_body: bool = False
+    include_properties: bool = True
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return schema_of(include_body=self.include_body, include_properties=self.include_properties)
+
+
+@attrs.frozen
+class Condition:
+    """``column operator value``; operators are those of ``_COMPARE``, ``in``, ``is not null``.
+
+    As in SQL, what is unknown meets no condition.
+    """
+
+    column: str
+    operator: str
+    value: Any = None
+
+    def holds(self, values: pa.Array) -> NDArray[np.bool_]:
+        """For which of the values of its column it does."""
+        if self.operator == "is not null":
+            mask = pc.is_valid(values)
+        elif self.operator == "in":
+            wanted = pa.array([one for one in self.value if one is not None], values.type)
+            mask = pc.and_(pc.is_in(values, wanted), pc.is_valid(values))
+        else:
+            compared = _COMPARE[self.operator](values, pa.scalar(self.value))
+            mask = pc.fill_null(compared, False)
+        found: NDArray[np.bool_] = mask.to_numpy(zero_copy_only=False)
+        return found
+
+
+@attrs.frozen(eq=False)
+class PendingRows:
+    """The places of what waits, in log order; level 0 is a wheel, where ``due_ms`` is the end of
+    the slot, and ``precision_ms`` that of the wheel.
+    """
+
+    level: NDArray[np.int16]
+    commit_log_offset: NDArray[np.int64]
+    size_bytes: NDArray[np.int32]
+    due_ms: NDArray[np.int64]
+    precision_ms: int = 0
+
+    def __len__(self) -> int:
+        return len(self.level)
+
+    def rows(self, chosen: NDArray[Any] | slice) -> "PendingRows":
+        """Some of them, by places or by a mask."""
+        return PendingRows(
+            self.level[chosen],
+            self.commit_log_offset[chosen],
+            self.size_bytes[chosen],
+            self.due_ms[chosen],
+            self.precision_ms,
+        )
+
+    def ranges(self) -> Iterator["PendingRows"]:
+        """The rows cut into runs that one task reads."""
+        ends = np.cumsum(np.maximum(self.size_bytes, 0), dtype=np.int64)
+        first = 0
+        while first < len(self):
+            before = int(ends[first - 1]) if first else 0
+            reach = int(np.searchsorted(ends, before + RANGE_BYTES, side="right"))
+            stop = max(first + 1, min(first + RANGE_ROWS, reach))
+            yield self.rows(slice(first, stop))
+            first = stop
+
+    def packed(self) -> tuple[int, int, bytes]:
+        """Count, precision and columns as few bytes: neighbours differ by little."""
+        columns = (self.commit_log_offset, self.due_ms, self.size_bytes, self.level)
+        steps = [np.diff(column.astype(np.int64), prepend=0).tobytes() for column in columns]
+        return len(self), self.precision_ms, zlib.compress(b"".join(steps), 1)
+
+    @classmethod
+    def unpacked(cls, packed: tuple[int, int, bytes]) -> "PendingRows":
+        """What ``packed`` gave."""
+        count, precision_ms, data = packed
+        steps = np.frombuffer(zlib.decompress(data), np.int64).reshape(4, count)
+        offsets, due_ms, sizes, levels = np.cumsum(steps, axis=1)
+        return cls(
+            levels.astype(np.int16), offsets.copy(), sizes.astype(np.int32), due_ms, precision_ms
+        )
+
+
+def pending_rows(
+    path: Path, kind: str, options: TableOptions, conditions: Sequence[Condition] = ()
+) -> PendingRows:
+    """What waits in the levels (``LEVELS``) or on the wheel (``WHEEL``) of a store at rest, less
+    what the conditions exclude without a look at the records.
+
+    Raises UncleanStoreError for a store that crashed, unless ``after_crash``; SourceError,
+    OptionsError and FormatError as ``read_backlog`` and ``read_wheel_store``.
+    """
+    store = StoreRoot(path)
+    refuse_unfinished(store)
+    store.require_readable()
+    store.require_log()
+    require_whole_log(store)
+    if not store.was_stopped_cleanly and not options.after_crash:
+        raise UncleanStoreError(
+            f"{store.abort}: the broker is running or has crashed; stop it cleanly, or use"
+            " --after-crash (afterCrash of a data source), which leaves out what was already"
+            " delivered"
+        )
+    with store.shared_lock():
+        rows = _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
+    known = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
+    known |= {name: getattr(rows, name) for name in _TELLABLE[kind]}
+    wanted = np.ones(len(rows), np.bool_)
+    for condition in conditions:
+        if condition.column in known:
+            values = pa.array(known[condition.column])
+            if condition.column == "level":
+                values = level_column(rows.level)
+            wanted &= condition.holds(values)
+    return rows if wanted.all() else rows.rows(wanted)
+
+
+def level_column(levels: NDArray[np.int16]) -> pa.Array:
+    """The column ``level``: null for what waits on a wheel."""
+    return pa.array(levels.astype(np.int32), mask=levels == NO_LEVEL)
+
+
+def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
+    table = options.level_table
+    if table is None:
+        table = told_table(store.path, read_delay_offsets(store.path, options.offsets))
+    backlog = read_backlog(
+        store.path,
+        offsets_choice=options.offsets,
+        level_table=table,
+        after_crash=options.after_crash,
+    )
+    return PendingRows(
+        level=backlog.level.astype(np.int16),
+        commit_log_offset=backlog.commit_log_offset.astype(np.int64),
+        size_bytes=backlog.size_bytes.astype(np.int32),
+        due_ms=backlog.due_ms.astype(np.int64),
+    )
+
+
+def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
+    if not (is_present(store.timer_wheel) or is_directory(store.timer_queue())):
+        none = np.empty(0, np.int64)
+        return PendingRows(none.astype(np.int16), none, none.astype(np.int32), none)
+    wheel = read_wheel_store(
+        store,
+        now_ms=options.now_ms,
+        precision_ms=options.precision_ms,
+        topic_in_delete_key=None,
+        after_crash=not store.was_stopped_cleanly,
+    )
+    timers = wheel.pending.rows(np.argsort(wheel.pending.commit_log_offset, kind="stable"))
+    return PendingRows(
+        level=np.full(len(timers), NO_LEVEL, np.int16),
+        commit_log_offset=timers.commit_log_offset,
+        size_bytes=timers.size_bytes.astype(np.int32),
+        due_ms=timers.slot_time_ms + wheel.precision_ms,
+        precision_ms=wheel.precision_ms,
+    )

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task does that writes messages into a new wheel: columns → records, laid aside.
+
+A record is finished but for its two places, which are known only when all tasks are done. Each
+attempt of a task has a name of its own, so that repeated and speculative ones never meet; what
+counts is what the commit names.
+"""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from message_store.base.errors import BadFieldError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.message_batch import MessageBatch
+from message_store.files.store_root import StoreRoot
+from message_store.format.java_numbers import string_hash
+from message_store.format.message_rules import MAX_MESSAGE_BYTES
+from message_store.format.properties import TIMER_TOPIC
+from message_store.format.record_layout import (
+    END_OF_FILE_MIN_BYTES,
+    HEAD_V4_V4,
+    SYS_COMMIT,
+    SYS_COMPRESSED,
+    SYS_TRANSACTION_MASK,
+)
+from message_store.intake.batch import draft_batch
+from message_store.intake.records import RecordForm
+from message_store.kernels.crc import crc32_from
+from message_store.kernels.raw_memory import address_of
+from migrate.plan.plan import OUT_MS_END, OUT_MS_MIN
+from migrate.settings import TargetSettings
+from migrate.write.row_output import RowWriter, create_row
+from migrate.write.staging import Staging, save_array
+from timer_wheel.format.wheel_math import out_ms
+
+ONE_FILE_BYTES = 1 << 62
+"""A row of files whose first one never ends."""
+
+_PACKED = SYS_COMPRESSED | 0x2 | 0x700
+"""How a client packed a body, and with what, and whether its tags are several."""
+
+SIZE, DUE, TAGS_CODE, TOPIC_HASH = range(4)
+"""The rows of a task's index; a column a message."""
+
+
+@attrs.frozen
+class WriteRun:
+    """One write: where to, its own name, as of when, and for which broker."""
+
+    target: Path
+    name: str
+    now_ms: int
+    settings: TargetSettings
+
+    @property
+    def staging(self) -> Staging:
+        """The unfinished store."""
+        return Staging(StoreRoot(self.target))
+
+    @property
+    def directory(self) -> Path:
+        """What the tasks of this write lay aside."""
+        return self.staging.path / "writes" / self.name
+
+
+@attrs.frozen
+class StagedRows:
+    """What one attempt of a task has laid aside; ``topics`` are name, messages, highest queue."""
+
+    partition: int
+    name: str
+    count: int
+    size_bytes: int
+    crc: int
+    topics: tuple[tuple[str, int, int], ...]
+
+    def records(self, run: WriteRun) -> Path:
+        """The folder with the file of records."""
+        return run.directory / self.name / "records"
+
+    def index(self, run: WriteRun) -> Path:
+        """The array of what is known of each record."""
+        return run.directory / self.name / "index.npy"
+
+
+def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch]) -> StagedRows:
+    """Make the records of all batches of one attempt, in their order.
+
+    Raises BadFieldError that names a row that cannot be stored, TargetError.
+    """
+    staged = StagedRows(partition, f"{partition:06d}-{secrets.token_hex(8)}", 0, 0, 0, ())
+    create_row(staged.records(run), count=1, file_bytes=0)
+    index: list[Int64s] = []
+    topics: dict[str, tuple[int, int]] = {}
+    size_bytes, crc, seen = 0, 0, 0
+    with RowWriter(staged.records(run), ONE_FILE_BYTES) as writer:
+        for batch in batches:
+            try:
+                block, facts = _records(run, batch, topics)
+            except BadFieldError as error:
+                where = f"partition {partition}, behind row {seen}: {error.problem}"
+                raise BadFieldError(where, expected=error.expected, found=error.found) from error
+            crc = int(crc32_from(crc, address_of(block), len(block))) if len(block) else crc
+            writer.write_at(size_bytes, block.data)
+            size_bytes, seen = size_bytes + len(block), seen + batch.num_rows
+            index.append(facts)
+    whole = np.concatenate(index, axis=1) if index else np.empty((4, 0), np.int64)
+    save_array(staged.index(run), whole)
+    rows = tuple((topic, *counts) for topic, counts in topics.items())
+    return attrs.evolve(staged, count=seen, size_bytes=size_bytes, crc=crc, topics=rows)
+
+
+def _records(
+    run: WriteRun, batch: pa.RecordBatch, topics: dict[str, tuple[int, int]]
+) -> tuple[NDArray[np.uint8], Int64s]:
+    """The records of a batch one behind the other, and their index; ``topics`` are counted up."""
+    settings = run.settings
+    _require_values(batch)
+    due_ms = int64s(batch.column("due_ms").cast(pa.int64()))
+    wrong = np.flatnonzero((due_ms < OUT_MS_MIN + settings.precision_ms) | (due_ms >= OUT_MS_END))
+    if len(wrong):
+        raise BadFieldError(
+            f"row {wrong[0]}: a due time that is none; epoch milliseconds are wanted",
+            found=int(due_ms[wrong[0]]),
+        )
+    messages = _messages(batch)
+    draft = draft_batch(
+        messages,
+        system_topic=TIMER_TOPIC,
+        out_ms=out_ms(due_ms, settings.precision_ms),
+        form=RecordForm(max_message_bytes=settings.max_message_bytes or MAX_MESSAGE_BYTES),
+    )
+    longest = settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES
+    if len(draft) and draft.sizes.max() > longest:
+        row = int(draft.sizes.argmax())
+        raise BadFieldError(
+            f"row {row}: a record longer than a log file", found=int(draft.sizes[row])
+        )
+    starts = np.cumsum(draft.sizes) - draft.sizes
+    block = np.empty(int(draft.sizes.sum()), np.uint8)
+    nothing = np.zeros(len(draft), np.int64)
+    if len(draft):
+        fill = draft.bind(nothing, nothing, run.now_ms)
+        fill(slice(0, len(draft)), starts, address_of(block))
+    _keep_origin(batch, block, starts)
+    hashes = _count_topics(batch.column("topic"), messages.queue_id, topics)
+    return block, np.stack([draft.sizes, due_ms, draft.tags_codes, hashes])
+
+
+def _require_values(batch: pa.RecordBatch) -> None:
+    for name in ("topic", "body", "due_ms"):
+        if batch.column(name).null_count:
+            row = pc.index(batch.column(name).is_null(), True).as_py()
+            raise BadFieldError(f"row {row}: no {name}")
+
+
+def _messages(batch: pa.RecordBatch) -> MessageBatch:
+    """The columns that make a message; keys may be a list."""
+    columns = {
+        name: batch.column(name)
+        for name in ("topic", "body", "tags", "unique_key", "properties", "queue_id", "flag")
+        if name in batch.schema.names
+    }
+    if "keys" in batch.schema.names:
+        columns["keys"] = _joined_keys(batch.column("keys"))
+    return MessageBatch.from_arrow(pa.table(columns))
+
+
+def _joined_keys(keys: pa.Array) -> pa.Array:
+    """Keys as a record holds them, separated by spaces. Raises BadFieldError for a null in a list:
+    Arrow would make the whole list null, and the message would lose its other keys.
+    """
+    if not pa.types.is_nested(keys.type):
+        return keys
+    is_null = pc.is_null(pc.list_flatten(keys))
+    if pc.any(is_null).as_py():
+        row = pc.list_parent_indices(keys)[pc.index(is_null, True).as_py()].as_py()
+        raise BadFieldError(f"row {row}: a key that is null")
+    return pc.binary_join(keys.cast(pa.list_(pa.string())), " ")
+
+
+def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s) -> None:
+    """Write what a message brings along from where it was stored before: when it was born, how its
+    body is packed, how often a consumer gave it back.
+    """
+    present = set(batch.schema.names)
+    if "born_ms" in present:
+        born_ms = batch.column("born_ms").cast(pa.int64())
+        known = np.flatnonzero(born_ms.is_valid().to_numpy(zero_copy_only=False))
+        values = born_ms.drop_null().to_numpy()
+        put_numbers(block, starts[known], "born_timestamp_ms", values.astype(">i8"))
+    for name in ("sys_flag", "reconsume_times"):
+        if name in present:
+            values = int64s(pc.fill_null(batch.column(name), 0))
+            kept = _kept_flags(values) if name == "sys_flag" else np.maximum(values, 0)
+            put_numbers(block, starts, name, kept.astype(">i4"))
+
+
+def _kept_flags(flags: Int64s) -> Int64s:
+    """The flags that a waiting message may have: addresses are ours, and of transactions only a
+    committed one waits.
+    """
+    is_committed = flags & SYS_TRANSACTION_MASK == SYS_COMMIT
+    return flags & _PACKED | np.where(is_committed, SYS_COMMIT, 0)
+
+
+def put_numbers(
+    block: NDArray[np.uint8], starts: Int64s, name: str, values: NDArray[np.generic]
+) -> None:
+    """Put a number, big-endian, into one field of the heads of the records at these places."""
+    width = values.dtype.itemsize
+    places = (starts + HEAD_V4_V4.offset_of(name))[:, None] + np.arange(width)
+    block[places] = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
+
+
+def _count_topics(
+    column: pa.Array, queue_ids: Int64s, topics: dict[str, tuple[int, int]]
+) -> Int64s:
+    """Count messages and the highest queue of each topic; the Java hash of each row's topic."""
+    coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    known = coded.dictionary.to_pylist()
+    counts = np.bincount(codes, minlength=len(known))
+    highest = np.zeros(len(known), np.int64)
+    np.maximum.at(highest, codes, queue_ids)
+    for topic, count, queue_id in zip(known, counts.tolist(), highest.tolist(), strict=True):
+        before = topics.get(topic, (0, 0))
+        if count:
+            topics[topic] = (before[0] + count, max(before[1], queue_id))
+    hashes = int64s([string_hash(topic) for topic in known])
+    return int64s(hashes[codes]) if known else codes

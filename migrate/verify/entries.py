@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What verification expects of each record, as rows of numbers, and how a digest is counted.
+
+An entry says where a record should be and what it should say about itself. Kernels compare the two
+and leave a row of digests (hash a, hash b, identity, content) and a complaint for each. Digests are
+added up by the bucket of their identity: two sides with equal buckets hold the same messages, and
+what differs between them is found again by bucket.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from message_store.format.layout import Field, Layout
+from message_store.format.record_layout import HEAD_V4_V4, SYS_COMMIT, SYS_TRANSACTION_MASK
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from migrate.verify.complaints import LAST_UNREADABLE, Complaint
+from migrate.verify.hashes import finish, step_a, step_b
+from migrate.verify.record_kernel import (
+    CONTENT,
+    HASH_A,
+    HASH_B,
+    IDENTITY,
+    REAL_QUEUE_ID,
+    REAL_TOPIC_BYTES,
+    TOPIC_AT,
+    TOPIC_BYTES,
+)
+
+SOURCE_ENTRY = Layout(
+    "pending message, for verification",
+    (
+        Field("commit_log_offset", "i64", "where its record begins"),
+        Field("size_bytes", "i32", "its whole length"),
+        Field("queue_id", "i32", "level - 1"),
+        Field("queue_offset", "i64", "its place in the level's queue"),
+        Field("out_ms", "i64", "the slot time that its due time asks for"),
+    ),
+)
+TARGET_ENTRY = Layout(
+    "message reached from the wheel, for verification",
+    (
+        Field("commit_log_offset", "i64", "where its record begins"),
+        Field("size_bytes", "i32", "its whole length"),
+        Field("flags", "i32", "the flags of its timer log unit"),
+        Field("queue_offset", "i64", "its place in the timer queue; -1 when it has none"),
+        Field("slot_time_ms", "i64", "the time of the slot that leads to it"),
+        Field("tags_code", "i64", "what the queue says"),
+        Field("topic_hash", "i32", "what the timer log says"),
+    ),
+)
+
+DIGEST_COLUMNS = 4
+DIGEST_A, DIGEST_B, DIGEST_IDENTITY, DIGEST_CONTENT = range(DIGEST_COLUMNS)
+
+BUCKETS = 4096
+BUCKET_COLUMNS = 3
+BUCKET_COUNT, BUCKET_SUM_A, BUCKET_SUM_B = range(BUCKET_COLUMNS)
+
+_BUCKET_SHIFT = 64 - 12
+_QUEUE_ID_PLACE = HEAD_V4_V4.offset_of("queue_id")
+QUEUE_OFFSET_PLACE = HEAD_V4_V4.offset_of("queue_offset")
+"""Where a record says its queue offset, whatever its hosts."""
+
+_LOG_OFFSET_PLACE = HEAD_V4_V4.offset_of("commit_log_offset")
+_SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
+_INT_MAX = 2**31 - 1
+
+_LAST_UNREADABLE = int(LAST_UNREADABLE)
+_NONE = int(Complaint.NONE)
+_TOPIC = int(Complaint.TOPIC)
+_QUEUE_ID = int(Complaint.QUEUE_ID)
+_LOG_OFFSET = int(Complaint.COMMIT_LOG_OFFSET)
+_REAL_TOPIC = int(Complaint.REAL_TOPIC)
+_REAL_QUEUE_ID = int(Complaint.REAL_QUEUE_ID)
+_HALF_MESSAGE = int(Complaint.HALF_MESSAGE)
+
+
+@inline_kernel
+def is_held(log_offset: int, size: int, buffer_offset: int, available: int) -> bool:
+    """Whether the buffer holds these bytes; written so that no number can overflow."""
+    place = log_offset - buffer_offset
+    return 0 <= place <= available and size <= available - place
+
+
+@inline_kernel
+def is_readable(complaint: int) -> bool:
+    """Whether a record with this complaint has fields to compare."""
+    return complaint == _NONE or complaint > _LAST_UNREADABLE
+
+
+@inline_kernel
+def _is_topic(topic: Any, facts: Any) -> bool:
+    same = bool(facts[TOPIC_BYTES] == len(topic))
+    place = 0
+    while same and place < len(topic):
+        same = bool(load_u8(facts[TOPIC_AT] + place) == topic[place])
+        place += 1
+    return same
+
+
+@inline_kernel
+def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: Any) -> int:
+    """What both sides ask: the record agrees with its place, and can be delivered."""
+    if not _is_topic(topic, facts):
+        return _TOPIC
+    if load_i32(record + _QUEUE_ID_PLACE) != queue_id:
+        return _QUEUE_ID
+    if load_i64(record + _LOG_OFFSET_PLACE) != log_offset:
+        return _LOG_OFFSET
+    if facts[REAL_TOPIC_BYTES] == 0:
+        return _REAL_TOPIC
+    if facts[REAL_QUEUE_ID] < 0 or facts[REAL_QUEUE_ID] > _INT_MAX:
+        return _REAL_QUEUE_ID
+    transaction = load_i32(record + _SYS_FLAG_PLACE) & SYS_TRANSACTION_MASK
+    if transaction not in (0, SYS_COMMIT):
+        return _HALF_MESSAGE
+    return _NONE
+
+
+@inline_kernel
+def keep_digest(digests: Any, row: int, hashes: Any, out_ms: int, complaint: int) -> None:
+    """Finish the digest of a record; a complaint makes it another one, so that it cannot match."""
+    out, wrong = np.uint64(out_ms), np.uint64(complaint)
+    digests[row, DIGEST_A] = finish(step_a(step_a(hashes[HASH_A], out), wrong))
+    digests[row, DIGEST_B] = finish(step_b(step_b(hashes[HASH_B], out), wrong))
+    digests[row, DIGEST_IDENTITY] = hashes[IDENTITY]
+    digests[row, DIGEST_CONTENT] = hashes[CONTENT]
+
+
+@kernel("void(uint64[:, ::1], uint8[::1], int64, uint64[:, ::1])")
+def add_to_buckets(digests: Any, complaints: Any, count: int, buckets: Any) -> None:
+    """Add the first ``count`` records, where readable, to the bucket of their identity."""
+    for row in range(count):
+        if is_readable(complaints[row]):
+            bucket = digests[row, DIGEST_IDENTITY] >> np.uint64(_BUCKET_SHIFT)
+            buckets[bucket, BUCKET_COUNT] += np.uint64(1)
+            buckets[bucket, BUCKET_SUM_A] += digests[row, DIGEST_A]
+            buckets[bucket, BUCKET_SUM_B] += digests[row, DIGEST_B]
+
+
+def bucket_of(identity: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, Any]:
+    """The bucket of each identity, as :func:`add_to_buckets` finds it."""
+    return (identity >> np.uint64(_BUCKET_SHIFT)).astype(np.int64)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts both sides into tasks, runs them as one job, and adds up what they answer."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession
+
+from message_store.base.errors import TargetError
+from message_store.files.small_files import PRIVATE_MODE, replace_file
+from migrate.spark.runner import run_tasks
+from migrate.verify.digests import DigestResult, DigestTask, Side
+from migrate.verify.tasks import digest
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage's name, how much of it is done, and how much there is."""
+
+_TASK_MAX_ENTRIES = 4 << 20
+_TASK_MIN_ENTRIES = 20_000
+_INLINE_BYTES = 256 << 10
+"""Entries of a task up to this size travel with it; more are laid down as a file."""
+
+
+@attrs.frozen(eq=False)
+class SideEntries:
+    """What one side should hold, in the order of its log (rows of the side's layout)."""
+
+    side: Side
+    commit_log: Path
+    entries: NDArray[np.void]
+    file_bytes: int | None = None
+    topics: tuple[str, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class DigestJobs:
+    """How jobs are run: where, in how many tasks a side, with which seed and rules."""
+
+    spark: SparkSession | None
+    seed: int
+    rules: tuple[int, int, int, int]
+    progress: Progress
+    parallelism: int = 1
+    scratch: Path | None = None
+
+    def run(
+        self,
+        stage: str,
+        sides: Sequence[SideEntries],
+        *,
+        identities: tuple[int, ...] = (),
+        buckets: NDArray[np.bool_] | None = None,
+    ) -> dict[Side, DigestResult]:
+        """Digest all sides in one job.
+
+        Target records with one of these ``identities``, or records of both sides in these
+        ``buckets``, are returned one by one.
+        """
+        wanted = None if buckets is None else buckets.tobytes()
+        with self._scratch_directory(sides) as directory:
+            tasks = [
+                task for side in sides for task in self._tasks(side, directory, identities, wanted)
+            ]
+            self.progress(stage, 0, len(tasks))
+            results = run_tasks(
+                self.spark, tasks, digest, lambda done: self.progress(stage, done, len(tasks))
+            )
+            self.progress(stage, len(tasks), len(tasks))
+        return {
+            side.side: reduce(DigestResult.plus, [one for one in results if one.side == side.side])
+            for side in sides
+        }
+
+    @contextmanager
+    def _scratch_directory(self, sides: Sequence[SideEntries]) -> Iterator[Path | None]:
+        """A directory for entries that are too many to travel with their tasks; TargetError when
+        none can be made.
+        """
+        if self.spark is None or sum(side.entries.nbytes for side in sides) <= _INLINE_BYTES:
+            yield None
+            return
+        with ExitStack() as stack:
+            try:
+                made = tempfile.TemporaryDirectory(prefix="delaywheel-verify-", dir=self.scratch)
+            except OSError as error:
+                place = error.filename or self.scratch
+                raise TargetError(f"{place}: cannot be written: {error.strerror}") from error
+            yield Path(stack.enter_context(made)).absolute()
+
+    def _tasks(
+        self,
+        side: SideEntries,
+        directory: Path | None,
+        identities: tuple[int, ...],
+        buckets: bytes | None,
+    ) -> Iterator[DigestTask]:
+        cuts = _cuts(side.entries, self.parallelism)
+        for first, last in pairwise(cuts):
+            content = side.entries[first:last].tobytes()
+            place = None
+            if directory is not None and len(content) > _INLINE_BYTES:
+                place = directory / f"{side.side}-{first}"
+                replace_file(place, content, mode=PRIVATE_MODE)
+            yield DigestTask(
+                side=side.side,
+                commit_log=side.commit_log.absolute(),
+                entries=place or content,
+                first_number=first,
+                seed=self.seed,
+                rules=self.rules,
+                file_bytes=side.file_bytes,
+                topics=side.topics,
+                identities=identities if side.side == "target" else (),
+                buckets=buckets,
+            )
+
+
+def _cuts(entries: NDArray[np.void], parallelism: int) -> list[int]:
+    """Where tasks begin and end: equal bytes of log, but no more entries than a task may have; one
+    task at least, also for no entries.
+    """
+    count = len(entries)
+    tasks = min(max(parallelism, count // _TASK_MAX_ENTRIES + 1), count // _TASK_MIN_ENTRIES + 1)
+    sizes = np.cumsum(np.maximum(entries["size_bytes"], 0), dtype=np.int64)
+    total = int(sizes[-1]) if count else 0
+    inner = np.searchsorted(sizes, np.arange(1, tasks) * total // tasks)
+    cuts = [0, *(int(cut) for cut in np.unique(inner) if 0 < cut < count), count]
+    return [0, *(end for first, last in pairwise(cuts) for end in _ends(first, last))]
+
+
+def _ends(first: int, last: int) -> list[int]:
+    """Where the pieces of one stretch end, none with more entries than a task may have."""
+    pieces = max(1, -(-(last - first) // _TASK_MAX_ENTRIES))
+    return [first + (last - first) * (piece + 1) // pieces for piece in range(pieces)]

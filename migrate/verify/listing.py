@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names what was found: the first few differences field by field, complaints in words, and a sample
+looked up with the scalar codec alone.
+"""
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from migrate.verify.compare import Comparison
+from migrate.verify.complaints import LAST_UNREADABLE, SENTENCES, Complaint
+from migrate.verify.digests import DigestResult, FoundRecords
+from migrate.verify.entries import DIGEST_IDENTITY
+from migrate.verify.fields import field_differences, shown
+from migrate.verify.jobs import SideEntries
+from migrate.verify.report import Difference, FieldDifference, Problem
+
+
+class RecordReader:
+    """Reads single records of a side by the number of their entry; use as a context manager."""
+
+    def __init__(self, side: SideEntries) -> None:
+        self.side = side
+        self._reader = SegmentReader(side.commit_log, side.file_bytes)
+
+    def offset(self, number: int) -> int:
+        """Where the record of an entry begins."""
+        return int(self.side.entries["commit_log_offset"][number])
+
+    def message(self, number: int) -> StoredMessage | None:
+        """The record of an entry; None where none can be read. A wrong body CRC is read over."""
+        size_bytes = int(self.side.entries["size_bytes"][number])
+        try:
+            data = self._reader.read_at(self.offset(number), max(0, size_bytes))
+            return decode_message_at(data, check_crc=False)
+        except FormatError:
+            return None
+
+    def at(self, offset: int) -> StoredMessage | None:
+        """The record of the entry that begins at ``offset`` of the log."""
+        offsets = self.side.entries["commit_log_offset"]
+        return self.message(int(np.searchsorted(offsets, offset)))
+
+    def __enter__(self) -> "RecordReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._reader.close()
+
+
+def list_differences(
+    comparison: Comparison, source: RecordReader, target: RecordReader, *, listed: int
+) -> Iterator[Difference]:
+    """The first ``listed`` of each kind, with the fields that differ."""
+    for row in range(min(listed, len(comparison.different_source))):
+        number = int(comparison.different_source.numbers[row])
+        other = int(comparison.different_target.numbers[row])
+        complaint = int(comparison.different_target.complaints[row])
+        fields = _fields(source, number, target, other, complaint)
+        place = _place(source, number)
+        yield Difference("different", **place, target_offset=target.offset(other), fields=fields)
+    for number in map(int, comparison.missing.numbers[:listed]):
+        yield Difference("missing", **_place(source, number))
+    for number in map(int, comparison.unexpected.numbers[:listed]):
+        who = _who(target, number)
+        yield Difference("unexpected", **who, target_offset=target.offset(number))
+
+
+def _who(reader: RecordReader, number: int) -> dict[str, Any]:
+    message = reader.message(number)
+    if message is None:
+        return {"topic": None, "unique_key": None}
+    key = message.unique_key
+    return {"topic": shown(message.real_topic), "unique_key": None if key is None else shown(key)}
+
+
+def _place(source: RecordReader, number: int) -> dict[str, Any]:
+    entry = source.side.entries[number]
+    return _who(source, number) | {
+        "level": int(entry["queue_id"]) + 1,
+        "queue_offset": int(entry["queue_offset"]),
+        "source_offset": int(entry["commit_log_offset"]),
+    }
+
+
+def _fields(
+    source: RecordReader, number: int, target: RecordReader, other: int, complaint: int
+) -> tuple[FieldDifference, ...]:
+    ours, theirs = source.message(number), target.message(other)
+    if ours is None or theirs is None:
+        return ()
+    out_ms = int(source.side.entries["out_ms"][number])
+    return field_differences(ours, out_ms, theirs, complaint)
+
+
+def complaint_problems(result: DigestResult, side: SideEntries) -> Iterator[Problem]:
+    """Every complaint about records of a side, with its first example.
+
+    A source's record may name another queue offset than its place in the queue, which a broker that
+    rebuilt a queue leaves behind: readers go by the place.
+    """
+    harmless = {Complaint.LEFT_OUT}
+    if side.side == "source":
+        harmless.add(Complaint.QUEUE_OFFSET)
+    for complaint, (count, numbers) in sorted(result.complaints.items()):
+        if complaint in harmless:
+            continue
+        entry = side.entries[numbers[0]]
+        where = f"record at {entry['commit_log_offset']}"
+        if side.side == "source":
+            where += f" (level {entry['queue_id'] + 1}, queue offset {entry['queue_offset']})"
+        yield Problem(side.side, f"{where}: {SENTENCES[complaint]}", count)
+
+
+def unreadable(result: DigestResult) -> int:
+    """How many entries of a side lead to no record that can be compared."""
+    return sum(
+        count
+        for complaint, (count, _) in result.complaints.items()
+        if Complaint.LEFT_OUT < complaint <= LAST_UNREADABLE
+    )
+
+
+def sample_problems(
+    sampled: FoundRecords, candidates: FoundRecords, source: RecordReader, target: RecordReader
+) -> Iterator[Problem]:
+    """Sampled messages that the scalar codec does not find unchanged in the target.
+
+    ``candidates`` are the target's records with the identity of a sampled one.
+    """
+    lost = []
+    identities = candidates.digests[:, DIGEST_IDENTITY]
+    for number, digests in zip(sampled.numbers, sampled.digests, strict=True):
+        alike = candidates.numbers[identities == digests[DIGEST_IDENTITY]]
+        if not any(_is_same(source, int(number), target, int(other)) for other in alike):
+            lost.append(int(number))
+    if lost:
+        what = f"the message at {source.offset(lost[0])} is not in the target unchanged"
+        yield Problem("sample", what, len(lost))
+
+
+def _is_same(source: RecordReader, number: int, target: RecordReader, other: int) -> bool:
+    if source.message(number) is None or target.message(other) is None:
+        return False
+    return not _fields(source, number, target, other, 0)

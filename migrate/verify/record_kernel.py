@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One record at an address → what must survive of it as two hashes, and what else is asked of it.
+
+Everything that may not change goes into both hashes: flags, born time and hosts, reconsume times,
+body, and the properties byte for byte in their order, without those that a conversion takes away
+or adds. Real topic and real queue id are such properties. Entries without any text between two
+separators are nothing to any reader and are passed over.
+
+Limitations: nothing here reads outside the ``size`` bytes that the caller vouches for, and every
+length inside them is checked before it is used.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from message_store.format import properties as names
+from message_store.format.record_layout import (
+    BODY_RUN,
+    CRC_MASK,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_RUN,
+    SMALLEST_RECORD_BYTES,
+    SYS_BORN_HOST_IPV6,
+    SYS_STORE_HOST_IPV6,
+    TOPIC_RUN_V1,
+    TOPIC_RUN_V2,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.raw_memory import (
+    address_of,
+    load_i8,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_u8,
+)
+from migrate.verify.complaints import Complaint
+from migrate.verify.hashes import find_byte, finish, step_a, step_b, take_bytes, take_bytes_once
+
+# --- what the kernel leaves behind: places in the two scratch arrays ------------------------------
+
+HASH_A, HASH_B, IDENTITY, CONTENT, TOPIC_KEY = range(5)
+"""Places in ``hashes``: the two hashes; who the message is (real topic, unique key, born time);
+what it carries (real topic, body); the real topic alone.
+"""
+HASH_COUNT = 5
+
+(
+    TOPIC_AT,
+    TOPIC_BYTES,
+    REAL_TOPIC_AT,
+    REAL_TOPIC_BYTES,
+    TAGS_AT,
+    TAGS_BYTES,
+    UNIQUE_KEY_AT,
+    UNIQUE_KEY_BYTES,
+    REAL_QUEUE_ID,
+    DELAY,
+    OUT_MS,
+    OUT_COUNT,
+    FORBIDDEN_COUNT,
+    RECORD_CRC_AT,
+    RECORD_CRC_BYTES,
+    HEAD_GROWTH,
+) = range(16)
+"""Places in ``facts``. Addresses are 0 and numbers -1 where there is none."""
+FACT_COUNT = 16
+
+# --- the names that matter ------------------------------------------------------------------------
+
+_NO_NAME = 0
+_IS_KEPT = 20
+"""A kind below this is taken out before hashing."""
+_IS_DELAY, _IS_OUT, _IS_FORBIDDEN, _IS_RECORD_CRC = 1, 2, 3, 4
+_IS_REAL_TOPIC, _IS_REAL_QUEUE_ID, _IS_TAGS, _IS_UNIQUE_KEY = 20, 21, 22, 23
+
+_KINDS = {
+    names.DELAY: _IS_DELAY,
+    names.TIMER_OUT_MS: _IS_OUT,
+    names.TIMER_ROLL_TIMES: _IS_FORBIDDEN,
+    names.TIMER_ROLL_LABEL: _IS_FORBIDDEN,
+    names.TIMER_DELETE_UNIQUE_KEY: _IS_FORBIDDEN,
+    names.INNER_MULTI_DISPATCH: _IS_FORBIDDEN,
+    names.INNER_MULTI_QUEUE_OFFSET: _IS_FORBIDDEN,
+    names.CRC32: _IS_RECORD_CRC,
+    names.REAL_TOPIC: _IS_REAL_TOPIC,
+    names.REAL_QUEUE_ID: _IS_REAL_QUEUE_ID,
+    names.TAGS: _IS_TAGS,
+    names.UNIQUE_KEY: _IS_UNIQUE_KEY,
+}
+REMOVED_PROPERTIES = tuple(name for name, kind in _KINDS.items() if kind < _IS_KEPT)
+"""What a conversion takes away, adds or computes anew; all else must survive."""
+
+_LONGEST_NAME = 31
+
+
+def _name_table() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """A row a name, ordered by length: length, kind, then the bytes."""
+    rows = np.zeros((len(_KINDS), 2 + _LONGEST_NAME), np.uint8)
+    for row, (name, kind) in zip(
+        rows, sorted(_KINDS.items(), key=lambda item: len(item[0])), strict=True
+    ):
+        row[:2] = len(name), kind
+        row[2 : 2 + len(name)] = np.frombuffer(name.encode(), np.uint8)
+    return rows
+
+
+_NAMES = _name_table()
+_FIRST_OF_LENGTH = np.searchsorted(_NAMES[:, 0], np.arange(_LONGEST_NAME + 2))
+
+
+@inline_kernel
+def _kind_of(address: int, length: int) -> int:
+    if length > _LONGEST_NAME:
+        return _NO_NAME
+    for row in range(_FIRST_OF_LENGTH[length], _FIRST_OF_LENGTH[length + 1]):
+        place = 0
+        while place < length and load_u8(address + place) == _NAMES[row, 2 + place]:
+            place += 1
+        if place == length:
+            return int(_NAMES[row, 1])
+    return _NO_NAME
+
+
+@inline_kernel
+def _number(address: int, length: int) -> int:
+    """Decimal digits as a number, at most 18 of them; -1 for anything else."""
+    if length < 1 or length > 18:
+        return -1
+    value = 0
+    for place in range(length):
+        digit = load_u8(address + place) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline_kernel
+def _note(kind: int, value_at: int, value_bytes: int, facts: Any) -> None:
+    """Keep what a named property says; the last of equal names wins, as for a broker."""
+    if kind == _IS_REAL_TOPIC:
+        facts[REAL_TOPIC_AT] = value_at
+        facts[REAL_TOPIC_BYTES] = value_bytes
+    elif kind == _IS_REAL_QUEUE_ID:
+        facts[REAL_QUEUE_ID] = _number(value_at, value_bytes)
+    elif kind == _IS_TAGS:
+        facts[TAGS_AT] = value_at
+        facts[TAGS_BYTES] = value_bytes
+    elif kind == _IS_UNIQUE_KEY:
+        facts[UNIQUE_KEY_AT] = value_at
+        facts[UNIQUE_KEY_BYTES] = value_bytes
+    elif kind == _IS_DELAY:
+        facts[DELAY] = _number(value_at, value_bytes)
+        facts[FORBIDDEN_COUNT] += 1
+    elif kind == _IS_OUT:
+        facts[OUT_MS] = _number(value_at, value_bytes)
+        facts[OUT_COUNT] += 1
+    elif kind == _IS_FORBIDDEN:
+        facts[FORBIDDEN_COUNT] += 1
+    elif kind == _IS_RECORD_CRC:
+        facts[RECORD_CRC_AT] = value_at
+        facts[RECORD_CRC_BYTES] = value_bytes
+
+
+_PAIR_MARK = names.NAME_VALUE_SEPARATOR[0]
+_ENTRY_MARK = names.PROPERTY_SEPARATOR[0]
+
+
+@inline_kernel
+def _take_properties(
+    a: np.uint64, b: np.uint64, address: int, length: int, facts: Any
+) -> tuple[np.uint64, np.uint64]:
+    """The properties text into both hashes, and what it says into ``facts``."""
+    end = address + length
+    start = address
+    while start < end:
+        place = find_byte(start, end, _ENTRY_MARK)
+        # A mark is sought up to a word beyond the entry: whole words are fast.
+        mark = find_byte(start, min(place + 8, end), _PAIR_MARK)
+        kind = _NO_NAME
+        if start < mark < place:
+            kind = _kind_of(start, mark - start)
+            if kind != _NO_NAME and mark + 1 < place:
+                _note(kind, mark + 1, place - mark - 1, facts)
+        if place > start and (kind == _NO_NAME or kind >= _IS_KEPT):
+            a, b = take_bytes(a, b, start, place - start)
+        start = place + 1
+    closed = np.uint64(length > 0 and load_u8(end - 1) == _ENTRY_MARK)
+    return step_a(a, closed), step_b(b, closed)
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+_SIZE_PLACE = HEAD_V4_V4.offset_of("size_bytes")
+_MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
+_CRC_PLACE = HEAD_V4_V4.offset_of("body_crc")
+_FLAG_PLACE = HEAD_V4_V4.offset_of("flag")
+_SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
+_BORN_TIME_PLACE = HEAD_V4_V4.offset_of("born_timestamp_ms")
+_BORN_HOST_PLACE = HEAD_V4_V4.offset_of("born_ip")
+_HOST_BYTES = HEAD_V4_V4.offset_of("store_timestamp_ms") - _BORN_HOST_PLACE
+_STORE_HOST_PLACE = HEAD_V4_V4.offset_of("store_ip")
+_RECONSUME_PLACE = HEAD_V4_V4.offset_of("reconsume_times")
+_HEAD_BYTES = HEAD_V4_V4.size
+_IPV6_GROWTH = HEAD_V6_V4.size - HEAD_V4_V4.size
+_BODY_LENGTH_BYTES = BODY_RUN.length.size
+_TOPIC_LENGTH_BYTES_V1 = TOPIC_RUN_V1.length.size
+_TOPIC_LENGTH_BYTES_V2 = TOPIC_RUN_V2.length.size
+_PROPERTIES_LENGTH_BYTES = PROPERTIES_RUN.length.size
+
+_UNREADABLE_SIZE = int(Complaint.SIZE)
+_UNREADABLE_RECORD = int(Complaint.NO_RECORD)
+_UNREADABLE_LENGTHS = int(Complaint.LENGTHS)
+_BODY_CRC = int(Complaint.BODY_CRC)
+_NONE = int(Complaint.NONE)
+
+
+@inline_kernel
+def _clear(facts: Any) -> None:
+    for place in range(FACT_COUNT):
+        facts[place] = 0
+    facts[REAL_QUEUE_ID] = -1
+    facts[DELAY] = -1
+    facts[OUT_MS] = -1
+
+
+@inline_kernel
+def _take_head(
+    a: np.uint64, b: np.uint64, record: int, born_growth: int, store_growth: int
+) -> tuple[np.uint64, np.uint64]:
+    flags = np.uint64(load_i32(record + _FLAG_PLACE)) << np.uint64(32) | np.uint64(
+        load_i32(record + _SYS_FLAG_PLACE)
+    ) & np.uint64(0xFFFFFFFF)
+    born_ms = np.uint64(load_i64(record + _BORN_TIME_PLACE))
+    growth = born_growth + store_growth
+    reconsumed = np.uint64(load_i32(record + _RECONSUME_PLACE + growth))
+    a, b = step_a(a, flags), step_b(b, flags)
+    a, b = step_a(a, born_ms), step_b(b, born_ms)
+    a, b = step_a(a, reconsumed), step_b(b, reconsumed)
+    a, b = take_bytes(a, b, record + _BORN_HOST_PLACE, _HOST_BYTES + born_growth)
+    return take_bytes(a, b, record + _STORE_HOST_PLACE + born_growth, _HOST_BYTES + store_growth)
+
+
+@inline_kernel
+def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any) -> int:
+    """Check the record of ``size`` bytes at ``record``, and fill ``hashes`` and ``facts``.
+
+    Returns a complaint. Up to ``LAST_UNREADABLE`` neither array means anything. The two hashes
+    still lack the time that it is due: the caller adds it and finishes them.
+    """
+    if size < SMALLEST_RECORD_BYTES or load_i32(record + _SIZE_PLACE) != size:
+        return _UNREADABLE_SIZE
+    magic = load_i32(record + _MAGIC_PLACE)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return _UNREADABLE_RECORD
+    sys_flag = load_i32(record + _SYS_FLAG_PLACE)
+    born_growth = _IPV6_GROWTH if sys_flag & SYS_BORN_HOST_IPV6 else 0
+    store_growth = _IPV6_GROWTH if sys_flag & SYS_STORE_HOST_IPV6 else 0
+    place = _HEAD_BYTES + born_growth + store_growth
+    topic_length_bytes = _TOPIC_LENGTH_BYTES_V1 if magic == MAGIC_V1 else _TOPIC_LENGTH_BYTES_V2
+    left = size - place - _BODY_LENGTH_BYTES - topic_length_bytes - _PROPERTIES_LENGTH_BYTES
+    if left < 0:
+        return _UNREADABLE_LENGTHS
+    body_bytes = load_i32(record + place)
+    if body_bytes < 0 or body_bytes > left:
+        return _UNREADABLE_LENGTHS
+    left -= body_bytes
+    body = record + place + _BODY_LENGTH_BYTES
+    topic = body + body_bytes + topic_length_bytes
+    topic_length = topic - topic_length_bytes
+    topic_bytes = load_i8(topic_length) if magic == MAGIC_V1 else load_i16(topic_length)
+    if topic_bytes < 0 or topic_bytes > left:
+        return _UNREADABLE_LENGTHS
+    left -= topic_bytes
+    properties = topic + topic_bytes + _PROPERTIES_LENGTH_BYTES
+    if load_i16(properties - _PROPERTIES_LENGTH_BYTES) != left:
+        return _UNREADABLE_LENGTHS
+    _clear(facts)
+    facts[TOPIC_AT] = topic
+    facts[TOPIC_BYTES] = topic_bytes
+    facts[HEAD_GROWTH] = born_growth + store_growth
+    a, b = take_bytes(seed, ~seed, body, body_bytes)
+    body_state = a
+    a, b = _take_head(a, b, record, born_growth, store_growth)
+    a, b = _take_properties(a, b, properties, left, facts)
+    hashes[HASH_A] = a
+    hashes[HASH_B] = b
+    topic_state = take_bytes_once(seed, facts[REAL_TOPIC_AT], facts[REAL_TOPIC_BYTES])
+    hashes[TOPIC_KEY] = finish(topic_state)
+    hashes[CONTENT] = finish(step_a(body_state, topic_state))
+    identity = take_bytes_once(topic_state, facts[UNIQUE_KEY_AT], facts[UNIQUE_KEY_BYTES])
+    born_ms = np.uint64(load_i64(record + _BORN_TIME_PLACE))
+    hashes[IDENTITY] = finish(step_a(identity, born_ms))
+    crc = np.int64(crc32(body, body_bytes)) & CRC_MASK
+    if body_bytes > 0 and crc != load_i32(record + _CRC_PLACE):
+        return _BODY_CRC
+    return _NONE
+
+
+@kernel("uint64(int64, int64, uint64)")
+def _topic_key(address: int, length: int, seed: np.uint64) -> np.uint64:
+    return finish(take_bytes_once(seed, address, length))
+
+
+def topic_key(topic: str, seed: int) -> int:
+    """What ``TOPIC_KEY`` is for records of this real topic."""
+    data = np.frombuffer(topic.encode(), np.uint8)
+    return int(_topic_key(address_of(data), len(data), np.uint64(seed)))

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a target, read as a broker reads them: which messages the wheel would deliver, and
+what is wrong with log, queue, timer log and slots.
+
+Everything is derived from the files. What the wheel does not lead to is not reached, whatever the
+log holds: its message is missing. What is reached twice would be delivered twice.
+"""
+
+from collections.abc import Iterator
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import FormatError
+from message_store.files.segments import SegmentReader
+from message_store.files.store_root import StoreRoot
+from message_store.reading.consume_queue import QUEUE_UNIT, QueueEntries, read_queue
+from migrate.report.conversion_parameters import ConversionSettings
+from migrate.verify.chains import END, NOWHERE, Walk, walk_chains
+from migrate.verify.log import log_problems, row_problems
+from migrate.verify.reached import reached_entries
+from migrate.verify.report import Problem
+from timer_wheel.format.checkpoint import TimerCheckpoint, read_timer_checkpoint
+from timer_wheel.format.timer_log import (
+    NO_POSITION,
+    TimerUnits,
+    blank_bytes,
+    read_units,
+    unit_position,
+    units_per_file,
+)
+from timer_wheel.format.wheel_file import NO_SLOTS, read_wheel
+from timer_wheel.format.wheel_math import effective_read_time_ms, slot_index
+
+QUEUE = "timer queue"
+TIMER_LOG = "timer log"
+WHEEL = "timer wheel"
+CHECKPOINT = "timercheck"
+
+
+@attrs.frozen(eq=False)
+class ReachedMessages:
+    """What a broker would deliver: TARGET_ENTRY rows in the order of the log."""
+
+    entries: NDArray[np.void]
+    problems: tuple[Problem, ...]
+
+
+def read_reached(root: StoreRoot, settings: ConversionSettings) -> ReachedMessages:
+    """Read queue, timer log and wheel, and walk every slot.
+
+    Damage is a problem, and what cannot be reached because of it is not among the entries; only a
+    disk that refuses raises (SourceError).
+    """
+    problems: list[Problem] = []
+    queue = read_target_queue(root, settings, problems)
+    with SegmentReader(root.commit_log, settings.commit_log_file_bytes) as log:
+        problems += row_problems("commit log", log)
+        problems += log_problems(log, queue)
+    with SegmentReader(root.timer_log, settings.timer_log_file_bytes) as reader:
+        problems += row_problems(TIMER_LOG, reader)
+        units = read_units(reader)
+        problems += _unit_problems(units, queue, settings)
+        problems += _blank_problems(reader, units, settings.timer_log_file_bytes)
+    checkpoint = read_timer_checkpoint(root)
+    slots = _read_slots(root, settings, checkpoint, problems)
+    walk = _walk(slots, units)
+    problems += _walk_problems(walk, slots, units)
+    problems += _checkpoint_problems(checkpoint, slots, units, len(queue), settings)
+    entries = reached_entries(walk, slots.times_ms, units, queue)
+    return ReachedMessages(entries, tuple(problems))
+
+
+def read_target_queue(
+    root: StoreRoot, settings: ConversionSettings, problems: list[Problem]
+) -> QueueEntries:
+    """The timer queue; what is wrong with its files is added to ``problems``."""
+    directory = root.timer_queue()
+    with SegmentReader(directory, settings.queue_file_bytes) as reader:
+        problems += row_problems(QUEUE, reader)
+    try:
+        queue = read_queue(directory, file_bytes=settings.queue_file_bytes)
+    except FormatError as error:
+        problems.append(Problem(QUEUE, str(error)))
+        return QueueEntries(np.empty(0, QUEUE_UNIT.dtype), 0, 0)
+    if queue.is_damaged:
+        problems.append(Problem(QUEUE, "entries without a size stand before others"))
+    if queue.first_queue_offset:
+        problems.append(Problem(QUEUE, f"it begins at {queue.first_queue_offset} and not at 0"))
+    return queue
+
+
+def _unit_problems(
+    units: TimerUnits, queue: QueueEntries, settings: ConversionSettings
+) -> Iterator[Problem]:
+    if len(units) != len(queue):
+        yield Problem(
+            TIMER_LOG,
+            f"{len(units)} units for {len(queue)} queue entries",
+            abs(len(units) - len(queue)),
+        )
+    both = min(len(units), len(queue))
+    rows, entries = units.units[:both], queue.units[:both]
+    tests = {
+        "not the record of the queue entry of the same number": (
+            rows["commit_log_offset"] != entries["commit_log_offset"]
+        ),
+        "another record size than the queue entry": (
+            rows["record_size_bytes"] != entries["size_bytes"]
+        ),
+        f"not written at {settings.write_time_ms}": (
+            rows["write_time_ms"] != settings.write_time_ms
+        ),
+        "the reserved field is not 0": rows["reserved"] != 0,
+    }
+    yield from each_problem(TIMER_LOG, "unit", tests, np.arange(both))
+
+
+def each_problem(
+    where: str, thing: str, tests: dict[str, NDArray[np.bool_]], names: NDArray[np.int64]
+) -> Iterator[Problem]:
+    """A problem for each test that any row fails, with the first such row named."""
+    for what, failed in tests.items():
+        if failed.any():
+            yield Problem(where, f"{thing} {names[failed.argmax()]}: {what}", int(failed.sum()))
+
+
+def _blank_problems(reader: SegmentReader, units: TimerUnits, file_bytes: int) -> Iterator[Problem]:
+    """Files are filled in order, and each but the last ends with its blank."""
+    numbers = np.arange(len(units), dtype=np.int64)
+    astray = units.positions != unit_position(numbers, file_bytes)
+    yield from each_problem(
+        TIMER_LOG, "unit", {"not where the one before it ends": astray}, numbers
+    )
+    blank = blank_bytes(file_bytes)
+    for segment in reader.segments[:-1]:
+        end = segment.start_offset + units_per_file(file_bytes) * units.units.itemsize
+        found = bytearray(len(blank))
+        if reader.read_into(end, memoryview(found)) != len(blank) or found != blank:
+            yield Problem(TIMER_LOG, f"{segment.path.name}: no blank at {end}")
+
+
+@attrs.frozen(eq=False)
+class _Slots:
+    """The slots that a starting broker's hand will still reach, in the order of their time."""
+
+    times_ms: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+def _read_slots(
+    root: StoreRoot,
+    settings: ConversionSettings,
+    checkpoint: TimerCheckpoint,
+    problems: list[Problem],
+) -> _Slots:
+    try:
+        wheel = read_wheel(root)
+    except FormatError as error:
+        problems.append(Problem(WHEEL, str(error)))
+        wheel = NO_SLOTS
+    used, found = wheel.index, wheel.slots
+    times_ms = found["time_units"].astype(np.int64) * settings.precision_ms
+    read_ms = effective_read_time_ms(
+        checkpoint.last_read_time_ms, settings.now_ms, settings.precision_ms
+    )
+    misplaced = slot_index(times_ms, settings.precision_ms) != used
+    passed = times_ms < read_ms
+    tests = {
+        "its time belongs into another slot": misplaced,
+        f"the hand begins at {read_ms} and never reads it": passed,
+        "its magic is not 0": found["magic"] != 0,
+    }
+    problems += each_problem(WHEEL, "slot", tests, used)
+    live = np.flatnonzero(~misplaced & ~passed)
+    live = live[np.argsort(times_ms[live], kind="stable")]
+    return _Slots(
+        times_ms[live],
+        found["first_position"][live].astype(np.int64),
+        found["last_position"][live].astype(np.int64),
+        found["unit_count"][live].astype(np.int64),
+    )
+
+
+def _walk(slots: _Slots, units: TimerUnits) -> Walk:
+    last = units.index_at(slots.last)
+    positions = units.units["previous_position"].astype(np.int64)
+    previous = units.index_at(positions)
+    previous = np.where(previous < 0, NOWHERE, previous)
+    previous[positions == NO_POSITION] = END
+    return walk_chains(np.where(last < 0, NOWHERE, last), previous)
+
+
+def _walk_problems(walk: Walk, slots: _Slots, units: TimerUnits) -> Iterator[Problem]:
+    positions = np.append(units.positions, NO_POSITION)
+    reached_first = positions[np.where(walk.steps > 0, walk.first, -1)]
+    tests = {
+        "its chain leads to no unit, or not backwards": walk.broken,
+        "its first unit is not where its chain ends": reached_first != slots.first,
+        "its count is not the length of its chain": walk.steps != slots.counts,
+    }
+    yield from each_problem(WHEEL, "the slot of", tests, slots.times_ms)
+    elsewhere = units.slot_time_ms[walk.units] != slots.times_ms[walk.slots]
+    tests = {"it is chained to a slot of another time": elsewhere}
+    yield from each_problem(TIMER_LOG, "unit", tests, walk.units)
+    visits = np.bincount(walk.units, minlength=len(units))
+    tests = {"no slot leads to it": visits == 0, "reached more than once": visits > 1}
+    yield from each_problem(TIMER_LOG, "unit", tests, np.arange(len(units)))
+
+
+def _checkpoint_problems(
+    checkpoint: TimerCheckpoint,
+    slots: _Slots,
+    units: TimerUnits,
+    queue_length: int,
+    settings: ConversionSettings,
+) -> Iterator[Problem]:
+    expected = {
+        "flush_position": units.end_position,
+        "last_queue_offset": queue_length,
+        "master_queue_offset": queue_length,
+        "state_version": 0,
+        "timestamp_ms": settings.now_ms,
+    }
+    for name, right in expected.items():
+        found = getattr(checkpoint, name)
+        if found != right:
+            yield Problem(CHECKPOINT, f"{name} is {found} and should be {right}")
+    read_ms = checkpoint.last_read_time_ms
+    first_ms = int(slots.times_ms.min(initial=settings.write_time_ms))
+    if not 0 < read_ms <= first_ms or read_ms % settings.precision_ms:
+        yield Problem(CHECKPOINT, f"last_read_time_ms is {read_ms}, the first slot is {first_ms}")

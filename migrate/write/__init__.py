@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hides how the parts of a target are written, staged, sealed and published."""

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beginning of a conversion's output: room on the disk, empty files of full length, plan."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from message_store.base.errors import TargetError
+from message_store.reading.consume_queue import QUEUE_UNIT
+from migrate.plan.plan import Amendments, Plan
+from migrate.plan.stored_plan import store_plan
+from migrate.settings import WHEEL
+from migrate.write.disk_room import free_bytes
+from migrate.write.publishing import forbid_start, is_publishing, require_unused
+from migrate.write.row_output import create_row
+from migrate.write.staging import Staging, clear_staging, target_errors
+from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
+from timer_wheel.format.timer_log import TIMER_UNIT, units_per_file
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
+
+_PLAN_BYTES_A_MESSAGE = 48
+"""What the plan's arrays take in the staging place while the conversion runs."""
+
+
+def make_room(
+    plan: Plan,
+    staging: Staging,
+    sources: Sequence[Path],
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> None:
+    """Check the disk, create the sparse files, store the plan, which comes last.
+
+    Raises TargetError.
+    """
+    require_unused(staging)
+    clear_staging(staging)
+    needed = bytes_needed(plan)
+    if needed > free_bytes(staging.target.path):
+        raise TargetError(
+            f"{staging.target.path}: {needed:,} bytes are needed, "
+            f"{free_bytes(staging.target.path):,} are free"
+        )
+    with target_errors(staging.path):
+        staging.path.mkdir(parents=True)
+    forbid_start(staging)
+    take_up(plan, staging, sources, request, amendments)
+
+
+def take_up(
+    plan: Plan,
+    staging: Staging,
+    sources: Sequence[Path],
+    request: dict[str, Any],
+    amendments: Amendments,
+) -> None:
+    """Make what the executors work on, or make it again: files keep what was written to them.
+
+    A loss of power can leave a plan of zeros and take files that were made; the plan has just been
+    computed anew, so it is stored anew. What is already published is left alone. Raises
+    TargetError.
+    """
+    if not is_publishing(staging):
+        create_rows(plan, staging)
+    with target_errors(staging.parts):
+        staging.parts.mkdir(parents=True, exist_ok=True)
+    store_plan(plan, staging, sources=sources, request=request, amendments=amendments)
+
+
+def create_rows(plan: Plan, staging: Staging) -> None:
+    """Make the files of log, queue and, for a wheel, timer log, sparse and of full length.
+
+    Raises TargetError.
+    """
+    settings, store = plan.settings, staging.store
+    log_files = -(-plan.log.end_offset // settings.commit_log_file_bytes)
+    queue_units = settings.queue_file_bytes // QUEUE_UNIT.size
+    timer_units = units_per_file(settings.timer_log_file_bytes)
+    create_row(store.commit_log, count=log_files, file_bytes=settings.commit_log_file_bytes)
+    create_row(
+        store.timer_queue(),
+        count=-(-len(plan) // queue_units),
+        file_bytes=settings.queue_file_bytes,
+    )
+    if plan.engine == WHEEL:
+        create_row(
+            store.timer_log,
+            count=-(-len(plan) // timer_units),
+            file_bytes=settings.timer_log_file_bytes,
+        )
+
+
+def bytes_needed(plan: Plan) -> int:
+    """Log, queue, timer log and the touched pages of the wheel, as the disk counts them; for a
+    hierarchical wheel its index, three times: the parts' tables, their copies, and what they
+    become.
+    """
+    timers = TIMER_UNIT.size if plan.engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
+    a_message = QUEUE_UNIT.size + timers + 1 + _PLAN_BYTES_A_MESSAGE
+    return plan.log.end_offset + WHEEL_FILE_BYTES + len(plan) * a_message

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealing a written target: slots, checkpoint, counts and configuration, everything on the disk,
+then published.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from message_store.files.small_files import replace_file
+from message_store.files.store_root import StoreRoot
+from migrate.plan.plan import Plan
+from migrate.settings import WHEEL
+from migrate.write.part import Receipt
+from migrate.write.publishing import publish
+from migrate.write.row_output import write_sparse
+from migrate.write.seal_index import seal_index
+from migrate.write.staging import Staging, sync_tree
+from migrate.write.target_config import TopicDemand, config_files
+from timer_wheel.format.checkpoint import (
+    TIMER_CHECKPOINT_NAME,
+    TimerCheckpoint,
+    encode_timer_checkpoint,
+)
+from timer_wheel.format.metrics import (
+    TIMER_METRICS_NAME,
+    TimerMetrics,
+    TopicCount,
+    encode_timer_metrics,
+)
+from timer_wheel.format.timer_log import log_end_position, unit_position
+from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, encode_slots
+from timer_wheel.format.wheel_math import SLOTS_TOTAL
+
+
+def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
+    """Messages and highest queue of every real topic, over all parts, in order of name."""
+    counts: dict[str, TopicDemand] = {}
+    for receipt in receipts:
+        for text, count, max_queue_id in receipt.topics:
+            name = text.encode("latin-1").decode("utf-8", "replace")
+            before = counts.get(name, TopicDemand(0, 0))
+            counts[name] = TopicDemand(before.count + count, max(before.max_queue_id, max_queue_id))
+    return {name: counts[name] for name in sorted(counts) if counts[name].count}
+
+
+def seal(
+    plan: Plan,
+    staging: Staging,
+    sources: Sequence[StoreRoot],
+    demands: Mapping[str, TopicDemand],
+) -> None:
+    """Write what depends on all parts, wait for the disk, and move everything to its place.
+
+    Order: small files and slots, or the index of a hierarchical wheel, fsync of every file and
+    name, then the renames, the wheel (or what stands in its place) last.
+    Receipts are synced too: without them a publishing that was stopped cannot go on. The plan's
+    arrays are not: a continued run makes them anew.
+    Raises TargetError.
+    """
+    files = config_files(sources, demands, plan.settings.topic_type)
+    if plan.engine == WHEEL:
+        files |= _wheel_files(plan, demands)
+    for name, content in files.items():
+        replace_file(staging.store.config_file(name), content)
+    if plan.engine == WHEEL:
+        _write_slots(plan, staging.store)
+    else:
+        seal_index(plan, staging)
+    sync_tree(staging.path, but=staging.plan_arrays)
+    publish(staging)
+
+
+def _wheel_files(plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, bytes]:
+    return {
+        TIMER_CHECKPOINT_NAME: encode_timer_checkpoint(_checkpoint(plan)),
+        TIMER_METRICS_NAME: encode_timer_metrics(_metrics(plan, demands)).encode(),
+    }
+
+
+def _write_slots(plan: Plan, store: StoreRoot) -> None:
+    timer_log_bytes = plan.settings.timer_log_file_bytes
+    slots = encode_slots(
+        plan.slots.slot_time_ms,
+        unit_position(plan.slots.first_index, timer_log_bytes),
+        unit_position(plan.slots.last_index, timer_log_bytes),
+        plan.slots.counts,
+        precision_ms=plan.settings.precision_ms,
+    )
+    write_sparse(store.timer_wheel, WHEEL_FILE_BYTES, slots)
+
+
+def _checkpoint(plan: Plan) -> TimerCheckpoint:
+    """Read from half a wheel below now, so that a broker whose clock is behind loses nothing."""
+    half_wheel_ms = SLOTS_TOTAL // 2 * plan.settings.precision_ms
+    return TimerCheckpoint(
+        last_read_time_ms=plan.write_time_ms - half_wheel_ms,
+        flush_position=log_end_position(len(plan), plan.settings.timer_log_file_bytes),
+        last_queue_offset=len(plan),
+        master_queue_offset=len(plan),
+        timestamp_ms=plan.now_ms,
+        counter=1,
+    )
+
+
+def _metrics(plan: Plan, demands: Mapping[str, TopicDemand]) -> TimerMetrics:
+    """The true counts: a broker that finds none counts below zero."""
+    topics = {name: TopicCount(demand.count, plan.now_ms) for name, demand in demands.items()}
+    return TimerMetrics(topics, counter=1, timestamp_ms=plan.now_ms)
