@@ -16,10 +16,10 @@ from message_store.base.errors import BadFieldError
 if TYPE_CHECKING:
     from cli_output import Output
     from cli_progress import StageProgress
-    from compare.entrants import Entrant
-    from compare.faults import Fault
-    from compare.observation import RaceSettings
-    from compare.workload import Workload
+    from compare.running.entrants import Entrant
+    from compare.running.faults import Fault
+    from compare.running.observation import RaceSettings
+    from compare.workloads.workload import Workload
 
 
 @verb(
@@ -46,15 +46,15 @@ def compare(
     or when none could run.
     """
     with loading(output):
-        from compare.entrants import ENTRANTS
-        from compare.race import Race, run_race
-        from compare.work_files import left_behind, race_directory
+        from compare.running.entrants import ENTRANTS
+        from compare.running.race import Race, run_race
+        from compare.running.work_files import left_behind, race_directory
     _require_engines(engines)
     if given["converted"] is None:
         _require_a_clock_for(engines, given["clock"])
     require_flags_that_apply(given["workload"], given["clock"])
     if report_file is not None:
-        from compare.report import write_report
+        from compare.report.html import write_report
         from migrate.report.html import require_report_place
 
         require_report_place(report_file)
@@ -84,7 +84,7 @@ def compare(
 
 
 def _require_engines(engines: tuple[str, ...]) -> None:
-    from compare.entrants import ENTRANTS
+    from compare.running.entrants import ENTRANTS
 
     for name in engines:
         if name not in ENTRANTS:
@@ -94,7 +94,7 @@ def _require_engines(engines: tuple[str, ...]) -> None:
 
 def _require_a_clock_for(engines: tuple[str, ...], clock: str) -> None:
     """Refuse a clock on which none of the engines can race."""
-    from compare.java_engines import JAVA_ENTRANTS
+    from compare.rocketmq.java_engines import JAVA_ENTRANTS
 
     if clock == "virtual" and all(name in JAVA_ENTRANTS for name in engines):
         raise click.UsageError(
@@ -114,8 +114,8 @@ def _workload(
     **given: Any,
 ) -> "Workload":
     """The workload; a converted store of its own joins the entrants."""
-    from compare.recorded_workloads import trace as read_trace
-    from compare.workloads import Recipe, make_workload
+    from compare.workloads.made_up import Recipe, make_workload
+    from compare.workloads.recorded import trace as read_trace
 
     if workload == BACKLOG:
         return attrs.evolve(_backlog(progress, entrants, messages, **given), seed=given["seed"])
@@ -153,7 +153,7 @@ def _backlog(
     if store is None:
         raise click.UsageError("--workload backlog needs --store: whose backlog")
     from cli_compare_backlog import read_backlog_workload
-    from compare.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
+    from compare.running.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
 
     if converted is not None:
         if now_ms is None:
@@ -178,7 +178,7 @@ def _settings(
     seed: int,
     **_given: Any,
 ) -> "RaceSettings":
-    from compare.observation import RaceSettings
+    from compare.running.observation import RaceSettings
 
     return RaceSettings(
         clock=clock,
@@ -194,7 +194,7 @@ def _faults(
     made: "Workload", chosen: tuple[str, ...], count: int, seed: int
 ) -> "tuple[Fault, ...]":
     """Those that were chosen, and so many at random points."""
-    from compare.faults import Fault, random_faults
+    from compare.running.faults import Fault, random_faults
 
     try:
         asked = tuple(Fault.parse(text) for text in chosen)

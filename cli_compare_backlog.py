@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from compare.recorded_workloads import backlog
-from compare.workload import Workload
+from compare.workloads.recorded import backlog
+from compare.workloads.workload import Workload
 from message_store.base.clock import SystemClock
 from message_store.columns.byte_column import Int64s, int64s
 from migrate.table.pending_batches import pending_batches

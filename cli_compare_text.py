@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 
 from cli_text import add_row, new_table
-from compare.openings import opening_rows
-from compare.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.verdict import verdict, when_due
+from compare.report.openings import opening_rows
+from compare.report.results import EngineResult, FirstDifference, Lateness, RaceResults
+from compare.report.verdict import verdict, when_due
 from message_store.base.printable import counted, duration, iso_time, size
 from message_store.format.delay_levels import format_delay
 

@@ -29,7 +29,7 @@ from message_store.interface.delay_store import Cancellation, Deliveries, Pendin
 from message_store.reading.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
-    from compare.results import RaceResults
+    from compare.report.results import RaceResults
     from legacy_levels.generate.store import GeneratedStore
     from migrate.changes.retire import RetireReport
     from migrate.changes.rollback import RollbackReport

@@ -19,7 +19,7 @@ from benchmarks.engine_loads import OpenStore, bodies, open_hierarchy, open_whee
 from benchmarks.engine_opening import in_a_process, opening
 from benchmarks.engine_steady import PERCENTILES, Steady, steady
 from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
-from compare.work_files import forget_pages
+from compare.running.work_files import forget_pages
 from message_store import Clock, DelayStore, MessageBatch
 
 _DUE_BYTES = 8

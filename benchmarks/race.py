@@ -16,11 +16,11 @@ import attrs
 import numpy as np
 
 from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, spread, table
-from compare.observation import RaceSettings
-from compare.race import Race, run_race
-from compare.results import EngineResult, RaceResults
-from compare.workload import Workload
-from compare.workloads import Recipe, make_workload
+from compare.report.results import EngineResult, RaceResults
+from compare.running.observation import RaceSettings
+from compare.running.race import Race, run_race
+from compare.workloads.made_up import Recipe, make_workload
+from compare.workloads.workload import Workload
 from message_store.format.delay_levels import DelayLevels
 
 _SHORT_LEVELS = 3

@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
 from benchmarks.race import figures
-from compare.faults import KILL, REBOOT, RESTART, Fault
-from compare.observation import RaceSettings
-from compare.race import Race, run_race
-from compare.results import RaceResults
-from compare.workloads import Recipe, make_workload
+from compare.report.results import RaceResults
+from compare.running.faults import KILL, REBOOT, RESTART, Fault
+from compare.running.observation import RaceSettings
+from compare.running.race import Race, run_race
+from compare.workloads.made_up import Recipe, make_workload
 from legacy_levels.generate.store import generate_level_store
 from message_store.base.clock import stopwatch_s
 from migrate.convert import convert

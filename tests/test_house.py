@@ -35,7 +35,7 @@ CLOCK = {"message_store/base/clock.py"}
 LAYOUTS = {"message_store/format/layout.py", "message_store/format/java_numbers.py"}
 ENVIRONMENT_READERS = {
     "cli.py",
-    "compare/rocketmq_jars.py",
+    "compare/rocketmq/jars.py",
     "message_store/kernels/cache.py",
     "migrate/spark/session.py",
 }
@@ -45,8 +45,8 @@ FILE_TOUCHERS = {
     "message_store/files/store_root.py",
     "message_store/kernels/cache.py",
     "message_store/files/live_segments.py",
-    "compare/rocketmq_jars.py",
-    "compare/work_files.py",
+    "compare/rocketmq/jars.py",
+    "compare/running/work_files.py",
     "migrate/write/row_output.py",
     "migrate/write/publishing.py",
     "migrate/write/staging.py",

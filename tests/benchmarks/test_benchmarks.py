@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import codec, convert, engines, machine, race, start, waiting
-from compare.observation import RaceSettings
+from compare.running.observation import RaceSettings
 from docs.generate_performance import race_tables, reopenings_table, waiting_table
 
 pytestmark = pytest.mark.check
@@ -65,7 +65,7 @@ def test_ours_race_and_the_page_says_who_could_not(
     def no_java(_entrant: object, _settings: RaceSettings, _progress: object) -> str:
         return "no Java here"
 
-    monkeypatch.setattr("compare.java_engines.JavaEntrant.lacks", no_java)
+    monkeypatch.setattr("compare.rocketmq.java_engines.JavaEntrant.lacks", no_java)
     few = ["--burst", "200", "--burst-after-ms", "2000", "--rounds", "1", "--events", "burst"]
     results = tmp_path / "results"
     run(race, monkeypatch, *few, "--directory", str(tmp_path), "--results", str(results))

@@ -6,16 +6,16 @@ from typing import Any, cast
 
 import attrs
 
-from compare.engine_process import run_engine
-from compare.engine_watch import Progress
-from compare.engines import ENGINES, Engine
-from compare.observation import Observation, RaceSettings
-from compare.race import Race, no_progress, run_race
-from compare.results import RaceResults
-from compare.room import store_bytes
-from compare.work_files import read_workload
-from compare.workload import Workload
-from compare.workloads import Recipe, make_workload
+from compare.report.results import RaceResults
+from compare.running.engine_process import run_engine
+from compare.running.engine_watch import Progress
+from compare.running.engines import ENGINES, Engine
+from compare.running.observation import Observation, RaceSettings
+from compare.running.race import Race, no_progress, run_race
+from compare.running.room import store_bytes
+from compare.running.work_files import read_workload
+from compare.workloads.made_up import Recipe, make_workload
+from compare.workloads.workload import Workload
 from message_store.base.clock import Clock
 from message_store.format.message import Message
 from message_store.interface.delay_store import AtMs, DelayStore, Due, Receipt

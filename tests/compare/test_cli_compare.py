@@ -14,8 +14,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from compare import entrants
-from compare.engines import ENGINES
+from compare.running import entrants
+from compare.running.engines import ENGINES
 from legacy_levels.generate.store import generate_level_store
 from tests.compare.races import Here, twisted
 from tests.source_laws import ROOT

@@ -8,15 +8,15 @@ import pytest
 
 from cli_compare_backlog import read_backlog_workload
 from cli_progress import StageProgress
-from compare.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
-from compare.engine_process import run_engine
-from compare.engine_watch import Progress
-from compare.engines import ENGINES
-from compare.entrants import Entrant
-from compare.observation import Observation, RaceSettings
-from compare.race import Race, needed_bytes, no_progress, run_race
-from compare.results import RaceResults
-from compare.work_files import read_workload
+from compare.report.results import RaceResults
+from compare.running.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
+from compare.running.engine_process import run_engine
+from compare.running.engine_watch import Progress
+from compare.running.engines import ENGINES
+from compare.running.entrants import Entrant
+from compare.running.observation import Observation, RaceSettings
+from compare.running.race import Race, needed_bytes, no_progress, run_race
+from compare.running.work_files import read_workload
 from legacy_levels import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import SourceError, TargetError
@@ -39,7 +39,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> Observation:
         return run_engine(ENGINES[name], read_workload(workload_file), settings, store, progress)
 
-    monkeypatch.setattr("compare.converted_entrant.run_in_process", run)
+    monkeypatch.setattr("compare.running.converted_entrant.run_in_process", run)
 
 
 def converted(path: Path, *, lost: int = 0) -> tuple[Path, Path]:
@@ -117,7 +117,7 @@ def test_the_copy_needs_room_also_where_the_backlog_is_small(
     (target / "log").write_bytes(b"x" * (8 << 20))
     assert needed_bytes(wanted, entrants) - alone >= 15 << 20
     assert needed_bytes(kept, entrants) - all_of_them >= 2 * (15 << 20)
-    monkeypatch.setattr("compare.race.free_bytes", lambda _directory: alone)
+    monkeypatch.setattr("compare.running.race.free_bytes", lambda _directory: alone)
     with pytest.raises(TargetError, match="are needed and"):
         run_race(wanted, no_progress, entrants)
     assert list(tmp_path.iterdir()) == [target]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from compare.delivered_topics import read_delivered, read_delivered_of
-from compare.engines import ENGINES
-from compare.observation import Delivered
-from compare.workload import MessageMaker
+from compare.report.delivered_topics import read_delivered, read_delivered_of
+from compare.running.engines import ENGINES
+from compare.running.observation import Delivered
+from compare.workloads.workload import MessageMaker
 from message_store.base.clock import ManualClock
 from message_store.files.store_root import StoreRoot
 from tests.compare.races import EXACT, small

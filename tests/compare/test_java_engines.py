@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from compare import java_engines
-from compare.java_engines import JAVA_ENTRANTS, WALL_CLOCK_ONLY, JavaRunError, busy_s
-from compare.observation import Delivered, RaceSettings
-from compare.race import no_progress
-from compare.work_files import write_workload
-from compare.workloads import Recipe, make_workload
+from compare.rocketmq import java_engines
+from compare.rocketmq.java_engines import JAVA_ENTRANTS, WALL_CLOCK_ONLY, JavaRunError, busy_s
+from compare.running.observation import Delivered, RaceSettings
+from compare.running.race import no_progress
+from compare.running.work_files import write_workload
+from compare.workloads.made_up import Recipe, make_workload
 
 WALL = RaceSettings(clock="wall")
 

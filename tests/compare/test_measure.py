@@ -8,9 +8,11 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.differences import first_difference
-from compare.measure import account, measure, of_rounds
-from compare.observation import (
+from compare.report.differences import first_difference
+from compare.report.measure import account, measure, of_rounds
+from compare.report.results import FaultSeen, Lateness, LatenessCurve, Opening, Usage
+from compare.report.verdict import verdict
+from compare.running.observation import (
     NOT_TAKEN,
     Costs,
     Delivered,
@@ -19,10 +21,8 @@ from compare.observation import (
     read_observation,
     write_observation,
 )
-from compare.results import FaultSeen, Lateness, LatenessCurve, Opening, Usage
-from compare.verdict import verdict
-from compare.workload import Workload
-from compare.workloads import START_MS
+from compare.workloads.made_up import START_MS
+from compare.workloads.workload import Workload
 from tests.compare.races import engines, race, small
 
 COSTS = Costs(

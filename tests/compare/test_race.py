@@ -8,14 +8,14 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.engine_process import EngineFailedError, run_engine, run_in_process
-from compare.engines import ENGINES, Engine
-from compare.faults import Fault, random_faults
-from compare.observation import RaceSettings
-from compare.race import Race, needed_bytes, no_progress, require_room
-from compare.verdict import verdict
-from compare.workload import Workload
-from compare.workloads import MADE_UP
+from compare.report.verdict import verdict
+from compare.running.engine_process import EngineFailedError, run_engine, run_in_process
+from compare.running.engines import ENGINES, Engine
+from compare.running.faults import Fault, random_faults
+from compare.running.observation import RaceSettings
+from compare.running.race import Race, needed_bytes, no_progress, require_room
+from compare.workloads.made_up import MADE_UP
+from compare.workloads.workload import Workload
 from legacy_levels import LevelStore
 from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, TargetError
@@ -151,7 +151,7 @@ def test_a_process_that_is_killed_says_by_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = "import os; os.kill(os.getpid(), 9)"
-    monkeypatch.setattr("compare.engine_process._PROGRAM", program)
+    monkeypatch.setattr("compare.running.engine_process._PROGRAM", program)
     with pytest.raises(EngineFailedError, match="its process ended by SIGKILL"):
         run_in_process("wheel", tmp_path / "workload.npz", EXACT, tmp_path / "store", no_progress)
 
@@ -287,8 +287,8 @@ def test_a_restart_while_the_disk_refused_has_no_last_word(tmp_path: Path) -> No
 def test_many_messages_at_once_say_how_many_are_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compare.putting.PUT_AT_ONCE", 50)
-    monkeypatch.setattr("compare.engine_watch._SAY_EVERY_S", 0)
+    monkeypatch.setattr("compare.running.putting.PUT_AT_ONCE", 50)
+    monkeypatch.setattr("compare.running.engine_watch._SAY_EVERY_S", 0)
     said: list[tuple[str, int, int]] = []
     workload = small("burst")
     run_engine(ENGINES["memory"], workload, EXACT, tmp_path, lambda *words: said.append(words))

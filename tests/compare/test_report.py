@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.report import render_report, write_report
-from compare.report_pictures import draw_lateness, draw_traffic, draw_usage
-from compare.results import (
+from compare.report.html import render_report, write_report
+from compare.report.pictures import draw_lateness, draw_traffic, draw_usage
+from compare.report.results import (
     EngineResult,
     FaultSeen,
     FirstDifference,
@@ -84,7 +84,7 @@ def a_race(*engines: EngineResult, **changes: object) -> RaceResults:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of a page's time."""
     for name in ("lateness", "traffic", "usage"):
-        monkeypatch.setattr(f"compare.report.draw_{name}", lambda engines: "<svg></svg>")
+        monkeypatch.setattr(f"compare.report.html.draw_{name}", lambda engines: "<svg></svg>")
 
 
 @pytest.mark.usefixtures("undrawn")

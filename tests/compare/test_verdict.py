@@ -4,7 +4,7 @@
 import attrs
 import pytest
 
-from compare.results import (
+from compare.report.results import (
     EngineResult,
     FaultSeen,
     Lateness,
@@ -13,7 +13,7 @@ from compare.results import (
     Round,
     WorkloadFacts,
 )
-from compare.verdict import verdict, when_due
+from compare.report.verdict import verdict, when_due
 
 FACTS = WorkloadFacts(
     name="burst",

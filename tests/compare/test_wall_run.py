@@ -7,8 +7,8 @@ from typing import Any, cast
 import attrs
 import pytest
 
-from compare.engines import ENGINES
-from compare.observation import RaceSettings
+from compare.running.engines import ENGINES
+from compare.running.observation import RaceSettings
 from message_store.base.clock import Clock, SystemClock
 from message_store.format.message import Message
 from message_store.interface.delay_store import DelayStore, Due, Receipt

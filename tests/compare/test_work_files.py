@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compare.work_files import (
+from compare.running.work_files import (
     forget_pages,
     left_behind,
     race_directory,

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare.recorded_workloads import backlog, trace
-from compare.work_files import read_workload, write_workload
-from compare.workload import NUMBER_BYTES, QUEUES, MessageMaker, Workload
-from compare.workloads import MADE_UP, START_MS, Recipe, make_workload
+from compare.running.work_files import read_workload, write_workload
+from compare.workloads.made_up import MADE_UP, START_MS, Recipe, make_workload
+from compare.workloads.recorded import backlog, trace
+from compare.workloads.workload import NUMBER_BYTES, QUEUES, MessageMaker, Workload
 from message_store.base.errors import BadFieldError, SourceError
 from message_store.columns.byte_column import int64s
 from message_store.format.delay_levels import DelayLevels

@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Final
 
-from compare.rocketmq_jars import classes, jars, missing_tools
+from compare.rocketmq.jars import classes, jars, missing_tools
 
 __all__ = ["NEWEST", "VERSIONS", "jars", "judge_classes", "missing_tools", "rolling_broker"]
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from compare.rocketmq_jars import jars, made_once
+from compare.rocketmq.jars import jars, made_once
 from tests.interop.broker import Broker, answers
 
 CLIENT_PACKAGE: Final = "rocketmq-python-client==5.1.2"

@@ -7,11 +7,11 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.java_engines import JAVA_ENTRANTS
-from compare.observation import NOT_TAKEN, RaceSettings
-from compare.work_files import write_workload
-from compare.workload import Workload
-from compare.workloads import Recipe, make_workload
+from compare.rocketmq.java_engines import JAVA_ENTRANTS
+from compare.running.observation import NOT_TAKEN, RaceSettings
+from compare.running.work_files import write_workload
+from compare.workloads.made_up import Recipe, make_workload
+from compare.workloads.workload import Workload
 from tests.interop.conftest import Tell
 
 MESSAGES = 600

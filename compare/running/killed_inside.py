@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from compare.parent_process import end_with
+from compare.running.parent_process import end_with
 from message_store.base.clock import SystemClock, stopwatch_s
 
 _PATIENCE_S = 20

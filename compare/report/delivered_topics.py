@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from compare.observation import Delivered
-from compare.workload import NUMBER_BYTES, QUEUES
+from compare.running.observation import Delivered
+from compare.workloads.workload import NUMBER_BYTES, QUEUES
 from message_store.base.errors import FormatError
 from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import Bytes, Int64s

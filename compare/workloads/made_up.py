@@ -10,7 +10,7 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from compare.workload import NUMBER_BYTES, Workload
+from compare.workloads.workload import NUMBER_BYTES, Workload
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import Int64s
 from message_store.format.delay_levels import DelayLevels

@@ -6,8 +6,8 @@ Files of a log are as long as a broker's from the beginning, but take only what 
 
 from pathlib import Path
 
-from compare.work_files import disk_bytes
-from compare.workload import Workload
+from compare.running.work_files import disk_bytes
+from compare.workloads.workload import Workload
 
 _RECORD_BESIDES_BODY_BYTES = 350
 _BESIDES_BYTES = 20 + 20 + 53

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import attrs
 
-from compare.delivered_topics import read_delivered
-from compare.differences import first_difference
-from compare.engine_watch import Progress
-from compare.entrants import ENTRANTS, Entrant
-from compare.measure import Account, account, measure, of_rounds
-from compare.observation import Observation, RaceSettings
-from compare.results import EngineResult, RaceResults
-from compare.work_files import WORKLOAD_FILE, free_bytes, remove, write_workload
-from compare.workload import Workload
+from compare.report.delivered_topics import read_delivered
+from compare.report.differences import first_difference
+from compare.report.measure import Account, account, measure, of_rounds
+from compare.report.results import EngineResult, RaceResults
+from compare.running.engine_watch import Progress
+from compare.running.entrants import ENTRANTS, Entrant
+from compare.running.observation import Observation, RaceSettings
+from compare.running.work_files import WORKLOAD_FILE, free_bytes, remove, write_workload
+from compare.workloads.workload import Workload
 from message_store.base.errors import DelayStoreError, SourceError, TargetError
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from compare.measure import Account
-from compare.observation import NOT_TAKEN, Observation
-from compare.results import FirstDifference, MessageTimes
-from compare.workload import Workload
+from compare.report.measure import Account
+from compare.report.results import FirstDifference, MessageTimes
+from compare.running.observation import NOT_TAKEN, Observation
+from compare.workloads.workload import Workload
 from message_store.columns.byte_column import Int64s
 
 OTHER_TIMES = "other times"

@@ -6,13 +6,13 @@ from typing import Protocol
 
 import attrs
 
-from compare.engine_process import run_in_process
-from compare.engine_watch import Progress
-from compare.engines import ENGINES
-from compare.java_engines import JAVA_ENTRANTS
-from compare.observation import Observation, RaceSettings
-from compare.room import store_bytes
-from compare.workload import Workload
+from compare.rocketmq.java_engines import JAVA_ENTRANTS
+from compare.running.engine_process import run_in_process
+from compare.running.engine_watch import Progress
+from compare.running.engines import ENGINES
+from compare.running.observation import Observation, RaceSettings
+from compare.running.room import store_bytes
+from compare.workloads.workload import Workload
 
 
 class Entrant(Protocol):

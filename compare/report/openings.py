@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from compare.results import EngineResult, Opening
+from compare.report.results import EngineResult, Opening
 from message_store.base.printable import duration, size
 
 NOTHING = "–"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 
-from compare.observation import RaceSettings
+from compare.running.observation import RaceSettings
 from message_store.base.clock import Clock
 from message_store.format.delay_levels import DelayLevels
 from message_store.interface.delay_store import DelayStore

@@ -8,7 +8,7 @@ finds it in a topic knows which one it is; the rest is a piece of one random blo
 import attrs
 import numpy as np
 
-from compare.results import WorkloadFacts
+from compare.report.results import WorkloadFacts
 from message_store.columns.byte_column import ByteColumn, Bytes, Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.delay_levels import DelayLevels

@@ -15,10 +15,10 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from compare.engine_watch import EngineWatch
-from compare.observation import RaceSettings
-from compare.putting import Putter
-from compare.workload import MessageMaker
+from compare.running.engine_watch import EngineWatch
+from compare.running.observation import RaceSettings
+from compare.running.putting import Putter
+from compare.workloads.workload import MessageMaker
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.interface.delay_store import DelayStore, Deliveries
 from message_store.interface.runner import run_store

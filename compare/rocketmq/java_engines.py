@@ -17,20 +17,20 @@ from typing import Any
 import attrs
 import numpy as np
 
-from compare.delivered_topics import read_delivered
-from compare.engine_watch import SAMPLE_EVERY_S, Progress
-from compare.observation import Costs, Delivered, Observation, RaceSettings, SeenRounds
-from compare.results import Usage
-from compare.rocketmq_jars import classes, jars, missing_tools
-from compare.room import store_bytes
-from compare.work_files import (
+from compare.report.delivered_topics import read_delivered
+from compare.report.results import Usage
+from compare.rocketmq.jars import classes, jars, missing_tools
+from compare.running.engine_watch import SAMPLE_EVERY_S, Progress
+from compare.running.observation import Costs, Delivered, Observation, RaceSettings, SeenRounds
+from compare.running.room import store_bytes
+from compare.running.work_files import (
     disk_bytes,
     make_directory,
     process_memory,
     read_workload,
     remove,
 )
-from compare.workload import Workload
+from compare.workloads.workload import Workload
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.columns.byte_column import Int64s

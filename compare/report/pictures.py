@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from compare.results import EngineResult, LatenessCurve
+from compare.report.results import EngineResult, LatenessCurve
 from message_store.base.html_pages import picture_text
 from message_store.base.printable import duration
 

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from compare.workload import Workload
+from compare.workloads.workload import Workload
 from message_store.base.errors import TargetError
 
 WORKLOAD_FILE = "workload.npz"

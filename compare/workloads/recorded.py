@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from compare.workload import NUMBER_BYTES, Workload
-from compare.workloads import LONGEST_DAYS, LONGEST_MS, START_MS
+from compare.workloads.made_up import LONGEST_DAYS, LONGEST_MS, START_MS
+from compare.workloads.workload import NUMBER_BYTES, Workload
 from message_store.base.errors import SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.small_files import read_small_file

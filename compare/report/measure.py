@@ -11,9 +11,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from compare.observation import NOT_TAKEN, Costs, Delivered, Observation
-from compare.results import EngineResult, FaultSeen, Lateness, LatenessCurve, Round, Traffic
-from compare.workload import Workload
+from compare.report.results import EngineResult, FaultSeen, Lateness, LatenessCurve, Round, Traffic
+from compare.running.observation import NOT_TAKEN, Costs, Delivered, Observation
+from compare.workloads.workload import Workload
 from message_store.columns.byte_column import Int64s
 
 _BUCKETS = 240

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import attrs
 
-from compare.engines import kill
-from compare.faults import REBOOT, RESTART
-from compare.results import Opening
-from compare.work_files import forget_pages, read_from_disk_bytes
+from compare.report.results import Opening
+from compare.running.engines import kill
+from compare.running.faults import REBOOT, RESTART
+from compare.running.work_files import forget_pages, read_from_disk_bytes
 from message_store.base.clock import stopwatch_s
 from message_store.interface.delay_store import DelayStore
 

@@ -3,8 +3,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from compare.openings import side_by_side
-from compare.results import EngineResult, RaceResults, WorkloadFacts
+from compare.report.openings import side_by_side
+from compare.report.results import EngineResult, RaceResults, WorkloadFacts
 from message_store.base.printable import DURATION_UNITS_MS, counted, duration, listed
 
 _FAIR_FACTOR, _NO_TIME_MS = 2, 100

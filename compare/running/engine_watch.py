@@ -11,10 +11,10 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from compare.observation import NOT_TAKEN, Costs, Observation, SeenRounds
-from compare.results import FaultSeen, Usage
-from compare.work_files import disk_bytes, process_memory
-from compare.workload import Workload
+from compare.report.results import FaultSeen, Usage
+from compare.running.observation import NOT_TAKEN, Costs, Observation, SeenRounds
+from compare.running.work_files import disk_bytes, process_memory
+from compare.workloads.workload import Workload
 from message_store.base.clock import stopwatch_s
 from message_store.columns.byte_column import Int64s
 

@@ -15,23 +15,23 @@ from typing import Any
 
 import attrs
 
-from compare.delivered_topics import read_delivered_of
-from compare.engine_watch import EngineWatch, Progress
-from compare.engines import ENGINES, Engine
-from compare.faults import KILL, Fault
-from compare.observation import (
+from compare.report.delivered_topics import read_delivered_of
+from compare.running.engine_watch import EngineWatch, Progress
+from compare.running.engines import ENGINES, Engine
+from compare.running.faults import KILL, Fault
+from compare.running.observation import (
     Delivered,
     Observation,
     RaceSettings,
     read_observation,
     write_observation,
 )
-from compare.parent_process import end_with
-from compare.virtual_run import VirtualRun
-from compare.wall_run import LEAD_MS, WallRun
-from compare.work_files import read_workload, remove
-from compare.workload import Workload
-from compare.workloads import Recipe, make_workload
+from compare.running.parent_process import end_with
+from compare.running.virtual_run import VirtualRun
+from compare.running.wall_run import LEAD_MS, WallRun
+from compare.running.work_files import read_workload, remove
+from compare.workloads.made_up import Recipe, make_workload
+from compare.workloads.workload import Workload
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError, SourceError, TargetError
 from message_store.interface.delay_store import DelayStore
@@ -39,7 +39,7 @@ from message_store.interface.delay_store import DelayStore
 _ROOT = Path(__file__).resolve().parent.parent
 _PROGRAM = (
     f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
-    "from compare.engine_process import main; main(sys.argv[1])"
+    "from compare.running.engine_process import main; main(sys.argv[1])"
 )
 _PATIENCE_S = 10
 _WARM_MESSAGES = 103

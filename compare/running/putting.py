@@ -6,9 +6,9 @@ noted.
 import attrs
 import numpy as np
 
-from compare.engine_watch import EngineWatch
-from compare.observation import NOT_TAKEN
-from compare.workload import MessageMaker
+from compare.running.engine_watch import EngineWatch
+from compare.running.observation import NOT_TAKEN
+from compare.workloads.workload import MessageMaker
 from message_store.base.errors import UnsupportedDelayError
 from message_store.format.message import Message
 from message_store.interface.delay_store import AtMs, DelayStore

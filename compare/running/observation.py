@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from compare.faults import Fault
-from compare.results import FaultSeen, Opening, Usage
-from compare.work_files import read_columns, write_columns
+from compare.report.results import FaultSeen, Opening, Usage
+from compare.running.faults import Fault
+from compare.running.work_files import read_columns, write_columns
 from message_store.columns.byte_column import Int64s, int64s
 
 NOT_TAKEN = -1

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import attrs
 import numpy as np
 
-from compare.engine_watch import EngineWatch
-from compare.faults import (
+from compare.report.results import FaultSeen
+from compare.running.engine_watch import EngineWatch
+from compare.running.faults import (
     CLOCK_BACK,
     CLOCK_FORWARD,
     DISK_FULL,
@@ -24,13 +25,12 @@ from compare.faults import (
     RESTART,
     Fault,
 )
-from compare.full_disk import fill_disk, make_room
-from compare.killed_inside import run_until_killed
-from compare.observation import RaceSettings
-from compare.putting import Putter
-from compare.reopening import Reopening, clear_the_way, end_store
-from compare.results import FaultSeen
-from compare.workload import MessageMaker, Workload
+from compare.running.full_disk import fill_disk, make_room
+from compare.running.killed_inside import run_until_killed
+from compare.running.observation import RaceSettings
+from compare.running.putting import Putter
+from compare.running.reopening import Reopening, clear_the_way, end_store
+from compare.workloads.workload import MessageMaker, Workload
 from message_store.base.clock import ManualClock, stopwatch_s
 from message_store.base.errors import TargetError
 from message_store.base.printable import duration

@@ -12,13 +12,13 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from compare.delivered_topics import read_delivered_keys
-from compare.engine_process import run_in_process
-from compare.engine_watch import Progress
-from compare.observation import Delivered, Observation, RaceSettings
-from compare.room import copied_store_bytes
-from compare.work_files import copy_store, read_workload, remove, write_workload
-from compare.workload import Workload
+from compare.report.delivered_topics import read_delivered_keys
+from compare.running.engine_process import run_in_process
+from compare.running.engine_watch import Progress
+from compare.running.observation import Delivered, Observation, RaceSettings
+from compare.running.room import copied_store_bytes
+from compare.running.work_files import copy_store, read_workload, remove, write_workload
+from compare.workloads.workload import Workload
 from message_store.base.errors import SourceError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.small_files import is_directory, is_ordinary_file, is_present
