@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import cli
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-import cli
 from legacy_levels.generate.store import generate_level_store
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot
@@ -532,7 +532,7 @@ def test_a_precision_that_contradicts_the_target_s_broker(tmp_path: Path) -> Non
     ],
 )
 def test_times_as_people_write_them(text: str, time_ms: int) -> None:
-    from cli_values import Time
+    from delaywheel.terminal.options.types import Time
 
     assert Time().convert(text, None, None) == time_ms
 
@@ -541,7 +541,7 @@ def test_times_as_people_write_them(text: str, time_ms: int) -> None:
 
 
 def every_error() -> list[type[errors.DelayStoreError]]:
-    import cli_output  # noqa: F401
+    from delaywheel.terminal.render import output as cli_output  # noqa: F401
 
     found = [errors.DelayStoreError]
     for kind in found:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cli
 import pytest
 from click.testing import CliRunner, Result
 
-import cli
-import cli_fleet
+from delaywheel.terminal.verbs import fleet as cli_fleet
 from message_store.format.delay_levels import DelayLevels
 from migrate.settings import ConvertOptions
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store

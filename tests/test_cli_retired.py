@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import cli
 import pytest
 from click.testing import CliRunner, Result
 
-import cli
-import cli_fleet_text
-import cli_text
+from delaywheel.terminal.render import fleet as cli_fleet_text
+from delaywheel.terminal.render import text as cli_text
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels

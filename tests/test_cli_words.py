@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cli
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-import cli
-import cli_text
-from cli_output import Output
+from delaywheel.terminal.render import text as cli_text
+from delaywheel.terminal.render.output import Output
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot
 from migrate.look.inspection import LevelState

@@ -196,7 +196,7 @@ def test_the_environment_is_read_in_named_places_only() -> None:
         (lambda s: steps_up(s), "from timer_wheel.wheel.store import WheelStore"),
         (lambda s: steps_up(s), "def later():\n    import migrate"),
         (lambda s: imports_of(s, "pyspark"), "from pyspark.sql import SparkSession"),
-        (lambda s: steps_up(s), "from cli_output import Output"),
+        (lambda s: steps_up(s), "from delaywheel.terminal.render.output import Output"),
         (lambda s: imports_of(s, "struct"), "import struct as s"),
         (lambda s: uses_of(s, CLOCK_READS), "import time as t\nt.time_ns()"),
         (lambda s: uses_of(s, CLOCK_READS), "from time import sleep\nsleep(1)"),

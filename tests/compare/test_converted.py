@@ -6,8 +6,6 @@ from pathlib import Path
 import attrs
 import pytest
 
-from cli_compare_backlog import read_backlog_workload
-from cli_progress import StageProgress
 from compare.report.results import RaceResults
 from compare.running.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
 from compare.running.engine_process import run_engine
@@ -17,6 +15,8 @@ from compare.running.entrants import Entrant
 from compare.running.observation import Observation, RaceSettings
 from compare.running.race import Race, needed_bytes, no_progress, run_race
 from compare.running.work_files import read_workload
+from delaywheel.terminal.render.progress import StageProgress
+from delaywheel.terminal.verbs.compare_backlog import read_backlog_workload
 from legacy_levels import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import SourceError, TargetError

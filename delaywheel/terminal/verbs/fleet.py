@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cli_input import STORE, conversion_options, conversion_request
-from cli_verbs import DONE, exit_code, loading
+from delaywheel.terminal.options.conversion import STORE, conversion_options, conversion_request
+from delaywheel.terminal.verb import DONE, exit_code, loading
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.small_files import read_small_file
@@ -20,8 +20,8 @@ from message_store.files.small_files import read_small_file
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cli_output import Output
-    from cli_progress import StageProgress
+    from delaywheel.terminal.render.output import Output
+    from delaywheel.terminal.render.progress import StageProgress
     from migrate.settings import ConvertOptions
 
 StartSpark = Callable[["StageProgress"], AbstractContextManager[tuple["SparkSession", float]]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from cli_values import (
+from delaywheel.terminal.options.types import (
     TIME_FORMS,
     LevelRange,
     LevelTable,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli_input import STORE, Decorator, Function, conversion_request
-from cli_verbs import loading, verb
+from delaywheel.terminal.options.conversion import STORE, Decorator, Function, conversion_request
+from delaywheel.terminal.verb import loading, verb
 from message_store.base.clock import SystemClock
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
 
 _WITHOUT = "without this the plan is shown, and nothing is written."
 

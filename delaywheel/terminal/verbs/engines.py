@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli_engine_text import nothing_there_line
-from cli_input import STORE, now_option
-from cli_message_flags import message_options, requested
-from cli_messages import levels_beyond, naming_lines, time_due_ms
-from cli_printing import OutputError
-from cli_store import ENGINE_FLAGS, Engine, engine_options, opened
-from cli_values import TIME_FORMS, Duration, Handle, Time
-from cli_verbs import DONE, FINDINGS, INTERRUPTED, loading, verb
+from delaywheel.terminal.options.conversion import STORE, now_option
+from delaywheel.terminal.options.engine import ENGINE_FLAGS, Engine, engine_options, opened
+from delaywheel.terminal.options.message import message_options, requested
+from delaywheel.terminal.options.message_lines import levels_beyond, naming_lines, time_due_ms
+from delaywheel.terminal.options.types import TIME_FORMS, Duration, Handle, Time
+from delaywheel.terminal.render.engine import nothing_there_line
+from delaywheel.terminal.render.printer import OutputError
+from delaywheel.terminal.verb import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.base.clock import ManualClock
 from message_store.base.durations import DURATION_FORMS
 from message_store.base.errors import DelayStoreError
@@ -33,8 +33,8 @@ from message_store.interface.runner import DEFAULT_POLL_MS, run_store
 from message_store.reading.engine_choice import EngineName, choose_engine
 
 if TYPE_CHECKING:
-    from cli_messages import Request
-    from cli_output import Output
+    from delaywheel.terminal.options.message_lines import Request
+    from delaywheel.terminal.render.output import Output
     from message_store.interface.delay_store import Receipt
 
 FLUSH_EVERY_MS = 1_000

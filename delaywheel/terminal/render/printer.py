@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from cli_progress import say_on_stderr
+from delaywheel.terminal.render.progress import say_on_stderr
 from message_store.base.errors import DelayStoreError
 from message_store.base.printable import json_text, printable
 

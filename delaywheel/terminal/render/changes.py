@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from cli_text import count, level_name, quarantine_lines
+from delaywheel.terminal.render.text import count, level_name, quarantine_lines
 from message_store.base.printable import counted, iso_time, shell_word, size, when
 
 if TYPE_CHECKING:

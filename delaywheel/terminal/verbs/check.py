@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli_input import LEVEL_TABLE_KEY, STORE, acting_option, all_of, given_level_table, now_option
-from cli_values import TIME_FORMS, LevelTable, Time
-from cli_verbs import DONE, FINDINGS, loading, verb
+from delaywheel.terminal.options.conversion import (
+    LEVEL_TABLE_KEY,
+    STORE,
+    acting_option,
+    all_of,
+    given_level_table,
+    now_option,
+)
+from delaywheel.terminal.options.types import TIME_FORMS, LevelTable, Time
+from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
 from message_store.base.errors import DelayStoreError
 from message_store.format.delay_levels import DelayLevels
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
     from message_store.reading.engine_choice import EngineName
 
 _BROKER_CONF = "--broker-conf"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from cli_text import add_row, count, new_table, refused_lines, title
+from delaywheel.terminal.render.text import add_row, count, new_table, refused_lines, title
 from message_store.base.errors import BadRecordsError
 from message_store.base.printable import counted, printable, when
 

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from cli_input import PRECISIONS, STORE, acting_option, all_of, given_level_table
-from cli_values import LevelTable
-from cli_verbs import loading
+from delaywheel.terminal.options.conversion import (
+    PRECISIONS,
+    STORE,
+    acting_option,
+    all_of,
+    given_level_table,
+)
+from delaywheel.terminal.options.types import LevelTable
+from delaywheel.terminal.verb import loading
 from message_store.base.clock import Clock, ManualClock, SystemClock
 from message_store.base.errors import DelayStoreError, OptionsError, PrecisionError
 from message_store.files.small_files import is_ordinary_file
@@ -30,7 +36,7 @@ from message_store.reading.engine_choice import (
 from message_store.writing.settings import StoreSettings
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
     from message_store.writing.store import LiveStore
 
 CONF_FLAG = "--broker-conf"

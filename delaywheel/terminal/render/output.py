@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-import cli_check_text as check_text
-import cli_engine_text as engine_text
-import cli_fleet_text as fleet_text
-import cli_migrate_text as migrate_text
-import cli_text as text
-from cli_messages import delivered_json, message_json
-from cli_printing import OutputError, Printer
-from cli_progress import StageProgress, say_on_stderr
+from delaywheel.terminal.options.message_lines import delivered_json, message_json
+from delaywheel.terminal.render import changes as migrate_text
+from delaywheel.terminal.render import check as check_text
+from delaywheel.terminal.render import engine as engine_text
+from delaywheel.terminal.render import fleet as fleet_text
+from delaywheel.terminal.render import text as text
+from delaywheel.terminal.render.printer import OutputError, Printer
+from delaywheel.terminal.render.progress import StageProgress, say_on_stderr
 from message_store.base.errors import BadRecordsError, DelayStoreError
 from message_store.base.printable import counted, iso_time, printable, shell_word, size, when
 from message_store.format.delay_levels import DelayLevels
@@ -277,7 +277,7 @@ class Output(Printer):
 
     def compared(self, results: "RaceResults") -> None:
         """``compare``."""
-        import cli_compare_text as compare_text
+        from delaywheel.terminal.render import race as compare_text
 
         if self.as_json:
             self._print_json(results.as_json())

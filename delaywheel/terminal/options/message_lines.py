@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import click
 
-from cli_values import TIME_FORMS, Duration, Time
+from delaywheel.terminal.options.types import TIME_FORMS, Duration, Time
 from message_store.base.durations import DURATION_FORMS
 from message_store.base.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
 from message_store.base.printable import listed

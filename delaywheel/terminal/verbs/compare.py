@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from cli_compare_options import BACKLOG, TRACE, compare_options, require_flags_that_apply
-from cli_verbs import DONE, FINDINGS, loading, verb
+from delaywheel.terminal.options.race import (
+    BACKLOG,
+    TRACE,
+    compare_options,
+    require_flags_that_apply,
+)
+from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.errors import BadFieldError
 
 if TYPE_CHECKING:
-    from cli_output import Output
-    from cli_progress import StageProgress
     from compare.running.entrants import Entrant
     from compare.running.faults import Fault
     from compare.running.observation import RaceSettings
     from compare.workloads.workload import Workload
+    from delaywheel.terminal.render.output import Output
+    from delaywheel.terminal.render.progress import StageProgress
 
 
 @verb(
@@ -152,8 +157,8 @@ def _backlog(
     """What waits in a store; what it was converted into takes part, where that is named."""
     if store is None:
         raise click.UsageError("--workload backlog needs --store: whose backlog")
-    from cli_compare_backlog import read_backlog_workload
     from compare.running.converted_entrant import CONVERTED, ConvertedEntrant, require_converted
+    from delaywheel.terminal.verbs.compare_backlog import read_backlog_workload
 
     if converted is not None:
         if now_ms is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from cli_text import add_row, count, new_table
+from delaywheel.terminal.render.text import add_row, count, new_table
 from message_store.base.printable import counted, iso_time, size, span, when
 from message_store.interface.delay_store import Severity
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from cli_input import PRECISIONS, STORE, all_of, said
-from cli_values import TIME_FORMS, Duration, ParamType, Time
+from delaywheel.terminal.options.conversion import PRECISIONS, STORE, all_of, said
+from delaywheel.terminal.options.types import TIME_FORMS, Duration, ParamType, Time
 from message_store.base.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"

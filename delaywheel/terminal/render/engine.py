@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from cli_text import due_span, some
+from delaywheel.terminal.render.text import due_span, some
 from message_store.base.printable import counted, iso_time, when
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import StoredMessage

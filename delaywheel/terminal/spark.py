@@ -10,7 +10,7 @@ from message_store.base.clock import stopwatch_s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cli_progress import StageProgress
+    from delaywheel.terminal.render.progress import StageProgress
 
 Settings = tuple[tuple[str, str], ...]
 

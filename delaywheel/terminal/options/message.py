@@ -5,9 +5,9 @@ from typing import IO, Any
 
 import click
 
-from cli_input import all_of
-from cli_messages import LINES, Request, due_of, requests_of
-from cli_values import TIME_FORMS, Duration, Setting, Time
+from delaywheel.terminal.options.conversion import all_of
+from delaywheel.terminal.options.message_lines import LINES, Request, due_of, requests_of
+from delaywheel.terminal.options.types import TIME_FORMS, Duration, Setting, Time
 from message_store.base.durations import DURATION_FORMS
 from message_store.format.message import Message
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-import cli_check  # noqa: F401  their verbs become commands of main
-import cli_compare  # noqa: F401
-import cli_engines  # noqa: F401
-import cli_export  # noqa: F401
-import cli_fleet
-import cli_migrate
-import cli_verify  # noqa: F401
-from cli_input import (
+from delaywheel.terminal.options.conversion import (
     STORE,
     conversion_options,
     conversion_request,
@@ -29,9 +22,9 @@ from cli_input import (
     require_window,
     spark_options,
 )
-from cli_spark import Settings, started_spark
-from cli_values import TIME_FORMS, Time
-from cli_verbs import (
+from delaywheel.terminal.options.types import TIME_FORMS, Time
+from delaywheel.terminal.spark import Settings, started_spark
+from delaywheel.terminal.verb import (
     DONE,
     EXIT_CODES,
     FINDINGS,
@@ -45,13 +38,20 @@ from cli_verbs import (
     main,
     verb,
 )
+from delaywheel.terminal.verbs import changes as cli_migrate
+from delaywheel.terminal.verbs import check as cli_check  # noqa: F401  their verbs become commands of main
+from delaywheel.terminal.verbs import compare as cli_compare  # noqa: F401
+from delaywheel.terminal.verbs import engines as cli_engines  # noqa: F401
+from delaywheel.terminal.verbs import export as cli_export  # noqa: F401
+from delaywheel.terminal.verbs import fleet as cli_fleet
+from delaywheel.terminal.verbs import verify as cli_verify  # noqa: F401
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import StoreRoot
 from migrate.spark.master import require_shared_directory
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
 
 __all__ = [
     "DONE",

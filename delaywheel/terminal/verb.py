@@ -19,7 +19,7 @@ import click
 from message_store.base.errors import DelayStoreError
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
 
 DONE = 0
 """Everything asked for was done, and nothing is wrong."""
@@ -170,7 +170,7 @@ def _ended_as_by_ctrl_c() -> Iterator[None]:
 
 def _output(ctx: click.Context, *, as_json: bool = False, is_quiet: bool = False) -> "Output":
     """The one Output of a run."""
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
 
     root = ctx.find_root()
     if root.obj is None:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli_input import STORE, all_of, spark_options
-from cli_spark import Settings, started_spark
-from cli_verbs import DONE, FINDINGS, loading, verb
+from delaywheel.terminal.options.conversion import STORE, all_of, spark_options
+from delaywheel.terminal.spark import Settings, started_spark
+from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from migrate.spark.master import require_shared_directory
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
 
 
 _reading_options = all_of(

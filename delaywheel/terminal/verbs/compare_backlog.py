@@ -15,7 +15,7 @@ from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
 
 if TYPE_CHECKING:
-    from cli_progress import StageProgress
+    from delaywheel.terminal.render.progress import StageProgress
 
 
 def read_backlog_workload(

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli_input import STORE, now_option, offsets_option, require_window
-from cli_values import TIME_FORMS, LevelTable, Time
-from cli_verbs import DONE, FINDINGS, loading, verb
+from delaywheel.terminal.options.conversion import STORE, now_option, offsets_option, require_window
+from delaywheel.terminal.options.types import TIME_FORMS, LevelTable, Time
+from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import INT_MAX
 
 if TYPE_CHECKING:
-    from cli_output import Output
+    from delaywheel.terminal.render.output import Output
 
 
 @verb(
