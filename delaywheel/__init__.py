@@ -1,2 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front door: what users import, and the command line; nothing below imports it."""
+"""The front door: what users import, and the command line; nothing below imports it.
+
+Everything is loaded when it is first asked for: ``import delaywheel`` brings neither NumPy nor
+Spark.
+
+>>> import delaywheel
+>>> delaywheel.MemoryStore(clock=delaywheel.ManualClock(0)).schedule(
+...     delaywheel.Message(topic="orders", body=b"A1"), delaywheel.AfterMs(1_000)
+... ).promised_ms
+1000
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legacy_levels import LevelStore
+    from message_store import (
+        AfterMs,
+        AtLevel,
+        AtMs,
+        BatchReceipt,
+        Cancellation,
+        Clock,
+        DelayLevels,
+        DelayStore,
+        Delivered,
+        Finding,
+        ManualClock,
+        MemoryStore,
+        Message,
+        MessageBatch,
+        Pending,
+        Receipt,
+        SystemClock,
+        run_store,
+    )
+    from message_store.base import errors
+    from message_store.reading.engine_choice import EngineName
+    from timer_wheel import HierarchicalWheelStore, WheelStore
+
+_HOMES = {
+    "HierarchicalWheelStore": "timer_wheel",
+    "LevelStore": "legacy_levels",
+    "WheelStore": "timer_wheel",
+    "errors": "message_store.base",
+}
+_ENGINES = {
+    "levels": "LevelStore",
+    "wheel": "WheelStore",
+    "hierarchy": "HierarchicalWheelStore",
+}
+
+__all__ = [
+    "AfterMs",
+    "AtLevel",
+    "AtMs",
+    "BatchReceipt",
+    "Cancellation",
+    "Clock",
+    "DelayLevels",
+    "DelayStore",
+    "Delivered",
+    "Finding",
+    "HierarchicalWheelStore",
+    "LevelStore",
+    "ManualClock",
+    "MemoryStore",
+    "Message",
+    "MessageBatch",
+    "Pending",
+    "Receipt",
+    "SystemClock",
+    "WheelStore",
+    "__version__",
+    "errors",
+    "open_store",
+    "run_store",
+]
+
+
+def open_store(
+    path: Path | str, *, engine: "EngineName | None" = None, clock: "Clock | None" = None
+) -> "DelayStore":
+    """Open the store at ``path`` for writing, with the engine whose store it is.
+
+    ``engine`` (``"levels"``, ``"wheel"`` or ``"hierarchy"``) is needed for a new store, and for
+    one in which levels and a wheel lie. ``clock`` is the machine's unless another is given. For
+    other settings use the ``open`` of the engine's own class.
+
+    Raises OptionsError where the files do not say which engine, and none was given; and what the
+    engine's ``open`` raises: StoreLockedError, SourceError, TargetError.
+    """
+    from message_store.files.store_root import StoreRoot
+    from message_store.reading.engine_choice import choose_engine
+
+    chosen = choose_engine(StoreRoot(Path(path)), engine, may_be_new=True)
+    Engine = __getattr__(_ENGINES[chosen])
+    store: DelayStore = Engine.open(path, clock=clock)
+    return store
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        try:
+            return version("delaywheel")
+        except PackageNotFoundError:
+            return "unknown"
+    if name in __all__:
+        return getattr(import_module(_HOMES.get(name, "message_store")), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,6 +14,7 @@ from message_store.format.layout import Layout
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.queue_unit import EXT_UNIT, QUEUE_UNIT
 from message_store.format.record_layout import (
     BLANK_RECORD,
     BODY_RUN,
@@ -26,7 +27,6 @@ from message_store.format.record_layout import (
     TOPIC_RUN_V2,
     runs,
 )
-from message_store.reading.consume_queue import EXT_UNIT, QUEUE_UNIT
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
 from timer_wheel.format.index_layouts import (
     BLOCK_KEY,

@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.reading.consume_queue import PRE_BLANK_SIZE, BoolArray, UnitArray
+from message_store.format.queue_unit import PRE_BLANK_SIZE
+from message_store.reading.consume_queue import BoolArray, UnitArray
 
 CANCELLED_BYTES: Final = 1
 """Size of a unit whose message was taken back."""

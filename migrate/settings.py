@@ -18,8 +18,8 @@ from message_store.files.store_root import (
 )
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import parse_long
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES, SMALLEST_RECORD_BYTES
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.java_properties import parse_properties
 from migrate.write.owner import Access
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES

@@ -17,8 +17,19 @@ FLOORS = {
     "timer_wheel": 1,
     "migrate": 2,
     "compare": 2,
-    "cli": 3,
+    "delaywheel": 3,
+    "cli": 4,
 }
+
+#: The staircase within a part: its folders from the ground up; those of one step do not know each
+#: other.
+ROOMS = {
+    "message_store": (
+        ("base",), ("format",), ("kernels", "files"), ("columns", "reading"), ("interface",),
+        ("writing",), ("intake", "redelivery"), ("memory",),
+    ),
+    "legacy_levels": (("copies",), ("backlog",), ("engine", "generate")),
+}  # fmt: skip
 
 
 @attrs.frozen
@@ -39,7 +50,7 @@ class Source:
     @property
     def part(self) -> str:
         """The part of the house it belongs to."""
-        return part_of(self.path.split("/")[0].removesuffix(".py"))
+        return self.path.split("/")[0].removesuffix(".py")
 
 
 @cache
@@ -47,14 +58,8 @@ def _parsed(source: Source) -> ast.Module:
     return ast.parse(source.text, source.path)
 
 
-def part_of(name: str) -> str:
-    """The part that a module belongs to: its folder; the files of the command line are one."""
-    top = name.split(".")[0]
-    return "cli" if top.startswith("cli_") else top
-
-
 def product_sources() -> list[Source]:
-    """Every file of the five parts and the command line, as it lies on disk."""
+    """Every file of the product, as it lies on disk."""
     paths = [path for part in FLOORS for path in (ROOT / part).rglob("*.py")]
     return [Source.read(path) for path in sorted([*paths, *ROOT.glob("*.py")])]
 
@@ -94,9 +99,29 @@ def steps_up(source: Source) -> list[str]:
     return [
         f"{source.path}:{line}: {source.part} imports {name}"
         for line, name in imported_modules(source)
-        if (other := part_of(name)) in FLOORS
+        if (other := name.split(".")[0]) in FLOORS
         and other != source.part
         and FLOORS[other] >= FLOORS[source.part]
+    ]
+
+
+def rooms_up(source: Source) -> list[str]:
+    """Imports within a part, also for types alone, that do not go down between its folders."""
+    steps = {
+        f"{part}.{room}": height
+        for part, rooms in ROOMS.items()
+        for height, together in enumerate(rooms)
+        for room in together
+    }
+    home = ".".join(source.path.split("/")[:2])
+    if home not in steps:
+        return []
+    return [
+        f"{source.path}:{line}: {home} imports {name}"
+        for line, name in imported_modules(source)
+        if name.split(".")[0] == source.part
+        and (room := ".".join(name.split(".")[:2])) != home
+        and (room == source.part or steps.get(room, -1) >= steps[home])
     ]
 
 

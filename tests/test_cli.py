@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import cli
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+import cli
 from legacy_levels.generate.store import generate_level_store
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cli
 import pytest
 from click.testing import CliRunner, Result
 
-from delaywheel.terminal.verbs import fleet as cli_fleet
+import cli
+from delaywheel.terminal.verbs import fleet as fleet_verbs
 from message_store.format.delay_levels import DelayLevels
 from migrate.settings import ConvertOptions
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
@@ -287,8 +287,8 @@ def test_words_that_do_not_go_together(
 
 
 def test_two_places_are_one_conversion() -> None:
-    assert not cli_fleet.is_fleet([Path("a"), Path("b")], None)
-    assert cli_fleet.is_fleet([Path("a"), Path("b"), Path("c")], None)
+    assert not fleet_verbs.is_fleet([Path("a"), Path("b")], None)
+    assert fleet_verbs.is_fleet([Path("a"), Path("b"), Path("c")], None)
 
 
 def test_a_merge_of_one_source_is_refused(stores: list[Path]) -> None:

@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import cli
 import pytest
 from click.testing import CliRunner, Result
 
-from delaywheel.terminal.render import fleet as cli_fleet_text
-from delaywheel.terminal.render import text as cli_text
+import cli
+from delaywheel.terminal.render import fleet as fleet_text
+from delaywheel.terminal.render import text
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -119,7 +119,7 @@ def test_a_conversion_after_a_retirement_says_where_everything_is(store: Path) -
     [warning] = report.warnings
     assert warning.startswith(f"{store}: was retired for {first} on 20")
     assert f"`delaywheel rollback '{store}' --execute` brings it back" in warning
-    assert not [line for line in cli_text.what_next(report, NOW_MS) if "again" in line]
+    assert not [line for line in text.what_next(report, NOW_MS) if "again" in line]
 
 
 def test_levels_that_were_not_retired_are_converted_without_a_word(store: Path) -> None:
@@ -129,7 +129,7 @@ def test_levels_that_were_not_retired_are_converted_without_a_word(store: Path) 
     )
     report = convert(options)
     assert (report.total("converted"), report.warnings) == (1, ())
-    assert [line for line in cli_text.what_next(report, NOW_MS) if "again" in line]
+    assert [line for line in text.what_next(report, NOW_MS) if "again" in line]
 
 
 def test_a_retirement_that_was_taken_back_is_forgotten(store: Path) -> None:
@@ -145,9 +145,9 @@ def test_many_stores_say_it_too(store: Path) -> None:
     fleet = Fleet([options_for(store.parent, source=store, target=target, now_ms=NOW_MS)])
     fleet.examine()
     fleet.convert(None, lambda *_: None)
-    [warning] = cli_fleet_text.fleet_warnings(fleet.entries, NOW_MS)
+    [warning] = fleet_text.fleet_warnings(fleet.entries, NOW_MS)
     assert warning.startswith(f"again: {store}: was retired for ")
-    assert not [line for line in cli_fleet_text.fleet_next(fleet.entries) if "deliver" in line]
+    assert not [line for line in fleet_text.fleet_next(fleet.entries) if "deliver" in line]
 
 
 def test_in_place_says_it_too(store: Path) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cli
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from delaywheel.terminal.render import text as cli_text
+import cli
+from delaywheel.terminal.render import text
 from delaywheel.terminal.render.output import Output
 from message_store.base import errors
 from message_store.files.store_root import StoreRoot
@@ -89,7 +89,7 @@ def test_the_verdict_is_about_what_was_looked_at(
 ) -> None:
     counts = {"converted": 4, "missing": 0, "unexpected": 0, "different": 0}
     report = VerifyReport(**{**counts, **facts})
-    assert list(cli_text.verdict(report, "TARGET")) == lines
+    assert list(text.verdict(report, "TARGET")) == lines
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_verdict_is_about_what_was_looked_at(
 def test_a_sample_is_said_with_what_it_is_of(facts: dict[str, Any], told: Sequence[str]) -> None:
     report = VerifyReport(4_000, missing=1, unexpected=7, different=2, quarantined=5, **facts)
     states = ["4,000 converted", "1 missing", "7 unexpected", "2 different", "5 quarantined"]
-    assert list(cli_text.account(report)) == [*states, *told]
+    assert list(text.account(report)) == [*states, *told]
 
 
 def test_what_is_wrong_beside_the_messages_is_counted_where_it_is_more_than_one(
@@ -268,10 +268,10 @@ def bad_records(count: int) -> list[BadRecord]:
 
 def test_reasons_are_counted_before_the_first_records_are_listed() -> None:
     odd = BadRecord(5, 0, 7, "its topic is missing")
-    lines = cli_text.refused_lines([odd, *bad_records(30)])
+    lines = text.refused_lines([odd, *bad_records(30)])
     assert lines[:2] == ["30 times: checksum at N is wrong", "1 time: its topic is missing"]
     listed = [line for line in lines if line.startswith("  level")]
-    assert len(listed) == cli_text.LISTED_RECORDS
+    assert len(listed) == text.LISTED_RECORDS
     assert lines[-1] == "  and 11 more (--json lists them all)"
 
 
@@ -388,7 +388,7 @@ def test_numbers_and_times_are_whole_however_narrow_the_terminal(
     )
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    Output(as_json=False, is_quiet=True)._print_table(cli_text.level_table([level], T0 - 250_000))
+    Output(as_json=False, is_quiet=True)._print_table(text.level_table([level], T0 - 250_000))
     shown = capsys.readouterr().out
     row = next(line for line in shown.splitlines() if "level 18" in line)
     for cell in (

@@ -19,8 +19,9 @@ from message_store.columns.message_batch import StoredBatch
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY
+from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.interface.delay_store import DelayStore
-from message_store.reading.consume_queue import MAX_NEUTRAL_BYTES, read_queue
+from message_store.reading.consume_queue import read_queue
 from message_store.reading.topic_listing import topics_with_queues
 
 _WINDOW_BYTES = 8 << 20

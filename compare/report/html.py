@@ -44,7 +44,7 @@ class Row:
 
 def render_report(results: RaceResults) -> str:
     """The page."""
-    environment = html_environment("compare")
+    environment = html_environment("compare.report")
     environment.filters.update(iso=iso_time, duration=duration)
     ran = [engine for engine in results.engines if engine.unavailable is None]
     usage = [engine for engine in ran if engine.usage.at_ms]

@@ -36,7 +36,7 @@ from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError, SourceError, TargetError
 from message_store.interface.delay_store import DelayStore
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = (
     f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
     "from compare.running.engine_process import main; main(sys.argv[1])"

@@ -23,7 +23,7 @@ from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.writing.dispatch import Dispatcher
 
 if TYPE_CHECKING:

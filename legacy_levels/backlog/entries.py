@@ -33,9 +33,10 @@ from message_store.base.errors import OptionsError
 from message_store.base.parallel import core_count, side_by_side
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels, format_delay
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
-from message_store.reading.consume_queue import QUEUE_UNIT, BoolArray
+from message_store.reading.consume_queue import BoolArray
 
 Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 

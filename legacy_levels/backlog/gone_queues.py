@@ -24,9 +24,9 @@ from message_store.base.parallel import side_by_side
 from message_store.files.segments import SegmentReader, list_directories, list_segments
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import (
     FILES_SCANNED_FOR_THE_END,
-    QUEUE_UNIT,
     UnitArray,
     is_filled,
     read_queue,

@@ -3,9 +3,9 @@
 
 from typing import Any
 
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import load_i32, load_i64, load_native, load_u8
-from message_store.reading.consume_queue import QUEUE_UNIT
 
 UNITS, DUE, UNKNOWN, EXPIRED, COUNT, LEVEL, FIRST_OFFSET, LATEST_DUE = range(8)
 QUEUE_FACTS = 8

@@ -20,6 +20,7 @@ from legacy_levels.neutral_units import (
 )
 from message_store.base.errors import FormatError
 from message_store.format.message import StoredMessage
+from message_store.format.queue_unit import PRE_BLANK_SIZE
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import (
     HEAD_V4_V4,
@@ -28,7 +29,6 @@ from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
 )
 from message_store.interface.delay_store import Cancellation, Receipt
-from message_store.reading.consume_queue import PRE_BLANK_SIZE
 
 if TYPE_CHECKING:
     from legacy_levels.engine.state import LevelState

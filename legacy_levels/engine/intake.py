@@ -12,11 +12,11 @@ import numpy as np
 from message_store.base.errors import UnsupportedDelayError
 from message_store.format.message import Message
 from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.interface.promise_rules import to_level
-from message_store.reading.consume_queue import QUEUE_UNIT
 
 if TYPE_CHECKING:
     from legacy_levels.engine.state import LevelState

@@ -21,8 +21,9 @@ from message_store.base.errors import OptionsError
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.commit_log import NO_TIME, read_store_times
-from message_store.reading.consume_queue import QUEUE_UNIT, Int64Array, QueueEntries, UnitArray
+from message_store.reading.consume_queue import Int64Array, QueueEntries, UnitArray
 
 if TYPE_CHECKING:
     from message_store.writing.log import LiveLog

@@ -30,7 +30,8 @@ from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
-from message_store.reading.consume_queue import QUEUE_UNIT, Int64Array
+from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.reading.consume_queue import Int64Array
 from message_store.writing.dispatch import Dispatcher
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ from message_store.format.broker_json import ConfigDialect
 from message_store.format.checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_5, StoreCheckpoint
 from message_store.format.delay_levels import DEFAULT_LEVELS, DelayLevels
 from message_store.format.java_numbers import LONG_MAX
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 
 Chunk = tuple[StoredBatch, Int64s]
 DIALECTS = {"4.9": ConfigDialect.ROCKETMQ_4_9, "5.x": ConfigDialect.ROCKETMQ_5_5}

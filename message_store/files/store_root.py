@@ -26,7 +26,7 @@ from message_store.base.forks import belongs_to_this_process
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present, replace_file, sync_directory
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 
 COMMIT_LOG_FILE_BYTES = 1 << 30
 QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size

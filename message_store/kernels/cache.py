@@ -24,7 +24,7 @@ _PACKAGES = ("message_store", "legacy_levels", "timer_wheel", "migrate", "compar
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_HOME = Path(__file__).resolve().parent.parent
+_HOME = Path(__file__).resolve().parents[2]
 
 
 @cache

@@ -17,34 +17,13 @@ import numpy as np
 from message_store.base.errors import BadFieldError, SourceError, TruncatedRecordError
 from message_store.files.segments import Segment, SegmentReader
 from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN
-from message_store.format.layout import Field, Layout
-
-QUEUE_UNIT = Layout(
-    "consume queue entry",
-    (
-        Field("commit_log_offset", "i64", "where the message begins in the commit log"),
-        Field("size_bytes", "i32", "its whole length"),
-        Field("tags_code", "i64", "hash of the tag; in a delay level: when it is due, epoch ms"),
-    ),
+from message_store.format.queue_unit import (
+    EXT_UNIT,
+    MAX_EXT_ADDRESS,
+    MAX_NEUTRAL_BYTES,
+    PRE_BLANK_SIZE,
+    QUEUE_UNIT,
 )
-PRE_BLANK_SIZE = INT_MAX
-PRE_BLANK = QUEUE_UNIT.encode(commit_log_offset=0, size_bytes=PRE_BLANK_SIZE, tags_code=0)
-"""What fills a queue before its first message when that has a queue offset above 0."""
-
-EXT_UNIT = Layout(
-    "consume queue extension unit",
-    (
-        Field("size_bytes", "i16", "length of the unit with its bitmap; -1 ends a file"),
-        Field("tags_code", "i64", "what the queue entry itself would hold"),
-        Field("store_timestamp_ms", "i64", "when the broker stored the message"),
-        Field("bitmap_bytes", "i16", "length of the bitmap that follows"),
-    ),
-)
-MAX_EXT_ADDRESS = -(2**31) - 1
-"""A tags code at or below this is an address: the unit's offset, counted from Long.MIN_VALUE."""
-
-MAX_NEUTRAL_BYTES = 2
-"""An entry of so few bytes, at the end of its record, is one that was delivered or taken back."""
 
 Int64Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 BoolArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.bool_]]

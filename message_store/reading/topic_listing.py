@@ -15,7 +15,8 @@ from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
-from message_store.reading.consume_queue import MAX_NEUTRAL_BYTES, QueueEntries, read_queue
+from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
+from message_store.reading.consume_queue import QueueEntries, read_queue
 
 
 @attrs.frozen

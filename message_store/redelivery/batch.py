@@ -19,9 +19,9 @@ from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import encode_message
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.consume_queue import QUEUE_UNIT
 from message_store.redelivery.destinations import Destination
 from message_store.redelivery.kernels import (
     DESTINATION,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import (
     MAGIC_V2,
     PROPERTIES_MAX_BYTES,
@@ -76,7 +77,6 @@ from message_store.kernels.raw_memory import (
     store_u8,
 )
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
-from message_store.reading.consume_queue import QUEUE_UNIT
 from message_store.redelivery.destinations import (
     LENGTH,
     QUEUE_ID,

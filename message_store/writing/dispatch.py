@@ -16,6 +16,7 @@ from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, QUEUE_UNIT
 from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_COMMIT,
@@ -26,7 +27,7 @@ from message_store.kernels.log import FILE_ENDS, RECORD
 from message_store.kernels.raw_memory import address_of
 from message_store.kernels.text import NOT_UTF8
 from message_store.reading.commit_log import NO_TIME
-from message_store.reading.consume_queue import MAX_NEUTRAL_BYTES, QUEUE_UNIT, UnitArray, is_filled
+from message_store.reading.consume_queue import UnitArray, is_filled
 from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
 from message_store.writing.topics import is_topic_name
 

@@ -14,15 +14,8 @@ from message_store.base.errors import TargetError
 from message_store.files.live_segments import Int64s, LiveSegments
 from message_store.files.segments import write_small
 from message_store.files.unsynced import Unsynced
-from message_store.reading.consume_queue import (
-    MAX_NEUTRAL_BYTES,
-    PRE_BLANK,
-    PRE_BLANK_SIZE,
-    QUEUE_UNIT,
-    UnitArray,
-    is_filled,
-    read_queue,
-)
+from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, PRE_BLANK, PRE_BLANK_SIZE, QUEUE_UNIT
+from message_store.reading.consume_queue import UnitArray, is_filled, read_queue
 
 NEUTRAL_SIZE = 1
 """The size in a unit that nobody delivers any more: it points at the last byte of its record."""

@@ -17,6 +17,7 @@ from message_store.base.errors import FormatError, SourceError
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LMQ_PREFIX
+from message_store.format.queue_unit import PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.format.record_layout import (
     END_OF_FILE_MIN_BYTES,
     HEAD_V4_V4,
@@ -24,7 +25,6 @@ from message_store.format.record_layout import (
     MAGIC_V2,
     SMALLEST_RECORD_BYTES,
 )
-from message_store.reading.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog

@@ -13,7 +13,7 @@ from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import make_directories, sync_directory
 from message_store.files.store_root import StoreRoot
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue

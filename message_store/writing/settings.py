@@ -10,7 +10,7 @@ from message_store.files.store_root import (
     TIMER_LOG_FILE_BYTES,
 )
 from message_store.format.message import LOCAL_HOST, Host
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 
 _HOUR_MS = 3_600_000
 _SMALLEST_LOG_FILE_BYTES = 4_096

@@ -13,7 +13,8 @@ from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject, parse, write
 from message_store.format.message import StoredMessage
-from message_store.reading.consume_queue import PRE_BLANK_SIZE, is_neutral
+from message_store.format.queue_unit import PRE_BLANK_SIZE
+from message_store.reading.consume_queue import is_neutral
 from message_store.writing.queue import LiveQueue
 
 if TYPE_CHECKING:

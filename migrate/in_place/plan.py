@@ -19,8 +19,8 @@ from message_store.base.errors import (
 )
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.batch import place_records
-from message_store.reading.consume_queue import QUEUE_UNIT
 from message_store.reading.unfinished_change import DONE
 from migrate.changes.moved_offsets import moved_offsets
 from migrate.changes.note import IN_PLACE, Ends, changes_of

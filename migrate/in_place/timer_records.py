@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from message_store.base.errors import PlanError
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.plan.plan import Plan
 from migrate.source.reader import NOT_THERE, Chunk, read_chunks
 from migrate.source.topic_table import TopicTable

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
 from message_store.base.printable import counted
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Amendments, Plan
 from migrate.report.due_times import DueTimes
 from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds

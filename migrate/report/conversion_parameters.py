@@ -14,7 +14,7 @@ from message_store.files.store_root import (
     TIMER_LOG_FILE_BYTES,
     StoreRoot,
 )
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.report.bad_record_list import LISTED, SOURCE_NUMBER, read_bad_records
 from migrate.report.conversion_marker import CONVERSION_NAME, read_marker, share_of
 from migrate.settings import ENGINES, WHEEL

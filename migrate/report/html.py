@@ -28,7 +28,7 @@ LISTED_TOPICS = 200
 
 def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
     """The page."""
-    environment = html_environment("migrate")
+    environment = html_environment("migrate.report")
     environment.filters.update(iso=iso_time, span=span, delay=format_delay)
     return environment.get_template(TEMPLATE).render(
         report=report,

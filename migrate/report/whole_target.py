@@ -10,8 +10,8 @@ from message_store.base.errors import FormatError, SourceError
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.report.conversion_parameters import ConversionSettings
 from migrate.write.publishing import is_stub, signs_of_use
 from timer_wheel.format.timer_log import TIMER_UNIT, unit_position

@@ -142,7 +142,7 @@ def _standard_error_into(descriptor: int) -> Iterator[None]:
 
 def _python_path() -> str:
     """Where workers find this project, also when it is not installed."""
-    home = str(Path(__file__).resolve().parent.parent)
+    home = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
 
 

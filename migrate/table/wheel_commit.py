@@ -17,9 +17,9 @@ from message_store.base.errors import TargetError
 from message_store.columns.byte_column import Int64s
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import replace_file
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.plan.log_plan import plan_log
 from migrate.plan.plan import Plan, slot_chains
 from migrate.report.books import open_before_ms

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import (
     address_of,
@@ -16,7 +17,7 @@ from message_store.kernels.raw_memory import (
     store_i32,
     store_i64,
 )
-from message_store.reading.consume_queue import QUEUE_UNIT, QueueEntries
+from message_store.reading.consume_queue import QueueEntries
 from migrate.verify.chains import Walk
 from migrate.verify.entries import TARGET_ENTRY
 from timer_wheel.format.timer_log import TIMER_UNIT, TimerUnits

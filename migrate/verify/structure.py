@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from message_store.base.errors import FormatError
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
-from message_store.reading.consume_queue import QUEUE_UNIT, QueueEntries, read_queue
+from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.reading.consume_queue import QueueEntries, read_queue
 from migrate.report.conversion_parameters import ConversionSettings
 from migrate.verify.chains import END, NOWHERE, Walk, walk_chains
 from migrate.verify.log import log_problems, row_problems

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from message_store.base.errors import TargetError
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Amendments, Plan
 from migrate.plan.stored_plan import store_plan
 from migrate.settings import WHEEL

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.plan.stored_plan import StoredPlan, load_plan
 from migrate.settings import HIERARCHY
 from migrate.source.reader import NOT_THERE, Chunk, read_chunks

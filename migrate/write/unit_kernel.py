@@ -3,9 +3,9 @@
 
 from typing import Any
 
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.cache import kernel
 from message_store.kernels.raw_memory import store_i32, store_i64
-from message_store.reading.consume_queue import QUEUE_UNIT
 from timer_wheel.format.timer_log import NO_POSITION, TIMER_UNIT
 
 _QUEUE_BYTES, _TIMER_BYTES = QUEUE_UNIT.size, TIMER_UNIT.size

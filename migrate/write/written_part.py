@@ -11,8 +11,8 @@ from pathlib import Path
 
 from message_store.base.errors import FormatError, SourceError
 from message_store.files.segments import SegmentReader
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.plan.stored_plan import StoredPlan
 from migrate.settings import HIERARCHY
 from migrate.write.index_part import tables_crc

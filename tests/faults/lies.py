@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from message_store.format.layout import Layout
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import head_layout, runs
-from message_store.reading.consume_queue import QUEUE_UNIT
 from tests.faults.damage import Damage, data_ranges
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_file import SLOT

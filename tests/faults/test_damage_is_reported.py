@@ -20,8 +20,8 @@ import pytest
 from message_store import AtMs, DelayStore, ManualClock, Message, Severity
 from message_store.base.errors import DelayStoreError, FormatError
 from message_store.format.message_codec import decode_message_at, record_size_at
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import HEAD_V4_V4
-from message_store.reading.consume_queue import QUEUE_UNIT
 from tests.faults.damage import copy_store
 from tests.faults.engines import ENGINES, Engine, abandon
 

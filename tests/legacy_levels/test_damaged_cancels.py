@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from message_store import AtLevel, Cancellation
-from message_store.reading.consume_queue import QUEUE_UNIT
+from message_store.format.queue_unit import QUEUE_UNIT
 from tests.faults.damage import copy_store
 from tests.legacy_levels.level_stores import Bench, message
 

@@ -10,7 +10,7 @@ from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_lev
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import TruncatedRecordError
 from message_store.files.segments import segment_name
-from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT
+from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 
 FILE_BYTES = 10 * QUEUE_UNIT.size

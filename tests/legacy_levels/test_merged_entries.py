@@ -14,7 +14,8 @@ from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.format.delay_levels import DelayLevels
-from message_store.reading.consume_queue import PRE_BLANK_SIZE, QUEUE_UNIT, QueueEntries
+from message_store.format.queue_unit import PRE_BLANK_SIZE, QUEUE_UNIT
+from message_store.reading.consume_queue import QueueEntries
 
 NEWEST_MS = 1_793_000_000_000
 LOG_MIN = 5_000

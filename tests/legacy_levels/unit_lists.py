@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from message_store.reading.consume_queue import QUEUE_UNIT, UnitArray
+from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.reading.consume_queue import UnitArray
 
 RECORD_BYTES = 100
 

@@ -13,8 +13,8 @@ from message_store.format.java_numbers import string_hash
 from message_store.format.message import LOCAL_HOST, StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.properties import DELAY, LEVEL_TOPIC, encode_properties
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
-from message_store.reading.consume_queue import QUEUE_UNIT
 from message_store.writing.queue import NATIVE_UNIT, NEUTRAL_SIZE
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore

@@ -11,10 +11,11 @@ from message_store.columns.byte_column import Int64s
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
 from message_store.kernels.batch import place_records
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.consume_queue import QUEUE_UNIT, UnitArray
+from message_store.reading.consume_queue import UnitArray
 
 
 class MemoryLog:

@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from message_store.base.errors import BadFieldError, FormatError, TruncatedRecordError
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.format.java_numbers import LONG_MIN
-from message_store.reading.consume_queue import (
-    EXT_UNIT,
-    PRE_BLANK,
-    QUEUE_UNIT,
-    QueueEntries,
-    read_queue,
-    resolve_tags_codes,
-)
+from message_store.format.queue_unit import EXT_UNIT, PRE_BLANK, QUEUE_UNIT
+from message_store.reading.consume_queue import QueueEntries, read_queue, resolve_tags_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 READ_WITH_LITTLE_MEMORY = """

@@ -74,7 +74,7 @@ def test_multiplication_is_chosen_where_the_processor_can() -> None:
 def test_tables_are_chosen_where_numba_is_told_of_no_special_processor() -> None:
     program = (
         "import os; os.environ['NUMBA_CPU_NAME'] = 'generic'\n"
-        "from message_store import crc_kernel as k\n"
+        "from message_store.kernels import crc as k\n"
         "assert k._remainder is k._by_tables and not k.has_carryless_multiply()"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -18,7 +18,8 @@ from message_store.base.errors import BadFieldError, SourceError
 from message_store.files.live_segments import LiveSegments
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
-from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT, QueueEntries
+from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
+from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.losses import ENDS_NAME, queue_findings
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore

@@ -36,10 +36,11 @@ def run(code: str, *, home: Path, path: Path) -> str:
 def small_project(tmp_path: Path) -> Path:
     """The kernel cache in a project of its own, whose sources a test may change."""
     package = tmp_path / "project" / "message_store"
-    package.mkdir(parents=True)
+    (package / "kernels").mkdir(parents=True)
     (package / "__init__.py").touch()
-    source = Path(__file__).parents[2] / "message_store" / "kernel_cache.py"
-    (package / "kernel_cache.py").write_bytes(source.read_bytes())
+    (package / "kernels" / "__init__.py").touch()
+    source = Path(__file__).parents[2] / "message_store" / "kernels" / "cache.py"
+    (package / "kernels" / "cache.py").write_bytes(source.read_bytes())
     (package / "kernels_of_test.py").write_text(_KERNEL)
     (package / "constants_of_test.py").write_text("VALUE = 2\n")
     return package.parent

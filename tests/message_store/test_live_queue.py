@@ -15,7 +15,8 @@ import pytest
 
 from message_store.base.errors import SourceError, TargetError
 from message_store.files.live_segments import LiveSegments
-from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT, read_queue
+from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
+from message_store.reading.consume_queue import read_queue
 from message_store.writing import store as live_store
 from message_store.writing.queue import NATIVE_UNIT, LiveQueue
 from message_store.writing.store import LiveStore

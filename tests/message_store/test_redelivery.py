@@ -22,6 +22,7 @@ from message_store.format.message_codec import (
     decode_message_at,
     encode_message,
 )
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import (
     MAGIC_V1,
     MAGIC_V2,
@@ -30,7 +31,6 @@ from message_store.format.record_layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_IPV6,
 )
-from message_store.reading.consume_queue import QUEUE_UNIT
 from message_store.redelivery.batch import (
     FROM_LEVEL,
     FROM_WHEEL,

@@ -8,7 +8,7 @@ import pytest
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
-from message_store.reading.consume_queue import PRE_BLANK, QUEUE_UNIT
+from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
 from message_store.reading.topic_listing import UnreadableMessage, list_topic, topics_with_queues
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import build_level_store

@@ -56,7 +56,7 @@ def assert_cannot_be_booted(target: Path) -> None:
 CHILD = """
 import sys, time
 from pathlib import Path
-from migrate import write
+from migrate.write import part as write
 from migrate.convert import convert
 from tests.migrate.conversions import options_for
 

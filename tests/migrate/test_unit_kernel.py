@@ -5,8 +5,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.raw_memory import address_of
-from message_store.reading.consume_queue import QUEUE_UNIT
 from migrate.write.unit_kernel import fill_units
 from timer_wheel.format.timer_log import NO_POSITION, TIMER_UNIT, unit_position, units_per_file
 

@@ -13,12 +13,12 @@ from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import MessageBatch
 from message_store.format.message import Message
 from message_store.format.properties import TIMER_TOPIC
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.intake.batch import BatchDraft, draft_batch
 from message_store.intake.records import RecordForm
 from message_store.intake.store_intake import LiveIntake
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, BatchReceipt, Due, Receipt
 from message_store.interface.promise_rules import to_slot_end
-from message_store.reading.consume_queue import QUEUE_UNIT
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import out_ms

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``delaywheel``, also as ``python -m cli``; and the exit codes that it ends with."""
+
+from delaywheel.terminal.main import (
+    DONE,
+    EXIT_CODES,
+    FINDINGS,
+    INTERRUPTED,
+    SOURCE_UNREADABLE,
+    STOPPED_BY_POLICY,
+    TARGET_UNWRITABLE,
+    USAGE,
+    exit_code,
+    main,
+)
+
+__all__ = ["DONE", "EXIT_CODES", "FINDINGS", "INTERRUPTED", "SOURCE_UNREADABLE"]
+__all__ += ["STOPPED_BY_POLICY", "TARGET_UNWRITABLE", "USAGE", "exit_code", "main"]
+
+if __name__ == "__main__":
+    main()

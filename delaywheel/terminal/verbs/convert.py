@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``convert``: one store, several, or a fleet; into a fresh target or in place."""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delaywheel.terminal.options.conversion import (
+    STORE,
+    conversion_options,
+    conversion_request,
+    spark_options,
+)
+from delaywheel.terminal.spark import Settings, started_spark
+from delaywheel.terminal.verb import loading, verb
+from delaywheel.terminal.verbs import changes, fleet
+from message_store.base.clock import SystemClock
+from message_store.base.errors import DelayStoreError
+
+if TYPE_CHECKING:
+    from delaywheel.terminal.render.output import Output
+
+
+@verb(
+    "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel \\\n"
+    "    --target-conf /etc/rocketmq/broker.conf --report conversion.html\n"
+    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /mnt/broker-c/store /data/wheels\n"
+    "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /data/store-wheel --merge"
+)
+@click.argument("stores", nargs=-1, type=STORE, metavar="SOURCE... TARGET")
+@fleet.manifest_option
+@fleet.merge_option
+@conversion_options
+@spark_options
+@changes.in_place_options
+@click.option(
+    "--report",
+    "report_file",
+    type=STORE,
+    help="Also write a report, as HTML; of many stores a directory of them.",
+)
+def convert(
+    output: "Output",
+    stores: tuple[Path, ...],
+    manifest: Path | None,
+    merge: bool,
+    master: str,
+    conf: Settings,
+    report_file: Path | None,
+    in_place: bool,
+    execute: bool,
+    **given: Any,
+) -> None:
+    """Convert what waits in the levels of SOURCE into a fresh store TARGET with a wheel.
+
+    TARGET does not exist or is empty. A run that was stopped is continued by the same command.
+    With --in-place there is no TARGET: SOURCE gets the messages for its own wheel.
+    With several SOURCEs, TARGET is the directory in which each gets a target of its own; with
+    --merge it is one target for what waits in all of them.
+    """
+    is_fleet = fleet.is_fleet(stores, manifest)
+    changes.require_places(
+        stores,
+        is_fleet=is_fleet,
+        in_place=in_place,
+        execute=execute,
+        merge=merge,
+        report=report_file is not None,
+    )
+    if in_place:
+        changes.run_in_place(output, source=stores[0], execute=execute, **given)
+        return
+    start_spark = partial(started_spark, master=master, conf=conf)
+    if is_fleet and merge:
+        fleet.run_merge(
+            output, stores, manifest, start_spark=start_spark, report_file=report_file, **given
+        )
+        return
+    if is_fleet:
+        fleet.run_fleet(
+            output, stores, manifest, start_spark=start_spark, reports=report_file, **given
+        )
+        return
+    _convert_one(output, stores[0], stores[1], start_spark, report_file, given)
+
+
+def _convert_one(
+    output: "Output",
+    source: Path,
+    target: Path,
+    start_spark: fleet.StartSpark,
+    report_file: Path | None,
+    given: dict[str, Any],
+) -> None:
+    with loading(output):
+        from migrate import convert as conversion
+        from migrate.report.finished_before import finished_before
+        from migrate.report.finished_target import refuse_file
+    if report_file is not None:
+        from migrate.report.html import require_report_place, write_html_report
+
+        require_report_place(report_file, source)
+    with output.progress() as progress:
+        options = conversion_request(source=source, target=target, **given)
+        refuse_file(options.target)
+        report = None
+        with suppress(DelayStoreError):  # what is in the way is said by what comes next
+            report = finished_before(options)
+        was_done = report is not None
+        if report is None:
+            conversion.check_request(options)  # before the seconds that Spark takes
+            with start_spark(progress) as (spark, start_s):
+                report = conversion.convert(
+                    options, spark=spark, spark_start_s=start_s, progress=progress
+                )
+    try:
+        output.conversion(report, SystemClock().now_ms(), was_done=was_done)
+    finally:
+        if report_file is not None and not (was_done and report_file.exists()):
+            write_html_report(report, report_file)

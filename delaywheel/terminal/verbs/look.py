@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``inspect`` and ``pending``: what a store is, and which messages are pending in it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delaywheel.terminal.options.conversion import (
+    STORE,
+    now_option,
+    offsets_option,
+    require_window,
+)
+from delaywheel.terminal.options.types import TIME_FORMS, Time
+from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
+from message_store.files.store_root import StoreRoot
+
+if TYPE_CHECKING:
+    from delaywheel.terminal.render.output import Output
+
+
+@verb("delaywheel inspect /data/rocketmq/store")
+@click.argument("store", type=STORE)
+@offsets_option()
+@now_option("As of when messages are overdue:")
+def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
+    """Say what a directory is: version, clean or crashed, what waits in its levels and wheel."""
+    with loading(output):
+        from migrate.look.inspect import inspect_store
+    with output.progress() as progress:
+        progress("reading", 0, 0)
+        found = inspect_store(store, now_ms=now_ms, offsets=offsets)
+    output.inspection(found)
+
+
+@verb("delaywheel pending /data/rocketmq/store --level 18 --limit 5")
+@click.argument("store", type=STORE)
+@click.option("--topic", help="Only messages for this topic.")
+@click.option("--level", type=click.IntRange(min=1), help="Only this level.")
+@click.option("--key", help="Only messages with this unique key, or with this among their keys.")
+@click.option("--due-after", "due_after_ms", type=Time(), help=f"Due then or later, {TIME_FORMS}.")
+@click.option("--due-before", "due_before_ms", type=Time(), help=f"Due before then, {TIME_FORMS}.")
+@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
+@offsets_option()
+@now_option("As of when:")
+def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters: Any) -> None:
+    """List the messages that wait in a store, the next due first.
+
+    One JSON object a line; on a terminal, unless --json is given, one message a line for people.
+    Messages that cannot be read are named on stderr, and end the command with exit code 1.
+    """
+    require_window(filters["due_after_ms"], filters["due_before_ms"])
+    with loading(output):
+        from migrate.look.choices import absent_choices
+        from migrate.look.pending import PendingFilter, pending_messages
+        from migrate.source.source_warnings import loss_warnings
+    found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
+    for warning in loss_warnings(StoreRoot(store)):
+        output.warn(warning)
+    listed, unreadable = output.pending(found, now_ms)
+    if not (listed or unreadable or filters["limit"] == 0):
+        named = ("topic", "level")
+        topics, levels = ([filters[name]] if filters[name] is not None else [] for name in named)
+        for warning in absent_choices(StoreRoot(store), topics=topics, levels=levels):
+            output.warn(warning)
+    click.get_current_context().exit(FINDINGS if unreadable else DONE)
