@@ -126,8 +126,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "torn-offsets-become-the-backup",
         "legacy_levels/offsets_writer.py",
-        "        if self.text is not None and not self._is_torn:",
-        "        if self.text is not None:",
+        "        if self.text not in (None, text) and not self._is_torn:",
+        "        if self.text not in (None, text):",
         "tests/legacy_levels/test_offsets_writer.py::test_a_torn_table_does_not_take_the_place_of_the_whole_one",
     ),
     Mutation(
