@@ -19,7 +19,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.helpers.tiers import SLOWER, TIERS, Case, is_chosen, is_in_part
+from tests.helpers.tiers import BROKER_PROCESSES, SLOWER, TIERS, Case, is_chosen, is_in_part, share
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,9 +139,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         markers = frozenset(mark.name for mark in item.iter_markers())
         group = _group_of(item)
+        case = Case(markers, group or item.nodeid)
+        if "interop" in markers and group != "spark":
+            group = f"brokers {share(case.group, BROKER_PROCESSES)}"
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-        case = Case(markers, group or item.nodeid)
         wanted = tier is None or is_chosen(case, tier, commit)
         if wanted and part is not None:
             number, _, count = part.partition("/")

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from message_store.base.printable import counted
-from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.small_files import (
+    read_small_file,
+    remove_file,
+    replace_file,
+    sync_directory,
+)
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.interface.delay_store import Finding, Severity
@@ -51,6 +56,16 @@ class StoreEnds:
             return cls(int(facts["log_end"]), queues)
         except (ValueError, KeyError, TypeError, OverflowError):
             return None
+
+    @classmethod
+    def forget_beyond(cls, root: StoreRoot, log_end: int) -> None:
+        """Before a log is cut back to ``log_end`` on purpose: no end behind it stays written down,
+        which would be taken for damage. Raises TargetError.
+        """
+        known = cls.read(root)
+        if known is not None and known.log_end > log_end:
+            remove_file(root.own / ENDS_NAME)
+            sync_directory(root.own)
 
     def write(self, root: StoreRoot) -> None:
         """Put them down, durably. Raises TargetError."""

@@ -22,6 +22,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.kernels.batch import place_records
 from message_store.reading.commit_log import read_store_times
 from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
+from message_store.writing.losses import StoreEnds
 from message_store.writing.store import LiveStore
 from migrate.changes.note import OFFSETS, OFFSETS_BACKUP, Change, put_offsets_back
 from migrate.in_place.checks import file_sizes, read_ends
@@ -108,6 +109,7 @@ def undo(store: LiveStore, root: StoreRoot, change: Change) -> Change:
     if queue.segments.starts:
         queue.cut(log_end)
         queue.segments.sync()
+    StoreEnds.forget_beyond(root, log_end)
     store.log.segments.zero_from(log_end)
     store.log.segments.sync()
     queue.close()

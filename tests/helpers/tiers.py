@@ -19,6 +19,9 @@ TURNS: Final = 16
 #: Broker tests that share a store have their turn together, and one such group takes minutes.
 BROKER_TURNS: Final = 10
 
+#: So many processes run tests with brokers: four, and the brokers starve each other on two cores.
+BROKER_PROCESSES: Final = 2
+
 #: At how many of the places where a fault may strike a tier lets it strike; None: at each of them.
 POSITIONS: Final = {"test": 2, "check": 8, "nightly": None}
 

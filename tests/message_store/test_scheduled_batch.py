@@ -117,11 +117,11 @@ def test_columns_make_the_records_that_are_made_one_by_one(
 
 
 def test_a_row_without_a_unique_key_gets_one_and_the_others_keep_theirs() -> None:
-    given_keys = [None, "K1", None, "K3", ""]
-    messages = [attrs.evolve(GOOD, unique_key=key) for key in given_keys]
-    made = draft_batch(
-        MessageBatch.of(messages), system_topic=TIMER_TOPIC, out_ms=np.full(5, NOW_MS)
-    )
+    messages = [attrs.evolve(GOOD, unique_key=key) for key in (None, "K1", None, "K3", None)]
+    batch = MessageBatch.of(messages)
+    # In a column, an empty key is none.
+    batch = attrs.evolve(batch, unique_key=ByteColumn.of([b"", b"K1", b"", b"K3", b""]))
+    made = draft_batch(batch, system_topic=TIMER_TOPIC, out_ms=np.full(5, NOW_MS))
     keys = [key.decode() for key in made.unique_keys]
     assert [keys[1], keys[3]] == ["K1", "K3"]
     assert [len(keys[row]) for row in (0, 2, 4)] == [32, 32, 32]

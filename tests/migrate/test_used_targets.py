@@ -269,7 +269,7 @@ def test_a_target_whose_lock_is_held_is_refused(
     try:
         before = everything(options.target)
         for command in (lambda: convert(options), lambda: check_request(options)):
-            with pytest.raises(Exception, match="has the store open"):
+            with pytest.raises(Exception, match="the store is open in this process"):
                 command()
         assert everything(options.target) == before
     finally:
