@@ -18,7 +18,6 @@ from message_store.files.small_files import (
     read_small_file,
     remove_file,
     replace_file,
-    sync_directory,
 )
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC
@@ -64,8 +63,7 @@ class StoreEnds:
         """
         known = cls.read(root)
         if known is not None and known.log_end > log_end:
-            remove_file(root.own / ENDS_NAME)
-            sync_directory(root.own)
+            remove_file(root.own / ENDS_NAME, is_durable=True)
 
     def write(self, root: StoreRoot) -> None:
         """Put them down, durably. Raises TargetError."""
