@@ -91,13 +91,16 @@ def open_store(
     one in which levels and a wheel lie. ``clock`` is the machine's unless another is given. For
     other settings use the ``open`` of the engine's own class.
 
-    Raises OptionsError where the files do not say which engine, and none was given; and what the
-    engine's ``open`` raises: StoreLockedError, SourceError, TargetError.
+    Raises OptionsError where the files do not say which engine, and none was given, and for an
+    engine that the store does not have; and what the engine's ``open`` raises: StoreLockedError,
+    SourceError, TargetError.
     """
     from message_store.files.store_root import StoreRoot
-    from message_store.reading.engine_choice import choose_engine
+    from message_store.reading.engine_choice import choose_engine, require_engine
 
-    chosen = choose_engine(StoreRoot(Path(path)), engine, may_be_new=True)
+    root = StoreRoot(Path(path))
+    chosen = choose_engine(root, engine, may_be_new=True)
+    require_engine(root, chosen)
     Engine = __getattr__(_ENGINES[chosen])
     store: DelayStore = Engine.open(path, clock=clock)
     return store

@@ -47,3 +47,12 @@ def test_a_new_store_needs_an_engine(tmp_path: Path) -> None:
     with pytest.raises(errors.OptionsError, match="neither levels nor a wheel"):
         open_store(tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_engine_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store", engine="levels", clock=ManualClock(1_000_000)) as store:
+        store.schedule(Message(topic="orders", body=b"A1"), AfterMs(1_000))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(errors.OptionsError, match="is a store of the levels"):
+        open_store(tmp_path / "store", engine="wheel")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -103,9 +103,9 @@ def _print_help(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -> N
 
 def _print_version(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -> None:
     if is_asked and not ctx.resilient_parsing:
-        from importlib.metadata import version
+        from delaywheel import __version__
 
-        _print_and_end(ctx, f"delaywheel, version {version('delaywheel')}")
+        _print_and_end(ctx, f"delaywheel, version {__version__}")
 
 
 class _Helpful(click.Command):

@@ -62,9 +62,9 @@ _REFUSED_SETTINGS = {
     ),
 }
 _RECOVERED_FILES = 3
-_MOST_READ_BYTES = 64 << 20
-"""No record is longer; a damaged length may say anything."""
 """So many log files a broker looks through after a clean stop, older versions most."""
+_MOST_READ_BYTES = 64 << 20
+"""So much is read at most to say what is wrong with a record: a damaged length may say anything."""
 _INSTEAD = (
     "do not start a broker here, and convert into a fresh store with --on-bad-record quarantine"
 )
