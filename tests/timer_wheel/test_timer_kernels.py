@@ -31,10 +31,10 @@ from timer_wheel.reading.copy_kernels import (
     TWO,
     identify_rows,
 )
+from timer_wheel.timers.copies_in_log import copies_in_log
+from timer_wheel.timers.recall import Target, marker_for
 from timer_wheel.timers.record_kernel import is_any_to_be_read
 from timer_wheel.timers.rows import read_facts
-from timer_wheel.wheel.recall import Target, marker_for
-from timer_wheel.wheel.recovery import copies_in_log
 
 NAMES = [
     "TIMER_OUT_MS",

@@ -157,3 +157,6 @@ def effective_read_time_ms(last_read_ms: int, now_ms: int, precision_ms: int) ->
     """
     oldest_ms = floor_ms(now_ms, precision_ms) - (SLOTS_TOTAL - MARGIN_SLOTS) * precision_ms
     return max(last_read_ms, oldest_ms)
+
+
+DAY_MS = 86_400_000

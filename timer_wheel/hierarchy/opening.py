@@ -44,8 +44,8 @@ from timer_wheel.reading.ownership import (
     read_active,
     trust_index,
 )
+from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.rows import Bools
-from timer_wheel.wheel.recovery import copies_in_log, which_are_done
 
 
 def open_index(

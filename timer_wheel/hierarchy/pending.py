@@ -10,7 +10,7 @@ from message_store.format.java_numbers import string_hash
 from message_store.interface.delay_store import Pending
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.wheel.waiting import Filter, pending_of
+from timer_wheel.timers.pending import Filter, pending_of
 
 _FIRST_LOOK = 64
 

@@ -14,8 +14,8 @@ from timer_wheel.format.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
+from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
-from timer_wheel.wheel.recall import RecallMarks, marker_offsets
 
 
 class HierarchyMarks(RecallMarks):

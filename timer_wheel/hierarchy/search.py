@@ -14,10 +14,10 @@ from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.timers.pending import Filter, pending_of
+from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
 from timer_wheel.timers.rows import TimerFacts
 from timer_wheel.wheel.older_marks import facts_then
-from timer_wheel.wheel.recall import RecallKey, RecallMarks, Target, marker_offsets
-from timer_wheel.wheel.waiting import Filter, pending_of
 
 
 @attrs.frozen(eq=False)

@@ -6,7 +6,7 @@ from typing import Literal
 import attrs
 
 from timer_wheel.format.hierarchy_due import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
-from timer_wheel.wheel.settings import DAY_MS
+from timer_wheel.format.wheel_math import DAY_MS
 
 
 @attrs.frozen(kw_only=True)

@@ -33,8 +33,8 @@ from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.turn import HierarchyTurn
 from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.store import TimerStore, made_or_let_go
-from timer_wheel.wheel.waiting import Filter
 
 _DEFAULTS = StoreSettings()
 

@@ -16,8 +16,7 @@ from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again
-from timer_wheel.timers.rows import TimerFacts
-from timer_wheel.wheel.turn import delivery_order
+from timer_wheel.timers.rows import TimerFacts, delivery_order
 
 _PLACED_WITHIN_MS = 1_000
 

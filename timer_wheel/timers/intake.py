@@ -22,8 +22,8 @@ from message_store.interface.promise_rules import to_slot_end
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import out_ms
+from timer_wheel.timers.recall import Target, marker_for
 from timer_wheel.timers.timer_properties import LATEST_MS, require_kept
-from timer_wheel.wheel.recall import Target, marker_for
 
 
 class IntakeSettings(Protocol):

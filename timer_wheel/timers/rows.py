@@ -247,3 +247,15 @@ def _read_unusual(log: "LiveLog", offset: int, size_bytes: int, facts: Int64s) -
     topic = message.properties.get(REAL_TOPIC)
     facts[TOPIC_HASH] = 0 if topic is None else string_hash(topic)
     facts[STATUS] = FINE
+
+
+def delivery_order(promised_ms: Int64s, offsets: Int64s, facts: TimerFacts) -> Int64s:
+    """The order of messages that are due: by promise, equal ones as they were scheduled.
+
+    Which is the order of their first records. What a broker has rolled does not tell its own: it
+    was stored before any of the same slot that has not rolled; among its like the time of birth
+    tells, and within a millisecond how often each has rolled: which was placed earlier did so more.
+    """
+    first_offsets = facts.first_offsets(offsets)
+    born_ms = np.where(first_offsets < 0, facts.born_ms, 0)
+    return np.lexsort((offsets, -facts.roll_times, born_ms, first_offsets, promised_ms))

@@ -27,8 +27,8 @@ from message_store.writing.store import LiveStore
 from message_store.writing.topics import LiveTopic
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.timer_properties import LATEST_ADVANCE_MS, asked_by
-from timer_wheel.wheel.waiting import Filter
 
 Made = TypeVar("Made")
 

@@ -16,11 +16,11 @@ from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.timers.recall import RecallMarks, marker_offsets
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.log import NO_SLOT
-from timer_wheel.wheel.recall import RecallMarks, are_older, marker_offsets
 from timer_wheel.wheel.unplaced import EVERYTHING
 
 
@@ -111,3 +111,28 @@ def _may_be_taken(rows: TimerRows, markers: TimerRows, timers: LiveTimers) -> Bo
     may_be |= rows.is_roll | is_overdue(rows.slot_time_ms)
     may_be &= np.isin(rows.table[TOPIC_HASH], markers.table[TOPIC_HASH])
     return may_be
+
+
+def are_older(timers: LiveTimers, offsets: Int64s, facts: TimerFacts) -> Bools:
+    """Which of these records were first stored for slots that the wheel had before."""
+    is_it: Bools = marker_offsets(offsets, facts) < timers.older.until
+    return is_it
+
+
+def find_markers(
+    timers: LiveTimers, from_ms: int, *, mended: TimerRows | None = None
+) -> RecallMarks:
+    """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
+    which were applied when the wheel was made anew (``older_marks``). ``mended`` are rows whose
+    units still have wrong flags. Records are believed, not flags.
+    """
+    marks = RecallMarks()
+    placed = timers.log.find(None, NO_SLOT, 0, flags=FLAG_DELETE)
+    placed = placed if mended is None else TimerRows.together([placed, mended])
+    placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
+    rest = timers.unplaced(EVERYTHING, keys=True)
+    for rows, facts in ((placed, timers.facts(placed, keys=True)), (rest.rows, rest.facts)):
+        counts = facts.is_marker & facts.is_fine
+        counts &= ~are_older(timers, rows.commit_log_offset, facts)
+        marks.add(rows.commit_log_offset[counts], facts.rows(counts))
+    return marks

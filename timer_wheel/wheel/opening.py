@@ -30,9 +30,8 @@ from timer_wheel.timers.unit_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
-from timer_wheel.wheel.older_marks import settle_older
+from timer_wheel.wheel.older_marks import find_markers, settle_older
 from timer_wheel.wheel.rebuild import has_units, rebuilt, refuse
-from timer_wheel.wheel.recall import find_markers
 from timer_wheel.wheel.recovery import (
     begin_of_copies,
     begin_where_units_are_lost,

@@ -14,11 +14,12 @@ from message_store.base.errors import PrecisionError, UnsupportedStoreError
 from timer_wheel.format.older_slots import MOST_WIDTHS
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, write_times
 from timer_wheel.format.wheel_math import floor_ms, needs_roll
+from timer_wheel.timers.recall import marker_offsets
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.timers.unit_kernels import SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.recall import find_markers, marker_offsets
+from timer_wheel.wheel.older_marks import find_markers
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.slots import LiveWheel
 from timer_wheel.wheel.unit_repair import with_right_flags, write_flags

@@ -12,12 +12,12 @@ from message_store.interface.delay_store import Cancellation
 from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.format.timer_log import FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, out_ms
+from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.log import NO_SLOT
-from timer_wheel.wheel.older_marks import OlderMarks
-from timer_wheel.wheel.recall import RecallKey, RecallMarks, Target, are_older, marker_offsets
+from timer_wheel.wheel.older_marks import OlderMarks, are_older
 from timer_wheel.wheel.unplaced import EVERYTHING
 
 _PIECE = 1 << 16

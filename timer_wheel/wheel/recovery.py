@@ -8,28 +8,19 @@ are matched with the messages that a starting broker would find and repeat.
 import attrs
 import numpy as np
 
-from message_store.columns.byte_column import Int64s
-from message_store.writing.log import LiveLog
 from timer_wheel.format.own_checkpoint import UNKNOWN
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.copies import Copies
 from timer_wheel.reading.copy_kernels import (
-    COPY_COLUMNS,
-    FIRST_OFFSET,
-    IS_ROLL,
     OFFSET,
-    ONE,
     STORE_MS,
-    TWO,
-    find_copies,
-    identify_rows,
 )
+from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
+from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.older_marks import OlderMarks
+from timer_wheel.wheel.older_marks import OlderMarks, find_markers
 from timer_wheel.wheel.put_away import put_away_since
-from timer_wheel.wheel.recall import RecallMarks, find_markers
 from timer_wheel.wheel.unplaced import EVERYTHING
 
 
@@ -126,59 +117,3 @@ def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:
     to_ms = min(hand_ms, floor_ms(int(left.min(initial=hand_ms)), timers.precision_ms))
     if to_ms > timers.wheel.hand_ms:
         timers.pass_slots(to_ms)
-
-
-def copies_in_log(log: LiveLog, begin: int) -> Int64s:
-    """All copies in the log from a place on where a record begins, in its order."""
-    parts = [np.empty((COPY_COLUMNS, 0), np.int64)]
-    for start in log.segments.starts:
-        place = max(start, begin)
-        length = min(start + log.file_bytes, log.end) - place
-        if length <= 0:
-            continue
-        address = log.segments.address_of_file(start) + place - start
-        count = find_copies(address, length, place, parts[0])
-        if count:
-            found = np.zeros((COPY_COLUMNS, count), np.int64)
-            find_copies(address, length, place, found)
-            parts.append(found)
-    return np.concatenate(parts, axis=1)
-
-
-def which_are_done(
-    log: LiveLog,
-    offsets: Int64s,
-    sizes: Int64s,
-    may_have_rolled: Bools,
-    copies: Int64s,
-    cancelled_at: Int64s,
-) -> Bools:
-    """Which of these records have a copy, by the rule of ``copies``; ``cancelled_at`` tells where
-    in the log the delete marker of each is, ``LONG_MAX`` for none.
-    """
-    addresses = log.addresses(offsets)
-    addresses[sizes > log.rooms(offsets)] = -1
-    found = np.zeros((COPY_COLUMNS, len(offsets)), np.int64)
-    identify_rows(addresses, sizes, offsets, found)
-    may_be = np.flatnonzero(np.isin(found[ONE], copies[ONE]) & (addresses >= 0))
-    may_be = may_be[np.argsort(offsets[may_be], kind="stable")]
-    wanted = copies[:, np.isin(copies[ONE], found[ONE])]
-    keys = zip(wanted[ONE].tolist(), wanted[TWO].tolist(), strict=True)
-    is_roll = wanted[IS_ROLL] != 0
-    places_and_kinds = wanted[OFFSET].tolist(), is_roll.tolist(), wanted[FIRST_OFFSET].tolist()
-    known = Copies(zip(keys, *places_and_kinds, strict=True))
-    done = np.zeros(len(offsets), bool)
-    columns = zip(
-        may_be.tolist(),
-        offsets[may_be].tolist(),
-        found[ONE, may_be].tolist(),
-        found[TWO, may_be].tolist(),
-        found[FIRST_OFFSET, may_be].tolist(),
-        may_have_rolled[may_be].tolist(),
-        cancelled_at[may_be].tolist(),
-        strict=True,
-    )
-    for row, offset, one, two, first_offset, rolls, marker in columns:
-        place = offset, first_offset
-        done[row] = known.take((one, two), *place, may_have_rolled=rolls, cancelled_at=marker)
-    return done

@@ -9,12 +9,11 @@ import attrs
 
 from message_store.format.java_numbers import INT_MAX
 from timer_wheel.format.wheel_math import (
+    DAY_MS,
     DEFAULT_ROLL_WINDOW_SLOTS,
     PRECISIONS_MS,
     effective_roll_window,
 )
-
-DAY_MS = 86_400_000
 
 
 @attrs.frozen(kw_only=True)

@@ -24,17 +24,19 @@ from message_store.writing.store import LiveStore
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
 from timer_wheel.timers.lost_messages import LostMessages
+from timer_wheel.timers.pending import Filter
+from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
 from timer_wheel.wheel.intake import WheelIntake
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.older_marks import find_markers
 from timer_wheel.wheel.opening import open_timers
-from timer_wheel.wheel.recall import RecallMarks, find_markers
 from timer_wheel.wheel.recall_search import Search
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.turn import Turning
-from timer_wheel.wheel.waiting import Filter, next_due_ms, waiting
+from timer_wheel.wheel.waiting import next_due_ms, waiting
 
 _DEFAULTS = StoreSettings()
 

@@ -27,10 +27,11 @@ from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.lost_messages import LostMessage, LostMessages
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
+from timer_wheel.timers.recall import RecallMarks
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, delivery_order
 from timer_wheel.wheel.foresight import Foresight
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.recall import RecallMarks, are_older
+from timer_wheel.wheel.older_marks import are_older
 from timer_wheel.wheel.unit_repair import are_other_kinds, has_doubtful_units, mend_flags
 from timer_wheel.wheel.unplaced import EVERYTHING, Unplaced
 
@@ -232,15 +233,3 @@ def _in_order(due: Due, chosen: Int64s) -> Int64s:
     if is_sorted.all() and not due.facts.roll_times[chosen].any():
         return chosen
     return chosen[delivery_order(promised_ms, offsets, due.facts.rows(chosen))]
-
-
-def delivery_order(promised_ms: Int64s, offsets: Int64s, facts: TimerFacts) -> Int64s:
-    """The order of messages that are due: by promise, equal ones as they were scheduled.
-
-    Which is the order of their first records. What a broker has rolled does not tell its own: it
-    was stored before any of the same slot that has not rolled; among its like the time of birth
-    tells, and within a millisecond how often each has rolled: which was placed earlier did so more.
-    """
-    first_offsets = facts.first_offsets(offsets)
-    born_ms = np.where(first_offsets < 0, facts.born_ms, 0)
-    return np.lexsort((offsets, -facts.roll_times, born_ms, first_offsets, promised_ms))

@@ -13,17 +13,19 @@ from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import INT_MAX, LONG_MAX
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
-from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.record_kernel import KEY_ONE, MARKER_BODY
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
-from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.log import NO_SLOT
-from timer_wheel.wheel.unplaced import EVERYTHING
+from timer_wheel.timers.rows import Bools, TimerFacts
 
 MARKER_TAGS = "_RECALL_TAG_"
+
+
 RecallKey = tuple[int, int]
+
+
 NO_KEY: RecallKey = (0, 0)
+
+
 _LONGEST_INT = 10
 
 
@@ -136,28 +138,3 @@ def marker_for(target: Target, *, topic_in_delete_key: bool) -> tuple[Message, t
         unique_key=key,
     )
     return marker, (TIMER_DELETE_UNIQUE_KEY, text)
-
-
-def are_older(timers: LiveTimers, offsets: Int64s, facts: TimerFacts) -> Bools:
-    """Which of these records were first stored for slots that the wheel had before."""
-    is_it: Bools = marker_offsets(offsets, facts) < timers.older.until
-    return is_it
-
-
-def find_markers(
-    timers: LiveTimers, from_ms: int, *, mended: TimerRows | None = None
-) -> RecallMarks:
-    """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
-    which were applied when the wheel was made anew (``older_marks``). ``mended`` are rows whose
-    units still have wrong flags. Records are believed, not flags.
-    """
-    marks = RecallMarks()
-    placed = timers.log.find(None, NO_SLOT, 0, flags=FLAG_DELETE)
-    placed = placed if mended is None else TimerRows.together([placed, mended])
-    placed = placed.rows(placed.is_marker & (placed.slot_time_ms >= from_ms))
-    rest = timers.unplaced(EVERYTHING, keys=True)
-    for rows, facts in ((placed, timers.facts(placed, keys=True)), (rest.rows, rest.facts)):
-        counts = facts.is_marker & facts.is_fine
-        counts &= ~are_older(timers, rows.commit_log_offset, facts)
-        marks.add(rows.commit_log_offset[counts], facts.rows(counts))
-    return marks
