@@ -104,7 +104,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "given-back-without-the-slots-of-the-wheel",
-        "timer_wheel/hierarchy/handing_over.py",
+        "timer_wheel/handover/to_wheel.py",
         "    older = index.older\n",
         "    older = index.older.first(0)\n",
         "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_a_wheel_took_back_stays_so_however_often_the_index_is_lost",

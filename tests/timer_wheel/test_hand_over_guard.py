@@ -19,7 +19,7 @@ from tests.faults.broker_view import found_by_a_broker
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Killed, full_disk
 from timer_wheel import WheelStore
-from timer_wheel.hierarchy import handing_over
+from timer_wheel.handover import to_wheel as handing_over
 from timer_wheel.reading.ownership import is_guarded, read_active, release
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.log import LiveTimerLog

@@ -19,6 +19,7 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND
 from timer_wheel.format.index_layouts import IndexState, Newest, Rows
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
+from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks
 from timer_wheel.hierarchy.settings import HierarchySettings
@@ -30,7 +31,6 @@ from timer_wheel.hierarchy.taken_over import (
     older_slots,
     read_taken_over,
 )
-from timer_wheel.hierarchy.takeover import clear_wheel, take_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
 from timer_wheel.reading.copy_kernels import IS_ROLL, OFFSET, STORE_MS

@@ -16,8 +16,7 @@ from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.timers.pending import Filter, pending_of
 from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
-from timer_wheel.timers.rows import TimerFacts
-from timer_wheel.wheel.older_marks import facts_then
+from timer_wheel.timers.rows import TimerFacts, facts_then
 
 
 @attrs.frozen(eq=False)

@@ -12,7 +12,8 @@ from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
-from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
+from message_store.writing.log import LiveLog
+from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import promised_times
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timers.record_kernel import (
@@ -39,6 +40,7 @@ from timer_wheel.timers.unit_kernels import (
     ROW_COLUMNS,
     SIZE,
     SLOT_TIME,
+    TOPIC_HASH,
     WRITE_TIME,
 )
 
@@ -259,3 +261,14 @@ def delivery_order(promised_ms: Int64s, offsets: Int64s, facts: TimerFacts) -> I
     first_offsets = facts.first_offsets(offsets)
     born_ms = np.where(first_offsets < 0, facts.born_ms, 0)
     return np.lexsort((offsets, -facts.roll_times, born_ms, first_offsets, promised_ms))
+
+
+def facts_then(
+    log: LiveLog, offsets: Int64s, sizes: Int64s, older: OlderSlots, number: int
+) -> TimerFacts:
+    """What records meant, with recall keys, when the wheel had the slots of this number. A
+    hierarchical wheel goes by what the records say, whatever slots there were before.
+    """
+    width_ms = older.widths_ms[number]
+    before = NO_OLDER_SLOTS if width_ms == EXACT_MS else older.first(number)
+    return read_facts(log, offsets, sizes, width_ms, keys=True, older=before)

@@ -11,13 +11,11 @@ import numpy as np
 
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
-from message_store.writing.log import LiveLog
-from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, facts_then
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.log import NO_SLOT
@@ -74,15 +72,6 @@ def _facts_of(timers: LiveTimers, rows: TimerRows, number: int) -> TimerFacts:
     )
 
 
-def facts_then(
-    log: LiveLog, offsets: Int64s, sizes: Int64s, older: OlderSlots, number: int
-) -> TimerFacts:
-    """What records meant, with recall keys, when the wheel had the slots of this number. A
-    hierarchical wheel goes by what the records say, whatever slots there were before.
-    """
-    width_ms = older.widths_ms[number]
-    before = NO_OLDER_SLOTS if width_ms == EXACT_MS else older.first(number)
-    return read_facts(log, offsets, sizes, width_ms, keys=True, older=before)
 
 
 def settle_older(timers: LiveTimers) -> None:

@@ -88,7 +88,7 @@ class WheelStore(TimerStore):
         def make() -> "WheelStore":
             if read_active(store.root) is None:
                 return cls(store, *open_timers(store, precision_ms, wheel))
-            from timer_wheel.hierarchy.handing_over import hand_over
+            from timer_wheel.handover.to_wheel import hand_over
 
             return cls(store, *hand_over(store, precision_ms, wheel))
 

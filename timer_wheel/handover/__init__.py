@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hides how a store goes from a wheel in files to a hierarchical one, and back."""
