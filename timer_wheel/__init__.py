@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from timer_wheel.placing import Placing, place
 from timer_wheel.reading.pending_timers import PendingTimers, pending_records
-from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
+from timer_wheel.reading.state import WheelState
+from timer_wheel.reading.wheel_reader import read_wheel_store
 
 if TYPE_CHECKING:
     from timer_wheel.hierarchy.store import HierarchicalWheelStore

@@ -28,7 +28,8 @@ from message_store.reading.commit_log import Int64Array
 from message_store.reading.engine_choice import hierarchy_mark
 from migrate.settings import TargetSettings
 from migrate.source.level_delays import LevelDelays, tell_delays
-from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
+from timer_wheel.reading.state import WheelState
+from timer_wheel.reading.wheel_reader import read_wheel_store
 
 CAPACITY = 20_000
 """Messages that a broker delivers in a second, unless said: what the maintainers state for one that

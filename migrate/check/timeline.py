@@ -23,8 +23,8 @@ from migrate.check.snapshot import Picture
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from timer_wheel.reading.outstanding import newest_store_ms
 from timer_wheel.reading.pending_timers import record_at
+from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, read_timeline, timeline_directory
-from timer_wheel.reading.wheel_reader import WheelState
 
 TIMELINE = warning(
     "rocksdb-timeline",

@@ -20,7 +20,8 @@ from timer_wheel.format.timer_log import NO_POSITION, TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL, WHEEL_SLOTS
 from timer_wheel.reading.pending_timers import record_at
-from timer_wheel.reading.wheel_reader import WheelState, guess_precision
+from timer_wheel.reading.state import WheelState
+from timer_wheel.reading.wheel_reader import guess_precision
 
 _REBUILD = (
     "before a broker starts, put 0 into the second number of config/timercheck (flush position):"

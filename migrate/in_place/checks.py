@@ -39,7 +39,7 @@ from migrate.settings import TargetSettings
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, read_timer_checkpoint
 from timer_wheel.format.timer_log import read_units
 from timer_wheel.format.wheel_file import all_slots, snapshots
-from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.reading.timer_queue import noted_queue_offset
 from timer_wheel.reading.wheel_reader import guess_precision
 

@@ -8,7 +8,7 @@ from legacy_levels.backlog.backlog import LevelBacklog
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.changes.note import IN_PLACE, unfinished_change
-from timer_wheel.reading.wheel_reader import WheelState
+from timer_wheel.reading.state import WheelState
 
 
 @attrs.frozen

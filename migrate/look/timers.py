@@ -15,8 +15,9 @@ from migrate.look.inspection import TimelineSummary, WheelSummary
 from migrate.settings import HIERARCHY, WHEEL
 from migrate.write.publishing import is_stub
 from timer_wheel.reading.rocksdb_view import has_database
+from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import Timeline, timeline_directory
-from timer_wheel.reading.wheel_reader import WheelState, read_wheel_store
+from timer_wheel.reading.wheel_reader import read_wheel_store
 
 
 def inspect_timers(

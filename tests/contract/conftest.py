@@ -19,6 +19,6 @@ pytest.register_assert_rewrite(
 def look_ahead() -> Iterator[None]:
     """Elsewhere slots and files as small as those of tests are not worth it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("timer_wheel.wheel.foresight.WORTH_IT_UNITS", 1)
+        patch.setattr("timer_wheel.wheel.turn.WORTH_IT_UNITS", 1)
         patch.setattr("message_store.writing.pages_ahead.AHEAD_FROM_BYTES", 1)
         yield

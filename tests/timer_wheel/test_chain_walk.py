@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timer_wheel.reading import chain_walk
-from timer_wheel.reading.chain_walk import Chains, walk_chains
+from timer_wheel.reading.wheel_reader import Chains, walk_chains
 
 
 def walked(heads: list[int], previous: list[int]) -> tuple[list[list[int]], list[int]]:

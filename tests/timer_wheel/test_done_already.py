@@ -17,7 +17,7 @@ from tests.timer_wheel.wheel_store_builder import (
     WheelStoreBuilder,
 )
 from timer_wheel import pending_records, read_wheel_store
-from timer_wheel.reading.wheel_reader import WheelState
+from timer_wheel.reading.state import WheelState
 
 # The slot in hand is the one at NOW_MS; it is dealt with a second later.
 DEALT_WITH_MS = NOW_MS + 1_010

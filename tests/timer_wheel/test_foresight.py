@@ -13,8 +13,8 @@ from message_store.writing.settings import StoreSettings
 from timer_wheel import WheelStore
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel import foresight
-from timer_wheel.wheel.foresight import Foresight
 from timer_wheel.wheel.slots import LiveWheel
+from timer_wheel.wheel.turn import Foresight
 
 T0 = 1_793_000_000_000
 SMALL = StoreSettings(

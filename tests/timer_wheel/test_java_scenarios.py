@@ -135,7 +135,7 @@ def test_a_slot_that_fills_up_takes_all_then_some_then_none(
 ) -> None:
     # The first beyond the limit has odds of one in a hundred: 2 of 100 runs took none of 500.
     dice = random.Random(1)
-    monkeypatch.setattr("timer_wheel.wheel.intake.random.Random", lambda: dice)
+    monkeypatch.setattr("timer_wheel.wheel.store.random.Random", lambda: dice)
     due_ms, held = NOW_MS + 100_000, 0
     came = Counter[str]()
     with open_wheel(congest_num_each_slot=100) as store:

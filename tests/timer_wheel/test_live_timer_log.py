@@ -21,9 +21,8 @@ from timer_wheel.format.own_checkpoint import OwnCheckpoint
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.known_slot import KnownSlot
 from timer_wheel.wheel.leaving import put_away, unhang
-from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.log import KnownSlot, LiveTimerLog
 from timer_wheel.wheel.slots import LiveWheel
 
 WRITE_MS = 1_700_000_001_000

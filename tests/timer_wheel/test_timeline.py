@@ -28,6 +28,7 @@ from tests.independent.real_stores import (
 from tests.timer_wheel.timeline_database import Entry, write_pairs, write_timeline
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
 from timer_wheel import PendingTimers, WheelStore, pending_records, read_wheel_store
+from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timeline import (
     DELIVERED_UNTIL_KEY,
     SCAN_OFFSET_KEY,
@@ -37,7 +38,6 @@ from timer_wheel.reading.timeline import (
     read_timeline,
     timeline_directory,
 )
-from timer_wheel.reading.wheel_reader import WheelState
 
 LATER_MS = NOW_MS + 60_000
 

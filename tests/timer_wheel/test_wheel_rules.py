@@ -34,7 +34,7 @@ from tests.independent.raw_files import (
     wheel_slots,
 )
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.wheel.intake import WheelIntake
+from timer_wheel.wheel.store import WheelIntake
 
 START_MS = 1_793_000_000_000
 DAY_MS = 86_400_000

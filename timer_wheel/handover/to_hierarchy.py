@@ -16,13 +16,12 @@ from timer_wheel.format.metrics import TIMER_METRICS_NAME
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.wheel_file import snapshots
 from timer_wheel.format.wheel_math import PRECISIONS_MS
-from timer_wheel.hierarchy.slot_promises import are_slot_ends
+from timer_wheel.hierarchy.recall_marks import are_slot_ends
 from timer_wheel.timers.rows import TimerRows
-from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.older_marks import find_markers
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers
+from timer_wheel.wheel.recall_search import find_markers
 from timer_wheel.wheel.unit_repair import with_right_flags
-from timer_wheel.wheel.unplaced import EVERYTHING
 
 
 @attrs.frozen(eq=False)

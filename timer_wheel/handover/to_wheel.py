@@ -22,10 +22,9 @@ from timer_wheel.hierarchy.opening import open_index
 from timer_wheel.hierarchy.taken_over import forget_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.reading.ownership import index_path, release
-from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers
 from timer_wheel.wheel.settings import WheelSettings
-from timer_wheel.wheel.unplaced import EVERYTHING
 
 
 def hand_over(

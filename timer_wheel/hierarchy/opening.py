@@ -21,9 +21,8 @@ from timer_wheel.format.index_layouts import IndexState, Newest, Rows
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
-from timer_wheel.hierarchy.recall_marks import HierarchyMarks
+from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_ends
 from timer_wheel.hierarchy.settings import HierarchySettings
-from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
 from timer_wheel.hierarchy.taken_over import (
     TakenOver,
     forget_taken_over,

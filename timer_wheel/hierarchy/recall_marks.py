@@ -6,12 +6,15 @@ target: behind the hand too, where a clock runs after it. Its key stands for out
 unique key, so that it takes back what one handle names and nothing beside it.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.writing.log import LiveLog
 from timer_wheel.format.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.format.older_slots import EXACT_MS
+from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
 from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
 from timer_wheel.timers.recall import RecallMarks, marker_offsets
@@ -91,3 +94,27 @@ class HierarchyMarks(RecallMarks):
 def _over_before(from_ms: int) -> int:
     """The end of the slots whose markers are long over at a time: a whole slot is dropped."""
     return max(0, from_ms - from_ms % SECONDS.slot_ms - SECONDS.slot_ms)
+
+
+_PIECE = 1 << 16
+
+
+def are_slot_ends(facts: TimerFacts) -> Bools:
+    """Which of these records mean the end of a slot."""
+    return np.asarray(facts.is_fine & (facts.out_ms % FINEST_MS == 0))
+
+
+def wait_for_slot_ends(log: LiveLog, parts: Iterable[Rows], marks: HierarchyMarks) -> bool:
+    """Whether one of these pending messages, none that was cancelled, waits for a slot's end.
+
+    Reads the records of those only whose promise is a multiple of 100.
+    """
+    for rows in parts:
+        rows = rows[rows["due_ms"] % FINEST_MS == 0]
+        for begin in range(0, len(rows), _PIECE):
+            piece = rows[begin : begin + _PIECE]
+            places = int64s(piece["commit_log_offset"]), int64s(piece["size_bytes"])
+            facts = read_facts(log, *places, EXACT_MS, keys=len(marks) > 0)
+            if (are_slot_ends(facts) & ~marks.take_away(places[0], facts)).any():
+                return True
+    return False

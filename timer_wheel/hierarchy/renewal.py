@@ -12,9 +12,8 @@ from message_store.format.properties import LEVEL_TOPIC
 from message_store.redelivery.batch import ROLLED, redeliver
 from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.format.index_layouts import Rows
-from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.hierarchy.waiting_rows import together
+from timer_wheel.hierarchy.waiting_rows import store_times_ms, together
 from timer_wheel.timers.rows import Bools
 
 LOOK_EVERY_MS = 60_000

@@ -12,8 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from message_store.base.clock import Clock
 from message_store.base.errors import BadFieldError, DelayStoreError
+from message_store.columns.byte_column import Int64s
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -22,8 +25,8 @@ from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
+from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.hierarchy.check import check_hierarchy
-from timer_wheel.hierarchy.intake import HierarchyIntake
 from timer_wheel.hierarchy.opening import open_index
 from timer_wheel.hierarchy.pending import first_due_ms, waiting_in_parts
 from timer_wheel.hierarchy.renewal import Renewal
@@ -31,10 +34,42 @@ from timer_wheel.hierarchy.search import Named, waiting_with_key
 from timer_wheel.hierarchy.settings import HierarchySettings
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.turn import HierarchyTurn
-from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.reading.timeline import refuse_waiting_timeline
+from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.store import TimerStore, made_or_let_go
+
+
+class HierarchyIntake(TimerIntake):
+    """Stores messages and delete markers; whoever calls holds the store's lock."""
+
+    def __init__(self, store: LiveStore, index: TimerIndex, settings: HierarchySettings) -> None:
+        super().__init__(store, index.queue, settings)
+        if settings.precision_ms == TO_THE_MILLISECOND:
+            to_slot_end = self._promise
+
+            def to_millisecond(due_ms: int, now_ms: int) -> int:
+                promised_ms = to_slot_end(due_ms, now_ms)
+                return promised_ms if promised_ms == now_ms else int(fine_promise_ms(promised_ms))
+
+            self._promise = to_millisecond
+
+    def _overdue_out_ms(self, now_ms: int) -> int:
+        return at_once_out_ms(now_ms)
+
+    def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
+        """No slot is ever too full: nothing is linked one by one."""
+
+    def _promises(self, due_ms: Int64s, now_ms: int) -> tuple[Int64s, Int64s]:
+        if self.settings.precision_ms != TO_THE_MILLISECOND:
+            return super()._promises(due_ms, now_ms)
+        promised_ms, _ = super()._promises(due_ms, now_ms)
+        at_once = promised_ms == now_ms
+        fine_ms = fine_promise_ms(promised_ms)
+        outs = np.where(at_once, self._overdue_out_ms(now_ms), fine_ms - 1)
+        return np.where(at_once, now_ms, fine_ms), outs
+
 
 _DEFAULTS = StoreSettings()
 

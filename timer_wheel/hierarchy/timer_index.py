@@ -24,8 +24,7 @@ from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb
-from timer_wheel.hierarchy.recall_marks import HierarchyMarks
-from timer_wheel.hierarchy.slot_promises import wait_for_slot_ends
+from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_ends
 from timer_wheel.hierarchy.taken_over import TakenOver
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.reading.ownership import void_index

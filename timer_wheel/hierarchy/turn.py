@@ -13,9 +13,8 @@ from message_store.redelivery.batch import FROM_WHEEL, Redelivered, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.format.index_layouts import Rows
-from timer_wheel.hierarchy.record_times import store_times_ms
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.hierarchy.waiting_rows import is_stored_again
+from timer_wheel.hierarchy.waiting_rows import is_stored_again, store_times_ms
 from timer_wheel.timers.rows import TimerFacts, delivery_order
 
 _PLACED_WITHIN_MS = 1_000

@@ -23,8 +23,8 @@ from timer_wheel.reading.done_already import EARLY_MS, read_log_since, still_to_
 from timer_wheel.reading.index_view import read_index
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
+from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.timer_queue import waiting_in_queue
-from timer_wheel.reading.wheel_reader import WheelState
 
 SLOT_MS = 1
 

@@ -12,12 +12,16 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import BadFieldError, UnsupportedStoreError
+from message_store.base.printable import counted
+from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Field, Layout
-from timer_wheel.format.timer_log import FLAG_DEFAULT, NO_POSITION
+from timer_wheel.format.checkpoint import read_timer_checkpoint
+from timer_wheel.format.timer_log import FLAG_DEFAULT, NO_POSITION, read_units
 from timer_wheel.format.wheel_math import Int64Array
 from timer_wheel.reading.pending_timers import NOT_IN_QUEUE, PendingTimers
 from timer_wheel.reading.rocksdb_view import FamilyView, has_database, holds_data, open_families
+from timer_wheel.reading.timer_queue import resume_queue_offset
 
 TIMELINE_KEY = Layout(
     "timeline key, its head",
@@ -125,3 +129,30 @@ def _checkpoint(family: FamilyView, key: bytes, directory: Path) -> int | None:
     if len(value) != TIMELINE_CHECKPOINT.size:
         raise BadFieldError("a checkpoint that is none", path=directory, found=value.hex())
     return TIMELINE_CHECKPOINT.decode_at(value, 0)["checkpoint"]
+
+
+def refuse_waiting_timeline(root: StoreRoot) -> None:
+    """Raise UnsupportedStoreError for a store whose timers are a timeline's; SourceError and
+    FormatError for one whose database cannot be read.
+    """
+    timeline = read_timeline(root)
+    if timeline is None:
+        return
+    advice = (
+        "let a broker with timerRocksDBEnable=true and timerRocksDBStopScan=true deliver them first"
+    )
+    if len(timeline):
+        waiting = counted(len(timeline), "message waits", "messages wait")
+        raise UnsupportedStoreError(
+            f"{root.path}: {waiting} in its RocksDB timeline, which no engine here goes on with:"
+            f" {advice}"
+        )
+    with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
+        units, checkpoint = read_units(log), read_timer_checkpoint(root)
+        resume = resume_queue_offset(root, commit_log, units, checkpoint)
+    if timeline.scan_offset > resume:
+        raise UnsupportedStoreError(
+            f"{root.path}: a RocksDB timeline has read its timer queue up to"
+            f" {timeline.scan_offset:,}, and the wheel only up to {resume:,}: it would deliver what"
+            f" is between them again; {advice}"
+        )

@@ -10,16 +10,18 @@ Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 
 each message that still waits in the queue costs a look at its record.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
-from timer_wheel.format.checkpoint import TimerCheckpoint, read_timer_checkpoint
+from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import NO_SLOTS, WheelSlots, all_slots, read_wheel
 from timer_wheel.format.wheel_math import (
@@ -28,47 +30,82 @@ from timer_wheel.format.wheel_math import (
     Int64Array,
     effective_read_time_ms,
 )
-from timer_wheel.reading.chain_walk import walk_chains
 from timer_wheel.reading.delete_markers import cancelled
 from timer_wheel.reading.outstanding import outstanding
 from timer_wheel.reading.pending_timers import PendingTimers
 from timer_wheel.reading.precision import precision_of_slots, precision_of_units
-from timer_wheel.reading.timeline import Timeline
+from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.wheel_revision import revised_slots
+
+_WORTH_COMPILING = 20_000
+"""From so many units on, loading the compiled walk takes less than walking without it."""
+
+_SIGNATURE = "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1])"
+
+UNUSED = -1
 
 
 @attrs.frozen(eq=False)
-class WheelState:
-    """What a store's wheel holds.
+class Chains:
+    """The units of all slots: ``lengths[i]`` of ``unit_indexes`` are slot i's, oldest first.
 
-    ``pending`` are messages, in order of slot time and placing, then those that wait in the queue,
-    then those in the ``timeline``, which is None where none was ever used;
-    ``markers`` are delete markers, ``cancelled`` the messages that they take away. Read without
-    ``after_crash``, a crashed store has some in all three as often as a broker would meet them;
-    ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
-    other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
-    because the log shows that they were dealt with before a crash. ``unit_count`` and
-    ``slots_used`` count the timer log's units and the slots that are yet to be read.
-    ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
-    are queue entries that a broker cannot get past, ``shared_positions`` units that it would
-    deliver more than once because two chains lead to them.
+    ``met`` has for each slot the unit at which its chain ran into one that had been walked before,
+    or -1. A chain ends there; a broker would go on and deliver those units a second time.
     """
 
-    precision_ms: int
-    checkpoint: TimerCheckpoint
-    read_time_ms: int
-    resume_queue_offset: int
-    unit_count: int
-    slots_used: int
-    pending: PendingTimers
-    markers: PendingTimers
-    cancelled: PendingTimers
-    recalled_by_topic_count: int
-    done_already_count: int
-    expired_count: int
-    blocking_queue_offsets: tuple[int, ...]
-    shared_positions: Int64Array
-    timeline: Timeline | None
+    unit_indexes: Int64Array
+    lengths: Int64Array
+    met: Int64Array
+
+
+def walk_chains(heads: Int64Array, previous: Int64Array) -> Chains:
+    """The chains that begin at ``heads``, one a slot.
+
+    ``previous`` has for each unit the one placed before it. Both hold indexes of units, and -1 for
+    none. A link that does not lead backwards ends its chain, so that damage cannot make a circle.
+    """
+    order = np.empty(len(previous), np.int64)
+    lengths = np.zeros(len(heads), np.int64)
+    met = np.full(len(heads), UNUSED, np.int64)
+    walked = np.zeros(len(previous), np.uint8)
+    walk = _compiled() if len(previous) >= _WORTH_COMPILING else _walk
+    count = walk(heads, previous, order, lengths, met, walked)
+    return Chains(order[:count], lengths, met)
+
+
+@cache
+def _compiled() -> Callable[..., int]:
+    from message_store.kernels.cache import kernel
+
+    return kernel(_SIGNATURE)(_walk)
+
+
+def _walk(
+    heads: Int64Array,
+    previous: Int64Array,
+    order: Int64Array,
+    lengths: Int64Array,
+    met: Int64Array,
+    walked: NDArray[np.uint8],
+) -> int:
+    count = 0
+    for slot in range(len(heads)):
+        start = count
+        unit = heads[slot]
+        while 0 <= unit < len(previous):
+            if walked[unit]:
+                met[slot] = unit
+                break
+            walked[unit] = 1
+            order[count] = unit
+            count += 1
+            before = previous[unit]
+            if before >= unit:
+                break
+            unit = before
+        lengths[slot] = count - start
+        order[start:count] = order[start:count][::-1].copy()
+    return count
 
 
 def read_wheel_store(

@@ -40,7 +40,6 @@ from timer_wheel.timers.unit_kernels import (
     ROW_COLUMNS,
     SIZE,
     SLOT_TIME,
-    TOPIC_HASH,
     WRITE_TIME,
 )
 

@@ -12,10 +12,9 @@ from message_store.interface.delay_store import Finding, Severity
 from message_store.writing.losses import kept_findings, log_finding, queue_findings
 from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.rows import Bools, TimerRows
-from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.older_marks import find_markers
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
+from timer_wheel.wheel.recall_search import find_markers
 from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding
-from timer_wheel.wheel.unplaced import EVERYTHING
 
 _SLOTS_AT_ONCE = 4096
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)

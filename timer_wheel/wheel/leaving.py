@@ -3,20 +3,60 @@
 and the units of what was dealt with go to a slot that is over, where a broker does not find them.
 """
 
+import json
 from collections.abc import Callable
+from typing import Any
 
+import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import NO_POSITION
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.rows import Bools, TimerRows
-from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.timers.unit_kernels import FLAGS, LOG_OFFSET, SIZE
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import LiveTimerLog
-from timer_wheel.wheel.put_away import PutAway, put_away_since
 from timer_wheel.wheel.slots import LiveWheel
-from timer_wheel.wheel.unplaced import EVERYTHING
+
+PUT_AWAY_NAME = "wheel-put-away.json"
+_COLUMNS = (LOG_OFFSET, SIZE, FLAGS)
+
+
+@attrs.frozen(eq=False)
+class PutAway:
+    """Rows without slots; copies of theirs begin at ``copies_from``, which also tells for which
+    flush they count.
+    """
+
+    copies_from: int
+    rows: TimerRows
+
+    def write(self, root: StoreRoot) -> None:
+        """Put it there, durably. Raises TargetError."""
+        columns = self.rows.table[list(_COLUMNS)].tolist()
+        text = json.dumps({"copies_from": self.copies_from, "rows": columns})
+        replace_file(root.own / PUT_AWAY_NAME, text.encode())
+
+
+def put_away_since(root: StoreRoot, copies_from: int) -> TimerRows:
+    """What was put away since the flush from which on copies are looked for; no rows where nothing
+    was, or what tells of it was not written to its end.
+    """
+    try:
+        facts: Any = json.loads(read_small_file(root.own / PUT_AWAY_NAME) or b"")
+        columns: Int64s = np.array(facts["rows"], np.int64).reshape(len(_COLUMNS), -1)
+        if facts["copies_from"] != copies_from:
+            return TimerRows.empty()
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return TimerRows.empty()
+    rows = TimerRows.empty(columns.shape[1])
+    rows.table[list(_COLUMNS)] = columns
+    return rows
+
 
 _SLOTS_AT_ONCE = 4096
 _NOTHING: Int64s = np.empty(0, np.int64)

@@ -5,10 +5,13 @@ Units are appended in the order of the queue, and none for an entry that is to b
 its slot: a broker that takes over goes on behind the last unit.
 """
 
+from typing import TYPE_CHECKING
+
 import attrs
 import numpy as np
 
-from message_store.columns.byte_column import Int64s
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
@@ -16,6 +19,7 @@ from timer_wheel.format.own_checkpoint import OwnCheckpoint
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
+from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import (
     FLAGS,
@@ -26,12 +30,76 @@ from timer_wheel.timers.unit_kernels import (
     WRITE_TIME,
 )
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.known_slot import KnownSlot
-from timer_wheel.wheel.log import LiveTimerLog
+from timer_wheel.wheel.log import KnownSlot, LiveTimerLog
 from timer_wheel.wheel.metrics import LiveMetrics
-from timer_wheel.wheel.placed_again import PlacedAgain
 from timer_wheel.wheel.slots import LiveWheel
-from timer_wheel.wheel.unplaced import Unplaced
+
+if TYPE_CHECKING:
+    from message_store.writing.log import LiveLog
+    from timer_wheel.timers.rows import TimerFacts, TimerRows
+
+
+@attrs.define
+class PlacedAgain:
+    """What is known of the units of one timer log.
+
+    ``known_from`` is the position from which on all were placed since the store was opened; until
+    that is said nothing is known. ``is_any`` says whether one of those was placed again.
+    """
+
+    known_from: int = LONG_MAX
+    is_any: bool = False
+
+    def note(self, facts: "TimerFacts") -> None:
+        """These are being placed."""
+        self.is_any = self.is_any or bool((facts.table[PREPARED_OFFSET] < 0).any())
+
+    def among(self, rows: "TimerRows", log: "LiveLog") -> bool:
+        """Whether one of these messages was placed again and says where its first record was, or
+        may be a delete marker.
+        """
+        if not self.is_any and (rows.position >= self.known_from).all():
+            return False
+        offsets, sizes = rows.commit_log_offset, rows.size_bytes
+        addresses = log.addresses(offsets)
+        addresses[sizes > log.rooms(offsets)] = -1
+        return bool(is_any_to_be_read(addresses, int64s(sizes)))
+
+
+EVERYTHING = 2**40
+"""More entries than any queue has."""
+
+
+@attrs.frozen(eq=False)
+class Unplaced:
+    """Entries of the timer queue that have no unit: their rows, without positions, and facts.
+
+    ``queue_offset`` is the first one's, ``end`` is behind the last. Entries that cannot be timed
+    messages have the slot time 0.
+    """
+
+    rows: TimerRows
+    facts: TimerFacts
+    queue_offset: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def end(self) -> int:
+        """The queue offset behind the last."""
+        return self.queue_offset + len(self.rows)
+
+    def first(self, count: int) -> "Unplaced":
+        """Only the first of them."""
+        if count >= len(self.rows):
+            return self
+        part = slice(0, count)
+        table = np.ascontiguousarray(self.facts.table[:, part])
+        problems = {row: why for row, why in self.facts.problems.items() if row < count}
+        facts = TimerFacts(table, problems, self.facts.precision_ms)
+        return Unplaced(self.rows.rows(part), facts, self.queue_offset)
+
 
 _PIECE = 1 << 17
 _ROUND_SLOTS = WHEEL_SLOTS - 1

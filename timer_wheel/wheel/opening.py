@@ -28,10 +28,10 @@ from timer_wheel.reading.precision import precision_of_slots, precision_of_times
 from timer_wheel.timers.rows import read_facts
 from timer_wheel.timers.unit_kernels import OVERDUE, ROLLS
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
-from timer_wheel.wheel.older_marks import find_markers, settle_older
 from timer_wheel.wheel.rebuild import has_units, rebuilt, refuse
+from timer_wheel.wheel.recall_search import find_markers, settle_older
 from timer_wheel.wheel.recovery import (
     begin_of_copies,
     begin_where_units_are_lost,
@@ -51,7 +51,6 @@ from timer_wheel.wheel.resuming import (
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.slots import LiveWheel
 from timer_wheel.wheel.unit_repair import mend_units
-from timer_wheel.wheel.unplaced import EVERYTHING
 from timer_wheel.wheel.waiting import next_due_ms
 
 

@@ -19,7 +19,7 @@ from timer_wheel.timers.rows import TimerRows
 from timer_wheel.timers.unit_kernels import SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.older_marks import find_markers
+from timer_wheel.wheel.recall_search import find_markers
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.slots import LiveWheel
 from timer_wheel.wheel.unit_repair import with_right_flags, write_flags

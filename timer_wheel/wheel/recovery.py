@@ -18,10 +18,9 @@ from timer_wheel.reading.copy_kernels import (
 from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerRows
-from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.older_marks import OlderMarks, find_markers
-from timer_wheel.wheel.put_away import put_away_since
-from timer_wheel.wheel.unplaced import EVERYTHING
+from timer_wheel.wheel.leaving import put_away_since
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
+from timer_wheel.wheel.recall_search import OlderMarks, find_markers
 
 
 def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:

@@ -7,11 +7,14 @@ what is farther away than the wheel looks. A stock broker opens what this leaves
 it, and the other way about (docs/FORMAT.md, timer wheel).
 """
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from message_store.base.clock import Clock
+from message_store.base.errors import UnsupportedDelayError
+from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
@@ -21,22 +24,53 @@ from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
+from timer_wheel.format.timer_due import overdue_out_ms
 from timer_wheel.reading.ownership import read_active
-from timer_wheel.reading.timeline_refusal import refuse_waiting_timeline
+from timer_wheel.reading.timeline import refuse_waiting_timeline
+from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.pending import Filter
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
-from timer_wheel.wheel.intake import WheelIntake
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.older_marks import find_markers
 from timer_wheel.wheel.opening import open_timers
-from timer_wheel.wheel.recall_search import Search
+from timer_wheel.wheel.recall_search import Search, find_markers
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.turn import Turning
 from timer_wheel.wheel.waiting import next_due_ms, waiting
+
+_NO_LIMIT = 2**31 - 1
+
+
+class WheelIntake(TimerIntake):
+    """Stores messages and delete markers for one wheel; whoever calls holds the store's lock."""
+
+    def __init__(self, store: LiveStore, timers: LiveTimers, settings: WheelSettings) -> None:
+        super().__init__(store, timers.queue, settings)
+        self._timers = timers
+        self._limit = settings.congest_num_each_slot
+        self._is_limited = self._limit < _NO_LIMIT
+        self._dice = random.Random()
+
+    def _overdue_out_ms(self, now_ms: int) -> int:
+        return overdue_out_ms(now_ms, self._timers.wheel.hand_ms, self.settings.precision_ms)
+
+    def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
+        """Refuse some of what goes to a slot that holds much, as a broker does: fewer, the fuller
+        it is, until it holds twice its limit. ``more`` go there before this one.
+        """
+        limit = self._limit
+        self._timers.settle(now_ms)
+        held = self._timers.wheel.unit_count(out - out % self.settings.precision_ms) + more
+        if held <= limit:
+            return
+        odds = 1000 * (held - limit) / (limit + 0.1)
+        if held >= 2 * limit or self._dice.randrange(1000) > odds:
+            told = counted(held, "message")
+            raise UnsupportedDelayError(f"its slot holds {told}, the limit is {limit:,}")
+
 
 _DEFAULTS = StoreSettings()
 

@@ -11,8 +11,7 @@ from message_store.interface.delay_store import Pending
 from timer_wheel.timers.pending import Filter, pending_of
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
-from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.unplaced import EVERYTHING
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 
 _SLOTS_AT_ONCE = 256
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the timers of a stopped store are, whichever engine they are on."""
+
+import attrs
+
+from timer_wheel.format.checkpoint import TimerCheckpoint
+from timer_wheel.format.wheel_math import (
+    Int64Array,
+)
+from timer_wheel.reading.pending_timers import PendingTimers
+from timer_wheel.reading.timeline import Timeline
+
+
+@attrs.frozen(eq=False)
+class WheelState:
+    """What a store's wheel holds.
+
+    ``pending`` are messages, in order of slot time and placing, then those that wait in the queue,
+    then those in the ``timeline``, which is None where none was ever used;
+    ``markers`` are delete markers, ``cancelled`` the messages that they take away. Read without
+    ``after_crash``, a crashed store has some in all three as often as a broker would meet them;
+    ``recalled_by_topic_count`` messages are recalled only in the form of 5.3.2 and 5.3.3, which
+    other brokers do not heed unless they are told to. ``done_already_count`` rows were left out
+    because the log shows that they were dealt with before a crash. ``unit_count`` and
+    ``slots_used`` count the timer log's units and the slots that are yet to be read.
+    ``expired_count`` units point to records that retention has deleted. ``blocking_queue_offsets``
+    are queue entries that a broker cannot get past, ``shared_positions`` units that it would
+    deliver more than once because two chains lead to them.
+    """
+
+    precision_ms: int
+    checkpoint: TimerCheckpoint
+    read_time_ms: int
+    resume_queue_offset: int
+    unit_count: int
+    slots_used: int
+    pending: PendingTimers
+    markers: PendingTimers
+    cancelled: PendingTimers
+    recalled_by_topic_count: int
+    done_already_count: int
+    expired_count: int
+    blocking_queue_offsets: tuple[int, ...]
+    shared_positions: Int64Array
+    timeline: Timeline | None
