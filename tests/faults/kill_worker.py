@@ -25,7 +25,7 @@ from message_store.writing import pages_ahead
 from tests.faults.engines import ENGINES, Engine
 from tests.faults.kill_journal import History, Journal, Life, Row, read_journal
 from tests.simulation.simulated_disk import full_disk
-from timer_wheel.wheel import foresight
+from timer_wheel.wheel import turn as foresight
 
 START_MS = 1_793_000_000_000
 _TWIN_BODY = "twin"

@@ -25,7 +25,7 @@ from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, DelayStore, Due
 from message_store.writing import pages_ahead
 from message_store.writing.settings import StoreSettings
-from timer_wheel.wheel import foresight
+from timer_wheel.wheel import turn as foresight
 from timer_wheel.wheel.store import WheelStore
 
 BROKER_NAME: Final = "judge-a"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_wheel.reading import chain_walk
+from timer_wheel.reading import wheel_reader as chain_walk
 from timer_wheel.reading.wheel_reader import Chains, walk_chains
 
 

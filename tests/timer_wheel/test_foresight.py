@@ -12,7 +12,7 @@ from message_store.redelivery.measured import Measured
 from message_store.writing.settings import StoreSettings
 from timer_wheel import WheelStore
 from timer_wheel.timers.rows import TimerRows
-from timer_wheel.wheel import foresight
+from timer_wheel.wheel import turn as foresight
 from timer_wheel.wheel.slots import LiveWheel
 from timer_wheel.wheel.turn import Foresight
 

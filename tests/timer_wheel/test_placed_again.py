@@ -14,7 +14,7 @@ import pytest
 from message_store import AfterMs, AtMs, ManualClock, Message
 from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.wheel import placed_again as module
+from timer_wheel.wheel import live_timers as module
 from timer_wheel.wheel.live_timers import LiveTimers, PlacedAgain
 
 START_MS = 1_793_000_000_000

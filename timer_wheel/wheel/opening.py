@@ -35,14 +35,12 @@ from timer_wheel.wheel.recall_search import find_markers, settle_older
 from timer_wheel.wheel.recovery import (
     begin_of_copies,
     begin_where_units_are_lost,
-    move_to,
-    settle_accounts,
-)
-from timer_wheel.wheel.resuming import (
     goes_back,
     has_lost_files,
     has_torn_end,
+    move_to,
     resume,
+    settle_accounts,
     take_back,
     take_back_all,
     take_back_to_gap,
