@@ -90,7 +90,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "older-markers-in-slots-of-today",
-        "timer_wheel/wheel/recall.py",
+        "timer_wheel/wheel/recall_search.py",
         "        counts &= ~are_older(timers, rows.commit_log_offset, facts)",
         "        counts &= facts.is_fine",
         "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_was_taken_back_stays_so_and_nothing_beside_it",

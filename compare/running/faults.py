@@ -1,14 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong in a race on the virtual clock, and when: chosen, or drawn from a seed."""
 
+import os
 import re
-from collections.abc import Sequence
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
 
 import attrs
 import numpy as np
 
+from compare.running.parent_process import end_with
+from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.durations import DAY_MS, DURATION_FORMS, DURATION_PATTERN, parse_duration
 from message_store.base.errors import BadFieldError
+
+_PATIENCE_S = 20
+
+
+def run_until_killed(work: Callable[[], object], call: int) -> None:
+    """Do ``work`` in a fork that dies at the ``call``-th function it enters, or at its end.
+
+    A fork has no threads but this one: should it wait for another, it is killed where it waits.
+    """
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        clock, started = SystemClock(), stopwatch_s()
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if stopwatch_s() - started > _PATIENCE_S:
+                os.kill(child, signal.SIGKILL)
+            clock.sleep_ms(1)
+        return
+    end_with(parent)
+    left = call
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal left
+        if event == "call":
+            left -= 1
+            if left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        sys.setprofile(count)
+        work()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill_disk() -> None:
+    """From here on every write to a file is refused."""
+    _most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+
+
+def make_room() -> None:
+    """Writes go through again."""
+    _most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
 
 RESTART, KILL, REBOOT = "restart", "kill", "reboot"
 KILL_INSIDE, DISK_FULL = "kill-inside", "disk-full"

@@ -24,9 +24,10 @@ from compare.running.faults import (
     REBOOT,
     RESTART,
     Fault,
+    fill_disk,
+    make_room,
+    run_until_killed,
 )
-from compare.running.full_disk import fill_disk, make_room
-from compare.running.killed_inside import run_until_killed
 from compare.running.observation import RaceSettings
 from compare.running.putting import Putter
 from compare.running.reopening import Reopening, clear_the_way, end_store

@@ -16,13 +16,40 @@ import numpy as np
 
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
-from legacy_levels.engine.skipped_messages import SkippedMessage
+from legacy_levels.engine.state import SkippedMessage
+from legacy_levels.engine.waiting_records import are_plain_numbers, read_waiting, real_queue_id
 from message_store.base.errors import FormatError, TargetError
 from message_store.format import properties as names
+from message_store.format.message import StoredMessage
 from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.batch import FROM_LEVEL, Redelivered, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import topic_problem
+
+if TYPE_CHECKING:
+    from message_store.writing.log import LiveLog
+
+
+def is_poison(message: StoredMessage) -> bool:
+    """Whether preparing a delivery fails: REAL_TOPIC is missing, or REAL_QID is or is no number."""
+    if names.REAL_TOPIC not in message.properties:
+        return True
+    try:
+        real_queue_id(message)
+    except FormatError:
+        return True
+    return False
+
+
+def first_poison(log: LiveLog, entries: DueEntries) -> int | None:
+    """The first row of these whose record is poison; one that is missing or damaged is not."""
+    for part in read_waiting(log, entries.commit_log_offset, entries.size_bytes):
+        doubtful = (part.real_topic.lengths == 0) | ~are_plain_numbers(part.real_queue_id)
+        for row in np.flatnonzero(doubtful).tolist():
+            if is_poison(part.batch.message(row)):
+                return int(part.rows[row])
+    return None
+
 
 if TYPE_CHECKING:
     from legacy_levels.engine.state import LevelState
@@ -271,7 +298,7 @@ class LevelDelivery:
 
     def _cut_at_poison(self, entries: DueEntries, now_ms: int) -> DueEntries:
         """The entries before the first whose record does not say where it goes."""
-        from legacy_levels.engine.poison import first_poison
+        from legacy_levels.engine.delivery import first_poison
 
         row = first_poison(self._state.live.log, entries)
         if row is None:

@@ -7,6 +7,8 @@ after a kill by the log's own copies (``level_recovery``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,24 +17,99 @@ import numpy as np
 from legacy_levels.backlog.cut_queues import refuse_lost_first_files
 from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
-from legacy_levels.delivery_marks import from_runs, mark_to_trust
+from legacy_levels.delivery_marks import (
+    FLUSHED_NAME,
+    from_runs,
+    level_ends,
+    mark_to_trust,
+    read_mark,
+)
 from legacy_levels.engine.cursor import LevelScanner
 from legacy_levels.engine.due_search import DueRuns
-from legacy_levels.engine.losses import Losses, bring_back, missing_entries
 from legacy_levels.engine.repair import (
     finish_half_neutral,
     refuse_another_table,
     repair_due_times,
 )
 from legacy_levels.engine.rules import LevelRules
-from legacy_levels.engine.skipped_messages import SkippedMessages
 from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
+from message_store.files.notes import NoteFile
+from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import Int64Array
 from message_store.writing.dispatch import Dispatcher
+
+FILE_NAME = "levels-skipped.json"
+
+
+@attrs.frozen
+class SkippedMessage:
+    """Which entry it was, and what is wrong with its record."""
+
+    level: int
+    queue_offset: int
+    commit_log_offset: int
+    size_bytes: int
+    due_ms: int
+    reason: str
+
+
+class SkippedMessages(NoteFile[SkippedMessage]):
+    """The notes of one store, in order of level and queue offset."""
+
+    def __init__(self, root: Path) -> None:
+        path = StoreRoot(root).own / FILE_NAME
+        super().__init__(path, SkippedMessage, lambda one: (one.level, one.queue_offset))
+
+
+if TYPE_CHECKING:
+    from message_store.writing.store import LiveStore
+
+
+@attrs.frozen
+class Losses:
+    """``log_bytes`` of the log's end are gone; ``entries`` are how many each level's queue lacked,
+    ``brought_back`` how many of those were made anew from the log.
+    """
+
+    log_bytes: int = 0
+    entries: Mapping[int, int] = attrs.field(factory=dict)
+    brought_back: Mapping[int, int] = attrs.field(factory=dict)
+
+
+def bring_back(live: LiveStore) -> Losses:
+    """Find out what is gone, and make the level queues whole again as far as the log goes.
+
+    What was taken back in such a queue is not known any more, and will be delivered.
+    """
+    mark = read_mark(live.root.path, FLUSHED_NAME)
+    log_bytes = 0 if mark is None else max(0, mark.log_end - live.log.end)
+    missing = missing_entries(live)
+    if not missing:
+        return Losses(log_bytes)
+    from message_store.writing.dispatch import Dispatcher
+
+    before = {level: _end(live, level) for level in missing}
+    Dispatcher(live, {}).run(live.log.min_offset, live.log.end)
+    return Losses(
+        log_bytes, missing, {level: _end(live, level) - before[level] for level in missing}
+    )
+
+
+def missing_entries(live: LiveStore) -> dict[int, int]:
+    """How many entries each level's queue lacks that it had when the marks were written."""
+    ends = level_ends(live.root.path, live.log)
+    short = {level: end - _end(live, level) for level, end in ends.items()}
+    return {level: count for level, count in short.items() if count > 0}
+
+
+def _end(live: LiveStore, level: int) -> int:
+    queue = live.find_queue(LEVEL_TOPIC, level - 1)
+    return 0 if queue is None else queue.max_offset
+
 
 if TYPE_CHECKING:
     from message_store.writing.queue import LiveQueue

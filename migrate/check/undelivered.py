@@ -7,7 +7,7 @@ Nothing else tells of such a message: it does not wait any more, and is in no to
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from legacy_levels.engine.skipped_messages import SkippedMessages
+from legacy_levels.engine.state import SkippedMessages
 from message_store.base.printable import counted
 from message_store.files.notes import NoteFile
 from message_store.interface.delay_store import Finding

@@ -25,9 +25,8 @@ from migrate.report.finished_target import (
 )
 from migrate.settings import TargetSettings
 from migrate.spark.master import require_shared_directory
-from migrate.verify.config import config_problems, overdue_problems
+from migrate.verify.config import config_problems, group_problems, overdue_problems
 from migrate.verify.entries import BUCKET_COUNT
-from migrate.verify.groups import group_problems
 from migrate.verify.index import read_target
 from migrate.verify.jobs import Progress, SideEntries
 from migrate.verify.listing import RecordReader, complaint_problems, unreadable

@@ -16,7 +16,6 @@ from message_store.format.record_layout import HEAD_V4_V4, SYS_COMMIT, SYS_TRANS
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
 from migrate.verify.complaints import LAST_UNREADABLE, Complaint
-from migrate.verify.hashes import finish, step_a, step_b
 from migrate.verify.record_kernel import (
     CONTENT,
     HASH_A,
@@ -26,6 +25,9 @@ from migrate.verify.record_kernel import (
     REAL_TOPIC_BYTES,
     TOPIC_AT,
     TOPIC_BYTES,
+    finish,
+    step_a,
+    step_b,
 )
 
 SOURCE_ENTRY = Layout(

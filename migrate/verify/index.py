@@ -19,13 +19,14 @@ from message_store.reading.consume_queue import QueueEntries
 from migrate.report.conversion_parameters import ConversionSettings
 from migrate.settings import WHEEL
 from migrate.verify.entries import TARGET_ENTRY
-from migrate.verify.log import log_problems, row_problems
 from migrate.verify.report import Problem
 from migrate.verify.structure import (
     ReachedMessages,
     each_problem,
+    log_problems,
     read_reached,
     read_target_queue,
+    row_problems,
 )
 from timer_wheel.format.index_layouts import BUCKET_BITS, HOURS, slot_of
 from timer_wheel.hierarchy.id_index import id_of

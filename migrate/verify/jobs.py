@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from message_store.base.errors import TargetError
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from migrate.spark.runner import run_tasks
-from migrate.verify.digests import DigestResult, DigestTask, Side
-from migrate.verify.tasks import digest
+from migrate.verify.tasks import DigestResult, DigestTask, Side, digest
 
 Progress = Callable[[str, int, int], None]
 """Called with the stage's name, how much of it is done, and how much there is."""

@@ -6,18 +6,231 @@ from typing import Any
 import numpy as np
 
 from message_store.format import properties as names
-from message_store.kernels.cache import kernel
-from message_store.kernels.raw_memory import load_i32, load_i64
+from message_store.format.record_layout import (
+    CRC_MASK,
+    HEAD_V4_V4,
+    HEAD_V6_V4,
+    MAGIC_V1,
+    SYS_BORN_HOST_IPV6,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.crc import crc32
+from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
+from message_store.kernels.text import NOT_UTF8, java_hash_utf8
 from migrate.verify.complaints import Complaint
 from migrate.verify.entries import (
     QUEUE_OFFSET_PLACE,
     SOURCE_ENTRY,
+    TARGET_ENTRY,
     bookkeeping,
     is_held,
     is_readable,
     keep_digest,
 )
-from migrate.verify.record_kernel import DELAY, TOPIC_KEY, read_record
+from migrate.verify.record_kernel import (
+    DELAY,
+    FORBIDDEN_COUNT,
+    HEAD_GROWTH,
+    OUT_COUNT,
+    OUT_MS,
+    REAL_QUEUE_ID,
+    REAL_TOPIC_AT,
+    REAL_TOPIC_BYTES,
+    RECORD_CRC_AT,
+    RECORD_CRC_BYTES,
+    TAGS_AT,
+    TAGS_BYTES,
+    TOPIC_KEY,
+    read_record,
+)
+from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_ROLL
+
+OVERDUE_SLOTS = 3600
+"""Overdue messages lie at most this many slots before now."""
+
+NOW_MS, WRITE_TIME_MS, PRECISION_MS, WINDOW_SLOTS = range(4)
+"""Places in ``rules``."""
+
+TOPIC_COLUMNS = 3
+TOPIC_COUNT, TOPIC_MAX_QUEUE_ID, TOPIC_EXAMPLE = range(TOPIC_COLUMNS)
+"""Columns of ``topic_rows``: messages, highest real queue id, the log offset of one of them."""
+
+OVERDUE_COLUMNS = 2
+OVERDUE_EARLIEST, OVERDUE_LATEST = range(OVERDUE_COLUMNS)
+"""Columns of ``overdue``, a row for each slot before now, the youngest first."""
+
+_ENTRY_BYTES = TARGET_ENTRY.size
+_SIZE = TARGET_ENTRY.offset_of("size_bytes")
+_UNIT_FLAGS = TARGET_ENTRY.offset_of("flags")
+_QUEUE_OFFSET = TARGET_ENTRY.offset_of("queue_offset")
+_SLOT_TIME = TARGET_ENTRY.offset_of("slot_time_ms")
+_TAGS_HASH = TARGET_ENTRY.offset_of("tags_code")
+_UNIT_TOPIC_HASH = TARGET_ENTRY.offset_of("topic_hash")
+_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8).copy()
+
+_MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
+_SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
+_STORE_TIME_PLACE = HEAD_V4_V4.offset_of("store_timestamp_ms")
+_STORE_TIME_GROWTH = HEAD_V6_V4.offset_of("store_timestamp_ms") - _STORE_TIME_PLACE
+_PREPARED_PLACE = HEAD_V4_V4.offset_of("prepared_transaction_offset")
+_RECORD_CRC_NAME_BYTES = len(names.CRC32)
+_RECORD_CRC_DIGITS = 10
+
+_NONE = int(Complaint.NONE)
+_WRONG_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
+_MAGIC = int(Complaint.MAGIC)
+_STORE_TIME = int(Complaint.STORE_TIME)
+_PREPARED = int(Complaint.PREPARED_OFFSET)
+_OUT_TIME = int(Complaint.OUT_TIME)
+_FORBIDDEN = int(Complaint.FORBIDDEN_PROPERTY)
+_RECORD_CRC = int(Complaint.RECORD_CRC)
+_SLOT = int(Complaint.SLOT)
+_FLAGS = int(Complaint.FLAGS)
+_TAGS_CODE = int(Complaint.TAGS_CODE)
+_TOPIC_HASH = int(Complaint.TOPIC_HASH)
+
+
+@inline_kernel
+def _placing(out_ms: int, slot_ms: int, flags: int, rules: Any) -> int:
+    """Whether the slot and the flags are right for a message that is out at ``out_ms``."""
+    write_ms = rules[WRITE_TIME_MS]
+    precision_ms = rules[PRECISION_MS]
+    window = rules[WINDOW_SLOTS]
+    rolls = out_ms - write_ms >= window * precision_ms
+    if flags != (FLAG_DEFAULT | FLAG_ROLL if rolls else FLAG_DEFAULT):
+        return _FLAGS
+    ahead_ms = slot_ms - write_ms
+    if rolls:
+        fits = window // 2 * precision_ms <= ahead_ms <= window * precision_ms
+    elif out_ms < write_ms:
+        fits = slot_ms == out_ms or -OVERDUE_SLOTS * precision_ms <= ahead_ms < 0
+    else:
+        fits = slot_ms == out_ms
+    return _NONE if fits else _SLOT
+
+
+@inline_kernel
+def _is_record_crc(record: int, size: int, facts: Any) -> bool:
+    """Whether the last property is the checksum of all before it, least significant digit first."""
+    digits, count = facts[RECORD_CRC_AT], facts[RECORD_CRC_BYTES]
+    property_bytes = _RECORD_CRC_NAME_BYTES + count + 2
+    if count != _RECORD_CRC_DIGITS or digits + count + 1 != record + size:
+        return False
+    value = np.int64(crc32(record, size - property_bytes)) & CRC_MASK
+    for place in range(count):
+        if load_u8(digits + place) != 48 + value % 10:
+            return False
+        value //= 10
+    return True
+
+
+@inline_kernel
+def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any) -> int:
+    complaint = bookkeeping(record, _TOPIC, 0, load_i64(entry), facts)
+    if complaint != _NONE:
+        return complaint
+    if load_i64(record + QUEUE_OFFSET_PLACE) != load_i64(entry + _QUEUE_OFFSET):
+        return _WRONG_QUEUE_OFFSET
+    if load_i32(record + _MAGIC_PLACE) != MAGIC_V1:
+        return _MAGIC
+    growth = facts[HEAD_GROWTH]
+    born_growth = (
+        _STORE_TIME_GROWTH if load_i32(record + _SYS_FLAG_PLACE) & SYS_BORN_HOST_IPV6 else 0
+    )
+    if load_i64(record + _STORE_TIME_PLACE + born_growth) != rules[NOW_MS]:
+        return _STORE_TIME
+    if load_i64(record + _PREPARED_PLACE + growth) != 0:
+        return _PREPARED
+    if facts[OUT_COUNT] != 1 or facts[OUT_MS] < 0:
+        return _OUT_TIME
+    if facts[FORBIDDEN_COUNT] != 0:
+        return _FORBIDDEN
+    if facts[RECORD_CRC_AT] != 0 and not _is_record_crc(record, size, facts):
+        return _RECORD_CRC
+    tags_hash = java_hash_utf8(facts[TAGS_AT], facts[TAGS_BYTES])
+    if tags_hash not in (NOT_UTF8, load_i64(entry + _TAGS_HASH)):
+        return _TAGS_CODE
+    topic_hash = java_hash_utf8(facts[REAL_TOPIC_AT], facts[REAL_TOPIC_BYTES])
+    if topic_hash not in (NOT_UTF8, load_i32(entry + _UNIT_TOPIC_HASH)):
+        return _TOPIC_HASH
+    slot_ms = load_i64(entry + _SLOT_TIME)
+    return _placing(facts[OUT_MS], slot_ms, load_i32(entry + _UNIT_FLAGS), rules)
+
+
+@inline_kernel
+def _count_topic(key: np.uint64, queue_id: int, example: int, keys: Any, rows: Any) -> int:
+    """Count a message of a topic in the open table; returns 1 when the topic is new."""
+    mask = np.uint64(len(keys) - 1)
+    place = key & mask
+    while rows[place, TOPIC_COUNT] != 0 and keys[place] != key:
+        place = place + np.uint64(1) & mask
+    is_new = rows[place, TOPIC_COUNT] == 0
+    if is_new:
+        keys[place] = key
+        rows[place, TOPIC_EXAMPLE] = example
+        rows[place, TOPIC_MAX_QUEUE_ID] = queue_id
+    rows[place, TOPIC_COUNT] += 1
+    rows[place, TOPIC_MAX_QUEUE_ID] = max(rows[place, TOPIC_MAX_QUEUE_ID], queue_id)
+    return 1 if is_new else 0
+
+
+@inline_kernel
+def _note_overdue(out_ms: int, slot_ms: int, rules: Any, overdue: Any) -> None:
+    """Keep the earliest and the latest out time of each slot before now."""
+    number = (rules[WRITE_TIME_MS] - slot_ms) // rules[PRECISION_MS] - 1
+    if 0 <= number < OVERDUE_SLOTS:
+        overdue[number, OVERDUE_EARLIEST] = min(overdue[number, OVERDUE_EARLIEST], out_ms)
+        overdue[number, OVERDUE_LATEST] = max(overdue[number, OVERDUE_LATEST], out_ms)
+
+
+@kernel(
+    "int64(int64, int64, int64, int64, int64, int64, uint64, int64[::1],"
+    " uint64[::1], int64[::1], uint64[:, ::1], uint8[::1],"
+    " uint64[::1], int64[:, ::1], int64[:, ::1])"
+)
+def digest_target(
+    entries: int,
+    first: int,
+    last: int,
+    buffer: int,
+    buffer_offset: int,
+    available: int,
+    seed: np.uint64,
+    rules: Any,
+    hashes: Any,
+    facts: Any,
+    digests: Any,
+    complaints: Any,
+    topic_keys: Any,
+    topic_rows: Any,
+    overdue: Any,
+) -> int:
+    """As :func:`digest_source` for TARGET_ENTRY, counting topics and overdue slots on the way.
+
+    Stops also when the table of topics is half full: the caller empties it and goes on.
+    """
+    topics = np.int64(0)
+    for place in range(len(topic_keys)):
+        topics += topic_rows[place, TOPIC_COUNT] != 0
+    for number in range(first, last):
+        entry = entries + number * _ENTRY_BYTES
+        log_offset = load_i64(entry)
+        size = load_i32(entry + _SIZE)
+        held = is_held(log_offset, size, buffer_offset, available)
+        if not held or 2 * topics >= len(topic_keys):
+            return number
+        record = buffer + (log_offset - buffer_offset)
+        complaint = read_record(record, size, seed, hashes, facts)
+        if is_readable(complaint):
+            if complaint == _NONE:
+                complaint = _target_complaint(entry, record, size, rules, facts)
+            keep_digest(digests, number - first, hashes, facts[OUT_MS], complaint)
+            queue_id = facts[REAL_QUEUE_ID]
+            topics += _count_topic(hashes[TOPIC_KEY], queue_id, log_offset, topic_keys, topic_rows)
+            _note_overdue(facts[OUT_MS], load_i64(entry + _SLOT_TIME), rules, overdue)
+        complaints[number - first] = complaint
+    return last
+
 
 _ENTRY_BYTES = SOURCE_ENTRY.size
 _SIZE = SOURCE_ENTRY.offset_of("size_bytes")

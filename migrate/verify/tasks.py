@@ -6,8 +6,11 @@ into one reused buffer, and lets a kernel digest what is there. Nothing that it 
 the number of messages, except where differing buckets are asked for one by one.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,14 +19,6 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.kernels.raw_memory import address_of
 from migrate.verify.complaints import LAST_UNREADABLE, Complaint
-from migrate.verify.digests import (
-    EXAMPLES_KEPT,
-    DigestResult,
-    DigestTask,
-    FoundRecords,
-    TopicUse,
-    no_overdue,
-)
 from migrate.verify.entries import (
     BUCKET_COLUMNS,
     BUCKETS,
@@ -34,16 +29,207 @@ from migrate.verify.entries import (
     add_to_buckets,
     bucket_of,
 )
-from migrate.verify.reading import CHUNK_ENTRIES, read_spans
 from migrate.verify.record_kernel import FACT_COUNT, HASH_COUNT, topic_key
-from migrate.verify.source_kernel import digest_source
-from migrate.verify.target_kernel import (
+from migrate.verify.source_kernel import (
+    OVERDUE_COLUMNS,
+    OVERDUE_SLOTS,
     TOPIC_COLUMNS,
     TOPIC_COUNT,
     TOPIC_EXAMPLE,
     TOPIC_MAX_QUEUE_ID,
+    digest_source,
     digest_target,
 )
+
+Side = Literal["source", "target"]
+
+EXAMPLES_KEPT = 10
+"""Of each complaint so many entries are remembered."""
+
+
+@attrs.frozen
+class DigestTask:
+    """A run of entries of one side, in the order of the log.
+
+    ``first_number`` is the number of its first entry among all of that side. With ``topics`` the
+    messages of other real topics are left out. Records whose identity is in ``identities``, or
+    whose bucket is in ``buckets`` (a byte for each), are returned one by one.
+    """
+
+    side: Side
+    commit_log: Path
+    entries: bytes | Path
+    first_number: int
+    seed: int
+    rules: tuple[int, int, int, int]
+    file_bytes: int | None = None
+    topics: tuple[str, ...] = ()
+    identities: tuple[int, ...] = ()
+    buckets: bytes | None = None
+
+
+@attrs.frozen(eq=False)
+class FoundRecords:
+    """Records one by one: the number of each entry, its digests (a row each), its complaint."""
+
+    numbers: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    complaints: NDArray[np.uint8]
+
+    @classmethod
+    def none(cls) -> "FoundRecords":
+        """No record."""
+        return cls(
+            np.empty(0, np.int64), np.empty((0, DIGEST_COLUMNS), np.uint64), np.empty(0, np.uint8)
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["FoundRecords"]) -> "FoundRecords":
+        """All records of several finds."""
+        if not parts:
+            return cls.none()
+        return cls(
+            np.concatenate([part.numbers for part in parts]),
+            np.concatenate([part.digests for part in parts]),
+            np.concatenate([part.complaints for part in parts]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, chosen: Any) -> "FoundRecords":
+        return FoundRecords(self.numbers[chosen], self.digests[chosen], self.complaints[chosen])
+
+
+@attrs.frozen
+class TopicUse:
+    """How many messages a real topic has, its highest queue id, the record offset of one."""
+
+    count: int
+    max_queue_id: int
+    example_offset: int
+
+    def plus(self, other: "TopicUse") -> "TopicUse":
+        """Both together."""
+        return TopicUse(
+            self.count + other.count,
+            max(self.max_queue_id, other.max_queue_id),
+            min(self.example_offset, other.example_offset),
+        )
+
+
+@attrs.frozen(eq=False)
+class DigestResult:
+    """What a task found.
+
+    ``complaints`` maps a complaint to its count and the first few entries' numbers; ``topics`` maps
+    the hash of a real topic to its use; ``overdue`` is the earliest and latest out time of each
+    slot before now.
+    """
+
+    side: Side
+    buckets: NDArray[np.uint64]
+    complaints: dict[Complaint, tuple[int, tuple[int, ...]]]
+    found: FoundRecords
+    topics: dict[int, TopicUse]
+    overdue: NDArray[np.int64]
+
+    def plus(self, other: "DigestResult") -> "DigestResult":
+        """Both together; the two are of one side."""
+        complaints = dict(self.complaints)
+        for complaint, (count, numbers) in other.complaints.items():
+            known, examples = complaints.get(complaint, (0, ()))
+            complaints[complaint] = (known + count, (examples + numbers)[:EXAMPLES_KEPT])
+        topics = dict(self.topics)
+        for key, use in other.topics.items():
+            topics[key] = topics[key].plus(use) if key in topics else use
+        return DigestResult(
+            self.side,
+            self.buckets + other.buckets,
+            complaints,
+            FoundRecords.joined([self.found, other.found]),
+            topics,
+            join_overdue(self.overdue, other.overdue),
+        )
+
+
+def no_overdue() -> NDArray[np.int64]:
+    """The table of a side without overdue messages."""
+    table = np.empty((OVERDUE_SLOTS, OVERDUE_COLUMNS), np.int64)
+    table[:] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    return table
+
+
+def join_overdue(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The earliest of the earliest, the latest of the latest."""
+    return np.stack([np.minimum(one[:, 0], other[:, 0]), np.maximum(one[:, 1], other[:, 1])], 1)
+
+
+CHUNK_ENTRIES = 1 << 14
+"""A span has at most so many entries."""
+
+BUFFER_BYTES = 2 << 20
+_GAP_BYTES = 64 << 10
+
+
+@attrs.frozen(eq=False)
+class Span:
+    """Entries ``first`` to ``last``, and the bytes of the log that should hold their records.
+
+    ``buffer`` has ``available`` bytes from log offset ``offset`` on; it is used again for the next
+    span. A record that the files do not hold whole comes in a span of its own without bytes.
+    """
+
+    first: int
+    last: int
+    buffer: NDArray[np.uint8]
+    offset: int
+    available: int
+
+
+def read_spans(reader: SegmentReader, entries: NDArray[np.void]) -> Iterator[Span]:
+    """All entries in spans; they are in the order of the log."""
+    offsets = entries["commit_log_offset"].astype(np.int64)
+    ends = offsets + np.maximum(entries["size_bytes"], 0)
+    limits = _file_ends(reader, offsets)
+    buffer = np.zeros(BUFFER_BYTES, np.uint8)
+    first = 0
+    while first < len(offsets):
+        offset, limit = int(offsets[first]), int(limits[first])
+        if limit < 0 or ends[first] > limit:
+            yield Span(first, first + 1, buffer, offset, 0)
+            first += 1
+            continue
+        if ends[first] - offset > len(buffer):
+            buffer = np.zeros(int(ends[first]) - offset, np.uint8)
+        last = _last_of_span(offsets, ends, first, min(offset + len(buffer), limit))
+        wanted = int(ends[first:last].max()) - offset
+        available = reader.read_into(offset, buffer[:wanted].data)
+        yield Span(first, last, buffer, offset, available)
+        first = last
+
+
+def _last_of_span(
+    offsets: NDArray[np.int64], ends: NDArray[np.int64], first: int, limit: int
+) -> int:
+    """One past the last entry that lies whole before ``limit``, up to the first wide gap."""
+    last = min(int(np.searchsorted(offsets, limit)), first + CHUNK_ENTRIES, len(offsets))
+    if (too_far := ends[first:last] > limit).any():
+        last = first + int(too_far.argmax())
+    wide = offsets[first + 1 : last] - ends[first : last - 1] > _GAP_BYTES
+    return first + 1 + int(wide.argmax()) if wide.any() else last
+
+
+def _file_ends(reader: SegmentReader, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the file ends that holds each offset; -1 where none does."""
+    if not reader.segments:
+        return np.full(len(offsets), -1, np.int64)
+    starts = np.array([segment.start_offset for segment in reader.segments], np.int64)
+    lengths = np.array([segment.length_bytes for segment in reader.segments], np.int64)
+    places = np.searchsorted(starts, offsets, side="right") - 1
+    file_ends = starts[places] + lengths[places]
+    return np.where((places >= 0) & (offsets < file_ends), file_ends, -1)
+
 
 LAYOUTS = {"source": SOURCE_ENTRY, "target": TARGET_ENTRY}
 """What the entries of each side look like."""

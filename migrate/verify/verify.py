@@ -28,10 +28,13 @@ from migrate.settings import WHEEL
 from migrate.source.retired_source import refuse_retired
 from migrate.spark.master import require_shared_directory
 from migrate.verify.compare import Comparison, compare_sides
-from migrate.verify.config import config_problems, metrics_problems, overdue_problems
-from migrate.verify.digests import DigestResult, FoundRecords, Side, TopicUse
+from migrate.verify.config import (
+    config_problems,
+    group_problems,
+    metrics_problems,
+    overdue_problems,
+)
 from migrate.verify.entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
-from migrate.verify.groups import group_problems
 from migrate.verify.index import read_target
 from migrate.verify.jobs import DigestJobs, Progress, SideEntries
 from migrate.verify.listing import (
@@ -41,12 +44,44 @@ from migrate.verify.listing import (
     sample_problems,
     unreadable,
 )
-from migrate.verify.pending import PendingMessages, quarantine_problems
 from migrate.verify.report import Problem, VerifyReport
-from migrate.verify.sample import is_alike, some_entries
-from migrate.verify.shares import are_all_shares, own_entries, share_problems
-from migrate.verify.source import read_pending, split_aside
+from migrate.verify.source import (
+    PendingMessages,
+    are_all_shares,
+    own_entries,
+    quarantine_problems,
+    read_pending,
+    share_problems,
+    split_aside,
+)
 from migrate.verify.structure import ReachedMessages
+from migrate.verify.tasks import DigestResult, FoundRecords, Side, TopicUse
+
+
+def some_entries(
+    source: SideEntries, target: SideEntries, options: "VerifyOptions"
+) -> tuple[SideEntries, SideEntries] | None:
+    """The same few of both sides; None where all are to be read: nobody asked for a sample, there
+    are no more than that, or the sides do not even count the same.
+    """
+    count = len(source.entries)
+    if options.read_only is None or source.topics or len(target.entries) != count:
+        return None
+    if options.read_only >= count:
+        return None
+    chosen = np.random.default_rng(options.seed).permutation(count)[: options.read_only]
+    chosen.sort()
+    return (
+        attrs.evolve(source, entries=source.entries[chosen]),
+        attrs.evolve(target, entries=target.entries[chosen]),
+    )
+
+
+def is_alike(totals: dict[Side, DigestResult]) -> bool:
+    """Whether both sides have the same messages, and nobody complains of one."""
+    source, target = totals["source"], totals["target"]
+    return bool((source.buckets == target.buckets).all()) and not target.complaints
+
 
 DEFAULT_SAMPLE = 200
 DEFAULT_LISTED = 100

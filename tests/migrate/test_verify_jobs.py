@@ -33,11 +33,11 @@ from migrate.spark.runner import run_tasks
 from migrate.verify import compare as verify_compare
 from migrate.verify import jobs as verify_jobs
 from migrate.verify import tasks as verify_tasks
-from migrate.verify.chains import END, NOWHERE, walk_chains
-from migrate.verify.digests import FoundRecords
+from migrate.verify.compare import match_exactly, pair_by
 from migrate.verify.entries import DIGEST_IDENTITY
-from migrate.verify.matching import match_exactly, pair_by
+from migrate.verify.reached import END, NOWHERE, walk_chains
 from migrate.verify.report import VerifyReport
+from migrate.verify.tasks import FoundRecords
 from migrate.verify.verify import VerifyOptions, verify
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.raw_files import QUEUE_UNIT_BYTES

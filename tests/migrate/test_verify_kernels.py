@@ -18,11 +18,9 @@ from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, decode_message_at, encode_message
 from message_store.format.record_layout import MAGIC_V2
 from migrate.verify.complaints import LAST_UNREADABLE, Complaint
-from migrate.verify.digests import DigestTask, FoundRecords
 from migrate.verify.entries import BUCKETS, SOURCE_ENTRY
-from migrate.verify.fields import kept_entries
-from migrate.verify.reading import BUFFER_BYTES
-from migrate.verify.tasks import digest
+from migrate.verify.listing import kept_entries
+from migrate.verify.tasks import BUFFER_BYTES, DigestTask, FoundRecords, digest
 
 SEED = 7
 MASK = 2**64 - 1

@@ -14,8 +14,8 @@ import numpy as np
 
 from message_store.files.store_root import StoreRoot
 from migrate.report.conversion_parameters import read_settings
-from migrate.verify.pending import PendingMessages
 from migrate.verify.report import VerifyReport
+from migrate.verify.source import PendingMessages
 from migrate.verify.structure import read_reached
 from migrate.verify.verify import VerifyOptions, compare_stores, no_progress
 from tests.independent import config_text

@@ -34,9 +34,9 @@ from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 from timer_wheel.hierarchy.waiting_rows import no_rows
 from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.wheel_reader import read_wheel_store
+from timer_wheel.timers import copies_in_log as log_copies
 from timer_wheel.timers.record_kernel import FACT_COLUMNS
 from timer_wheel.timers.rows import TimerFacts
-from timer_wheel.wheel import recovery as wheel_recovery
 
 START_MS = 1_793_000_000_000
 
@@ -313,7 +313,7 @@ def test_what_was_delivered_long_before_a_kill_is_known_without_a_flush(
     """Nobody flushes, and yet the log need not be looked through from its beginning."""
     monkeypatch.setattr(timer_index, "_MUCH_LOG_BYTES", 20_000)
     looked_through: list[int] = []
-    find = wheel_recovery.copies_in_log
+    find = log_copies.copies_in_log
 
     def counted(log: LiveLog, begin: int) -> Int64s:
         looked_through.append(log.end - begin)
@@ -374,7 +374,7 @@ def test_what_was_stored_again_right_before_a_kill_comes_once(
     assert 20 < stored_again < 80
     store.abandon()
     held: list[int] = []
-    which = wheel_recovery.which_are_done
+    which = log_copies.which_are_done
 
     def counted(log: LiveLog, offsets: Int64s, *more: Any) -> Any:
         held.append(len(offsets))
