@@ -2,7 +2,7 @@
 """Reads Python sources with ``ast`` and finds what a law of the house forbids in them."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 
@@ -196,4 +196,86 @@ def long_functions(source: Source, max_lines: int) -> list[str]:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > max_lines
+    ]
+
+
+def circles(sources: list[Source]) -> list[list[str]]:
+    """Modules that import each other, directly or in a round, for types alone too."""
+    paths = {module_name(source): source for source in sources}
+    needs = {name: _needs(source, paths.keys()) - {name} for name, source in paths.items()}
+    while True:
+        free = {name for name, others in needs.items() if not others & needs.keys()}
+        free |= needs.keys() - {name for others in needs.values() for name in others}
+        if not free:
+            return _rounds(needs)
+        needs = {name: others for name, others in needs.items() if name not in free}
+
+
+def module_name(source: Source) -> str:
+    """``timer_wheel.wheel.store`` of ``timer_wheel/wheel/store.py``."""
+    return source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _needs(source: Source, modules: Set[str]) -> set[str]:
+    needs = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            needs |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                needs.add(inner if inner in modules else node.module)
+    return needs & modules
+
+
+def _rounds(needs: dict[str, set[str]]) -> list[list[str]]:
+    """The modules of each round: those that reach each other."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            ahead += (more := needs.get(ahead.pop(), set()) - seen)
+            seen |= more
+        return seen
+
+    reach = {name: reached(name) for name in needs}
+    rounds = {
+        tuple(sorted(other for other in reach[name] if name in reach.get(other, ())))
+        for name in needs
+        if name in reach[name]
+    }
+    return [list(members) for members in sorted(rounds)]
+
+
+def own_fields(source: Source) -> set[str]:
+    """Attributes that the classes of a module have: declared in them, or set on ``self``."""
+    fields = set()
+    for owner in (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)):
+        fields |= {
+            part.target.id
+            for part in owner.body
+            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+        }
+        fields |= {
+            node.attr
+            for node in ast.walk(owner)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("self", "cls")
+        }
+    return fields
+
+
+def foreign_fields(source: Source, fields: Set[str]) -> list[str]:
+    """Assignments to ``fields`` of objects whose class is in another module."""
+    theirs = fields - own_fields(source)
+    return [
+        f"{source.path}:{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and node.attr in theirs
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     ]
