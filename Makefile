@@ -53,9 +53,9 @@ format: $(INSTALLED)  ## put imports in order and lay the code out
 	$(BIN)/ruff format .
 
 docs: $(INSTALLED)  ## write the generated parts of docs/FORMAT.md, CHECK.md and PERFORMANCE.md
-	$(BIN)/python -m docs.generate_format
-	$(BIN)/python -m docs.generate_check
-	$(BIN)/python -m docs.generate_performance
+	$(BIN)/python -m tools.generate_format
+	$(BIN)/python -m tools.generate_check
+	$(BIN)/python -m tools.generate_performance
 
 # What `make bench` runs, one after the other; each of them within twenty minutes.
 BENCHES := "start" "codec" "engines --parts schedule batch burst levels --rounds 5" \
@@ -73,7 +73,7 @@ bench: $(INSTALLED) java broker  ## run every benchmark, an hour, and write docs
 	@failed=0; for run in $(BENCHES); do \
 	  echo "== $$run"; timeout --foreground 1200 $(BIN)/python -m benchmarks.$$run || failed=1; done; \
 	command -v mvn >/dev/null && { timeout --foreground 300 $(SAMPLE) || failed=1; }; \
-	$(BIN)/python -m docs.generate_performance; exit $$failed
+	$(BIN)/python -m tools.generate_performance; exit $$failed
 
 clean:  ## remove the environment and everything built or cached
 	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse

@@ -68,8 +68,8 @@ def product_sources() -> list[Source]:
 
 
 def other_sources() -> list[Source]:
-    """Tests, benchmarks, examples, what writes the pages, and tools."""
-    folders = ["tests", "benchmarks", "examples", "docs", "tools"]
+    """Tests, benchmarks, examples and tools."""
+    folders = ["tests", "benchmarks", "examples", "tools"]
     return [Source.read(p) for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
 
 

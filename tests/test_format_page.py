@@ -6,10 +6,10 @@ from importlib import import_module
 
 import pytest
 
-from docs.generate_format import EXAMPLE, FORMAT_PAGE, PARTS, format_markdown
 from message_store.format.layout import Layout
 from tests.message_store.vectors import LEVEL_OPEN
 from tests.source_laws import ROOT, product_sources
+from tools.generate_format import EXAMPLE, FORMAT_PAGE, PARTS, format_markdown
 
 PAGE = FORMAT_PAGE.read_text("utf-8")
 CITED = re.compile(r"docs/FORMAT\.md,\s+(?:#\s+)?([a-z][a-z ]+?)[.);:,\"]")

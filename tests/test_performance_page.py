@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.engine_bars import Bar
-from docs.generate_performance import (
+from tests.source_laws import ROOT
+from tools.generate_performance import (
     PARTS,
     PERFORMANCE_PAGE,
     conversion_table,
@@ -21,8 +22,7 @@ from docs.generate_performance import (
     read_results,
     steady_table,
 )
-from docs.performance_bars import BARS, BarRow, bars_table
-from tests.source_laws import ROOT
+from tools.performance_bars import BARS, BarRow, bars_table
 
 PAGE = PERFORMANCE_PAGE.read_text("utf-8")
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import codec, convert, engines, machine, race, start, waiting
 from compare.running.observation import RaceSettings
-from docs.generate_performance import race_tables, reopenings_table, waiting_table
+from tools.generate_performance import race_tables, reopenings_table, waiting_table
 
 pytestmark = pytest.mark.check
 

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cli
-from docs.generate_check import CHECK_PAGE, generated
 from legacy_levels import LevelStore
 from message_store import AfterMs, ManualClock, Message
 from message_store.base.errors import SourceError
@@ -37,6 +36,7 @@ from tests.migrate.conversions import NOW_MS as CONVERTED_MS
 from tests.migrate.conversions import build_and_convert
 from tests.migrate.written_wheels import NOW_MS as WRITTEN_MS
 from tests.migrate.written_wheels import messages, run_for, staged, write
+from tools.generate_check import CHECK_PAGE, generated
 
 CASES = [*LEVEL_CASES, *STORE_CASES, *WHEEL_CASES, *TIMELINE_CASES]
 ELSEWHERE = {"broker-running"}

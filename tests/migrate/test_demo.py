@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import cli
 from message_store.base.errors import TargetError
-from migrate.demo import ABOUT, ARCHIVE, run_demo, unpack_sample
+from migrate.demo import ABOUT, run_demo, unpack_sample
 
 
 def silent(_stage: str, _done: int, _total: int) -> None:
@@ -20,12 +20,6 @@ def test_the_sample_keeps_its_holes(tmp_path: Path) -> None:
     log = unpack_sample(tmp_path) / "commitlog" / f"{0:020d}"
     assert log.stat().st_size == 1 << 30
     assert log.stat().st_blocks * 512 < 16 << 20
-
-
-def test_the_sample_that_is_shipped_is_the_one_of_the_examples() -> None:
-    examples = Path(__file__).resolve().parents[2] / "examples"
-    assert ARCHIVE.read_bytes() == (examples / ARCHIVE.name).read_bytes()
-    assert ABOUT.read_bytes() == (examples / ABOUT.name).read_bytes()
 
 
 def test_where_there_already_is_a_demo_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from message_store.interface.delay_store import Severity
 from migrate.check.store import RULES
 
-CHECK_PAGE = Path(__file__).parent / "CHECK.md"
+CHECK_PAGE = Path(__file__).resolve().parents[1] / "docs" / "CHECK.md"
 _MARKED = re.compile(r"(<!-- generated: findings -->\n).*?(<!-- end -->)", re.DOTALL)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 

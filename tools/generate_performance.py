@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks import waiting
 from benchmarks.machine import RESULTS, spread, table
-from docs.performance_bars import NOT_MEASURED, Results, bars_table, part_of
+from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 
-PERFORMANCE_PAGE = Path(__file__).parent / "PERFORMANCE.md"
+PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
           "race")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -42,7 +42,7 @@ from timer_wheel.format.wheel_file import SLOT
 from timer_wheel.hierarchy.taken_over import TAKEN_OVER
 from timer_wheel.reading.timeline import TIMELINE_CHECKPOINT, TIMELINE_KEY, TIMELINE_PLACE
 
-FORMAT_PAGE = Path(__file__).parent / "FORMAT.md"
+FORMAT_PAGE = Path(__file__).resolve().parents[1] / "docs" / "FORMAT.md"
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 EXAMPLE = StoredMessage(
