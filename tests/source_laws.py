@@ -279,3 +279,18 @@ def foreign_fields(source: Source, fields: Set[str]) -> list[str]:
         and node.attr in theirs
         and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
     ]
+
+
+def defined_in(source: Source) -> set[str]:
+    """Functions and classes of a module, and methods as ``Class.method``."""
+    names = set()
+    for node in source.tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {
+                f"{node.name}.{part.name}"
+                for part in node.body
+                if isinstance(part, ast.FunctionDef)
+            }
+    return names

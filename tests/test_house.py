@@ -21,6 +21,7 @@ from tests.source_laws import (
     ROOT,
     Source,
     circles,
+    defined_in,
     foreign_fields,
     imports_of,
     long_functions,
@@ -223,6 +224,22 @@ def test_the_page_names_each_folder_with_what_it_hides() -> None:
     }
     assert len(rows) == len(packages) > 40
     assert {row for row in rows if row not in page} == set()
+
+
+def test_the_walks_name_what_is_there() -> None:
+    page = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
+    text = page.partition("## Three walks")[2].partition("## Laws")[0]
+    sources = {source.path: source for source in PRODUCT}
+    named = set(re.findall(r"`([a-z_/]+\.py)`", text))
+    assert named - sources.keys() == set()
+    steps = re.findall(r"^\d+\. .*", text, re.M)
+    assert len(steps) == 24
+    placed = [pair for step in steps for pair in re.findall(r"`([a-z_/]+\.py)` `([\w.]+)`", step)]
+    assert len(placed) >= len(steps)
+    lost = [f"{path}: {name}" for path, name in placed if name not in defined_in(sources[path])]
+    assert lost == []
+    everywhere = set().union(*map(defined_in, sources.values()))
+    assert set(re.findall(r"`([A-Z]\w+\.\w+)`", text)) - everywhere == set()
 
 
 # --- the five laws ------------------------------------------------------------------------------
