@@ -86,7 +86,7 @@ def refuse_lost_first_files(live: LiveStore, start: Start) -> None:
     """
     if read_mark(live.root.path, FLUSHED_NAME) is None:
         return
-    for queue in live.queues_of(LEVEL_TOPIC):
+    for queue in live.queues.of_topic(LEVEL_TOPIC):
         level, first = queue.queue_id + 1, queue.segments.min_offset // QUEUE_UNIT.size
         stored = start.offsets.get(level, 0)
         if not queue.segments.starts or stored >= first:
@@ -94,7 +94,9 @@ def refuse_lost_first_files(live: LiveStore, start: Start) -> None:
         units = queue.units(first, first + _LOOKED_AT)
         messages = units[is_message(units)]["commit_log_offset"]
         stop = min(int(messages.min(initial=LONG_MAX)), live.log.end)
-        if queue.queue_id in Dispatcher(live, {}).queue_ids(LEVEL_TOPIC, live.log.min_offset, stop):
+        if queue.queue_id in Dispatcher(live.log, live.queues, live.levels).queue_ids(
+            LEVEL_TOPIC, live.log.min_offset, stop
+        ):
             raise SourceError(
                 f"{queue.segments.directory}: the queue of level {level} has lost its first files:"
                 f" delivery is to go on at {stored:,}, and it begins at {first:,}; take them from a"

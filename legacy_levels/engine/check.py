@@ -24,7 +24,7 @@ from message_store.format.dialect import Dialect
 from message_store.format.record_layout import TOPIC_MAX_CHARS_V1
 from message_store.interface.delay_store import Finding, Severity
 from message_store.reading.consume_queue import Int64Array
-from message_store.writing.losses import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import kept_findings, log_finding, queue_findings
 
 if TYPE_CHECKING:
     from legacy_levels.engine.delivery import LevelDelivery

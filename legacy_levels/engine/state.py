@@ -93,7 +93,7 @@ def bring_back(live: LiveStore) -> Losses:
     from message_store.writing.dispatch import Dispatcher
 
     before = {level: _end(live, level) for level in missing}
-    Dispatcher(live, {}).run(live.log.min_offset, live.log.end)
+    Dispatcher(live.log, live.queues, live.levels).run(live.log.min_offset, live.log.end)
     return Losses(
         log_bytes, missing, {level: _end(live, level) - before[level] for level in missing}
     )
@@ -107,7 +107,7 @@ def missing_entries(live: LiveStore) -> dict[int, int]:
 
 
 def _end(live: LiveStore, level: int) -> int:
-    queue = live.find_queue(LEVEL_TOPIC, level - 1)
+    queue = live.queues.find(LEVEL_TOPIC, level - 1)
     return 0 if queue is None else queue.max_offset
 
 
@@ -199,7 +199,9 @@ def refuse_before_recovery(
     refuse_lost_first_files(live, start)
     if rules.on_table_change != "refuse":
         return
-    ids = Dispatcher(live, {}).queue_ids(LEVEL_TOPIC, extent.dispatch_from, extent.end)
+    ids = Dispatcher(live.log, live.queues, live.levels).queue_ids(
+        LEVEL_TOPIC, extent.dispatch_from, extent.end
+    )
     rebuilt = {queue_id + 1 for queue_id in ids} | missing_entries(live).keys()
     heads = {
         level: max(start.offsets.get(level, 0), live.queue(LEVEL_TOPIC, level - 1).min_offset)

@@ -200,7 +200,7 @@ class LevelStore(ClosedOnExit):
         if self.state.rules.spare_waiting:  # and whatever a wheel in this store may still want
             on_wheel = self.live.first_record(TIMER_TOPIC)
             keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
-        if self.live.retention.clean(now_ms, keep_from, lambda: None):
+        if self.live.clean(now_ms, keep_from, lambda: None):
             for scanner in self.state.all_scanners.values():
                 scanner.queue_was_cut()
 

@@ -17,6 +17,7 @@ from message_store.format.record_layout import PROPERTIES_MAX_BYTES
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """The longest body, as a broker's `maxMessageSize` has it if nobody sets it."""
 
+_TOPIC_DIRECTORY_MAX_BYTES = 255
 TOPIC_MAX_BYTES = 127
 RETRY_TOPIC_MAX_BYTES = 255
 QUEUE_ID_MAX = 65_535
@@ -69,6 +70,12 @@ UNDELIVERABLE_TOPICS = frozenset(
 """Topics that a broker keeps for itself, where a delivered message would loop or confuse, and names
 that lead out of a store's folders.
 """
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a topic of this name can have a directory of its own under the store."""
+    is_plain = "/" not in name and "\0" not in name and name not in ("", ".", "..")
+    return is_plain and len(name.encode("utf-8", "surrogatepass")) <= _TOPIC_DIRECTORY_MAX_BYTES
 
 
 def check_text(what: str, text: str) -> None:

@@ -14,13 +14,13 @@ from message_store.format import properties as names
 from message_store.format.java_numbers import INT_MAX, parse_long, string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import encode_message
+from message_store.format.message_rules import is_topic_name
 from message_store.format.record_layout import (
     MAGIC_V2,
     SYS_COMMIT,
     SYS_TRANSACTION_MASK,
     TOPIC_MAX_CHARS_V1,
 )
-from message_store.writing.topics import is_topic_name
 
 ALWAYS_DROPPED = frozenset(
     {names.CRC32, names.INNER_MULTI_DISPATCH, names.INNER_MULTI_QUEUE_OFFSET}

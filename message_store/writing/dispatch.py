@@ -5,8 +5,8 @@ A queue has a record when its last entry ends behind it. An entry that is there 
 its bytes still zero, is written again. One that was neutralised stays neutralised.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import ByteColumn, Int64s, numbers_of
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import parse_long, string_hash
+from message_store.format.message_rules import is_topic_name
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, QUEUE_UNIT
 from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
@@ -28,11 +30,9 @@ from message_store.kernels.raw_memory import address_of
 from message_store.kernels.text import NOT_UTF8
 from message_store.reading.commit_log import NO_TIME
 from message_store.reading.consume_queue import UnitArray, is_filled
+from message_store.writing.log import LiveLog
 from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
-from message_store.writing.topics import is_topic_name
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
+from message_store.writing.queue_set import QueueSet
 
 _ROWS_AT_ONCE = 1 << 16
 _SYS_INNER_BATCH = 0x80
@@ -72,34 +72,45 @@ class _Rows:
 
 
 class Dispatcher:
-    """Brings queues up to the log, and counts what that took.
+    """Brings queues up to the log, and counts the entries that it adds and repairs.
 
-    The last entries of ``doubted`` queues, by topic and queue id, may be damaged; the dictionary
-    says where the newest record ends that they lead to all the same.
+    ``levels`` gives the due times of level entries. The last entries of ``doubted`` queues, by
+    topic and queue id, may be damaged; the value is the commit log offset where the newest record
+    ends to which they lead nevertheless.
+    RocketMQ: DefaultMessageStore.ReputMessageService#doReput (4.9.7).
     """
 
-    def __init__(self, store: "LiveStore", doubted: dict[tuple[str, int], int]) -> None:
-        self._store = store
+    def __init__(
+        self,
+        log: LiveLog,
+        queues: QueueSet,
+        levels: DelayLevels,
+        doubted: Mapping[tuple[str, int], int] = MappingProxyType({}),
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._levels = levels
         self._known_ends = dict(doubted)
         self.dispatched = 0
         self.repaired = 0
         self._is_whole_log = True
         self._lacks_beginning = False
 
-    def run(self, start: int, end: int) -> bool:
-        """Dispatch what lies between two places where records begin.
+    def run(self, start: int, end: int, only: Container[tuple[str, int]] | None = None) -> bool:
+        """Dispatch the records between two commit log offsets; those of some queues ``only``.
 
-        Returns False when a queue has nothing of what came before ``start``: it was lost, and the
-        whole log has to be dispatched to bring it back. Nothing is put into such a queue.
+        Returns False when a queue lacks the entries of records before ``start``: they were lost,
+        and only a dispatch of the whole log brings them back. Nothing is appended to such a queue.
         """
-        self._is_whole_log = start <= self._store.log.min_offset
+        self._is_whole_log = start <= self._log.min_offset
         self._lacks_beginning = False
-        # Torn entries first, all of them: where a queue ends is not known before.
+        # Repair all torn entries before appending: a torn last entry hides the queue's true end.
         for deal_with in (self._repair, self._append_new):
             for rows in self._records(start, end):
                 for topic, one_queue in _by_queue(rows):
-                    queue = self._store.queue(topic, int(one_queue["queue_id"][0]))
-                    deal_with(queue, one_queue)
+                    name = (topic, int(one_queue["queue_id"][0]))
+                    if only is None or name in only:
+                        deal_with(self._queues.queue(*name), one_queue)
         return not self._lacks_beginning
 
     def queue_ids(self, wanted: str, start: int, end: int) -> set[int]:
@@ -113,7 +124,7 @@ class Dispatcher:
 
     def _records(self, start: int, end: int) -> Iterator[_Rows]:
         """What lies between two places where records begin, in the order of the log."""
-        segments = self._store.log.segments
+        segments = self._log.segments
         found = np.zeros(FOUND_LENGTH, np.int64)
         columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
         while start < end:
@@ -132,7 +143,7 @@ class Dispatcher:
             if found[1] == FILE_ENDS:
                 start = file_start + segments.file_bytes
             elif found[1] != RECORD and start < end:
-                start = self._store.log.next_record(start)  # past a damaged one
+                start = self._log.next_record(start)  # past a damaged one
                 if start < 0:
                     return
 
@@ -191,7 +202,7 @@ class Dispatcher:
 
     def _delay_ms(self, text: bytes) -> int | None:
         """The delay that a DELAY property asks for; None when it asks for none."""
-        levels = self._store.levels
+        levels = self._levels
         try:
             level = levels.clamp(parse_long(text.decode("ascii", "replace")))
         except BadFieldError:
@@ -244,7 +255,7 @@ class Dispatcher:
         """Which entries were damaged, so that no record of their size begins where they lead."""
         offsets = stored["commit_log_offset"].astype(np.int64)
         sizes = stored["size_bytes"].astype(np.int64)
-        return np.asarray(self._store.log.store_times_ms(offsets, sizes) == NO_TIME)
+        return np.asarray(self._log.store_times_ms(offsets, sizes) == NO_TIME)
 
 
 def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:

@@ -7,14 +7,15 @@ zeros, because the rest of a torn append would come to light behind the next one
 to its queue unless that has it.
 """
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from message_store.base.errors import FormatError, SourceError
 from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LMQ_PREFIX
 from message_store.format.queue_unit import PRE_BLANK_SIZE, QUEUE_UNIT
@@ -29,9 +30,7 @@ from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
+from message_store.writing.queue_set import QueueSet
 
 SAVED_NAME = "commitlog-behind"
 """In front of the offset where the log ended: what was cut off behind it."""
@@ -90,7 +89,7 @@ class NewestRecord:
 
 
 def survey(
-    log: LiveLog, queues: list[LiveQueue], checkpoint: LiveCheckpoint, *, was_clean: bool
+    log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, *, was_clean: bool
 ) -> Extent:
     """Find where the log ends, and change nothing.
 
@@ -123,11 +122,24 @@ def survey(
     return extent
 
 
-def recover(store: "LiveStore", extent: Extent) -> Recovery:
-    """Give the log its end and every queue what it lacks. Raises TargetError."""
-    log, queues = store.log, store.queues()
+def recover(
+    log: LiveLog,
+    queues: QueueSet,
+    levels: DelayLevels,
+    extent: Extent,
+    *,
+    lost: Collection[tuple[str, int]],
+    keep_in: Path,
+) -> Recovery:
+    """Give the log its end and every queue the entries that it lacks.
+
+    Queues in ``lost``, by topic and queue id, are compared with the whole log. Whole records behind
+    the log's end are copied into the directory ``keep_in``. ``levels`` gives the due times of level
+    entries. Raises TargetError.
+    RocketMQ: DefaultMessageStore#recover and CommitLog#recoverAbnormally (4.9.7).
+    """
     end = extent.end
-    saved = _save_records_behind(store, end)
+    saved = _save_records_behind(log, queues, end, keep_in)
     zeroed_bytes = log.segments.zero_from(end)
     log.end = end
     log.last_start = extent.last_start
@@ -139,13 +151,15 @@ def recover(store: "LiveStore", extent: Extent) -> Recovery:
             cut += queue.cut(end)
             queue.correct_min_offset(log.min_offset)
     doubted = {(one.queue.topic, one.queue.queue_id): one.end for one in extent.doubted}
-    dispatcher = Dispatcher(store, doubted)
+    dispatcher = Dispatcher(log, queues, levels, doubted)
     start = extent.dispatch_from
     if not dispatcher.run(start, end):
         start = log.min_offset
         dispatcher.run(start, end)
+    elif lost:
+        dispatcher.run(log.min_offset, end, only=lost)
     if not extent.is_clean:
-        _doubt_what_is_on_disk(log, store.queues(), start)
+        _doubt_what_is_on_disk(log, queues, start)
     return Recovery(
         start,
         end,
@@ -190,7 +204,7 @@ def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
     return NewestRecord(queue, -1, -1, is_doubted)
 
 
-def _unclean_start(log: LiveLog, queues: list[LiveQueue], checkpoint: StoreCheckpoint) -> int:
+def _unclean_start(log: LiveLog, queues: QueueSet, checkpoint: StoreCheckpoint) -> int:
     """Where a record begins before which everything is on disk; the beginning of its file where
     that is not known to the record.
     """
@@ -265,7 +279,7 @@ def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
 
 
 def _refuse_damage(
-    log: LiveLog, queues: list[LiveQueue], checkpoint: LiveCheckpoint, extent: Extent
+    log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, extent: Extent
 ) -> None:
     """Raise SourceError when the log ends where it cannot have ended."""
     synced, end = checkpoint.found.queue_commit_log_offset, extent.end
@@ -301,7 +315,9 @@ def _goes_beyond_the_files(log: LiveLog, offset: int) -> bool:
     return begin["magic"] in (MAGIC_V1, MAGIC_V2) and begin["size_bytes"] > room_bytes
 
 
-def _save_records_behind(store: "LiveStore", end: int) -> Path | None:
+def _save_records_behind(
+    log: LiveLog, queues: Iterable[LiveQueue], end: int, directory: Path
+) -> Path | None:
     """Copy what lies behind the log's end where a queue knows of whole records there, before it is
     made zeros.
 
@@ -309,17 +325,17 @@ def _save_records_behind(store: "LiveStore", end: int) -> Path | None:
     damage to one record of a store that was killed. An append that was stopped before it published
     its first record leaves some too, but no entry of a queue leads to them.
     """
-    is_known = any(queue.end_position > end for queue in store.queues())
-    if not is_known or store.log.next_record(end) < 0:
+    is_known = any(queue.end_position > end for queue in queues)
+    if not is_known or log.next_record(end) < 0:
         return None
     name = f"{SAVED_NAME}-{end}"
-    taken = [path.name for path in store.root.own.glob(f"{name}*")]
-    path = store.root.own / (name if name not in taken else f"{name}-{len(taken)}")
-    store.log.segments.save_from(end, path)
+    taken = [path.name for path in directory.glob(f"{name}*")]
+    path = directory / (name if name not in taken else f"{name}-{len(taken)}")
+    log.segments.save_from(end, path)
     return path
 
 
-def _last_known(queues: list[LiveQueue], end: int) -> int:
+def _last_known(queues: Iterable[LiveQueue], end: int) -> int:
     """The newest record that a queue tells of, where the walk has met none."""
     starts = [0]
     for queue in queues:
@@ -329,7 +345,7 @@ def _last_known(queues: list[LiveQueue], end: int) -> int:
     return max(starts)
 
 
-def _doubt_what_is_on_disk(log: LiveLog, queues: list[LiveQueue], start: int) -> None:
+def _doubt_what_is_on_disk(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> None:
     """What a killed process wrote is in memory and maybe nowhere else: the next sync takes it."""
     for file_start in log.segments.starts:
         if file_start + log.file_bytes > start:

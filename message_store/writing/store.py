@@ -9,44 +9,48 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from message_store.base.clock import Clock, SystemClock
-from message_store.base.errors import BadFieldError, StoreClosedError, TargetError
+from message_store.base.errors import (
+    SourceError,
+    StoreClosedError,
+    TargetError,
+    UnsupportedStoreError,
+)
 from message_store.base.forks import belongs_to_this_process
-from message_store.files.small_files import identity_of, require_same_directory
+from message_store.files.live_segments import LiveSegments
+from message_store.files.segments import list_directories, list_segments
+from message_store.files.small_files import (
+    identity_of,
+    make_directories,
+    require_same_directory,
+    sync_directory,
+)
 from message_store.files.store_root import StoreLock, StoreRoot
 from message_store.files.unsynced import GroupSync
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
+from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.cut_log import refuse_cut_log
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import StoreEnds, StoreLosses
 from message_store.writing.pages_ahead import PagesAhead
 from message_store.writing.queue import LiveQueue
+from message_store.writing.queue_set import QueueSet
 from message_store.writing.recovery import Extent, Recovery, recover, survey
 from message_store.writing.retention import LiveRetention
-from message_store.writing.root import (
-    Queues,
-    open_log,
-    open_queue,
-    queue_directories,
-    queue_file_bytes,
-    refuse_unwritable,
-)
 from message_store.writing.settings import StoreSettings
-from message_store.writing.topics import LiveTopic, is_topic_name, merge_topics
+from message_store.writing.topics import LiveTopic, merge_topics
 
 BeforeRecovery = Callable[["LiveStore", Extent], None]
 """What looks at a store before anything of it is changed."""
 
 _SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 _DEFAULTS = StoreSettings()
-_MAX_QUEUE_HANDLES = 400
 
 
 def _look_at_nothing(_store: "LiveStore", _extent: Extent) -> None:
@@ -56,10 +60,10 @@ def _look_at_nothing(_store: "LiveStore", _extent: Extent) -> None:
 class LiveStore:
     """One store root, held by this process alone. Made by ``open``.
 
-    Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``levels`` the level table,
-    ``recovery`` what opening had to do, ``losses`` what was gone then, ``was_clean`` whether the
-    last user stopped orderly, ``is_closed`` whether this one has; ``retention`` takes away what is
-    old.
+    Whoever reads or writes holds ``lock``. ``log`` is the commit log, ``queues`` the consume
+    queues, ``levels`` the level table, ``recovery`` what opening had to do, ``losses`` what was
+    missing then, ``was_clean`` whether the last user stopped orderly, ``is_closed`` whether this
+    one has; ``retention`` takes away what is old.
     """
 
     def __init__(
@@ -86,22 +90,19 @@ class LiveStore:
         self._writer_lock = writer_lock
         self.is_closed = False
         self._identity = identity_of(root.path)
-        self.retention = LiveRetention(self)
         self._is_parents = False
         self._topics: dict[str, int] = {}
-        self._queues: Queues = {}
-        self._queue_handles = 0
         self._ends_to_note: tuple[int, StoreEnds] | None = None
         self._queues_noted = LONG_MAX  # until it is known what was lost
-        self._queues_with_handles: set[tuple[str, int]] = set()
-        self.log: LiveLog = open_log(root, settings)
+        self.log = _open_log(root, settings)
+        self.queues = QueueSet(root, settings.queue_file_bytes)
         self._checkpoint = LiveCheckpoint(root, dialect, self.log)
-        self._queue_file_bytes = queue_file_bytes(root, settings)
+        self.retention = LiveRetention(
+            self.log, self.queues, settings.retention_ms, self._sync_log_and_queues
+        )
         try:
-            for topic, queue_id, _ in queue_directories(root):
-                self.queue(topic, queue_id).load(self.log.min_offset)
-            self.recovery: Recovery = self._recover(before_recovery)
-            self.losses = StoreLosses.found(self)
+            self.queues.load(self.log.min_offset)
+            self.recovery, self.losses = self._recover(before_recovery)
             self._queues_noted = 0
         except BaseException:
             self.abandon()
@@ -109,25 +110,29 @@ class LiveStore:
         self._pages_ahead = PagesAhead(self.log.segments, self.log.end)
         belongs_to_this_process(self)
 
-    def _recover(self, before_recovery: BeforeRecovery) -> Recovery:
+    def _recover(self, before_recovery: BeforeRecovery) -> tuple[Recovery, StoreLosses]:
         """Make the store one that can be appended to, durably, before anything is appended."""
         try:
-            extent = survey(self.log, self.queues(), self._checkpoint, was_clean=self.was_clean)
+            extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
             refuse_cut_log(self.root, extent.end)
             files_end, self.log.end = self.log.end, extent.end
             before_recovery(self, extent)
         except BaseException:
-            for segments in (self.log.segments, *(queue.segments for queue in self.queues())):
+            for segments in (self.log.segments, *(queue.segments for queue in self.queues)):
                 segments.restore_length()
             raise
         self.log.end = files_end  # recovery looks behind the end
         self.root.sync_names()
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
-        recovery = recover(self, extent)
-        self.sync_log()
-        self.sync_queues()
+        ends = StoreEnds.read(self.root)
+        lacked = {} if ends is None else ends.lacking(self.queues)
+        recovery = recover(
+            self.log, self.queues, self.levels, extent, lost=lacked, keep_in=self.root.own
+        )
+        losses = StoreLosses.after_recovery(ends, lacked, self.log.end, self.queues)
+        self._sync_log_and_queues()
         self._checkpoint.write(durably=True)
-        return recovery
+        return recovery, losses
 
     @classmethod
     def open(
@@ -149,7 +154,7 @@ class LiveStore:
         to (the sentence says why; nothing is changed then), TargetError when the disk refuses.
         """
         root = StoreRoot(path)
-        refuse_unwritable(root)
+        _refuse_unwritable(root)
         writer_lock = root.take_lock()
         try:
             return cls(
@@ -168,54 +173,16 @@ class LiveStore:
     # --- queues and topics ------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> LiveQueue:
-        """The consume queue of a topic, to be appended to; a new one gets its files with its first
-        entry. Raises BadFieldError for a name that can be none on disk.
-        """
-        queue = self._queues.get((topic, queue_id))
-        if queue is None:
-            if not is_topic_name(topic) or queue_id < 0:
-                found = f"{topic!r}, queue {queue_id}"
-                raise BadFieldError("a topic that can have no queue", found=found)
-            on_open = partial(self._count_handle, (topic, queue_id))
-            queue = open_queue(
-                self.root, self._identity, topic, queue_id, self._queue_file_bytes, on_open
-            )
-            self._queues[topic, queue_id] = queue
-        return queue
-
-    def find_queue(self, topic: str, queue_id: int) -> LiveQueue | None:
-        """The consume queue of a topic, or None when nothing was ever put there."""
-        return self._queues.get((topic, queue_id))
-
-    def _count_handle(self, name: tuple[str, int]) -> None:
-        """Before one more queue file is opened: close all when there are many. They come back when
-        they are needed; a store may have more queues than a process can have files.
-        """
-        self._queue_handles += 1
-        if self._queue_handles > _MAX_QUEUE_HANDLES:
-            self._queue_handles = 1
-            for known in self._queues_with_handles & self._queues.keys():
-                self._queues[known].close()
-            self._queues_with_handles.clear()
-        self._queues_with_handles.add(name)
-
-    def queues_of(self, topic: str) -> list[LiveQueue]:
-        """The queues of a topic, by queue id."""
-        found = [queue for (name, _), queue in self._queues.items() if name == topic]
-        return sorted(found, key=lambda queue: queue.queue_id)
+        """The consume queue of a topic, to be appended to; see ``QueueSet.queue``."""
+        return self.queues.queue(topic, queue_id)
 
     def first_record(self, topic: str) -> int:
-        """Where the first record lies that a queue of a topic leads to; the log's end if none."""
-        end = self.log.end
-        return min([end, *(queue.first_record(end) for queue in self.queues_of(topic))])
-
-    def queues(self) -> list[LiveQueue]:
-        """Every queue."""
-        return list(self._queues.values())
+        """The commit log offset of the first record of a topic's queues; the log's end if none."""
+        return self.queues.first_record(topic, self.log.end)
 
     def topic(self, name: str) -> LiveTopic:
         """A topic's queues, for reading; one that has no messages reads as empty."""
-        return LiveTopic(self, name)
+        return LiveTopic(name, self.log, self.queues, self.reading)
 
     def remember_topic(self, name: str, queue_id: int) -> None:
         """See to it that topics.json knows this queue, from the next flush on."""
@@ -295,8 +262,8 @@ class LiveStore:
             self.require_in_place()
             unsynced = self.log.begin_sync()
             last_start = self.log.last_start
-            if len(self._queues) > self._queues_noted:
-                self._ends_to_note = len(self._queues), StoreEnds.of(self)
+            if len(self.queues) > self._queues_noted:
+                self._ends_to_note = len(self.queues), StoreEnds.of(self.log.end, self.queues)
         self.finish(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
 
@@ -305,7 +272,7 @@ class LiveStore:
         with self.lock:
             self.require_open()
             self.log.require_unbroken()
-            dirty = [queue for queue in self._queues.values() if queue.segments.is_dirty]
+            dirty = [queue for queue in self.queues if queue.segments.is_dirty]
             last_start = self.log.last_start
         for queue in dirty:
             with self.reading():
@@ -313,6 +280,10 @@ class LiveStore:
             self.finish(unsynced.finish)
         self._checkpoint.queues_are_synced(last_start)
         self._note_ends()
+
+    def _sync_log_and_queues(self) -> None:
+        self.sync_log()
+        self.sync_queues()
 
     def _note_ends(self) -> None:
         """Write down which queues there are, when there are more: if one is gone after a kill or a
@@ -358,10 +329,14 @@ class LiveStore:
         if unsynced is not None:
             self.finish(unsynced.finish)
 
+    def clean(self, now_ms: int, keep_from: int, make_known: Callable[[], None]) -> list[Path]:
+        """Let retention remove old files; see ``LiveRetention.clean``. Raises StoreClosedError."""
+        with self.reading():
+            return self.retention.clean(now_ms, keep_from, make_known)
+
     def flush(self) -> None:
         """Log, queues, topics, checkpoint: everything of the floor, durably and in this order."""
-        self.sync_log()
-        self.sync_queues()
+        self._sync_log_and_queues()
         self.write_topics()
         self.write_checkpoint(durably=True)
 
@@ -397,7 +372,7 @@ class LiveStore:
                     self._checkpoint.write_last()
                     with self._writing_small_files:
                         self._queues_noted = LONG_MAX  # nobody writes older ones over them
-                        StoreEnds.of(self).write(self.root)
+                        StoreEnds.of(self.log.end, self.queues).write(self.root)
                     self.root.mark_stopped()
             finally:
                 self.abandon()
@@ -412,8 +387,7 @@ class LiveStore:
                 self.is_closed = True
             self.log.break_off()
             self._checkpoint.close()
-            for queue in self._queues.values():
-                queue.close()
+            self.queues.close()
             self.log.segments.close()
             self._writer_lock.release()
 
@@ -421,3 +395,50 @@ class LiveStore:
         """In a forked child: closed, and nothing of it touched."""
         self.lock = threading.RLock()  # another thread of the parent may have held it
         self.is_closed = self._is_parents = True
+
+
+def _refuse_unwritable(root: StoreRoot) -> None:
+    """Raise SourceError (UnsupportedStoreError where it is a kind of store that we know) for a
+    directory that we cannot append to; make one that is not there. Raises TargetError where the
+    disk refuses that.
+    """
+    try:
+        make_directories(root.path)
+        is_new = not root.commit_log.exists() and not root.consume_queues.exists()
+        has_plan = (root.staging if is_new else root.staging / "plan.json").exists()
+        is_moved = (root.staging / "publishing.json").exists()
+        if has_plan or (is_moved and not (root.own / "written.json").exists()):
+            raise SourceError(
+                f"{root.path}: an unfinished conversion; run the same convert command again"
+            )
+        if is_new:
+            root.commit_log.mkdir()
+            sync_directory(root.path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise SourceError(f"{root.path}: cannot be a store: {error.strerror}") from error
+    except OSError as error:
+        raise TargetError(f"{root.path}: cannot be written to: {error.strerror}") from error
+    root.require_readable()
+    refuse_unfinished_change(root)
+    for name, what in (
+        ("consumequeue_ext", "extension units of consume queues (enableConsumeQueueExt)"),
+        ("batchconsumequeue", "batch consume queues"),
+    ):
+        if _has_segments(root.path / name):
+            raise UnsupportedStoreError(
+                f"{root.path / name}: {what}, which can be read and converted but not appended to"
+            )
+
+
+def _has_segments(directory: Path) -> bool:
+    return any(
+        list_segments(queue)
+        for topic in list_directories(directory)
+        for queue in list_directories(topic)
+    )
+
+
+def _open_log(root: StoreRoot, settings: StoreSettings) -> LiveLog:
+    """The log, its end not known yet."""
+    segments = LiveSegments(root.commit_log, settings.commit_log_file_bytes, root=root.path)
+    return LiveLog(segments, segments.min_offset, 0)

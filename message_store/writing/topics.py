@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topics of a store that is open for writing: what a consumer sees of them, and topics.json."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import numpy as np
@@ -12,42 +11,25 @@ from message_store.files.config_files import TOPICS, TopicConfig, encode_topics,
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import JsonObject, parse, write
+from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
 from message_store.format.queue_unit import PRE_BLANK_SIZE
 from message_store.reading.consume_queue import is_neutral
-from message_store.writing.queue import LiveQueue
-
-if TYPE_CHECKING:
-    from message_store.format.dialect import Dialect
-    from message_store.writing.log import LiveLog
-
-_TOPIC_MAX_BYTES = 255
-
-
-def is_topic_name(name: str) -> bool:
-    """Whether a topic of this name can have a directory of its own under the store."""
-    is_plain = "/" not in name and "\0" not in name and name not in ("", ".", "..")
-    return is_plain and len(name.encode("utf-8", "surrogatepass")) <= _TOPIC_MAX_BYTES
-
-
-class _Queues(Protocol):
-    """What a topic is read from: the store."""
-
-    log: "LiveLog"
-
-    def reading(self) -> AbstractContextManager[None]:
-        """A context in which nobody writes; raises StoreClosedError."""
-
-    def find_queue(self, topic: str, queue_id: int) -> LiveQueue | None:
-        """The queue, if there is one."""
+from message_store.writing.log import LiveLog
+from message_store.writing.queue_set import QueueSet
 
 
 @attrs.frozen(eq=False)
 class LiveTopic:
-    """One topic's queues; see ``TopicReader``."""
+    """One topic's queues; see ``TopicReader``.
 
-    _store: _Queues
+    ``reading`` gives a context in which nobody writes, and raises StoreClosedError.
+    """
+
     name: str
+    _log: LiveLog
+    _queues: QueueSet
+    _reading: Callable[[], AbstractContextManager[None]]
 
     def read(
         self, queue_id: int, from_offset: int, max_messages: int = 32
@@ -55,8 +37,8 @@ class LiveTopic:
         """A part of one queue, in order; entries without a message (neutralised, or filled in
         before the first) are passed over.
         """
-        with self._store.reading():
-            queue = self._store.find_queue(self.name, queue_id)
+        with self._reading():
+            queue = self._queues.find(self.name, queue_id)
             if queue is None:
                 return ()
             first = max(from_offset, queue.min_offset)
@@ -74,13 +56,13 @@ class LiveTopic:
         """The message of an entry. Where it stands the queue says: whoever reads on behind it would
         miss messages if a record said otherwise of itself, as one with a flipped bit does.
         """
-        message = self._store.log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
+        message = self._log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
         if message.queue_offset == queue_offset:
             return message
         return attrs.evolve(message, queue_offset=queue_offset)
 
 
-def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: "Dialect") -> bool:
+def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -> bool:
     """See that topics.json knows each of these topics with at least so many queues.
 
     What is there stays, a topic's own settings too, so that a broker that takes over has a route

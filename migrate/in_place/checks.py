@@ -32,7 +32,7 @@ from message_store.format.record_layout import BLANK_RECORD
 from message_store.reading.commit_log import find_log_end, first_store_times
 from message_store.reading.consume_queue import read_last_unit, read_queue
 from message_store.writing.cut_log import require_whole_log
-from message_store.writing.root import queue_file_bytes
+from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.changes.note import Ends
 from migrate.settings import TargetSettings
@@ -135,7 +135,8 @@ def file_sizes(root: StoreRoot) -> StoreSettings:
     defaults = StoreSettings()
     log_bytes = require_appendable(list_segments(root.commit_log), defaults.commit_log_file_bytes)
     return StoreSettings(
-        commit_log_file_bytes=log_bytes, queue_file_bytes=queue_file_bytes(root, defaults)
+        commit_log_file_bytes=log_bytes,
+        queue_file_bytes=queue_file_bytes(root, defaults.queue_file_bytes),
     )
 
 

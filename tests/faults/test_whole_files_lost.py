@@ -41,7 +41,7 @@ SETTINGS = StoreSettings(
     commit_log_file_bytes=1 << 16, queue_file_bytes=100 * 20, timer_log_file_bytes=100 * 52
 )
 OPEN: dict[str, Any] = {"levels": open_levels, "wheel": open_wheel, "hierarchy": open_hierarchy}
-FILES = ("commitlog/*", "timerlog/*", "consumequeue/SCHEDULE*/*/*")
+FILES = ("commitlog/*", "timerlog/*", "consumequeue/SCHEDULE*/*/*", "consumequeue/rmq*/*/*")
 KINDS = ("gone", "empty", "zero")
 
 
@@ -210,6 +210,25 @@ def test_a_file_that_is_lost_loses_nothing_without_a_word(
         except (AssertionError, DelayStoreError) as error:
             wrong.append((str(file), str(error).splitlines()[0]))
     assert not wrong, "\n".join(f"{file}: {what}" for file, what in wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_topic_s_queue_that_is_lost_is_made_again_from_the_log(
+    built: Built, kind: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "store"
+    copy_store(built.path, copy)
+    [file] = (copy / "consumequeue/orders/0").iterdir()
+    destroy(file, kind)
+    store = opened(built.path.name, copy, HALF_MS)
+    assert set(topics_of(store)) == built.delivered
+    [told] = [each for each in store.check() if each.where == "consumequeue orders/0"]
+    assert told.severity is Severity.WARNING
+    assert "made again from the log" in told.effect
+    while len(store.advance(END_MS)):
+        pass
+    assert topics_of(store) == Counter(set(range(COUNT)) - built.cancelled)
+    store.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -151,7 +151,7 @@ def require_sound(store: LiveStore) -> list[bytes]:
         assert message.queue_offset == len(entries)
         code = tags_code(store, message)
         entries.append((message.commit_log_offset, size_bytes, code))
-    for queue in store.queues():
+    for queue in store.queues:
         units = queue.units(0, queue.max_offset).tolist()
         wanted = expected.pop((queue.topic, queue.queue_id), [])
         assert len(units) == len(wanted)

@@ -20,7 +20,8 @@ from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries
-from message_store.writing.losses import ENDS_NAME, queue_findings
+from message_store.writing.findings import queue_findings
+from message_store.writing.losses import ENDS_NAME
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (

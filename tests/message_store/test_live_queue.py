@@ -17,7 +17,7 @@ from message_store.base.errors import SourceError, TargetError
 from message_store.files.live_segments import LiveSegments
 from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
 from message_store.reading.consume_queue import read_queue
-from message_store.writing import store as live_store
+from message_store.writing import queue_set
 from message_store.writing.queue import NATIVE_UNIT, LiveQueue
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import SMALL, append, neutralise, stored
@@ -313,8 +313,8 @@ def test_a_store_may_have_more_queues_than_a_process_has_handles(tmp_path: Path)
     neutralise(store, "orders", 17, 0)
     store.close()
     again = LiveStore.open(tmp_path / "store", settings=SMALL)
-    assert all(queue.max_offset == 2 for queue in again.queues())
-    assert len(again.queues()) == 450
+    assert all(queue.max_offset == 2 for queue in again.queues)
+    assert len(again.queues) == 450
     assert [message.body for message in again.topic("orders").read(17, 0)] == [b"y"]
     again.abandon()
 
@@ -322,7 +322,7 @@ def test_a_store_may_have_more_queues_than_a_process_has_handles(tmp_path: Path)
 def test_every_file_is_synced_where_opening_one_closes_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_store, "_MAX_QUEUE_HANDLES", 2)
+    monkeypatch.setattr(queue_set, "_MAX_QUEUE_HANDLES", 2)
     store = LiveStore.open(tmp_path / "store", settings=SMALL)
     for number in (0, 1, 2):
         queue = store.queue("orders", number)
@@ -344,7 +344,7 @@ def test_room_for_a_file_is_made_by_closing_what_is_open_and_not_by_asking_every
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a hundred thousand queues nearly all are closed, and files are opened all the time."""
-    monkeypatch.setattr(live_store, "_MAX_QUEUE_HANDLES", 10)
+    monkeypatch.setattr(queue_set, "_MAX_QUEUE_HANDLES", 10)
     closed, real = [], LiveQueue.close
 
     def close(queue: LiveQueue) -> None:

@@ -95,7 +95,7 @@ def test_a_broker_s_store_is_appended_to(
     real = unpack(name, tmp_path / "store")
     store = open_real(real)
     before = {
-        (queue.topic, queue.queue_id): queue.units(0, queue.max_offset) for queue in store.queues()
+        (queue.topic, queue.queue_id): queue.units(0, queue.max_offset) for queue in store.queues
     }
     count = len(log_records(store))
     next_level = store.queue(LEVEL_TOPIC, 2).max_offset

@@ -358,7 +358,7 @@ def test_a_record_whose_topic_can_be_no_directory_is_left_alone(tmp_path: Path) 
     store.abandon()
     again = opened(path)
     assert again.recovery.dispatched == 0
-    assert [queue.topic for queue in again.queues()] == ["orders"]
+    assert [queue.topic for queue in again.queues] == ["orders"]
     assert sorted(tmp_path.iterdir()) == [path]
     again.abandon()
 

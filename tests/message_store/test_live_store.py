@@ -142,7 +142,7 @@ def test_a_flush_that_a_store_was_let_go_of_under_ends(
 
     def finish(work: Callable[[], None]) -> None:
         real(work)
-        if any(not queue.segments.is_dirty for queue in store.queues()):
+        if any(not queue.segments.is_dirty for queue in store.queues):
             store.abandon()
 
     monkeypatch.setattr(store, "finish", finish)
@@ -172,7 +172,7 @@ def test_a_store_that_was_let_go_of_takes_nothing_more(tmp_path: Path, end: str)
     with pytest.raises(StoreClosedError):
         store.topic("orders").read(0, 0)
     with pytest.raises(StoreClosedError):
-        store.retention.clean(NOW_MS, 0, lambda: None)
+        store.clean(NOW_MS, 0, lambda: None)
     with pytest.raises(TargetError):
         append(store, stored(b"y"))
     assert (tmp_path / "store/abort").exists() is (end == "abandon")
@@ -377,18 +377,18 @@ def test_retention_takes_log_files_and_then_what_queues_say_of_them(tmp_path: Pa
 
     def make_known() -> None:
         is_unsynced = store.log.segments.is_dirty or any(
-            queue.segments.is_dirty for queue in store.queues()
+            queue.segments.is_dirty for queue in store.queues
         )
         known.append(not is_unsynced and (tmp_path / "store/commitlog" / f"{0:020d}").exists())
 
-    assert store.retention.clean(NOW_MS + 500, 10**12, make_known) == []
+    assert store.clean(NOW_MS + 500, 10**12, make_known) == []
     assert store.log.segments.is_dirty, "nothing goes, and nobody waits for the disk"
     assert known == []
-    gone = store.retention.clean(NOW_MS + 5_000, needed, make_known)
+    gone = store.clean(NOW_MS + 5_000, needed, make_known)
     assert known == [True]
     assert store.log.min_offset == store.log.segments.starts[0] == 2 * 16_384
     assert [path.parent.parent.name for path in gone].count("orders") == 2
-    for queue in store.queues():
+    for queue in store.queues:
         first = queue.units(queue.min_offset, queue.min_offset + 1)[0][0]
         assert store.log.min_offset <= first < store.log.min_offset + 2 * 1_700
         assert queue.min_offset >= 10
@@ -396,9 +396,9 @@ def test_retention_takes_log_files_and_then_what_queues_say_of_them(tmp_path: Pa
     store.close()
     again = LiveStore.open(tmp_path / "store", settings=settings)
     assert [again.topic("orders").read(number, 0, 100) for number in range(2)] == reads
-    assert [queue.min_offset for queue in again.queues()] == [
-        again.find_queue("orders", queue.queue_id).min_offset  # type: ignore[union-attr]
-        for queue in store.queues()
+    assert [queue.min_offset for queue in again.queues] == [
+        again.queues.find("orders", queue.queue_id).min_offset  # type: ignore[union-attr]
+        for queue in store.queues
     ]
     append(again, stored(b"more"))
     again.close()

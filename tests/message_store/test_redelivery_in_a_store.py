@@ -71,7 +71,7 @@ def put(store: LiveStore, messages: list[StoredMessage]) -> tuple[Int64s, Int64s
 
 def read_all(store: LiveStore, topic: str) -> list[StoredMessage]:
     """Everything in a topic, queue after queue."""
-    queues = store.queues_of(topic)
+    queues = store.queues.of_topic(topic)
     return [one for queue in queues for one in store.topic(topic).read(queue.queue_id, 0, 10_000)]
 
 
@@ -155,7 +155,7 @@ def test_after_a_kill_between_log_and_queues_recovery_makes_the_same_units(
             redeliver(each, offsets, sizes, FROM_WHEEL, store_ms=NOW_MS)
     again = open_store(tmp_path / "killed")
     assert again.recovery.dispatched == 60
-    for queue in whole.queues():
+    for queue in whole.queues:
         units = again.queue(queue.topic, queue.queue_id).units(0, 1_000)
         assert units.tolist() == queue.units(0, 1_000).tolist()
     whole.close()

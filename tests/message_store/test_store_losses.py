@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was removed from a closed store is noticed when it is opened; what was not is not."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from message_store import ManualClock
+from message_store import ManualClock, Severity
 from message_store.files.store_root import StoreRoot
-from message_store.writing.losses import ENDS_NAME, StoreEnds, StoreLosses, queue_findings
+from message_store.writing.findings import queue_findings
+from message_store.writing.losses import ENDS_NAME, StoreEnds, StoreLosses
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import NOW_MS, SMALL, append, stored
 
@@ -38,13 +41,52 @@ def test_nothing_is_missed_in_a_store_that_is_whole(closed: Path) -> None:
     assert losses_of(closed) == StoreLosses()
 
 
-def test_a_queue_that_was_removed_is_missed(closed: Path) -> None:
-    for file in (closed / "consumequeue/orders/0").iterdir():
-        file.unlink()
+def read_all(store: LiveStore, topic: str) -> list[tuple[int, bytes]]:
+    return [(each.queue_offset, each.body) for each in store.topic(topic).read(0, 0, 2 * ENTRIES)]
+
+
+@pytest.mark.parametrize("kind", ["gone", "empty", "zeros", "directory"])
+@pytest.mark.parametrize("was_killed", [False, True], ids=["closed", "killed"])
+def test_a_queue_that_was_removed_is_made_again_from_the_log(
+    closed: Path, kind: str, was_killed: bool
+) -> None:
     store = opened(closed)
-    assert store.losses == StoreLosses(0, {("orders", 0): ENTRIES})
+    wanted = {topic: read_all(store, topic) for topic in ("orders", "payments")}
+    if was_killed:
+        store.flush()
+        store.abandon()
+    else:
+        store.close()
+    [file] = (closed / "consumequeue/orders/0").iterdir()
+    size_bytes = file.stat().st_size
+    file.unlink()
+    if kind in ("empty", "zeros"):
+        file.touch()
+        os.truncate(file, size_bytes if kind == "zeros" else 0)
+    if kind == "directory":
+        shutil.rmtree(closed / "consumequeue/orders")
+    store = opened(closed)
+    lacked = {("orders", 0): ENTRIES}
+    assert store.losses == StoreLosses(0, lacked, lacked)
     [finding] = queue_findings(store)
-    assert "orders/0" in finding.where
+    assert (finding.severity, finding.where) == (Severity.WARNING, "consumequeue orders/0")
+    assert {topic: read_all(store, topic) for topic in wanted} == wanted
+    append(store, stored(b"later", topic="orders"))
+    store.close()
+    again = opened(closed)
+    assert again.losses == StoreLosses()
+    assert read_all(again, "orders") == [*wanted["orders"], (ENTRIES, b"later")]
+    again.abandon()
+
+
+def test_entries_whose_records_the_log_has_lost_too_are_told(closed: Path) -> None:
+    ends = StoreEnds.read(StoreRoot(closed))
+    assert ends is not None
+    StoreEnds(ends.log_end, {**ends.queues, ("refunds", 0): 3}).write(StoreRoot(closed))
+    store = opened(closed)
+    assert store.losses == StoreLosses(0, {("refunds", 0): 3}, {("refunds", 0): 0})
+    [finding] = queue_findings(store)
+    assert (finding.severity, finding.where) == (Severity.ERROR, "consumequeue refunds/0")
     store.abandon()
 
 

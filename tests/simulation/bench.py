@@ -300,7 +300,7 @@ class Bench:
         """What lies behind the ends of log and queues, where it might come to light."""
         live = self.store.live  # type: ignore[attr-defined]
         ends = [(live.log.segments, live.log.end)]
-        ends += [(each.segments, each.max_offset * QUEUE_UNIT_BYTES) for each in live.queues()]
+        ends += [(each.segments, each.max_offset * QUEUE_UNIT_BYTES) for each in live.queues]
         return [
             f"something lies behind {end} in {row.directory}"
             for row, end in ends

@@ -7,7 +7,7 @@ import numpy as np
 
 from message_store.columns.byte_column import int64s
 from message_store.interface.delay_store import Finding, Severity
-from message_store.writing.losses import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import kept_findings, log_finding, queue_findings
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.index_db import DamagedIndexError
 from timer_wheel.hierarchy.taken_over import damage_of_taken_over

@@ -38,7 +38,7 @@ class Renewal:
             self._renew(self._end_of_old_files(now_ms), now_ms)
         in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
         keep_from = min(self._first_needed(), in_levels)
-        if not self._store.retention.clean(now_ms, keep_from, self._make_known):
+        if not self._store.clean(now_ms, keep_from, self._make_known):
             self._look_again_ms = now_ms + LOOK_EVERY_MS
 
     def _make_known(self) -> None:

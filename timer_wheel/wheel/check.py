@@ -9,7 +9,7 @@ from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
 from message_store.interface.delay_store import Finding, Severity
-from message_store.writing.losses import kept_findings, log_finding, queue_findings
+from message_store.writing.findings import kept_findings, log_finding, queue_findings
 from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers

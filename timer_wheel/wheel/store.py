@@ -139,9 +139,9 @@ class WheelStore(TimerStore):
     def _clean(self, now_ms: int) -> None:
         in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
         keep_from = min(self._timers.keep_from(), in_levels)
-        retention, log = self._store.retention, self._timers.log
-        if retention.clean(now_ms, keep_from, self._make_known):
-            retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
+        log = self._timers.log
+        if self._store.clean(now_ms, keep_from, self._make_known):
+            self._store.retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
             self._timers.log_begins = log.segments.min_offset
 
     def _make_known(self) -> None:

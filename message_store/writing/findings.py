@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an open store has to say of its log, its queues and its retention; engines add their own."""
+
+from collections.abc import Iterator
+
+from message_store.base.printable import counted
+from message_store.interface.delay_store import Finding, Severity
+from message_store.writing.store import LiveStore
+
+_ENTRIES = ("entry", "entries")
+
+
+def queue_findings(store: LiveStore) -> Iterator[Finding]:
+    """What queues had lost when the store was opened, and what became of it."""
+    for (topic, queue_id), count in store.losses.entries.items():
+        brought_back = store.losses.brought_back.get((topic, queue_id), 0)
+        where = f"consumequeue {topic}/{queue_id}"
+        if brought_back:
+            yield Finding(
+                Severity.WARNING,
+                where,
+                f"{counted(count, *_ENTRIES)} that a flush had written were missing at its end",
+                f"{counted(brought_back, 'was', 'were')} made again from the log",
+                "find out what removed or overwrote the queue's files",
+            )
+        if lost := count - brought_back:
+            yield Finding(
+                Severity.ERROR,
+                where,
+                f"{counted(lost, *_ENTRIES)} that a flush had written are missing at its end, and"
+                " the log has no records for them",
+                "consumers do not get the messages to which they led",
+                "find out what was removed; take log and queues from a backup",
+            )
+    if saved := store.recovery.saved:
+        yield Finding(
+            Severity.WARNING,
+            "commitlog",
+            f"whole records lay behind a damaged one, where the log ended at {store.recovery.end}"
+            " when the store was opened",
+            f"they were cut off, as a broker does; their bytes are in {saved}",
+            "nothing after a loss of power, or a kill while a batch was being stored: nobody was"
+            " told that they are durable; else take the log from a backup, or send the messages"
+            " again",
+        )
+    repaired = store.recovery.repaired if store.was_clean else 0
+    if repaired:
+        yield Finding(
+            Severity.WARNING,
+            "consumequeue",
+            f"{counted(repaired, 'entry was', 'entries were')} damaged while nobody had the store"
+            " open",
+            "they were made again from the log; of messages taken back, they may be delivered",
+            "find out what damaged the files",
+        )
+    if cut := store.recovery.cut:
+        yield Finding(
+            Severity.WARNING,
+            "consumequeue",
+            f"{counted(cut, 'entry', 'entries')} told of records that the log did not have when"
+            " the store was opened",
+            "they were taken away, as a broker does",
+            "nothing after a loss of power; else find out what was removed from the log",
+        )
+
+
+def kept_findings(store: LiveStore) -> Iterator[Finding]:
+    """What retention could not take away."""
+    if store.retention.kept is not None:
+        yield Finding(
+            Severity.WARNING,
+            "retention",
+            f"an old file stays: {store.retention.kept}",
+            "the disk fills up; messages come all the same",
+            "find out what keeps it; it is tried again every minute",
+        )
+
+
+def log_finding(log_bytes: int) -> Finding:
+    """That the end of the log is gone."""
+    return Finding(
+        Severity.ERROR,
+        "commitlog",
+        f"its last {log_bytes:,} bytes are gone since the last flush",
+        "what was stored there is lost",
+        "find out what was removed, and restore a backup if there is one",
+    )
