@@ -21,12 +21,13 @@ CODE = "X"
 
 _FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_RULE = re.compile(r"^[|: -]+$", re.MULTILINE)
 _NAME = re.compile(r"(`+)(?:(?!\1).)+\1")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _NAMES = re.compile(rf"\b{CODE}(?:(?:, and |, or |, | and | or |/| ){CODE}\b)+")
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"'”)*_]*\s+(?=[\"'“(*_]*[A-Z0-9‘])")
 _WORD = re.compile(r"\S*[^\W_]\S*")
-_ITEM = re.compile(r" *(?:[-*+]|\d+\.) +")
+_ITEM = re.compile(r"^ *(?:[-*+]|\d+\.) +")
 
 
 @attrs.frozen
@@ -63,14 +64,14 @@ def page_sentences(name: str, text: str) -> Iterator[Sentence]:
     def blank(found: re.Match[str]) -> str:
         return "\n" * found[0].count("\n")
 
-    lines = _COMMENT.sub(blank, _FENCE.sub(blank, text)).split("\n")
+    text = _RULE.sub("", _COMMENT.sub(blank, _FENCE.sub(blank, text)))
     start, paragraph = 0, ""
-    for number, line in enumerate([*lines, ""], 1):
+    for number, line in enumerate([*text.split("\n"), ""], 1):
         is_row, is_heading = line.startswith("|"), line.startswith("#")
         if paragraph and (is_row or is_heading or not line.strip() or _ITEM.match(line)):
             yield from sentences(f"{name}:{start}", paragraph)
             paragraph = ""
-        if is_row and not line.startswith("|--") and not line.startswith("| --"):
+        if is_row:
             cells = _NAME.sub(CODE, line).strip("| ").replace("\\|", "/").split("|")
             for cell in cells:
                 yield from sentences(f"{name}:{number}", cell)
