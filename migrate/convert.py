@@ -26,17 +26,15 @@ from message_store.base.errors import (
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
-from migrate.plan.run_request import known_amendments, mismatch
-from migrate.plan.stored_plan import read_plan_facts
+from migrate.plan.stored_plan import known_amendments, mismatch, read_plan_facts
+from migrate.progress import Progress, no_progress
 from migrate.report.bad_record_list import write_bad_records
 from migrate.report.due_times import DueTimes
 from migrate.report.report import ConversionReport, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.merge import marker_of, require_mergeable
-from migrate.source.source_set import SourceSet
-from migrate.spark.write_job import Progress, write_all
-from migrate.write.disk_room import disk_warnings
-from migrate.write.make_room import make_room, take_up
+from migrate.source.sources import SourceSet
+from migrate.spark.tasks import write_all
 from migrate.write.owner import tidy_up
 from migrate.write.part import Receipt
 from migrate.write.publishing import (
@@ -47,6 +45,7 @@ from migrate.write.publishing import (
     require_own_publishing,
     require_unused,
 )
+from migrate.write.room import disk_warnings, make_room, take_up
 from migrate.write.seal import seal, topic_demands
 from migrate.write.staging import (
     Staging,
@@ -62,16 +61,12 @@ MARKER_NAME = "conversion.json"
 CONF_NAME = "broker.conf"
 
 
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    """No progress wanted."""
-
-
 def convert(
     options: ConvertOptions,
     *,
     spark: SparkSession | None = None,
     spark_start_s: float = 0.0,
-    progress: Progress = _silent,
+    progress: Progress = no_progress,
 ) -> ConversionReport:
     """Convert ``options.source`` into ``options.target``; without ``spark`` in this process.
 
@@ -88,7 +83,7 @@ def convert_merged(
     *,
     spark: SparkSession | None = None,
     spark_start_s: float = 0.0,
-    progress: Progress = _silent,
+    progress: Progress = no_progress,
 ) -> ConversionReport:
     """Convert all these sources into one target, which each of them names.
 
@@ -103,7 +98,7 @@ def check_request(*members: ConvertOptions) -> None:
     """Raise what a conversion would for what a glance can tell, before Spark; leaves nothing."""
     if len(members) > 1:
         require_mergeable(members)
-    conversion = _Conversion(members, None, _silent)
+    conversion = _Conversion(members, None, no_progress)
     conversion.check_now()
     conversion.check_places()
     with conversion.held():
@@ -235,12 +230,9 @@ class _Conversion:
         while True:
             write_all(self.staging, len(plan.log.parts), self.spark, self.progress)
             receipts = self._receipts(plan)
-            learned = Amendments(bad=dict(amendments.bad), sizes=dict(amendments.sizes))
-            for receipt in receipts:
-                learned.bad.update({int(plan.chosen[at]): why for at, why in receipt.bad.items()})
-                learned.sizes.update(
-                    {int(plan.chosen[at]): size for at, size in receipt.odd_sizes.items()}
-                )
+            bad = {row: why for receipt in receipts for row, why in receipt.bad.items()}
+            sizes = {row: size for receipt in receipts for row, size in receipt.odd_sizes.items()}
+            learned = amendments.learn(plan.chosen, bad, sizes)
             if learned.bad and self.options.on_bad_record == "fail":
                 remove_unfinished(self.staging)
                 raise BadRecordsError(self.sources.bad_records(learned))

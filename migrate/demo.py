@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 from message_store.base.errors import SourceError
 from message_store.files.small_files import read_small_file
 from migrate.convert import convert
+from migrate.progress import Progress
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
 from migrate.spark.master import require_shared_directory
-from migrate.spark.write_job import Progress
 from migrate.verify.report import VerifyReport
 from migrate.verify.verify import VerifyOptions, verify
 from migrate.write.staging import target_errors

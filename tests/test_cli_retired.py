@@ -22,7 +22,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import UNDOING, refuse_unfinished_change
 from migrate.changes.note import all_changes_of, unfinished_change
 from migrate.changes.retire import retire
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from migrate.fleet import Fleet
 from migrate.settings import TargetSettings

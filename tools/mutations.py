@@ -160,7 +160,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "body-unchecked",
-        "migrate/source/level_record_kernel.py",
+        "migrate/source/level_record.py",
         "    return bool(crc == np.uint64(load_i32(record + _CRC)))",
         "    return bool(crc == crc)",
         "tests/migrate/test_rewrite_kernel.py::test_a_bad_record_is_never_usual_and_has_a_reason",

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
+from legacy_levels.delay_offsets import DelayOffsets, encode_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
 from message_store.base.errors import SourceError
 from message_store.base.printable import iso_time
@@ -28,6 +29,7 @@ from message_store.files.small_files import (
     sync_directory,
 )
 from message_store.files.store_root import StoreRoot
+from message_store.format.broker_json import ConfigDialect
 from message_store.reading.unfinished_change import BACKUP_PREFIX, DONE, NOTE_NAME, UNDONE
 from migrate.write.owner import file_mode, give_away
 from migrate.write.staging import target_errors
@@ -275,3 +277,17 @@ def _moved_mark(content: bytes | None, change: Change) -> bytes | None:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def moved_offsets(offsets: DelayOffsets, to: Mapping[int, int], now_ms: int) -> bytes:
+    """The text in which each level of ``to`` stands there, and every other where it stood."""
+    choices = offsets.by_choice()
+    taken = offsets.broker_choice
+    table = {**(offsets.offsets if taken is None else choices[taken]), **to}
+    version = offsets.main.data_version or offsets.backup.data_version
+    dialect = offsets.dialect
+    if dialect is None:
+        dialect = ConfigDialect.ROCKETMQ_5_5 if version else ConfigDialect.ROCKETMQ_4_9
+    if version is not None:
+        version = attrs.evolve(version, counter=version.counter + 1, timestamp_ms=now_ms)
+    return encode_delay_offsets(table, dialect, version)

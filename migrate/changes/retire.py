@@ -25,12 +25,12 @@ from message_store.base.printable import counted, shell_word
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import DONE as CHANGE_DONE
-from migrate.changes.moved_offsets import moved_offsets
 from migrate.changes.note import (
     BEGUN,
     RETIRE,
     Change,
     begin_change,
+    moved_offsets,
     put_offsets,
     unfinished_change,
 )

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finishing and undoing a change of a store, from wherever it was stopped; and whether a broker has
-been there since.
+"""Finishes or undoes a change of a store from wherever it was stopped; rolls back the newest change;
+and finds out whether a broker has written since.
 
-Undoing goes the way back: the offsets first, so that what is taken from the log waits in its level
-again before it is gone. A stop at any point leaves a change that the next call goes on undoing.
+Undoing moves the offsets back first, so that a message is pending in its level again before its
+record is removed from the log. Stopped anywhere, it is continued by the next call.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import attrs
 import numpy as np
 
 from message_store.base.clock import SystemClock
@@ -24,8 +26,18 @@ from message_store.reading.commit_log import read_store_times
 from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
 from message_store.writing.losses import StoreEnds
 from message_store.writing.store import LiveStore
-from migrate.changes.note import OFFSETS, OFFSETS_BACKUP, Change, put_offsets_back
+from migrate.changes.note import (
+    IN_PLACE,
+    OFFSETS,
+    OFFSETS_BACKUP,
+    Change,
+    all_changes_of,
+    changes_of,
+    put_offsets_back,
+)
 from migrate.in_place.checks import file_sizes, read_ends
+from migrate.quarantine.waits_twice import nothing_put_back, refuse_put_back
+from migrate.write.owner import require_owner
 from migrate.write.staging import target_errors
 
 
@@ -186,3 +198,88 @@ def _remove_new_queue_files(root: StoreRoot, change: Change) -> None:
         for directory in (queue, queue.parent, root.consume_queues):
             if directory.is_dir():
                 sync_directory(directory)
+
+
+PLANNED, NOTHING = "planned", "nothing to do"
+"""States of a report; UNDONE is the third."""
+
+
+@attrs.frozen(kw_only=True)
+class RollbackReport:
+    """What is taken back: a change of this ``kind``, made at ``now_ms``, which was ``begun`` or
+    ``done``. ``log_from`` to ``log_to`` goes from the log's end; ``offsets`` are the levels whose
+    offsets go back.
+    """
+
+    store: str
+    state: str
+    kind: str | None = None
+    was: str | None = None
+    now_ms: int | None = None
+    backup: str | None = None
+    messages: int = 0
+    log_from: int = 0
+    log_to: int = 0
+    offsets: dict[int, int] = attrs.field(factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object."""
+        return attrs.asdict(self)
+
+
+def roll_back(root: StoreRoot, *, execute: bool = False) -> RollbackReport:
+    """Plan, and with ``execute`` do, the way back from the newest change of a store.
+
+    A way back that was stopped is gone on with by the next call. Raises SourceError, PlanError when
+    a broker has written to the store since, or what was set aside was put back, and TargetError.
+    """
+    root.require_readable()
+    if not execute or not all_changes_of(root):  # a lock file stays, and says that it was opened
+        with root.shared_lock():
+            return _look(root, PLANNED)
+    require_owner(root)
+    lock = root.take_lock()
+    try:
+        forget_our_abort(root, all_changes_of(root))
+        report = _look(root, UNDONE)
+        if report.state == UNDONE:
+            change = changes_of(root)[-1]
+            with nothing_put_back(root, change):
+                _undo(root, change, lock)
+        return report
+    finally:
+        lock.release()
+
+
+def _look(root: StoreRoot, state: str) -> RollbackReport:
+    changes = changes_of(root)
+    if not changes:
+        return RollbackReport(store=str(root.path), state=NOTHING)
+    change = changes[-1]
+    refuse_moved(root, change)
+    refuse_put_back(root, change)
+    return RollbackReport(
+        store=str(root.path),
+        state=state,
+        kind=change.kind,
+        was=change.state,
+        now_ms=change.now_ms,
+        backup=str(change.directory),
+        messages=int(change.report["converted"]),
+        log_from=change.before.log_end,
+        log_to=change.after.log_end,
+        offsets={int(level): place for level, place in change.report["offsets"].items()},
+    )
+
+
+def _undo(root: StoreRoot, change: Change, lock: StoreLock) -> None:
+    if change.kind != IN_PLACE:
+        undo_offsets(root, change)
+        return
+    with opened_store(root, lock, change) as store:
+        if not is_ours(store, root, change):
+            raise PlanError(
+                f"{root.path}: its log holds what the change did not put there; it cannot be"
+                f" undone; what it was is in {change.directory}"
+            )
+        undo(store, root, change)

@@ -12,7 +12,7 @@ from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
 from migrate.check.snapshot import Picture
-from migrate.write.disk_room import used_ratio
+from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
 
 RUNNING = info(

@@ -34,7 +34,7 @@ from migrate.check.record_facts import (
 )
 from migrate.check.snapshot import LevelRows, Picture
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
-from migrate.source.reader import NOT_THERE, Chunk, read_chunks
+from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.write.rewrite import growth_bytes, is_deliverable_topic
 
 _ASIDE = (

@@ -31,7 +31,7 @@ from migrate.check import undelivered as check_undelivered
 from migrate.check import wheel as check_wheel
 from migrate.check.snapshot import CheckOptions, Picture
 from migrate.check.time import Load, load_of
-from migrate.spark.write_job import Progress
+from migrate.progress import Progress, no_progress
 
 UNREADABLE = error(
     "unreadable",
@@ -115,11 +115,7 @@ class CheckReport:
         return {**head, **counts, "findings": findings, "load": load}
 
 
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    """No progress wanted."""
-
-
-def check_store(path: Path, options: CheckOptions, progress: Progress = _silent) -> CheckReport:
+def check_store(path: Path, options: CheckOptions, progress: Progress = no_progress) -> CheckReport:
     """Look the store under ``path`` over.
 
     Raises SourceError for a directory that is no store, or of a kind that is not read, and

@@ -37,7 +37,7 @@ from migrate.check.record_facts import (
     wheel_limit,
 )
 from migrate.check.snapshot import Picture
-from migrate.source.reader import NOT_THERE, Chunk, read_chunks
+from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.format.wheel_math import floor_ms

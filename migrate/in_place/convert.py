@@ -23,7 +23,7 @@ from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreLock, StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.reading.unfinished_change import UNDOING
+from message_store.reading.unfinished_change import DONE, UNDOING
 from message_store.writing.store import LiveStore
 from migrate.changes.note import (
     IN_PLACE,
@@ -49,21 +49,23 @@ from migrate.in_place.checks import (
     refuse_settings,
     refuse_store,
 )
-from migrate.in_place.flags import options_as_flags
-from migrate.in_place.plan import InPlacePlan, plan_in_place
-from migrate.in_place.report import CONTINUED, DONE, NOTHING, PLANNED, UNFINISHED, InPlaceReport
+from migrate.in_place.plan import (
+    CONTINUED,
+    NOTHING,
+    PLANNED,
+    UNFINISHED,
+    InPlacePlan,
+    InPlaceReport,
+    plan_in_place,
+)
 from migrate.in_place.timer_records import TimerRecords
+from migrate.progress import Progress, no_progress
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
 from migrate.report.report import Seconds
-from migrate.settings import WHEEL, ConvertOptions
-from migrate.spark.write_job import Progress
+from migrate.settings import WHEEL, ConvertOptions, TargetSettings
 from migrate.write.owner import give_away, require_owner
 
 _NO_SECONDS = Seconds(spark_start=0.0, plan=0.0, write=0.0, seal=0.0, total=0.0)
-
-
-def _silent(_stage: str, _done: int, _total: int) -> None:
-    """No progress wanted."""
 
 
 def convert_in_place(
@@ -71,7 +73,7 @@ def convert_in_place(
     *,
     confs: Iterable[Conf] = (),
     execute: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = no_progress,
 ) -> InPlaceReport:
     """Plan, and with ``execute`` do, the conversion of ``options.source`` within itself.
 
@@ -348,3 +350,28 @@ class _InPlace:
 
 def _dialect(handwriting: Any) -> Dialect:
     return Dialect.ROCKETMQ_5_5 if handwriting is None else Dialect(handwriting.value)
+
+
+_ANY_FILE = "FILE"
+
+
+def options_as_flags(options: ConvertOptions) -> list[str]:
+    """The flags beside STORE and ``--execute``, of what is not as it is unless told.
+
+    A broker's configuration is known by what it says, and not by where it lies: its flag says FILE.
+    """
+    settings, table = options.settings, options.level_table
+    flags = [f"--only-level={level}" for level in options.only_levels]
+    if settings != TargetSettings(precision_ms=settings.precision_ms):
+        flags.append(f"--target-conf={_ANY_FILE}")
+    elif settings != TargetSettings():
+        flags.append(f"--precision-ms={settings.precision_ms}")
+    if table is not None:
+        flags.append(f"--level-table={table.text()}")
+    if options.on_bad_record != "fail":
+        flags.append(f"--on-bad-record={options.on_bad_record}")
+    if options.offsets != "auto":
+        flags.append(f"--offsets={options.offsets}")
+    if options.after_crash:
+        flags.append("--after-crash")
+    return flags

@@ -4,6 +4,7 @@
 The records are made once and thrown away, so that what cannot be converted is known beforehand.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.batch import place_records
 from message_store.reading.unfinished_change import DONE
-from migrate.changes.moved_offsets import moved_offsets
-from migrate.changes.note import IN_PLACE, Ends, changes_of
+from migrate.changes.note import IN_PLACE, Ends, changes_of, moved_offsets
 from migrate.in_place.checks import (
     OwnWheel,
     check_wheel,
@@ -31,21 +31,70 @@ from migrate.in_place.checks import (
     read_ends,
     refuse_damage,
 )
-from migrate.in_place.report import InPlaceReport
 from migrate.in_place.timer_records import Int64Array, TimerRecords
 from migrate.look.choices import require_queues
 from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
-from migrate.plan.run_request import request_of
+from migrate.plan.stored_plan import request_of
+from migrate.progress import Progress
 from migrate.report.books import bad_records, conversion_report
-from migrate.report.report import ConversionReport, Seconds
+from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds
 from migrate.settings import ConvertOptions
-from migrate.source.retired_source import retired_warnings
-from migrate.source.source_warnings import source_warnings
-from migrate.spark.write_job import Progress
-from migrate.write.disk_room import disk_warnings, free_bytes
+from migrate.source.warnings import retired_warnings, source_warnings
 from migrate.write.part import Receipt
+from migrate.write.room import disk_warnings, free_bytes
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
 from timer_wheel.placing import OVERDUE_SLOTS
+
+PLANNED, CONTINUED, UNFINISHED, NOTHING = (
+    "planned",
+    "continued and done",
+    "unfinished",
+    "nothing to do",
+)
+"""States of a report; DONE is the fifth."""
+
+
+@attrs.frozen(kw_only=True)
+class InPlaceReport:
+    """A conversion in place: ``state`` says whether it was done.
+
+    ``log_from`` to ``log_to`` is what is appended to the log, ``queue_from`` to ``queue_to`` what
+    to the timer queue; ``offsets`` maps levels to where they stand then. ``backup`` is where the
+    small files are kept as they were.
+    """
+
+    conversion: ConversionReport
+    state: str
+    log_from: int
+    log_to: int
+    queue_from: int
+    queue_to: int
+    offsets: Mapping[int, int]
+    backup: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object: that of ``convert``, and what is of changes in place alone."""
+        own = attrs.asdict(self, recurse=False)
+        del own["conversion"]
+        return {**self.conversion.as_json(), "in_place": True, **own}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any], state: str) -> "InPlaceReport":
+        """What an earlier run wrote down."""
+        known = {field.name for field in attrs.fields(ConversionReport)}
+        told = {name: value for name, value in facts.items() if name in known}
+        told["levels"] = tuple(LevelReport(**each) for each in told["levels"])
+        told["bad_records"] = tuple(BadRecord(**each) for each in told["bad_records"])
+        told["seconds"] = Seconds(**told["seconds"])
+        told["warnings"] = tuple(told["warnings"])
+        own = ("log_from", "log_to", "queue_from", "queue_to", "backup")
+        return cls(
+            conversion=ConversionReport(**told),
+            state=state,
+            offsets={int(level): place for level, place in facts["offsets"].items()},
+            **{name: facts[name] for name in own},
+        )
+
 
 _HOUR_MS = 3_600_000
 _BROKER_CONF = (
@@ -301,13 +350,7 @@ class _Planner:
             records = TimerRecords(log, self._root, plan, outs_ms, self._first)
             records.examine(self._progress)
         self.bytes_read += records.bytes_read
-        return Amendments(
-            bad={**known.bad, **{int(plan.chosen[row]): why for row, why in records.bad.items()}},
-            sizes={
-                **known.sizes,
-                **{int(plan.chosen[row]): size for row, size in records.odd_sizes.items()},
-            },
-        )
+        return known.learn(plan.chosen, records.rewriter.bad, records.rewriter.odd_sizes)
 
 
 def safe_outs_ms(plan: Plan, read_time_ms: int) -> Int64Array:

@@ -45,7 +45,7 @@ from migrate.look.inspection import (
 from migrate.look.timers import inspect_timers
 from migrate.report.finished_target import UNFINISHED
 from migrate.source.level_delays import tell_delays
-from migrate.source.source_warnings import loss_warnings
+from migrate.source.warnings import loss_warnings
 from migrate.write.staging import Staging
 
 _LISTED_PLACES = 10

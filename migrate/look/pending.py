@@ -36,8 +36,8 @@ from migrate.look.choices import require_levels
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
 from migrate.source.level_delays import told_table
-from migrate.source.reader import NOT_THERE, Chunk, read_chunks
-from migrate.table.timer_due_times import timer_due_times
+from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
+from migrate.table.pending_table import timer_due_times
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 NO_LEVEL = 0

@@ -10,7 +10,7 @@ the plan is made again with them.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 from typing import Any, Protocol
@@ -21,12 +21,35 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
-from migrate.plan.chain_kernel import link_chains
+from message_store.kernels.cache import kernel
 from migrate.plan.log_plan import LogPlan, plan_log
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
 from timer_wheel.placing import place
+
+
+@kernel("void(int64[::1], int64, int32[::1], int32[::1], int32[::1], int32[::1])")
+def link_chains(
+    slot_times_ms: Any, precision_ms: int, distances: Any, first: Any, last: Any, counts: Any
+) -> None:
+    """Walk the slot time of every message in store order.
+
+    ``distances[i]`` becomes how many messages back the previous one of the same slot is, 0 when
+    there is none. ``first``, ``last`` (filled with -1) and ``counts`` (zeros) are per slot of the
+    wheel.
+    """
+    for i in range(len(slot_times_ms)):
+        slot = slot_times_ms[i] // precision_ms % WHEEL_SLOTS
+        before = last[slot]
+        if before < 0:
+            first[slot] = i
+            distances[i] = 0
+        else:
+            distances[i] = i - before
+        last[slot] = i
+        counts[slot] += 1
+
 
 Int64Array = NDArray[np.int64]
 
@@ -71,6 +94,15 @@ class Amendments:
 
     bad: dict[int, str] = attrs.field(factory=dict)
     sizes: dict[int, int] = attrs.field(factory=dict)
+
+    def learn(
+        self, chosen: NDArray[np.int64], bad: Mapping[int, str], sizes: Mapping[int, int]
+    ) -> "Amendments":
+        """With what was found of messages of a plan, by their index in it; ``chosen`` is its."""
+        return Amendments(
+            bad={**self.bad, **{int(chosen[index]): why for index, why in bad.items()}},
+            sizes={**self.sizes, **{int(chosen[index]): size for index, size in sizes.items()}},
+        )
 
 
 @attrs.frozen(eq=False)

@@ -14,8 +14,10 @@ from message_store.base.errors import PlanError
 from message_store.base.parallel import side_by_side
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from migrate.plan.plan import Amendments, Plan
-from migrate.settings import TargetSettings
+from migrate.report.conversion_marker import log_fingerprint
+from migrate.settings import ConvertOptions, TargetSettings
 from migrate.write.staging import Staging, load_array, save_array
 
 _ARRAYS = (
@@ -121,4 +123,44 @@ def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
         arrays={name: load_array(staging.plan_array(name)) for name in _ARRAYS},
         target_offsets=load_array(staging.plan_array("target_offsets")),
         parts=load_array(staging.plan_array("parts")),
+    )
+
+
+def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict[str, Any]:
+    """Options, time, level table, the source's log files; how many cores there are is no part."""
+    return {
+        "now_ms": now_ms,
+        "settings": attrs.asdict(options.settings),
+        "level_table": table.text(),
+        "on_bad_record": options.on_bad_record,
+        "after_crash": options.after_crash,
+        "offsets": options.offsets,
+        "only_levels": list(options.only_levels),
+        "only_topics": list(options.only_topics),
+        "levels_only": options.levels_only,
+        "whole_log": options.whole_log,
+        "part_bytes": options.part_bytes,
+        "to": options.to,
+        "source": str(options.source.absolute()),
+        "source_log": log_fingerprint(StoreRoot(options.source)),
+    }
+
+
+def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -> str:
+    """The sentence for a target that was begun from something else, and in what it differs."""
+    before = facts.get("request", {})
+    changed = [name for name, value in request.items() if before.get(name) != value]
+    what = ", ".join(changed) or "the level queues"
+    return (
+        f"{staging.target.path}: was begun from something else (differs in: {what});"
+        f" repeat the first command, or empty {staging.target.path} and begin anew"
+    )
+
+
+def known_amendments(facts: dict[str, Any], first: Amendments) -> Amendments:
+    """What the unfinished run had learned, so that continuing it makes the same plan."""
+    known = facts.get("amendments", {})
+    return Amendments(
+        bad={**first.bad, **{int(at): why for at, why in known.get("bad", {}).items()}},
+        sizes={int(at): size for at, size in known.get("sizes", {}).items()},
     )

@@ -11,7 +11,7 @@ from message_store.base.errors import FormatError, PlanError, SourceError, Targe
 from message_store.files.small_files import is_present, read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
-from migrate.plan.run_request import request_of
+from migrate.plan.stored_plan import request_of
 from migrate.report.bad_record_list import LISTED, read_bad_records
 from migrate.report.conversion_marker import CONVERSION_NAME
 from migrate.report.report import ConversionReport

@@ -7,20 +7,15 @@ which the sources were named; ``target_queue_offset`` of a source's report says 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
-from legacy_levels.backlog.backlog import LevelBacklog
-from message_store.base.errors import FormatError, OptionsError
-from message_store.files.segments import SegmentReader
+from message_store.base.errors import OptionsError
 from migrate.report.bad_record_list import LISTED, SOURCE_NUMBER
 from migrate.report.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.source.conversion_source import ConversionSource
 from migrate.source.replicas import find_replicas, same_broker
 
 _OF_A_SOURCE = {
@@ -28,11 +23,6 @@ _OF_A_SOURCE = {
     "whole_log",
 }  # fmt: skip
 """What each source may be asked for by itself; of the rest a target has one."""
-_COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
-
-
-class SameMessageError(OptionsError):
-    """One message that waits in two sources: in one target it would be delivered from both."""
 
 
 def require_mergeable(members: Sequence[ConvertOptions]) -> None:
@@ -64,44 +54,6 @@ def _asked(one: ConvertOptions, two: ConvertOptions) -> Iterator[tuple[str, Any,
     for field in attrs.fields(ConvertOptions):
         if field.name not in _OF_A_SOURCE:
             yield field.name, getattr(one, field.name), getattr(two, field.name)
-
-
-def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:
-    """Raise SameMessageError where one record waits in two sources, byte for byte at one place of
-    the log: copies of one broker's store that have no file of the log in common.
-    """
-    for one, two in combinations(sources, 2):
-        for at_one, at_two in _alike(one.backlog, two.backlog):
-            if _record(one, at_one) == _record(two, at_two):
-                level, queue_offset = one.backlog.level[at_one], one.backlog.queue_offset[at_one]
-                raise SameMessageError(
-                    f"{one.root.path} and {two.root.path} hold the same message: level {level},"
-                    f" queue offset {queue_offset}; it would be delivered from both. Convert the"
-                    " master's store only"
-                )
-
-
-def _alike(one: LevelBacklog, two: LevelBacklog) -> list[tuple[int, int]]:
-    """Rows of both that agree in place, size, level and due time; of different brokers that is
-    chance, and few.
-    """
-    _offsets, rows_one, rows_two = np.intersect1d(
-        one.commit_log_offset, two.commit_log_offset, return_indices=True
-    )
-    alike = np.ones(len(rows_one), np.bool_)
-    for name in _COMPARED:
-        alike &= getattr(one, name)[rows_one] == getattr(two, name)[rows_two]
-    return list(zip(rows_one[alike].tolist(), rows_two[alike].tolist(), strict=True))
-
-
-def _record(source: ConversionSource, at: int) -> bytes | int:
-    """The bytes of an entry; of one that cannot be read its own number, which is no other's."""
-    offset, size = source.backlog.commit_log_offset[at], source.backlog.size_bytes[at]
-    try:
-        with SegmentReader(source.root.commit_log) as log:
-            return log.read_at(int(offset), int(size))
-    except FormatError:
-        return id(source)
 
 
 def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.raw_memory import address_of, copy_bytes, load_native, store_native
 from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8
-from migrate.source.level_record_kernel import is_plain_topic
+from migrate.source.level_record import is_plain_topic
 
 TABLE_FULL = -1
 NOT_PLAIN = -2

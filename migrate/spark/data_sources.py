@@ -150,13 +150,13 @@ class _PendingSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns, with bodies and properties as the options ask."""
-        from migrate.spark.source_options import read_options
+        from migrate.spark.options import read_options
 
         return spark_schema(read_options(self.options).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader that the options ask for."""
-        from migrate.spark.source_options import path_of, read_options, wants_pushdown
+        from migrate.spark.options import path_of, read_options, wants_pushdown
 
         options = read_options(self.options)
         if schema != spark_schema(options.schema):
@@ -191,8 +191,8 @@ class WheelDataSource(_PendingSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A writer of a new store, once the target and the columns are looked at."""
-        from migrate.spark.source_options import path_of, write_options
-        from migrate.table.fresh_wheel import begin_write
+        from migrate.spark.options import path_of, write_options
+        from migrate.table.wheel_commit import begin_write
         from migrate.table.wheel_staging import WriteRun
 
         _require_columns(schema)
@@ -235,7 +235,7 @@ class WheelWriter(DataSourceArrowWriter):
 
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
         """Remove what was laid aside, whoever has said so and who has not."""
-        from migrate.table.fresh_wheel import give_up
+        from migrate.table.wheel_commit import give_up
 
         give_up(self.run)
 

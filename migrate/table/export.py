@@ -5,7 +5,7 @@ One pass over the records, front to back, in one process: a gigabyte takes secon
 than a cluster takes to start. The file appears whole or not at all, and replaces none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from message_store.base.errors import OptionsError, TargetError
 from message_store.base.printable import printable
 from message_store.files.store_root import StoreRoot
 from migrate.look.choices import absent_choices, require_levels
+from migrate.progress import Progress, no_progress
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import (
     LEVELS,
@@ -32,8 +33,6 @@ GROUP_ROWS = 131_072
 GROUP_BYTES = 64 << 20
 BOTH = "both"
 SUFFIX = ".parquet"
-
-Progress = Callable[[str, int, int], None]
 
 
 @attrs.frozen
@@ -76,7 +75,7 @@ def export_parquet(
     options: TableOptions,
     conditions: Sequence[Condition] = (),
     what: str = BOTH,
-    progress: Progress = lambda _stage, _done, _total: None,
+    progress: Progress = no_progress,
 ) -> ExportReport:
     """Write the messages that wait in ``what`` (levels, wheel or both) and meet all conditions.
 

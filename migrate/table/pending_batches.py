@@ -23,7 +23,8 @@ from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.message_codec import decode_message_at
-from migrate.source.reader import NOT_THERE, Chunk, read_chunks
+from message_store.format.message_rules import RESERVED_PROPERTIES
+from migrate.source.record_reader import NO_RECORD, NOT_THERE, Chunk, read_chunks
 from migrate.table.pending_table import (
     SCHEMA,
     WHEEL,
@@ -31,9 +32,8 @@ from migrate.table.pending_table import (
     PendingRows,
     TableOptions,
     level_column,
+    timer_due_times,
 )
-from migrate.table.property_maps import readable_text, user_properties
-from migrate.table.timer_due_times import timer_due_times
 
 KEYS_TYPE = SCHEMA.field("keys").type
 _NUMBER = r"^[+-]?[0-9]{1,18}$"
@@ -154,10 +154,7 @@ def _key_lists(column: ByteColumn) -> pa.Array:
 def _decoded(chunk: Chunk, part: PendingRows) -> _Decoded:
     data = np.frombuffer(chunk.buffer, np.uint8)
     rows = np.flatnonzero(chunk.places != NOT_THERE)
-    problems = {
-        int(row): "the log ends before the record does, or has no such place"
-        for row in np.flatnonzero(chunk.places == NOT_THERE)
-    }
+    problems = {int(row): NO_RECORD for row in np.flatnonzero(chunk.places == NOT_THERE)}
     heads = data[chunk.places[rows][:, None] + np.arange(4)]
     told = np.ascontiguousarray(heads).view(">i4").reshape(-1).astype(np.int64)
     is_right = told == part.size_bytes[rows]
@@ -242,3 +239,50 @@ def _problem_column(problems: dict[int, str], count: int) -> pa.Array:
     if not problems:
         return pa.nulls(count, pa.string())
     return pa.array([problems.get(row) for row in range(count)], pa.string())
+
+
+MAP = pa.map_(pa.string(), pa.string())
+_BACKWARD = slice(None, None, -1)
+
+
+def readable_text(column: ByteColumn) -> pa.Array:
+    """A column as strings; bytes that are not UTF-8 are replaced, as brokers do."""
+    try:
+        return column.to_arrow(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value.decode("utf-8", "replace") for value in column], pa.string())
+
+
+def user_properties(texts: ByteColumn) -> pa.Array:
+    """The map of each properties text: entries without name or value dropped, the last of equal
+    names kept, reserved names left out.
+
+    >>> user_properties(ByteColumn.of([b"a\\x011\\x02TAGS\\x01x\\x02a\\x012", b""])).to_pylist()
+    [[('a', '2')], []]
+    """
+    entries = pc.split_pattern(readable_text(texts), "\x02")
+    parents = pc.list_parent_indices(entries).to_numpy()
+    flat = pc.list_flatten(entries)
+    dividers = pc.binary_length(pc.list_element(pc.split_pattern(flat, "\x01", max_splits=1), 0))
+    at = dividers.to_numpy().astype(np.int64)
+    is_entry = (at > 0) & (at + 1 < pc.binary_length(flat).to_numpy())
+    parents, flat = parents[is_entry], flat.filter(pa.array(is_entry))
+    halves = pc.split_pattern(flat, "\x01", max_splits=1)
+    names, values = pc.list_element(halves, 0), pc.list_element(halves, 1)
+    kept = _kept(parents, names)
+    counts = np.bincount(parents[kept], minlength=len(texts))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    chosen = pa.array(kept)
+    return pa.MapArray.from_arrays(pa.array(offsets), names.take(chosen), values.take(chosen), MAP)
+
+
+def _kept(parents: np.ndarray, names: pa.Array) -> np.ndarray:
+    """The places of the entries that count, in their order."""
+    coded = names.dictionary_encode()
+    codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    known = coded.dictionary.to_pylist()
+    is_reserved = np.array([name in RESERVED_PROPERTIES for name in known], np.bool_)
+    together = parents.astype(np.int64) * max(1, len(known)) + codes
+    _values, from_the_end = np.unique(together[_BACKWARD], return_index=True)
+    last = np.sort(len(together) - 1 - from_the_end)
+    return last[~is_reserved[codes[last]]] if len(last) else last

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store.base.errors import UncleanStoreError
+from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.writing.cut_log import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
 from migrate.source.level_delays import told_table
+from timer_wheel.format.timer_due import FINEST_MS, is_overdue, promised_times
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 LEVELS, WHEEL = "levels", "wheel"
@@ -261,3 +263,18 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         due_ms=timers.slot_time_ms + wheel.precision_ms,
         precision_ms=wheel.precision_ms,
     )
+
+
+def timer_due_times(
+    out_ms: Int64s, store_ms: Int64s, row_due_ms: Int64s, precision_ms: int
+) -> Int64s:
+    """Of each record its TIMER_OUT_MS and when it was stored; ``row_due_ms`` and ``precision_ms``
+    are what the wheel's reader says.
+
+    A slot is delivered once it is over, so one precision after its time; what our own engine was
+    given when it was due already, since it was stored. A hierarchical wheel, whose reader tells
+    slots finer than any wheel's, knows it itself: its out times mean slots of another precision.
+    """
+    if precision_ms < FINEST_MS:
+        return np.where(is_overdue(out_ms), store_ms, row_due_ms)
+    return promised_times(out_ms, store_ms, precision_ms)

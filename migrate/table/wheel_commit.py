@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one store with a ready wheel of what the tasks of a write have laid aside.
+"""Makes one store with a ready wheel of the records that the tasks of a write have staged.
 
-Order: every record gets its place, then log, queue, timer log, slots and small files are written in
-the staging place, waited for, and published; the marker that says complete comes last. Whatever
-stops it leaves nothing that a broker starts on. Limitation: one process copies all records, once.
+Order: every record gets its offset; then log, queue, timer log, slots and small files are written
+in the staging directory, synced, and published; the marker that says complete comes last. A stop at
+any point leaves nothing on which a broker starts. One process copies all records, once.
+
+A write makes a store and never adds to one. It replaces only a store that a write made and no
+broker has opened since: messages of a store in use are not ours to throw away.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,21 +20,16 @@ from numpy.typing import NDArray
 from message_store.base.errors import TargetError
 from message_store.columns.byte_column import Int64s
 from message_store.files.segments import SegmentReader, segment_name
-from message_store.files.small_files import replace_file
+from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.log_plan import plan_log
 from migrate.plan.plan import Plan, slot_chains
 from migrate.report.books import open_before_ms
-from migrate.table.fresh_wheel import (
-    CONF_NAME,
-    begin_anew,
-    finish_write,
-    prepare_marker,
-    require_free,
-    withdraw_marker,
-)
+from migrate.report.conversion_marker import CONVERSION_NAME
+from migrate.report.finished_target import WRITTEN_NAME
 from migrate.table.wheel_staging import (
     DUE,
     SIZE,
@@ -40,22 +39,132 @@ from migrate.table.wheel_staging import (
     WriteRun,
     put_numbers,
 )
-from migrate.write.disk_room import disk_warnings, free_bytes
-from migrate.write.make_room import bytes_needed, create_rows
-from migrate.write.row_output import PartStream, RowWriter
-from migrate.write.seal import seal
-from migrate.write.staging import load_array, no_broker, sole_writer
-from migrate.write.target_config import TopicDemand, broker_conf, broker_settings
-from migrate.write.unit_kernel import fill_units
-from migrate.write.written_part import commit_log_blank
-from timer_wheel.format.timer_log import (
-    TIMER_UNIT,
-    blank_bytes,
-    unit_position,
-    units_per_file,
+from migrate.write.publishing import (
+    PublishingNote,
+    begin_publishing,
+    forbid_start,
+    is_published,
+    is_publishing,
+    publish,
+    refuse_links,
+    remove_unfinished,
+    require_unused,
+    signs_of_use,
 )
+from migrate.write.room import bytes_needed, create_rows, disk_warnings, free_bytes
+from migrate.write.row_output import PartStream, create_row
+from migrate.write.seal import seal
+from migrate.write.staging import (
+    Staging,
+    clear,
+    clear_staging,
+    load_array,
+    make_directory,
+    no_broker,
+    remove_file,
+    sole_writer,
+    write_note,
+)
+from migrate.write.target_config import TopicDemand, broker_conf, broker_settings
+from migrate.write.units import Units, write_blank, write_units
+from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.placing import place
+
+CONF_NAME = "broker.conf"
+
+
+def begin_write(run: WriteRun, *, overwrite: bool) -> None:
+    """Refuse a target that must not be written to; then see to it that no broker starts on it
+    before it is whole.
+
+    Raises TargetError.
+    """
+    make_directory(run.target)
+    with sole_writer(run.staging.target), no_broker(run.staging.target):
+        require_free(run.staging, overwrite=overwrite)
+        create_row(run.directory, count=0, file_bytes=0)
+        if not _marker_exists(run.staging.target):
+            forbid_start(run.staging)
+
+
+def require_free(staging: Staging, *, overwrite: bool) -> None:
+    """Raise TargetError unless a store may be made here, or the one that is here replaced."""
+    target = staging.target
+    refuse_links(staging)
+    if (target.own / CONVERSION_NAME).exists() or staging.plan_file.exists():
+        raise TargetError(f"{target.path}: belongs to a conversion; choose another directory")
+    if not _marker_exists(target):
+        require_unused(staging)
+        _finish_stopped(staging)
+    if not _marker_exists(target):
+        return
+    if not overwrite:
+        raise TargetError(
+            f"{target.path}: already holds a written wheel; mode overwrite replaces it as long as"
+            " no broker has opened it"
+        )
+    if used := signs_of_use(target):
+        raise TargetError(
+            f"{target.path}: was opened since it was written ({', '.join(used)} is there); what"
+            " waits in it would be lost, so it is not overwritten"
+        )
+
+
+def begin_anew(staging: Staging) -> None:
+    """Remove what a commit that was stopped has made, its marker first. Raises TargetError."""
+    remove_file(staging.path / WRITTEN_NAME)
+    clear(staging.store.path)
+
+
+def prepare_marker(staging: Staging, facts: dict[str, Any]) -> None:
+    """Lay the marker aside, for whoever comes after a stop between publishing and its end."""
+    write_note(staging.path / WRITTEN_NAME, json.dumps(facts, indent=1).encode())
+
+
+def withdraw_marker(staging: Staging) -> None:
+    """From here on the store that was here is being replaced, and counts as unfinished. The note
+    that its files may be replaced comes first. Raises TargetError.
+    """
+    note = PublishingNote.read(staging)
+    is_there = _marker_exists(staging.target) or (note is not None and note.replaces)
+    begin_publishing(staging, replaces=is_there)
+    remove_file(staging.target.own / WRITTEN_NAME)
+
+
+def finish_write(staging: Staging) -> None:
+    """Put up the marker that says complete, and tidy up. Raises TargetError."""
+    content = read_small_file(staging.path / WRITTEN_NAME)
+    if content is None:
+        raise TargetError(f"{staging.path / WRITTEN_NAME}: is gone; write again")
+    replace_file(staging.target.own / WRITTEN_NAME, content)
+    clear_staging(staging)
+
+
+def give_up(run: WriteRun) -> None:
+    """Remove what this write laid aside, and all of it where nothing else was begun."""
+    staging = run.staging
+    clear(run.directory)
+    others = staging.path / "writes"
+    if others.is_dir() and any(others.iterdir()):
+        return
+    if _marker_exists(staging.target):
+        clear_staging(staging)
+    elif not is_publishing(staging):
+        remove_unfinished(staging)
+
+
+def _finish_stopped(staging: Staging) -> None:
+    """A write that was stopped behind its last rename is whole, and only lacks its marker."""
+    is_moved = not staging.store.commit_log.exists() and is_published(staging)
+    if is_moved and (staging.path / WRITTEN_NAME).exists():
+        publish(staging)
+        finish_write(staging)
+
+
+def _marker_exists(target: StoreRoot) -> bool:
+    return (target.own / WRITTEN_NAME).exists()
+
 
 PART_BYTES = 64 << 20
 COPY_ROWS = 4_096
@@ -139,10 +248,7 @@ def _write_log(run: WriteRun, plan: Plan, staged: Sequence[StagedRows]) -> None:
                 put_numbers(block, starts, "queue_offset", rows.astype(">i8"))
                 put_numbers(block, starts, "commit_log_offset", offsets.astype(">i8"))
                 stream.advance(len(block))
-            if blank_size := int(part["blank_bytes"]):
-                blank = np.frombuffer(commit_log_blank(blank_size), np.uint8)
-                stream.room(len(blank))[:] = blank
-                stream.advance(len(blank))
+            write_blank(stream, int(part["blank_bytes"]))
     source.require_end()
 
 
@@ -178,25 +284,19 @@ class _StagedRecords:
 
 
 def _write_units(run: WriteRun, plan: Plan, index: Int64s) -> None:
-    settings, store = plan.settings, run.staging.store
-    file_bytes = settings.timer_log_file_bytes
-    in_file = units_per_file(file_bytes)
-    queue = np.empty(len(plan) * QUEUE_UNIT.size, np.uint8)
-    units = np.empty(len(plan) * TIMER_UNIT.size, np.uint8)
-    fill_units(
-        address_of(queue), address_of(units), 0, in_file, file_bytes, plan.write_time_ms,
-        plan.log.offsets, plan.target_sizes, index[TAGS_CODE].astype(np.int32),
-        index[TOPIC_HASH].astype(np.int32), plan.distances, plan.flags, plan.slot_times_ms,
-    )  # fmt: skip
-    with RowWriter(store.timer_queue(), settings.queue_file_bytes) as writer:
-        writer.write_at(0, queue.data)
-    with RowWriter(store.timer_log, file_bytes) as writer:
-        for begin in range(0, len(plan), in_file):
-            piece = units[begin * TIMER_UNIT.size : (begin + in_file) * TIMER_UNIT.size]
-            position = unit_position(begin, file_bytes)
-            writer.write_at(position, piece.data)
-            if begin + in_file < len(plan):
-                writer.write_at(position + len(piece), blank_bytes(file_bytes))
+    units = Units(
+        first=0,
+        total=len(plan),
+        write_time_ms=plan.write_time_ms,
+        offsets=plan.log.offsets,
+        sizes=plan.target_sizes,
+        tags_hashes=index[TAGS_CODE].astype(np.int32),
+        topic_hashes=index[TOPIC_HASH].astype(np.int32),
+        distances=plan.distances,
+        flags=plan.flags,
+        slot_times_ms=plan.slot_times_ms,
+    )
+    write_units(run.staging.store, plan.settings, units)
 
 
 def _demands(staged: Sequence[StagedRows]) -> dict[str, TopicDemand]:

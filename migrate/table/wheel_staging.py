@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.columns.message_batch import MessageBatch
+from message_store.files.segments import segment_name
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import string_hash
 from message_store.format.message_rules import MAX_MESSAGE_BYTES
@@ -36,12 +37,9 @@ from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.plan import OUT_MS_END, OUT_MS_MIN
 from migrate.settings import TargetSettings
-from migrate.write.row_output import RowWriter, create_row
+from migrate.write.row_output import PartStream, create_row
 from migrate.write.staging import Staging, save_array
 from timer_wheel.format.wheel_math import out_ms
-
-ONE_FILE_BYTES = 1 << 62
-"""A row of files whose first one never ends."""
 
 _PACKED = SYS_COMPRESSED | 0x2 | 0x700
 """How a client packed a body, and with what, and whether its tags are several."""
@@ -100,15 +98,15 @@ def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch])
     index: list[Int64s] = []
     topics: dict[str, tuple[int, int]] = {}
     size_bytes, crc, seen = 0, 0, 0
-    with RowWriter(staged.records(run), ONE_FILE_BYTES) as writer:
+    with PartStream(staged.records(run) / segment_name(0), 0) as stream:
         for batch in batches:
             try:
-                block, facts = _records(run, batch, topics)
+                block, facts = _records(run, batch, stream, topics)
             except BadFieldError as error:
                 where = f"partition {partition}, behind row {seen}: {error.problem}"
                 raise BadFieldError(where, expected=error.expected, found=error.found) from error
             crc = int(crc32_from(crc, address_of(block), len(block))) if len(block) else crc
-            writer.write_at(size_bytes, block.data)
+            stream.advance(len(block))
             size_bytes, seen = size_bytes + len(block), seen + batch.num_rows
             index.append(facts)
     whole = np.concatenate(index, axis=1) if index else np.empty((4, 0), np.int64)
@@ -118,9 +116,11 @@ def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch])
 
 
 def _records(
-    run: WriteRun, batch: pa.RecordBatch, topics: dict[str, tuple[int, int]]
+    run: WriteRun, batch: pa.RecordBatch, stream: PartStream, topics: dict[str, tuple[int, int]]
 ) -> tuple[NDArray[np.uint8], Int64s]:
-    """The records of a batch one behind the other, and their index; ``topics`` are counted up."""
+    """Make the records of a batch in the stream's buffer; gives them, and their index. ``topics``
+    are counted up.
+    """
     settings = run.settings
     _require_values(batch)
     due_ms = int64s(batch.column("due_ms").cast(pa.int64()))
@@ -144,7 +144,7 @@ def _records(
             f"row {row}: a record longer than a log file", found=int(draft.sizes[row])
         )
     starts = np.cumsum(draft.sizes) - draft.sizes
-    block = np.empty(int(draft.sizes.sum()), np.uint8)
+    block = stream.room(int(draft.sizes.sum()))
     nothing = np.zeros(len(draft), np.int64)
     if len(draft):
         fill = draft.bind(nothing, nothing, run.now_ms)

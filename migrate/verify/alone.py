@@ -15,6 +15,7 @@ from message_store.base.errors import BadFieldError, SourceError
 from message_store.base.printable import shell_word
 from message_store.files.small_files import is_present, read_small_file
 from message_store.files.store_root import StoreRoot
+from migrate.progress import Progress, no_progress
 from migrate.report.conversion_marker import CONVERSION_NAME, read_marker
 from migrate.report.conversion_parameters import ConversionSettings, read_settings
 from migrate.report.finished_target import (
@@ -28,10 +29,10 @@ from migrate.spark.master import require_shared_directory
 from migrate.verify.config import config_problems, group_problems, overdue_problems
 from migrate.verify.entries import BUCKET_COUNT
 from migrate.verify.index import read_target
-from migrate.verify.jobs import Progress, SideEntries
+from migrate.verify.jobs import SideEntries
 from migrate.verify.listing import RecordReader, complaint_problems, unreadable
 from migrate.verify.report import Problem, VerifyReport
-from migrate.verify.verify import VerifyOptions, digest_jobs, no_progress, topics_of
+from migrate.verify.verify import VerifyOptions, digest_jobs, topics_of
 
 _SIZES = ("commit_log_file_bytes", "queue_file_bytes", "timer_log_file_bytes")
 

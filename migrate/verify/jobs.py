@@ -2,7 +2,7 @@
 """Cuts both sides into tasks, runs them as one job, and adds up what they answer."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from itertools import pairwise
@@ -15,11 +15,9 @@ from pyspark.sql import SparkSession
 
 from message_store.base.errors import TargetError
 from message_store.files.small_files import PRIVATE_MODE, replace_file
-from migrate.spark.runner import run_tasks
+from migrate.progress import Progress
+from migrate.spark.tasks import run_tasks
 from migrate.verify.tasks import DigestResult, DigestTask, Side, digest
-
-Progress = Callable[[str, int, int], None]
-"""Called with the stage's name, how much of it is done, and how much there is."""
 
 _TASK_MAX_ENTRIES = 4 << 20
 _TASK_MIN_ENTRIES = 20_000

@@ -22,10 +22,11 @@ from pyspark.sql import SparkSession
 
 from message_store.base.errors import OptionsError
 from message_store.files.store_root import StoreRoot
+from migrate.progress import Progress, no_progress
 from migrate.report.conversion_parameters import ConversionSettings, read_settings
 from migrate.report.finished_target import require_pair
 from migrate.settings import WHEEL
-from migrate.source.retired_source import refuse_retired
+from migrate.source.warnings import refuse_retired
 from migrate.spark.master import require_shared_directory
 from migrate.verify.compare import Comparison, compare_sides
 from migrate.verify.config import (
@@ -36,7 +37,7 @@ from migrate.verify.config import (
 )
 from migrate.verify.entries import BUCKET_COUNT, BUCKETS, DIGEST_IDENTITY
 from migrate.verify.index import read_target
-from migrate.verify.jobs import DigestJobs, Progress, SideEntries
+from migrate.verify.jobs import DigestJobs, SideEntries
 from migrate.verify.listing import (
     RecordReader,
     complaint_problems,
@@ -87,10 +88,6 @@ DEFAULT_SAMPLE = 200
 DEFAULT_LISTED = 100
 _NO_WINDOW_SLOTS = 1 << 40
 """A hierarchical wheel rolls nothing."""
-
-
-def no_progress(_stage: str, _done: int, _total: int) -> None:
-    """Say nothing."""
 
 
 @attrs.frozen

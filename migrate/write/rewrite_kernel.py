@@ -31,7 +31,7 @@ from message_store.kernels.raw_memory import (
     store_word,
 )
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
-from migrate.source.level_record_kernel import (
+from migrate.source.level_record import (
     DELAY_END,
     DELAY_START,
     FOUND_SIZE,

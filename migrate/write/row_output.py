@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.files.segments import segment_name
-from message_store.format.layout import Buffer
 from migrate.write.staging import WRITE_FLAGS, target_errors
 
 _PAGE_BYTES = 4096
@@ -57,41 +56,6 @@ def create_row(directory: Path, *, count: int, file_bytes: int) -> None:
                 os.ftruncate(descriptor, file_bytes)
             finally:
                 os.close(descriptor)
-
-
-class RowWriter:
-    """Writes at any place of a row of files that ``create_row`` made; parts never overlap. A
-    context manager.
-    """
-
-    def __init__(self, directory: Path, file_bytes: int) -> None:
-        self._directory = directory
-        self._file_bytes = file_bytes
-        self._descriptors: dict[int, int] = {}
-
-    def write_at(self, offset: int, data: Buffer) -> None:
-        """Put all of ``data`` at ``offset`` of the row, across files. Raises TargetError."""
-        view = memoryview(data).cast("B")
-        with target_errors(self._directory):
-            while view.nbytes:
-                start = offset // self._file_bytes * self._file_bytes
-                piece = view[: start + self._file_bytes - offset]
-                count = os.pwrite(self._descriptor(start), piece, offset - start)
-                offset += count
-                view = view[count:]
-
-    def _descriptor(self, start: int) -> int:
-        if start not in self._descriptors:
-            path = self._directory / segment_name(start)
-            self._descriptors[start] = os.open(path, WRITE_FLAGS)
-        return self._descriptors[start]
-
-    def __enter__(self) -> "RowWriter":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
 
 
 class PartStream:

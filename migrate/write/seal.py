@@ -9,10 +9,10 @@ from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Plan
 from migrate.settings import WHEEL
+from migrate.write.hierarchy_index import seal_index
 from migrate.write.part import Receipt
 from migrate.write.publishing import publish
 from migrate.write.row_output import write_sparse
-from migrate.write.seal_index import seal_index
 from migrate.write.staging import Staging, sync_tree
 from migrate.write.target_config import TopicDemand, config_files
 from timer_wheel.format.checkpoint import (

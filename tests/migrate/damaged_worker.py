@@ -21,7 +21,7 @@ from message_store.base.errors import DelayStoreError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.settings import StoreSettings
 from migrate.changes.retire import retire
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
 from migrate.convert import convert

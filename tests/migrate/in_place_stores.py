@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from migrate.in_place.convert import convert_in_place
-from migrate.in_place.report import InPlaceReport
+from migrate.in_place.plan import InPlaceReport
 from migrate.settings import ConvertOptions
 from tests.independent.raw_files import queue_units_by_index, record_at, segments
 from tests.independent.raw_records import RawRecord

@@ -27,7 +27,7 @@ from message_store.base.errors import (
 from message_store.files.store_root import StoreRoot
 from migrate.convert import check_request, convert
 from migrate.settings import ENGINES, TargetSettings
-from migrate.source.source_wheel import WheelNotEmptyError
+from migrate.source.sources import WheelNotEmptyError
 from migrate.write.owner import Access
 from migrate.write.staging import sole_writer
 from tests.independent.level_messages import Item
@@ -273,7 +273,7 @@ def test_a_directory_without_permission_is_said_in_a_sentence(tmp_path: Path, so
 def test_a_disk_with_too_little_room_is_refused_before_the_first_byte(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("migrate.write.make_room.free_bytes", lambda _: 12_345)
+    monkeypatch.setattr("migrate.write.room.free_bytes", lambda _: 12_345)
     with pytest.raises(TargetError, match=r"target: [\d,]+ bytes are needed, 12,345 are free"):
         convert(options_for(tmp_path))
     assert not (tmp_path / "target").exists()
@@ -309,7 +309,7 @@ def test_a_disk_that_fills_up_is_said_in_a_sentence_and_the_same_command_goes_on
     items: list[Item] = [LevelMessage(level=2, body=bytes(3000)) for _ in range(60)]
     built = build_level_store(tmp_path / "source", items, commit_log_file_bytes=1 << 20)
     with monkeypatch.context() as patch:
-        patch.setattr("migrate.write.make_room.free_bytes", lambda _: 1 << 40)
+        patch.setattr("migrate.write.room.free_bytes", lambda _: 1 << 40)
         with pytest.raises(TargetError, match="cannot be written: No space left on device"):
             convert(options_for(tmp_path))
     assert not (small_disk / "delaywheel/conversion.json").exists()

@@ -20,7 +20,7 @@ from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.plan.stored_plan import load_plan
 from migrate.settings import ENGINES, ConvertOptions, TargetSettings
-from migrate.spark import write_job
+from migrate.spark import tasks as spark_tasks
 from migrate.verify.verify import verify
 from migrate.write.part import PartWriter, write_parts
 from migrate.write.row_output import PartStream
@@ -137,7 +137,7 @@ def test_an_attempt_of_an_earlier_plan_changes_no_byte_of_a_later_one(
     alone = options_for(tmp_path, target=tmp_path / "alone", **facts)
     convert(alone)
     stale: list[Any] = []
-    known = write_job.write_all
+    known = spark_tasks.write_all
 
     def go_on_writing() -> None:
         """Whatever the stale attempt can still reach, it writes; a receipt it does not write."""
@@ -182,7 +182,7 @@ def test_a_task_of_an_earlier_plan_that_starts_late_writes_nothing(
 ) -> None:
     bad_store(tmp_path / "source")
     options = options_for(tmp_path, part_bytes=1500, on_bad_record="quarantine")
-    known, identities = write_job.write_all, list[str]()
+    known, identities = spark_tasks.write_all, list[str]()
 
     def write_all(staging: Staging, part_count: int, *rest: Any) -> None:
         identities.append(staging.identity)

@@ -17,7 +17,7 @@ from message_store.base.errors import BadRecordsError, PlanError
 from message_store.format.delay_levels import DelayLevels
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
-from migrate.spark.write_job import write_all
+from migrate.spark.tasks import write_all
 from tests.independent.expected_conversion import MAY_DIFFER
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (

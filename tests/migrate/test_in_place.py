@@ -12,7 +12,7 @@ import pytest
 
 from message_store.base.errors import BadRecordsError, OptionsError
 from message_store.files.store_root import StoreRoot
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.in_place.convert import convert_in_place
 from migrate.settings import TargetSettings
 from tests.independent.expected_conversion import (

@@ -15,7 +15,7 @@ import pytest
 
 from message_store.base.errors import PlanError, UncleanStoreError
 from message_store.files.store_root import StoreRoot
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,

@@ -4,7 +4,7 @@
 import pytest
 
 from message_store.base.errors import BadFieldError
-from migrate.java_properties import parse_properties
+from migrate.settings import parse_properties
 
 
 @pytest.mark.parametrize(

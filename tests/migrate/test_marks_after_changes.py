@@ -16,7 +16,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.message import Message
 from message_store.interface.delay_store import AfterMs
 from migrate.changes.retire import retire
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from tests.independent.level_store_builder import T0
 from tests.migrate.conversions import options_for

@@ -29,8 +29,8 @@ from migrate.convert import convert, convert_merged
 from migrate.quarantine.kept import Quarantine
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.source.merge import SameMessageError
 from migrate.source.replicas import SameBrokerError
+from migrate.source.sources import SameMessageError
 from migrate.verify.alone import verify_alone
 from migrate.verify.verify import verify, verify_all
 from tests.independent.level_store_builder import LevelMessage, build_level_store

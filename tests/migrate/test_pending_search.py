@@ -18,7 +18,7 @@ from message_store.writing.settings import StoreSettings
 from migrate.look import pending
 from migrate.look.pending import PendingFilter, pending_messages
 from migrate.report.report import BadRecord
-from migrate.source import reader as source_reader
+from migrate.source import record_reader as source_reader
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from timer_wheel.hierarchy.store import HierarchicalWheelStore

@@ -26,7 +26,7 @@ from message_store.interface.delay_store import Pending
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
 from migrate.table.export import export_parquet
-from migrate.table.pending_batches import pending_batches
+from migrate.table.pending_batches import pending_batches, user_properties
 from migrate.table.pending_table import (
     LEVELS,
     WHEEL,
@@ -35,7 +35,6 @@ from migrate.table.pending_table import (
     TableOptions,
     pending_rows,
 )
-from migrate.table.property_maps import user_properties
 from tests.independent.level_messages import LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import (

@@ -26,8 +26,13 @@ from migrate.plan.plan import (
     implausible_due,
     make_plan,
 )
-from migrate.plan.run_request import known_amendments, mismatch
-from migrate.plan.stored_plan import load_plan, read_plan_facts, store_plan
+from migrate.plan.stored_plan import (
+    known_amendments,
+    load_plan,
+    mismatch,
+    read_plan_facts,
+    store_plan,
+)
 from migrate.settings import TargetSettings
 from migrate.write.rewrite import growth_bytes
 from migrate.write.staging import Staging

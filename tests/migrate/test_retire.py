@@ -28,7 +28,7 @@ from message_store.format.message import Message
 from message_store.interface.delay_store import AfterMs
 from message_store.writing.settings import StoreSettings
 from migrate.changes.retire import LeftBehindError, retire
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from migrate.settings import ENGINES, HIERARCHY, TargetSettings
 from migrate.write.publishing import UNFINISHED_WHEEL

@@ -8,7 +8,7 @@ import pytest
 
 from message_store.base.errors import DelayStoreError, FormatError, OptionsError, SourceError
 from migrate.settings import ConvertOptions, TargetSettings, read_broker_conf
-from migrate.spark.source_options import path_of
+from migrate.spark.options import path_of
 
 CONF = """
 # a comment = not an entry

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from migrate.source.source_wheel import WheelNotEmptyError, require_empty_wheel
+from migrate.source.sources import WheelNotEmptyError, require_empty_wheel
 from tests.timer_wheel.wheel_store_builder import NOW_MS, WheelStoreBuilder
 
 

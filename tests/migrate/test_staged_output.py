@@ -16,7 +16,6 @@ import pytest
 from message_store.base.errors import PlanError, TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.write.disk_room import free_bytes
 from migrate.write.publishing import (
     UNFINISHED_WHEEL,
     begin_publishing,
@@ -28,6 +27,7 @@ from migrate.write.publishing import (
     remove_unfinished,
     require_unused,
 )
+from migrate.write.room import free_bytes
 from migrate.write.row_output import write_sparse
 from migrate.write.staging import (
     Staging,

@@ -16,7 +16,7 @@ from message_store.base.errors import OptionsError
 from message_store.files.config_files import MESSAGE_TYPE, TopicConfig, encode_topics, read_topics
 from message_store.files.store_root import StoreRoot
 from migrate.settings import ENGINES, TOPIC_TYPES
-from migrate.spark.source_options import write_options
+from migrate.spark.options import write_options
 from migrate.write.target_config import TopicDemand, config_files
 from tests.independent.level_messages import LevelMessage
 from tests.migrate.conversions import SMALL, build_and_convert

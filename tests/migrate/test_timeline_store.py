@@ -18,7 +18,7 @@ from message_store.interface.delay_store import Pending, Severity
 from migrate.look.inspect import inspect_store
 from migrate.look.inspection import TimelineSummary
 from migrate.look.pending import pending_messages
-from migrate.source.source_wheel import WheelNotEmptyError, require_empty_wheel
+from migrate.source.sources import WheelNotEmptyError, require_empty_wheel
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
 from tests.independent.real_stores import (
     TIMELINE_55_CLEAN,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.raw_memory import address_of
-from migrate.write.unit_kernel import fill_units
+from migrate.write.units import fill_units
 from timer_wheel.format.timer_log import NO_POSITION, TIMER_UNIT, unit_position, units_per_file
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -19,8 +19,7 @@ from message_store.files.store_root import StoreRoot
 from migrate.convert import check_request, convert, convert_merged
 from migrate.fleet import FAILED, Fleet
 from migrate.settings import ConvertOptions
-from migrate.table.fresh_wheel import begin_write
-from migrate.table.wheel_commit import commit_rows
+from migrate.table.wheel_commit import begin_write, commit_rows
 from tests.independent.raw_files import WHEEL_BYTES
 from tests.migrate.conversions import broker_files
 from tests.migrate.stopped_conversions import (

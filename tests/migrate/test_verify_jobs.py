@@ -29,7 +29,7 @@ from message_store.base.errors import (
 from message_store.files.small_files import replace_file
 from migrate.convert import convert
 from migrate.settings import ConvertOptions, TargetSettings
-from migrate.spark.runner import run_tasks
+from migrate.spark.tasks import run_tasks
 from migrate.verify import compare as verify_compare
 from migrate.verify import jobs as verify_jobs
 from migrate.verify import tasks as verify_tasks

@@ -18,7 +18,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import all_changes_of
 from migrate.changes.retire import retire
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.quarantine.insert import Door
 from migrate.quarantine.kept import Quarantine
 from migrate.quarantine.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back

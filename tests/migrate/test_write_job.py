@@ -16,7 +16,7 @@ from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
 from migrate.settings import ENGINES
 from migrate.source.topic_table import TopicCount, TopicTable
-from migrate.spark.write_job import count_tasks, write_all
+from migrate.spark.tasks import count_tasks, write_all
 from migrate.write.part import Receipt
 from migrate.write.staging import Staging
 from tests.independent.level_store_builder import LevelMessage, build_level_store
@@ -67,7 +67,7 @@ def test_the_writers_errors_come_home_as_what_they_are(
     def refuse(_target: Path, _parts: range, _identity: str, **_: bool) -> None:
         raise kind("/some/path: cannot be read at 7: Input/output error")
 
-    monkeypatch.setattr("migrate.spark.write_job.write_parts", refuse)
+    monkeypatch.setattr("migrate.spark.tasks.write_parts", refuse)
     build_level_store(tmp_path / "source", [LevelMessage()])
     with pytest.raises(kind, match=r"^/some/path: cannot be read at 7: Input/output error$"):
         convert(options_for(tmp_path))
@@ -143,6 +143,9 @@ class Cluster:
 
         assert len(runs) == count
         return SimpleNamespace(mapPartitions=collect)
+
+    def statusTracker(self) -> Any:
+        return SimpleNamespace(getJobIdsForGroup=lambda _group: [])
 
 
 def converted_on(cluster: Cluster, tmp_path: Path, **changes: Any) -> list[str]:

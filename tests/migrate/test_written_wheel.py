@@ -14,8 +14,7 @@ from message_store.base.errors import BadFieldError, SourceError, TargetError
 from message_store.format.message_codec import decode_message_at
 from migrate.settings import TargetSettings
 from migrate.table import wheel_commit
-from migrate.table.fresh_wheel import begin_write, give_up
-from migrate.table.wheel_commit import commit_rows
+from migrate.table.wheel_commit import begin_write, commit_rows, give_up
 from migrate.table.wheel_staging import stage_rows
 from tests.migrate.written_wheels import (
     NOW_MS,

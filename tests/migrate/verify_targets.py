@@ -13,11 +13,12 @@ import attrs
 import numpy as np
 
 from message_store.files.store_root import StoreRoot
+from migrate.progress import no_progress
 from migrate.report.conversion_parameters import read_settings
 from migrate.verify.report import VerifyReport
 from migrate.verify.source import PendingMessages
 from migrate.verify.structure import read_reached
-from migrate.verify.verify import VerifyOptions, compare_stores, no_progress
+from migrate.verify.verify import VerifyOptions, compare_stores
 from tests.independent import config_text
 from tests.independent.level_store_builder import (
     T0,

@@ -10,10 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from migrate.settings import TargetSettings
-from migrate.table.fresh_wheel import begin_write
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import WHEEL, TableOptions, pending_rows
-from migrate.table.wheel_commit import commit_rows
+from migrate.table.wheel_commit import begin_write, commit_rows
 from migrate.table.wheel_staging import StagedRows, WriteRun, stage_rows
 from tests.independent.variant_b_checker import check_target
 from tests.migrate.conversions import SMALL

@@ -19,7 +19,7 @@ from message_store.base.clock import ManualClock
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.changes.retire import retire
-from migrate.changes.rollback import roll_back
+from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
 from migrate.quarantine.put_back import NOTHING, PutBackOptions, PutBackReport, put_back

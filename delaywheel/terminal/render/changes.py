@@ -11,8 +11,8 @@ from message_store.base.printable import counted, iso_time, shell_word, size, wh
 
 if TYPE_CHECKING:
     from migrate.changes.retire import RetireReport
-    from migrate.changes.rollback import RollbackReport
-    from migrate.in_place.report import InPlaceReport
+    from migrate.changes.undo import RollbackReport
+    from migrate.in_place.plan import InPlaceReport
 
 
 def in_place_head(report: "InPlaceReport") -> Iterator[str]:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from compare.report.results import RaceResults
     from legacy_levels.generate.store import GeneratedStore
     from migrate.changes.retire import RetireReport
-    from migrate.changes.rollback import RollbackReport
+    from migrate.changes.undo import RollbackReport
     from migrate.check.store import CheckReport
     from migrate.demo import DemoResult
     from migrate.fleet import FleetEntry
-    from migrate.in_place.report import InPlaceReport
+    from migrate.in_place.plan import InPlaceReport
     from migrate.look.inspection import StoreInspection
     from migrate.quarantine.kept import Quarantine
     from migrate.quarantine.put_back import PutBackReport

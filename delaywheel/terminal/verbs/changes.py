@@ -121,5 +121,5 @@ def rollback(output: "Output", store: Path, execute: bool) -> None:
     """
     with loading(output):
         from message_store.files.store_root import StoreRoot
-        from migrate.changes.rollback import roll_back
+        from migrate.changes.undo import roll_back
     output.rolled_back(roll_back(StoreRoot(store), execute=execute))

@@ -54,7 +54,7 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     with loading(output):
         from migrate.look.choices import absent_choices
         from migrate.look.pending import PendingFilter, pending_messages
-        from migrate.source.source_warnings import loss_warnings
+        from migrate.source.warnings import loss_warnings
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)

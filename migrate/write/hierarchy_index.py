@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A part's share of the index of a hierarchical wheel: two tables, beside the part's receipt.
+"""The index of a hierarchical wheel: each part writes its share as two tables beside its receipt, and
+sealing makes one database of all of them.
 
-What a message's id is stands in its record, which is at hand when the part is written.
+A part has its records at hand, which say their ids; so no record is read a second time.
 """
 
 import zlib
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import read_small_file
 from message_store.kernels.raw_memory import address_of
-from migrate.write.staging import Staging, replaced
-from timer_wheel.format.hierarchy_due import due_times
-from timer_wheel.format.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, Rows
+from migrate.plan.plan import Plan
+from migrate.write.staging import Staging, clear, replaced
+from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND, due_times
+from timer_wheel.format.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, IndexState, Rows
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
-from timer_wheel.hierarchy.index_bulk import write_ids, write_waiting
+from timer_wheel.hierarchy.index_bulk import make_index, write_ids, write_waiting
+from timer_wheel.reading.ownership import Active, claim, guard, home, index_path
 from timer_wheel.timers.record_kernel import FACT_COLUMNS, ID, read_timer_records
 
 INDEX_FAMILIES = (HOURS.name, IDS)
@@ -88,3 +91,26 @@ def tables_of(staging: Staging, part_count: int) -> dict[str, list[Path]]:
         ]
         for family in INDEX_FAMILIES
     }
+
+
+def seal_index(plan: Plan, staging: Staging) -> None:
+    """Make the index in the staging place, anew where an earlier try was stopped.
+
+    Out times mean slots of the plan's precision; what is scheduled later is kept to the
+    millisecond. Raises TargetError.
+    """
+    store, precision_ms = staging.store, plan.settings.precision_ms
+    clear(home(store))
+    state = IndexState(
+        precision_ms=TO_THE_MILLISECOND,
+        slot_precision_ms=precision_ms,
+        placed_end=len(plan),
+        log_end=plan.log.end_offset,
+        hand_ms=0,
+        minute_hand_ms=0,
+        hour_hand_ms=0,
+        ids_end=len(plan),
+    )
+    make_index(index_path(store), tables_of(staging, len(plan.log.parts)), state)
+    claim(store, Active(TO_THE_MILLISECOND, precision_ms))
+    guard(store)

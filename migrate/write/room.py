@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beginning of a conversion's output: room on the disk, empty files of full length, plan."""
+"""Room for a conversion's output: whether the disk has it, what a broker does on a full disk, and
+the empty files of full length.
+"""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,45 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Amendments, Plan
 from migrate.plan.stored_plan import store_plan
 from migrate.settings import WHEEL
-from migrate.write.disk_room import free_bytes
 from migrate.write.publishing import forbid_start, is_publishing, require_unused
 from migrate.write.row_output import create_row
 from migrate.write.staging import Staging, clear_staging, target_errors
 from timer_wheel.format.index_layouts import ID_ROW, WAITING_ROW
 from timer_wheel.format.timer_log import TIMER_UNIT, units_per_file
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
+
+_RATIOS = (
+    (0.90, "a broker refuses to store there, so that messages due are discarded after three tries"),
+    (0.85, "a broker deletes old log files there at any hour, whatever still waits in them"),
+    (0.75, "a broker deletes expired log files there at any hour, not only at night"),
+)
+"""diskSpaceWarningLevelRatio, diskSpaceCleanForciblyRatio and diskMaxUsedSpaceRatio, as they ship.
+"""
+
+
+def free_bytes(directory: Path) -> int:
+    """What the disk of a directory has room for. Raises TargetError."""
+    with target_errors(directory):
+        facts = os.statvfs(directory)
+        return facts.f_bavail * facts.f_frsize
+
+
+def used_ratio(directory: Path) -> float:
+    """How full the disk of a directory is, as Java counts: used over used and usable."""
+    with target_errors(directory):
+        facts = os.statvfs(directory)
+    used = facts.f_blocks - facts.f_bfree
+    return used / max(1, used + facts.f_bavail)
+
+
+def disk_warnings(directory: Path) -> tuple[str, ...]:
+    """What a broker that opens a store here does because of the disk; empty when it has room."""
+    ratio = used_ratio(directory)
+    for limit, effect in _RATIOS:
+        if ratio >= limit:
+            return (f"the disk of {directory} is {ratio:.0%} full: {effect}",)
+    return ()
+
 
 _PLAN_BYTES_A_MESSAGE = 48
 """What the plan's arrays take in the staging place while the conversion runs."""

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sources of a conversion, one or several: whether they may be converted, what is pending in
+them, and what is reported of each and of all.
+
+The messages of several sources lie in the target one source behind the other.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
+from message_store.base.errors import (
+    FormatError,
+    MigrationError,
+    OptionsError,
+    TargetError,
+    UncleanStoreError,
+)
+from message_store.base.printable import counted
+from message_store.files.segments import SegmentReader
+from message_store.files.small_files import is_directory
+from message_store.files.store_root import StoreRoot
+from message_store.writing.cut_log import require_whole_log
+from migrate.look.choices import require_queues
+from migrate.plan.plan import Amendments, Plan
+from migrate.plan.stored_plan import request_of
+from migrate.quarantine.keep import keep_bad_records, list_bad_records
+from migrate.report.books import bad_records, conversion_report
+from migrate.report.finished_target import refuse_unfinished
+from migrate.report.report import BadRecord, ConversionReport, Seconds
+from migrate.settings import ConvertOptions
+from migrate.source.merge import merged_report, merged_request, named_records
+from migrate.source.topic_choice import choose_topics
+from migrate.source.warnings import retired_warnings, source_warnings
+from migrate.write.part import Receipt
+from timer_wheel.format.checkpoint import read_timer_checkpoint
+from timer_wheel.reading.wheel_reader import read_wheel_store
+
+
+class WheelNotEmptyError(MigrationError):
+    """The source's own wheel holds messages that a conversion of the levels would leave behind."""
+
+
+def require_empty_wheel(source: StoreRoot) -> None:
+    """Raise WheelNotEmptyError when messages wait in the source's wheel."""
+    if waiting := waiting_in_wheel(source):
+        told = counted(waiting, "message waits", "messages wait")
+        raise WheelNotEmptyError(
+            f"{source.path}: {told} in its timer wheel or timeline and would be left behind;"
+            " --levels-only converts the levels alone"
+        )
+
+
+def waiting_in_wheel(source: StoreRoot) -> int:
+    """How many messages wait in the source's own wheel, or in its RocksDB timeline.
+
+    What counts is what the wheel had not delivered when its hand last moved: the store may have
+    lain for longer than a wheel is, and a broker that starts today would no longer reach it all.
+    """
+    if not is_directory(source.timer_queue()):
+        return 0
+    wheel = read_wheel_store(
+        source,
+        now_ms=read_timer_checkpoint(source).last_read_time_ms,
+        whole_log=True,
+        topic_in_delete_key=None,
+        after_crash=not source.was_stopped_cleanly,
+    )
+    return len(wheel.pending)
+
+
+class ConversionSource:
+    """What one source brings, stage by stage.
+
+    ``backlog`` and ``chosen`` are there after ``read``.
+    """
+
+    backlog: LevelBacklog
+    chosen: NDArray[np.bool_]
+
+    def __init__(self, options: ConvertOptions) -> None:
+        self.options = options
+        self.root = StoreRoot(options.source)
+        self.warnings: list[str] = []
+        self.left_out_topics: dict[str, int] = {}
+
+    def check_places(self, target: Path) -> None:
+        """Refuse what is no store, and one of source and target within the other."""
+        self.root.require_readable()
+        self.root.require_log()
+        require_whole_log(self.root)
+        source, target_end = self.root.path.resolve(), target.resolve()
+        if source.is_relative_to(target_end) or target_end.is_relative_to(source):
+            raise TargetError(f"{target}: must not lie in the source, or around it")
+
+    def check(self) -> None:
+        """Refuse a store that was not stopped, or whose own wheel is not empty, unless told
+        otherwise; and one of which a change was stopped: what it began is still to be finished.
+        """
+        refuse_unfinished(self.root)
+        if not self.root.was_stopped_cleanly and not self.options.after_crash:
+            raise UncleanStoreError(
+                f"{self.root.abort}: the broker is running or has crashed; stop it cleanly, or"
+                " use --after-crash, which leaves out what was already delivered"
+            )
+        self.warnings = [
+            *retired_warnings(self.root, self.options.only_levels),
+            *source_warnings(self.root, whole_log=self.options.whole_log),
+        ]
+        if not self.options.levels_only:
+            require_empty_wheel(self.root)
+        elif waiting := waiting_in_wheel(self.root):
+            told = counted(waiting, "message waits", "messages wait")
+            self.warnings.append(f"left behind: {told} in the source's own timer wheel")
+
+    def read(self) -> None:
+        """Find what is pending, and what of it this run is about; the rest is `skipped`."""
+        options = self.options
+        self.backlog = read_backlog(
+            self.root.path,
+            offsets_choice=options.offsets,
+            level_table=options.level_table,
+            after_crash=options.after_crash,
+            whole_log=options.whole_log,
+        )
+        self.chosen = np.ones(len(self.backlog), np.bool_)
+        if options.only_levels:
+            known = {counts.level for counts in self.backlog.counts}
+            require_queues(self.root, options.only_levels, known)
+            self.chosen &= np.isin(self.backlog.level, np.array(options.only_levels))
+        if options.only_topics:
+            wanted, self.left_out_topics = choose_topics(
+                self.root, self.backlog, options.only_topics
+            )
+            self.chosen &= wanted
+
+    def request(self, now_ms: int) -> dict[str, Any]:
+        """What makes this run of this source this one and not another."""
+        return request_of(self.options, now_ms, self.backlog.level_table)
+
+    def with_warnings(self, report: ConversionReport) -> ConversionReport:
+        """The source's report with what else is to be said of it."""
+        return attrs.evolve(
+            report,
+            left_out_topics=self.left_out_topics,
+            warnings=(*self.warnings, *report.warnings),
+        )
+
+
+_COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
+
+
+class SameMessageError(OptionsError):
+    """One message that waits in two sources: in one target it would be delivered from both."""
+
+
+def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:
+    """Raise SameMessageError where one record waits in two sources, byte for byte at one place of
+    the log: copies of one broker's store that have no file of the log in common.
+    """
+    for one, two in combinations(sources, 2):
+        for at_one, at_two in _alike(one.backlog, two.backlog):
+            if _record(one, at_one) == _record(two, at_two):
+                level, queue_offset = one.backlog.level[at_one], one.backlog.queue_offset[at_one]
+                raise SameMessageError(
+                    f"{one.root.path} and {two.root.path} hold the same message: level {level},"
+                    f" queue offset {queue_offset}; it would be delivered from both. Convert the"
+                    " master's store only"
+                )
+
+
+def _alike(one: LevelBacklog, two: LevelBacklog) -> list[tuple[int, int]]:
+    """Rows of both that agree in place, size, level and due time; of different brokers that is
+    chance, and few.
+    """
+    _offsets, rows_one, rows_two = np.intersect1d(
+        one.commit_log_offset, two.commit_log_offset, return_indices=True
+    )
+    alike = np.ones(len(rows_one), np.bool_)
+    for name in _COMPARED:
+        alike &= getattr(one, name)[rows_one] == getattr(two, name)[rows_two]
+    return list(zip(rows_one[alike].tolist(), rows_two[alike].tolist(), strict=True))
+
+
+def _record(source: ConversionSource, at: int) -> bytes | int:
+    """The bytes of an entry; of one that cannot be read its own number, which is no other's."""
+    offset, size = source.backlog.commit_log_offset[at], source.backlog.size_bytes[at]
+    try:
+        with SegmentReader(source.root.commit_log) as log:
+            return log.read_at(int(offset), int(size))
+    except FormatError:
+        return id(source)
+
+
+@attrs.frozen(eq=False)
+class Entries:
+    """What waits in all sources, one source behind the other, a row a message.
+
+    ``starts`` says at which row each source begins, and last where all end. It is what a plan is
+    made from; the row of a message is its index.
+    """
+
+    level: NDArray[Any]
+    due_ms: NDArray[np.int64]
+    commit_log_offset: NDArray[np.int64]
+    size_bytes: NDArray[Any]
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, backlogs: Sequence[LevelBacklog]) -> "Entries":
+        """The rows of these backlogs; of one alone they are its own arrays."""
+        ends = np.cumsum([len(backlog) for backlog in backlogs]).tolist()
+
+        def joined(name: str) -> NDArray[Any]:
+            columns = [getattr(backlog, name) for backlog in backlogs]
+            return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+        return cls(
+            level=joined("level"),
+            due_ms=joined("due_ms"),
+            commit_log_offset=joined("commit_log_offset"),
+            size_bytes=joined("size_bytes"),
+            starts=(0, *ends),
+        )
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """From which row to which each source has."""
+        return list(pairwise(self.starts))
+
+
+def own_amendments(amendments: Amendments, span: tuple[int, int]) -> Amendments:
+    """What was learned of the rows of one source, counted from its first."""
+    first, end = span
+    return Amendments(
+        bad={at - first: why for at, why in amendments.bad.items() if first <= at < end},
+        sizes={at - first: size for at, size in amendments.sizes.items() if first <= at < end},
+    )
+
+
+def own_messages(plan: Plan, span: tuple[int, int]) -> slice:
+    """Which messages of the plan are those of one source."""
+    first, end = np.searchsorted(plan.chosen, span).tolist()
+    return slice(first, end)
+
+
+class SourceSet:
+    """All sources, stage by stage, as ``ConversionSource`` is one.
+
+    ``entries`` and ``chosen`` are there after ``read``, ``request`` after ``ask``.
+    """
+
+    entries: Entries
+    chosen: NDArray[np.bool_]
+    request: dict[str, Any]
+
+    def __init__(self, members: Sequence[ConvertOptions]) -> None:
+        self._each = [ConversionSource(options) for options in members]
+        self.roots = [source.root for source in self._each]
+
+    @property
+    def paths(self) -> list[Path]:
+        """Where they lie."""
+        return [root.path for root in self.roots]
+
+    def check_places(self, target: Path) -> None:
+        """Refuse what is no store, and one of source and target within the other."""
+        for source in self._each:
+            source.check_places(target)
+
+    def check(self) -> None:
+        """Refuse sources that were not stopped, or whose own wheels are not empty."""
+        for source in self._each:
+            source.check()
+
+    def hold(self, stack: ExitStack) -> None:
+        """No broker starts on one of them until the stack is closed."""
+        for root in self.roots:
+            stack.enter_context(root.shared_lock())
+
+    def read(self) -> None:
+        """Find what is pending in all of them. Raises SameMessageError as well."""
+        for source in self._each:
+            source.read()
+        self.entries = Entries.of([source.backlog for source in self._each])
+        self.chosen = np.concatenate([source.chosen for source in self._each])
+        refuse_same_messages(self._each)
+
+    def ask(self, now_ms: int) -> None:
+        """Settle what makes this run this one."""
+        self._requests = [source.request(now_ms) for source in self._each]
+        self.request = merged_request(self._requests)
+
+    def bad_records(self, amendments: Amendments) -> list[BadRecord]:
+        """All of them; where there are several sources, each with its own."""
+        return [
+            record
+            for source, span in zip(self._each, self.entries.spans, strict=True)
+            for record in named_records(
+                bad_records(source.backlog, own_amendments(amendments, span)),
+                source.root.path,
+                len(self._each),
+            )
+        ]
+
+    def set_aside(self, target: StoreRoot, amendments: Amendments) -> None:
+        """Keep the bad records beside the target. Raises TargetError."""
+        lines: list[str] = []
+        spans = enumerate(zip(self._each, self.entries.spans, strict=True), 1)
+        for number, (source, span) in spans:
+            bad = own_amendments(amendments, span).bad
+            prefix = f"source-{number:02d}-" if len(self._each) > 1 else ""
+            lines += keep_bad_records(source.root, target, source.backlog, bad, prefix=prefix)
+        list_bad_records(target, lines)
+
+    def report(
+        self, plan: Plan, amendments: Amendments, receipts: Sequence[Receipt], seconds: Seconds
+    ) -> ConversionReport:
+        """The report of the one source, or the sum of all with each in it."""
+        each = []
+        for number, (source, span) in enumerate(zip(self._each, self.entries.spans, strict=True)):
+            parts = np.flatnonzero(plan.log.parts["source"] == number).tolist()
+            report = conversion_report(
+                source.options,
+                source.backlog,
+                source.chosen,
+                plan,
+                own_amendments(amendments, span),
+                [receipts[part] for part in parts],
+                seconds,
+                self._requests[number],
+                own=own_messages(plan, span),
+            )
+            each.append(source.with_warnings(report))
+        return each[0] if len(each) == 1 else merged_report(each, self.request)
