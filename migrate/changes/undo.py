@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finishes or undoes a change of a store from wherever it was stopped; rolls back the newest change;
-and finds out whether a broker has written since.
+"""Finishes or undoes a change of a store from wherever it was stopped, and rolls back the newest.
 
 Undoing moves the offsets back first, so that a message is pending in its level again before its
 record is removed from the log. Stopped anywhere, it is continued by the next call.

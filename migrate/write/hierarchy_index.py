@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a hierarchical wheel: each part writes its share as two tables beside its receipt, and
-sealing makes one database of all of them.
+"""The index of a hierarchical wheel: two tables for each part, and one database of all tables.
 
-A part has its records at hand, which say their ids; so no record is read a second time.
+A part writes its tables while it has its records in memory, so no record is read a second time.
 """
 
 import zlib
