@@ -52,7 +52,7 @@ WAITING_ROW = Layout(
         Field("commit_log_offset", "i64", "where its record begins"),
         Field("size_bytes", "i32", "how long the record is"),
         Field("topic_hash", "i32", "Java's hash of REAL_TOPIC"),
-        Field("flags", "i32", "1 always, 2 stored again before retention took it, 4 delete marker"),
+        Field("flags", "i32", "1 always, 2 rolled before retention deletes it, 4 delete marker"),
     ),
 )
 
