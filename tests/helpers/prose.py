@@ -8,6 +8,7 @@ Headings, table cells, list items and paragraphs end the sentence that stands in
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 
 import attrs
@@ -27,6 +28,8 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _NAMES = re.compile(rf"\b{CODE}(?:(?:, and |, or |, | and | or |/| ){CODE}\b)+")
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"'”)*_]*\s+(?=[\"'“(*_]*[A-Z0-9‘])")
 _WORD = re.compile(r"\S*[^\W_]\S*")
+_DOCSTRING = re.compile(r'\A(?:#[^\n]*\n)*r?"""(.*?)"""', re.DOTALL)
+_RAISE = re.compile(r"^( *)raise [\w.]+\((?:\n(?:.*\n)*?\1\)|.*).*$", re.MULTILINE)
 _ITEM = re.compile(r"^ *(?:[-*+]|\d+\.) +")
 
 
@@ -84,7 +87,8 @@ def page_sentences(name: str, text: str) -> Iterator[Sentence]:
 
 def docstring_sentences(source: Source) -> Iterator[Sentence]:
     """The sentences of a module's docstring, without examples and indented blocks."""
-    text = inspect.cleandoc(ast.get_docstring(source.tree) or "")
+    found = _DOCSTRING.search(source.text)
+    text = inspect.cleandoc(found[1]) if found else ""
     for paragraph in re.split(r"\n\s*\n", text):
         if not paragraph.startswith((" ", ">>>")):
             for item in re.split(r"\n(?=[-*] )", paragraph):
@@ -92,11 +96,11 @@ def docstring_sentences(source: Source) -> Iterator[Sentence]:
 
 
 def message_sentences(source: Source) -> Iterator[Sentence]:
-    """The sentences of every text that stands in a ``raise X(…)``."""
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            for text in _texts(node.exc):
-                yield from sentences(f"{source.path}:{node.lineno}", text)
+    """The sentences of every text that stands in a ``raise X(…)``; only those are parsed."""
+    for found in _RAISE.finditer(source.text):
+        line = source.text.count("\n", 0, found.start()) + 1
+        for text in _texts(ast.parse(textwrap.dedent(found[0]))):
+            yield from sentences(f"{source.path}:{line}", text)
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
