@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A week of deliveries in a second: the time of a store is what its clock says, and can be made up.
+"""A week of deliveries in a second: a store takes the time from its clock, which may be simulated.
 
-A hundred thousand reminders go in at once, as columns, due at random quarters of an hour; the loop
-leaps from one due time to the next. Prints::
+A hundred thousand reminders are scheduled at once, as columns, due at random quarters of an hour.
+The loop jumps from one due time to the next. Prints::
 
     100,000 messages stored
     Mon: 14,...
@@ -19,8 +19,7 @@ from collections import Counter
 
 import numpy as np
 
-from message_store import Deliveries, ManualClock, Message, MessageBatch, run_store
-from timer_wheel import WheelStore
+from delaywheel import Deliveries, ManualClock, Message, MessageBatch, WheelStore, run_store
 
 DAY_MS, QUARTER_MS = 86_400_000, 900_000
 MONDAY_MS = 1_767_571_200_000  # 2026-01-05T00:00:00Z
@@ -32,7 +31,7 @@ lateness_ms: list[int] = []
 
 
 def count(deliveries: Deliveries) -> None:
-    """Note what has come, without an object for any message."""
+    """Count the deliveries of a day, without an object for any message."""
     by_day[(clock.now_ms() - MONDAY_MS - 1) // DAY_MS] += len(deliveries)
     lateness_ms.append(deliveries[0].lateness_ms)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders that are not paid within half an hour are cancelled; who pays takes the timeout back.
+"""Orders that are not paid within half an hour are cancelled; a payment cancels the timeout.
 
-Half an hour is one of RocketMQ's delay levels, so the engine of the levels will do. The clock is
+Half an hour is one of RocketMQ's delay levels, so the engine of the levels suffices. The clock is
 moved by hand. Prints::
 
     0 minutes: orders 1, 2 and 3 were placed
@@ -11,8 +11,7 @@ moved by hand. Prints::
     31 minutes: order 3 is paid, too late: already delivered
 """
 
-from legacy_levels import LevelStore
-from message_store import AfterMs, Deliveries, ManualClock, Message, run_store
+from delaywheel import AfterMs, Deliveries, LevelStore, ManualClock, Message, run_store
 
 MINUTE_MS = 60_000
 START_MS = 1_767_308_400_000
@@ -26,7 +25,7 @@ def say(text: str) -> None:
 
 
 def cancel_orders(deliveries: Deliveries) -> None:
-    """What happens to orders whose time is up."""
+    """Cancel the orders whose time is up."""
     for delivered in deliveries:
         say(f"order {delivered.message.keys[0]} is cancelled")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that come again and again, as of a cron: each run stores the next one before it is done.
+"""Repeated jobs, as of a cron: each run schedules the next one before it works.
 
-The next run is stored for a time that is counted from the last promise, not from now, so that runs
-do not drift; it has the promise in its unique key, so that a run which is repeated (the program
-died after the store had delivered) can be told from a new one. Prints::
+The next due time counts from the last promise, not from the present, so runs do not drift. The
+unique key holds the due time. It distinguishes a new run from one that is repeated because the
+program died after the delivery. Prints::
 
     Thu 00:00 report
     Thu 00:00 backup
@@ -16,8 +16,7 @@ died after the store had delivered) can be told from a new one. Prints::
 
 from datetime import UTC, datetime
 
-from message_store import AtMs, DelayStore, Deliveries, ManualClock, Message, run_store
-from timer_wheel import WheelStore
+from delaywheel import AtMs, DelayStore, Deliveries, ManualClock, Message, WheelStore, run_store
 
 HOUR_MS = 3_600_000
 MIDNIGHT_MS = 1_767_225_600_000  # a Thursday, 2026-01-01T00:00:00Z
@@ -25,7 +24,7 @@ EVERY_MS = {"report": 24 * HOUR_MS, "backup": 6 * HOUR_MS}
 
 
 def plan(store: DelayStore, job: str, due_ms: int) -> None:
-    """Store one run of a job."""
+    """Schedule one run of a job."""
     message = Message("jobs", job.encode(), tags=job, unique_key=f"{job}-{due_ms}")
     store.schedule(message, AtMs(due_ms))
 

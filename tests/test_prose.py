@@ -22,7 +22,7 @@ from tests.helpers.prose import (
     page_sentences,
     without_code,
 )
-from tests.source_laws import FLOORS, ROOT, product_sources
+from tests.source_laws import FLOORS, ROOT, Source, product_sources
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -75,10 +75,12 @@ def page_texts() -> list[Sentence]:
 
 @cache
 def product_texts() -> list[Sentence]:
-    """All sentences of module docstrings, raised messages, and the help of all verbs."""
+    """All sentences of module docstrings, raised messages, examples, and the help of all verbs."""
     found = list(help_sentences(import_module("cli").main))
     for source in product_sources():
         found += [*docstring_sentences(source), *message_sentences(source)]
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        found += docstring_sentences(Source.read(path))
     return found
 
 
@@ -88,7 +90,7 @@ def counted(texts: Iterable[Sentence]) -> Counter[str]:
     def name(where: str) -> str:
         path = where.split(":")[0]
         part = path.split("/")[0].removesuffix(".py")
-        return path if path.endswith(".md") else part if part in FLOORS else "help"
+        return path if path.endswith(".md") else part if part in (*FLOORS, "examples") else "help"
 
     return Counter(name(each.where) for each in texts)
 
