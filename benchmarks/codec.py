@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, spread, table
+from benchmarks.machine import RESULTS, facts, keeping, prewarm
 from message_store.base.clock import stopwatch_s
 from message_store.columns.batch_codec import decode_batch, place_batch, write_batch
 from message_store.columns.byte_column import ByteColumn
@@ -113,26 +113,6 @@ def crc_rates(megabytes: int = 64) -> dict[str, float]:
     return rates
 
 
-def report_text(measured: dict[str, Any]) -> str:
-    """What was measured, for people."""
-    rows = []
-    for body_bytes, rounds in measured["rounds"].items():
-        for name in rounds[0] if rounds else ():
-            took = [each[name] for each in rounds]
-            rate = [1_000 / ns for ns in took]
-            rows.append((f"{body_bytes} B", name, spread(took, 0), spread(rate)))
-    rates = [(name, f"{rate:.1f}") for name, rate in measured["crc_gb_per_s"].items()]
-    return f"""# Codec: one core
-
-{facts_text(measured["facts"])}
-
-{measured["messages"]:,} records a round, after one that is thrown away; median (least–most).
-
-{table(("body", "step", "ns a record", "million/s"), rows)}
-
-{table(("CRC-32", "GB/s"), rates)}"""
-
-
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -146,7 +126,7 @@ def main() -> None:
         "rounds": {body_bytes: [] for body_bytes in _BODIES},
         "crc_gb_per_s": {},
     }
-    with keeping("codec", measured, report_text, options.results):
+    with keeping("codec", measured, options.results):
         for body_bytes, rounds in measured["rounds"].items():
             one_round(options.messages, body_bytes)  # a round to throw away
             for _ in range(options.rounds):

@@ -24,7 +24,6 @@ from typing import Any
 import attrs
 from pyspark.sql import SparkSession
 
-from benchmarks.convert_report import WARM_UP_MESSAGES, report_text
 from benchmarks.machine import (
     RESULTS,
     descendants,
@@ -43,6 +42,7 @@ from migrate.convert import convert
 from migrate.settings import ConvertOptions
 from migrate.spark.session import spark_session
 
+WARM_UP_MESSAGES = 20_000
 _SAMPLE_EVERY_S = 0.02
 _DISK_BYTES_A_MESSAGE = 1_400
 """Source, the last file of it once more, and a target or a copy."""
@@ -235,7 +235,7 @@ def main() -> None:
         with spark_session() as spark:
             measured["spark_start_s"] = stopwatch_s() - starting_s
             measured["cold_s"] = cold_start(place / "cold")
-            with keeping("convert", measured, report_text, options.results):
+            with keeping("convert", measured, options.results):
                 for count in options.messages:
                     # what a size may take grows with it, so that the largest has its rounds as well
                     share = sum(each for each in options.messages if each <= count)

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.engine_loads import OpenStore, bodies, open_hierarchy, open_wheel
-from benchmarks.engine_opening import in_a_process, opening
-from benchmarks.engine_steady import PERCENTILES, Steady, steady
-from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
+from benchmarks.engines.loads import OpenStore, bodies, open_hierarchy, open_wheel
+from benchmarks.engines.opening import in_a_process, opening
+from benchmarks.engines.steady import Steady, steady
+from benchmarks.machine import RESULTS, facts, keeping, prewarm
 from compare.running.work_files import forget_pages
 from message_store import Clock, DelayStore, MessageBatch
 
 _DUE_BYTES = 8
 _PIECE = 250_000
-_PUBLISHED = {"50": 301, "90": 690, "99": 904, "99.9": 979}
 
 
 def with_backlog(open_store: OpenStore, wanted: Steady) -> OpenStore:
@@ -99,69 +98,6 @@ def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any
                 file.rmdir() if file.is_dir() else file.unlink()
 
 
-def steady_text(runs: list[dict[str, Any]]) -> str:
-    """A table: lateness against the time asked for, and the price."""
-    head = ["", "precision, ms", *(f"P{at}" for at in PERCENTILES[1:]), "longest send, ms", "CPU"]
-    ordinary = next(run["cpu percent"] for run in runs if run["what"] == "ordinary messages")
-    rows = [["published, 8 cores", "1,000", *_PUBLISHED.values(), "", "", "240 %, ×2"]]
-    for run in runs:
-        late = run["seen - due"]
-        is_measured = run["measured"] > 0
-        told = [f"{late[str(at)]:,.0f}" if is_measured else "" for at in PERCENTILES[1:]]
-        cpu = f"{run['cpu percent']:.0f} %, ×{run['cpu percent'] / ordinary:.1f}"
-        send = f"{run['longest schedule ms']:.1f}"
-        rows.append([run["what"], f"{run['precision_ms']:,}", *told, send, cpu])
-    return table(head, rows)
-
-
-def opening_text(runs: list[dict[str, Any]]) -> str:
-    """A table: seconds until the store is open, and what a message costs on the disk."""
-    head = ["engine", "waiting", "clean, s", "killed, s", "cold, s", "index, bytes a message"]
-    rows = []
-    for run in runs:
-        disk = run["disk bytes"]
-        own = disk.get("delaywheel", 0) + disk.get("timerlog", 0) + disk.get("timerwheel", 0)
-        times = (min(each["open s"] for each in run[kind]) for kind in ("clean", "killed"))
-        told = [f"{seconds:.2f}" for seconds in (*times, run["cold"]["open s"])]
-        count = run["messages"]
-        rows.append([run["engine"], f"{count:,}", *told, f"{own / count:.0f}"])
-    return table(head, rows)
-
-
-def length_text(ms: int) -> str:
-    """A length of time for people.
-
-    >>> [length_text(ms) for ms in (600_000, 40_000, 90_000, 1_500)]
-    ['10 min', '40 s', '90 s', '1.5 s']
-    """
-    return f"{ms // 60_000} min" if ms % 60_000 == 0 else f"{ms / 1_000:g} s"
-
-
-def report_text(measured: dict[str, Any]) -> str:
-    """Everything for people."""
-    run, longest = measured["steady"][0], length_text(measured["longest_delay_ms"])
-    return f"""# The hierarchical wheel
-
-{facts_text(measured["facts"])}
-
-## Steady load
-
-{run["rate"]:,} messages a second in and out for {run["seconds"]:g} s, bodies of
-{run["body_bytes"]:,} bytes, delays of 30 s to {longest}; what a long run would have left waiting
-is there; a flush each second. Lateness in ms against the time that was asked for, until `advance`
-came back; CPU in percent of one core, and beside that of ordinary messages, which are stored at the
-same rate and never due.
-
-{steady_text(measured["steady"])}
-
-## Opening
-
-Bodies of 256 bytes, due within two hours; each opening in a process of its own, the best of
-{measured["rounds"]}. The bar: 10 million in less than 5 s.
-
-{opening_text(measured["opening"])}"""
-
-
 def arguments() -> argparse.Namespace:
     """How much of everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -190,7 +126,7 @@ def main() -> None:
             "steady": [],
             "opening": [],
         }
-        with keeping("hierarchy", measured, report_text, options.results):
+        with keeping("hierarchy", measured, options.results):
             steady_runs(options, place, measured["steady"])
             openings(options, place, measured["opening"])
 

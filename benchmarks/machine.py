@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ def facts(directory: Path) -> dict[str, str]:
     """
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return {
-        "command": shlex.join([Path(sys.argv[0]).stem, *_without_places(sys.argv[1:])]),
+        "command": shlex.join([_benchmark_name(), *_without_places(sys.argv[1:])]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -44,6 +44,11 @@ def facts(directory: Path) -> dict[str, str]:
         "a step of plain Python": f"{python_step_ns():.0f} ns",
         **{name: version(name) for name in _LIBRARIES},
     }
+
+
+def _benchmark_name() -> str:
+    program = Path(sys.argv[0])
+    return program.parent.name if program.stem == "__main__" else program.stem
 
 
 def _without_places(flags: Sequence[str]) -> list[str]:
@@ -192,18 +197,16 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def keep(name: str, text: str, measured: Mapping[str, Any], directory: Path) -> None:
-    """Write ``name.md`` and ``name.json`` and show the text."""
+def keep(name: str, measured: Mapping[str, Any], directory: Path) -> None:
+    """Write ``name.json``, and say where."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{name}.md").write_text(text + "\n", "utf-8")
-    (directory / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
-    print(text)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
+    print(f"{path}: python -m tools.generate_performance shows it on docs/PERFORMANCE.md")
 
 
 @contextmanager
-def keeping(
-    name: str, measured: dict[str, Any], text: Callable[[dict[str, Any]], str], directory: Path
-) -> Iterator[None]:
+def keeping(name: str, measured: dict[str, Any], directory: Path) -> Iterator[None]:
     """Keep what was measured when the block ends, also when it is interrupted or fails on the way:
     ``measured``, which grows inside, then says so. SIGTERM interrupts as Ctrl-C does.
     """
@@ -217,15 +220,9 @@ def keeping(
     except BaseException as error:
         if json.dumps(measured) != at_first:  # else what the last run left is worth more
             measured["ended early"] = repr(error)
-            said = f"Ended early, by {error!r}: what is missing was not measured."
-            keep(name, f"{text(measured)}\n\n{said}", measured, directory)
+            keep(name, measured, directory)
         raise
     else:
-        keep(name, text(measured), measured, directory)
+        keep(name, measured, directory)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def facts_text(known: Mapping[str, str]) -> str:
-    """The facts as one paragraph."""
-    return ", ".join(f"{name} {value}" for name, value in known.items()) + "."

@@ -8,14 +8,14 @@ their files by the same code. Where there is no JDK or no Maven their columns sa
 
 import argparse
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, spread, table
+from benchmarks.machine import RESULTS, facts, keeping, prewarm
 from compare.report.results import EngineResult, RaceResults
 from compare.running.observation import RaceSettings
 from compare.running.race import Race, run_race
@@ -24,15 +24,13 @@ from compare.workloads.workload import Workload
 from message_store.format.delay_levels import DelayLevels
 
 _SHORT_LEVELS = 3
-_KILO = 1_000
 
 
 @attrs.frozen
 class Event:
-    """One race of the meeting. ``title`` says what is asked of the engines."""
+    """One race of the meeting."""
 
     name: str
-    title: str
     workload: Workload
     engines: tuple[str, ...]
     rounds: int
@@ -44,11 +42,9 @@ def events(options: argparse.Namespace) -> list[Event]:
     burst = Recipe(messages=options.burst, delay_max_ms=options.burst_after_ms)
     wheels, levels = ("wheel", "java-wheel"), ("levels", "java-levels")
     found = [
-        Event("levels", _title_of_levels(options.levels), short_levels(options.levels), levels,
-              options.rounds),
-        Event("burst", f"{options.burst:,} messages due in the same second",
-              make_workload("burst", burst), wheels, options.rounds),
-    ]  # fmt: skip
+        Event("levels", short_levels(options.levels), levels, options.rounds),
+        Event("burst", make_workload("burst", burst), wheels, options.rounds),
+    ]
     steady = Recipe(
         messages=int(options.rate * options.steady_s),
         rate_per_second=options.rate,
@@ -56,15 +52,9 @@ def events(options: argparse.Namespace) -> list[Event]:
         delay_max_ms=options.longest_delay_ms,
     )
     for precision_ms in (1_000, 100):
-        name, title = f"steady, precision {precision_ms}", f"{options.rate:,} messages a second"
-        workload = make_workload("uniform", steady)
-        found.append(Event(name, title, workload, wheels, 1, precision_ms))
+        name = f"steady, precision {precision_ms}"
+        found.append(Event(name, make_workload("uniform", steady), wheels, 1, precision_ms))
     return [event for event in found if event.name.split(",")[0] in options.events]
-
-
-def _title_of_levels(count: int) -> str:
-    names = DelayLevels.parse().text().split()[:_SHORT_LEVELS]
-    return f"{count:,} messages for the levels {' '.join(names)}, put at once"
 
 
 def short_levels(count: int) -> Workload:
@@ -101,48 +91,6 @@ def figures(results: RaceResults) -> dict[str, Any]:
     return {"workload": told["workload"], "engines": told["engines"]}
 
 
-def event_text(event: Event, results: RaceResults) -> str:
-    """One race for people."""
-    rows = [_row(engine) for engine in results.engines]
-    head = ("engine", "put, thousand/s", "drained, thousand/s", "late by the time asked")
-    more = ("late by the promise", "early / missing / repeated", "CPU %", "MiB", "bytes each")
-    parts = (f"## {event.name.capitalize()}", f"{event.title}.", table((*head, *more), rows))
-    return "\n\n".join((*parts, _beside_java(results)))
-
-
-def _row(engine: EngineResult) -> Sequence[object]:
-    if engine.unavailable is not None:
-        return (engine.name, engine.unavailable, *[""] * 7)
-    puts, drains = (
-        [value / _KILO for one in engine.rounds if (value := getattr(one, name)) is not None]
-        for name in ("put_per_second", "drain_per_second")
-    )
-    late, after = (
-        "–" if each is None else f"{each.p50:,.0f} / {each.p99:,.0f} / {each.p999:,.0f}"
-        for each in (engine.lateness_ms, engine.lateness_after_promise_ms)
-    )
-    return (
-        engine.name,
-        spread(puts, 0) if puts else "–",
-        spread(drains, 0) if drains else "–",
-        late,
-        after,
-        f"{engine.early} / {engine.missing} / {engine.duplicates}",
-        spread([one.cpu_percent for one in engine.rounds], 0),
-        f"{engine.peak_memory_bytes / 2**20:,.0f}",
-        f"{engine.bytes_on_disk / max(1, engine.taken):,.0f}",
-    )
-
-
-def _beside_java(results: RaceResults) -> str:
-    """How ours stands beside RocketMQ's, where both ran."""
-    known = ratios({each.name: each for each in results.engines})
-    if not known:
-        return "RocketMQ's own engine did not run here."
-    parts = [f"{name} {value:.2f} ×" for name, value in known.items()]
-    return f"Ours / RocketMQ's own: {', '.join(parts)}."
-
-
 def ratios(engines: Mapping[str, EngineResult]) -> dict[str, float]:
     """Ours divided by RocketMQ's: more is better for speeds, less for lateness and CPU."""
     ours = next((e for n, e in engines.items() if not n.startswith("java-")), None)
@@ -158,20 +106,6 @@ def ratios(engines: Mapping[str, EngineResult]) -> dict[str, float]:
     if after[0] is not None and after[1] is not None:
         pairs["P99.9 by the promise"] = (after[0].p999, after[1].p999)
     return {name: a / b for name, (a, b) in pairs.items() if a is not None and b}
-
-
-def report_text(measured: Mapping[str, Any], parts: Sequence[str]) -> str:
-    """Everything for people."""
-    return f"""# The race: our engines and RocketMQ's own
-
-{facts_text(measured["facts"])}
-
-Bodies of 1,024 bytes. Engines take turns, so often: {measured["rounds"]}, steady once; speeds are
-median (least–most), lateness is P50 / P99 / P99.9 in ms, of the last round. Ours are seen when
-`advance` comes back, and take what has arrived together as one batch. RocketMQ's are seen at the
-time in the record, when it is not yet listed; they also write a key index.
-
-{chr(10).join(parts)}"""
 
 
 def arguments() -> argparse.Namespace:
@@ -200,12 +134,10 @@ def main() -> None:
             "rounds": options.rounds,
             "events": {},
         }
-        parts: list[str] = []
-        with keeping("race", measured, lambda told: report_text(told, parts), options.results):
+        with keeping("race", measured, options.results):
             for event in events(options):
                 results = run(event, Path(name))
                 found = ratios({each.name: each for each in results.engines})
-                parts.append(event_text(event, results) + "\n")
                 measured["events"][event.name] = figures(results) | {"ratios": found}
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, facts, facts_text, keeping, spread, table
+from benchmarks.machine import RESULTS, facts, keeping
 
 _ROOT = Path(__file__).resolve().parent.parent
 _HELP = ("--help",)
@@ -58,31 +58,6 @@ def measure(directory: Path, rounds: int, found: dict[str, list[dict[str, float]
                 found[name].append({"s": whole_s, "first word s": word_s})
 
 
-def report_text(measured: dict[str, Any]) -> str:
-    """What was measured, for people."""
-    titles = {
-        "help": "`delaywheel --help`",
-        "first": "`delaywheel generate`, kernels to be compiled",
-        "later": "`delaywheel generate`, kernels compiled before",
-    }
-    rows = [
-        (
-            titles[name],
-            spread([each["s"] for each in rounds]),
-            spread([each["first word s"] for each in rounds]),
-        )
-        for name, rounds in measured["commands"].items()
-        if rounds
-    ]
-    return f"""# Starting
-
-{facts_text(measured["facts"])}
-
-{measured["rounds"]} rounds after one that is thrown away; seconds, median (least–most).
-
-{table(("command", "s", "until it says something, s"), rows)}"""
-
-
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -95,7 +70,7 @@ def main() -> None:
             "rounds": options.rounds,
             "commands": {"help": [], "first": [], "later": []},
         }
-        with keeping("start", measured, report_text, options.results):
+        with keeping("start", measured, options.results):
             measure(Path(name), options.rounds, measured["commands"])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, table
+from benchmarks.machine import RESULTS, facts, keeping, prewarm
 from benchmarks.race import figures
 from compare.report.results import RaceResults
 from compare.running.faults import KILL, REBOOT, RESTART, Fault
@@ -147,39 +147,6 @@ def race_rows(engines: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str
         )
 
 
-LISTING_HEAD = ("store", "waiting", "filter", "s")
-
-
-def listing_rows(listed: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """A row a search."""
-    for one in listed:
-        yield one["store"], f"{one['messages']:,}", one["filter"], f"{one['seconds']:.2f}"
-
-
-_HOW = f"""Bodies of {_BODY_BYTES} bytes, put all at once, due evenly between {_LEAST_MS // 1_000} s
-and {_LONGEST_MS // 60_000} min later; slots of a second. By the virtual clock, so that nothing is
-waited for; a flush a second before each kill. Each was closed {_FIRST_END_MS // 1_000} s after the
-beginning, killed a minute later, and killed on a machine that is started again another minute
-later: from there on nothing is in the page cache but what was read since. The first delivery brings
-what is due at once, of a wheel the messages of a second, of the levels those of a minute."""
-
-
-def report_text(measured: Mapping[str, Any]) -> str:
-    """Everything for people."""
-    parts = [f"# Much that waits\n\n{facts_text(measured['facts'])}\n\n{_HOW}"]
-    for race_told in measured["races"]:
-        engines = race_told["engines"]
-        parts.append(f"## {race_told['messages']:,} messages")
-        parts.append(table(OPENING_HEAD, opening_rows(engines)))
-        parts.append(table(RACE_HEAD, race_rows(engines)))
-    if listed := measured.get("listings"):
-        parts.append(
-            "## A search that finds nothing\n\nBy `delaywheel pending`, once it has started."
-        )
-        parts.append(table(LISTING_HEAD, listing_rows(listed)))
-    return "\n\n".join(parts)
-
-
 def arguments() -> argparse.Namespace:
     """How much of everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -195,7 +162,7 @@ def main() -> None:
     options = arguments()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         measured: dict[str, Any] = {"facts": facts(Path(name)), "races": []}
-        with keeping("waiting", measured, report_text, options.results):
+        with keeping("waiting", measured, options.results):
             for count in options.messages:
                 told: dict[str, Any] = {"messages": count, "engines": {}}
                 measured["races"].append(told)

@@ -19,8 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from legacy_levels import LevelStore
 from message_store import AtLevel, ManualClock, Message
 from message_store.files.store_root import StoreRoot
+from message_store.writing.settings import StoreSettings
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import WHEEL_55_CLEAN, unpack
@@ -524,6 +526,41 @@ def test_what_could_not_be_delivered_is_named(tmp_path: Path) -> None:
     assert result.exit_code == cli.FINDINGS
     assert "2 messages delivered" in result.stdout
     assert "level 3, queue offset 1: a message could not be delivered" in result.stderr
+
+
+def test_a_run_on_a_store_without_its_first_log_file_names_what_is_lost(tmp_path: Path) -> None:
+    waiting = [LevelMessage(level=3, body=bytes([number]) * 1_000) for number in range(9)]
+    built = build_level_store(
+        tmp_path / "store", waiting, commit_log_file_bytes=4_096, offsets={3: 0}
+    )
+    files = sorted((built.root / "commitlog").iterdir())
+    assert len(files) > 1
+    files[0].unlink()
+    result = run("run", built.root, "--engine", "levels", "--now", T0 + 3_600_000)
+    assert result.exit_code == cli.FINDINGS
+    assert "level 3, queue offset 0: a message could not be delivered: the commit log has lost" in (
+        result.stderr
+    )
+
+
+@pytest.mark.parametrize("kind", ["empty", "zero", "end"])
+def test_a_store_whose_log_lost_records_ends_a_look_at_it_with_an_exit_code(
+    kind: str, place: Path
+) -> None:
+    store = LevelStore.open(
+        place, clock=ManualClock(NOW_MS), settings=StoreSettings(commit_log_file_bytes=4_096)
+    )
+    for _ in range(9):
+        store.schedule(Message("orders", b"x" * 1_000), AtLevel(3))
+    store.close()
+    files = sorted((place / "commitlog").iterdir())
+    file = files[-1] if kind == "end" else files[0]
+    file.write_bytes(b"" if kind == "empty" else bytes(4_096))
+    for verb in ("inspect", "pending"):
+        result = run(verb, place, "--now", NOW)
+        assert result.exit_code == cli.SOURCE_UNREADABLE, (verb, result.output)
+        assert result.stdout
+        assert file.name in result.stderr
 
 
 def test_a_level_that_lost_its_queue_is_named(tmp_path: Path) -> None:

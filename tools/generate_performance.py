@@ -230,7 +230,7 @@ def machine_table(results: Results) -> str:
     )
     rows = [
         (
-            f"[{name}](../benchmarks/results/{name}.md)",
+            f"[{name}](../benchmarks/results/{name}.json)",
             _what_was_run(told),
             *(told["facts"].get(each, "–") for each in names),
         )

@@ -6,8 +6,10 @@ from typing import Any
 
 import attrs
 
-from benchmarks.convert_report import BAR_MESSAGES, BAR_RATIO, BAR_WORKER_BYTES
-from benchmarks.engine_bars import (
+from benchmarks.bars import (
+    BAR_MESSAGES,
+    BAR_RATIO,
+    BAR_WORKER_BYTES,
     LATENESS_MS,
     OPENED_MESSAGES,
     OPENING_S,

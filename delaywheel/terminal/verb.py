@@ -28,7 +28,7 @@ FINDINGS = 1
 USAGE = 2
 """The command was not understood, or does not fit the store: level table, now."""
 SOURCE_UNREADABLE = 3
-"""The source is missing, of a kind that is not read, in use, crashed, or damaged beyond reading."""
+"""The source is missing, of a kind that is not read, in use, crashed, or has lost records."""
 TARGET_UNWRITABLE = 4
 """The target cannot be written or continued, or what it takes is missing: Java, Spark, memory."""
 STOPPED_BY_POLICY = 5

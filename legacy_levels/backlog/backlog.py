@@ -144,7 +144,8 @@ def read_backlog(
             log_min=log.min_offset,
             before=again.before,
         )
-        entries, earliest_ms = repair_due_times(log, doubt_neutral_entries(log, entries), table)
+        entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
+        entries, earliest_ms = repair_due_times(log, entries, table)
         delivered, bytes_scanned = _already_delivered(log, entries, earliest_ms, tail)
         pending = entries.pick(~entries.is_expired & ~delivered)
         return LevelBacklog(
@@ -163,6 +164,19 @@ def read_backlog(
             damaged_places=tail.notes.damaged_places,
             queue_misfits=tuple(misfit.path for queue in queues for misfit in queue.misfits),
         )
+
+
+def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) -> Entries:
+    """The same, but expired where a record came from the log and its cancelled or delivered entry
+    stands behind a hole in the queue.
+    """
+    neutral_ends = np.concatenate([np.empty(0, np.int64), *(each.neutral_ends for each in queues)])
+    if not len(neutral_ends):
+        return entries
+    is_neutral = ~entries.in_queue & np.isin(
+        entries.commit_log_offset + entries.size_bytes, neutral_ends
+    )
+    return attrs.evolve(entries, is_expired=entries.is_expired | is_neutral)
 
 
 def _see_delays(

@@ -9,10 +9,11 @@ import numpy as np
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.neutral_units import is_neutral
 from message_store.base.parallel import side_by_side
-from message_store.files.segments import Segment, list_directories
+from message_store.files.segments import Segment, SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import (
     BoolArray,
     Int64Array,
@@ -33,7 +34,8 @@ class LevelQueue:
     ``stored_offset`` is what delayOffset.json says, None when it does not name the level;
     ``entries`` are those not yet delivered by that, ``due_ms`` when each is due as the queue says
     it (``due_is_unknown`` where an extension address leads nowhere). ``history`` are entries before
-    them.
+    them. ``neutral_ends`` are, of units that a hole in the queue hides behind its end, the places
+    in the log where the records of cancelled or delivered messages end.
     """
 
     level: int
@@ -44,6 +46,7 @@ class LevelQueue:
     history: QueueEntries
     due_ms: Int64Array
     due_is_unknown: BoolArray
+    neutral_ends: Int64Array = attrs.field(factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -134,7 +137,26 @@ def open_level_queue(
         history=read.slice(read.first_queue_offset, offset),
         due_ms=due_ms,
         due_is_unknown=due_is_unknown,
+        neutral_ends=_neutral_ends_behind(directory, read, queue_file_bytes),
     )
+
+
+def _neutral_ends_behind(
+    directory: Path, queue: QueueEntries, queue_file_bytes: int | None
+) -> Int64Array:
+    """What ``LevelQueue.neutral_ends`` are; without damage nothing is read."""
+    ends = [np.empty(0, np.int64)]
+    if queue.is_damaged:
+        with SegmentReader(directory, queue_file_bytes) as files:
+            position = queue.queue_max * QUEUE_UNIT.size
+            for segment in files.segments:
+                first = max(position, segment.start_offset)
+                rest_bytes = segment.start_offset + segment.length_bytes - first
+                units = np.zeros(max(rest_bytes, 0) // QUEUE_UNIT.size, QUEUE_UNIT.dtype)
+                files.read_into(first, units.view(np.uint8).data)
+                units = units[is_neutral(units) & is_filled(units)]
+                ends.append(units["commit_log_offset"].astype(np.int64) + units["size_bytes"])
+    return np.concatenate(ends)
 
 
 def queued_by_choice(

@@ -138,13 +138,15 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
 def undelivered(state: LevelState) -> Iterator[Finding]:
     """What was due and could not be delivered: so many by name, and how many more."""
     skipped = state.skipped.all()
-    for one in skipped[:_MOST_NAMED]:
+    for message in skipped[:_MOST_NAMED]:
+        is_lost = message.commit_log_offset < state.live.log.min_offset
+        place = f"{message.size_bytes} bytes at {message.commit_log_offset} of the commit log"
         yield Finding(
             Severity.ERROR,
-            f"level {one.level}, queue offset {one.queue_offset}",
-            f"a message could not be delivered: {one.reason}",
+            f"level {message.level}, queue offset {message.queue_offset}",
+            f"a message could not be delivered: {message.reason}",
             "it was passed over when it was due; 4.9 would have stopped its level there",
-            f"look at {one.size_bytes} bytes at {one.commit_log_offset} of the commit log",
+            "take the commit log's first files from a backup" if is_lost else f"look at {place}",
         )
     if len(skipped) > _MOST_NAMED:
         yield Finding(

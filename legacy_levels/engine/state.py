@@ -7,7 +7,8 @@ after a kill by the log's own copies (``level_recovery``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,15 +35,19 @@ from legacy_levels.engine.repair import (
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
+from message_store.base.printable import counted
 from message_store.files.notes import NoteFile
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
-from message_store.reading.consume_queue import Int64Array
+from message_store.reading.consume_queue import Int64Array, UnitArray
 from message_store.writing.dispatch import Dispatcher
 
 FILE_NAME = "levels-skipped.json"
+
+_MOST_NOTED = 1_000
+_BEHIND_IT = "message behind it", "messages behind it"
 
 
 @attrs.frozen
@@ -230,14 +235,20 @@ def open_levels(
     state = LevelState(
         live, live.levels, rules, start.found, {}, skipped, losses=losses, distrust=start.distrust
     )
+    scanner_of = partial(
+        _scanner,
+        state,
+        start=start,
+        may_tell_losses=bool(start.offsets) and offsets_choice is OffsetsChoice.AUTO,
+    )
     for level in sorted(levels):
-        state.scanners[level] = _scanner(state, level, start)
+        state.scanners[level] = scanner_of(level)
         if not live.was_clean:
             finish_half_neutral(live, state.scanners[level])
         if corrected := repair_due_times(live, state.scanners[level]):
             state.corrected_due_times[level] = corrected
     for level in sorted(beyond):
-        state.left_alone[level] = _scanner(state, level, start)
+        state.left_alone[level] = scanner_of(level)
     if start.since is not None:
         is_known = start.since >= live.log.end
     else:  # of a clean store that has lost its offsets the log alone tells what was delivered
@@ -249,26 +260,56 @@ def open_levels(
     return state
 
 
-def _scanner(state: LevelState, level: int, start: Start) -> LevelScanner:
-    """A level from its offset on, moved into the queue as a broker corrects it."""
+def _scanner(state: LevelState, level: int, start: Start, *, may_tell_losses: bool) -> LevelScanner:
+    """A level from its offset on, moved into the queue as a broker corrects it.
+
+    RocketMQ: ScheduleMessageService#correctDelayOffset. Without ``may_tell_losses`` the offset does
+    not say what was delivered, and what lies in front of the head may have been.
+    """
     queue = state.queue(level)
     stored = start.offsets.get(level, 0)
     head = min(max(stored, queue.min_offset), queue.max_offset)
     first = queue.segments.min_offset // QUEUE_UNIT.size
     done = from_runs(start.done.get(level, ()), queue.max_offset)
     is_told = level in start.offsets and head != stored
-    if is_told or stored < first or _waited(queue, stored, head, done):
+    lost, units = _lost_messages(queue, stored, head, done)
+    if is_told or stored < first or len(lost):
         state.corrections.append(Correction(level, stored, head))
+    if may_tell_losses and len(lost):
+        state.skipped.add(_notes_of_lost(level, lost, units))
     scanner = LevelScanner(level, queue, head)
     scanner.pass_over(done)
     return scanner
 
 
-def _waited(queue: LiveQueue, from_offset: int, to_offset: int, done: Int64Array) -> bool:
-    """Whether any of these entries led to a message that was to be delivered."""
-    units = queue.units(from_offset, to_offset)
-    places = to_offset - len(units) + np.flatnonzero(is_message(units))
-    return bool(len(np.setdiff1d(places, done)))
+def _lost_messages(
+    queue: LiveQueue, stored_offset: int, head: int, delivered: Int64Array
+) -> tuple[Int64Array, UnitArray]:
+    """Queue offsets and units of pending messages in front of the head: retention or somebody took
+    the log files with their records.
+    """
+    units = queue.units(stored_offset, head)
+    first = head - len(units)
+    lost = np.setdiff1d(first + np.flatnonzero(is_message(units)), delivered)
+    return lost, units[lost - first]
+
+
+def _notes_of_lost(
+    level: int, queue_offsets: Int64Array, units: UnitArray
+) -> Iterator[SkippedMessage]:
+    """A note of each lost message; of very many, the last note says how many follow."""
+    more = len(queue_offsets) - _MOST_NOTED
+    for row in range(min(len(queue_offsets), _MOST_NOTED)):
+        says_rest = row + 1 == _MOST_NOTED and more > 0
+        yield SkippedMessage(
+            level=level,
+            queue_offset=int(queue_offsets[row]),
+            commit_log_offset=int(units["commit_log_offset"][row]),
+            size_bytes=int(units["size_bytes"][row]),
+            due_ms=int(units["tags_code"][row]),
+            reason="the commit log has lost the file that held its record"
+            + (f", and those of {counted(more, *_BEHIND_IT)}" if says_rest else ""),
+        )
 
 
 def _settle_after_kill(state: LevelState, start: Start) -> None:

@@ -10,12 +10,14 @@ from legacy_levels.backlog.cut_queues import cut_queues_of
 from legacy_levels.backlog.gone_queues import gone_queues
 from message_store.base.errors import SourceError
 from message_store.base.printable import iso_time, shell_word
+from message_store.files.segments import Segment, SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.cut_log import cut_log, way_out
 from migrate.changes.note import RETIRE, Change, changes_of
 from migrate.look.files import row_problems
 
+_HEAD_BYTES = 8
 _TAKEN_FROM_LOG = (
     "their messages are taken from the log as far as it has them, also those that were cancelled"
 )
@@ -34,11 +36,36 @@ def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = F
     return [*cut, *said, f"{_MAY_BE_IN_LOG}: {finds if is_in_place else '--whole-log looks there'}"]
 
 
+def log_losses(store: StoreRoot) -> list[str]:
+    """How the commit log shows that it has lost records, as sentences: it ends before its synced
+    end; or a file in front of its last one with records is too short, or begins with zeros.
+
+    A first file that was removed looks as if retention had taken it. Reads the head of each file.
+    Raises SourceError.
+    """
+    cut = cut_log(store)
+    lost = [f"{cut}; {way_out(store)}"] if cut else []
+    with SegmentReader(store.commit_log) as log:
+        used = [segment for segment in log.segments if _has_record(log, segment)]
+        last = used[-1].start_offset if used else 0
+        lost += [
+            f"{segment.path}: its records are lost; later files have some"
+            for segment in log.segments
+            if segment.start_offset < last
+            and (segment.length_bytes < log.file_bytes or segment not in used)
+        ]
+    return lost
+
+
+def _has_record(log: SegmentReader, segment: Segment) -> bool:
+    is_long_enough = segment.length_bytes >= _HEAD_BYTES
+    return is_long_enough and any(log.read_at(segment.start_offset, _HEAD_BYTES))
+
+
 def loss_warnings(store: StoreRoot) -> list[str]:
     """What the log and the level queues have lost, as sentences, for those who only look."""
-    lost = cut_log(store)
     return [
-        *([f"{lost}; {way_out(store)}"] if lost else []),
+        *log_losses(store),
         *(f"{cut}; {_TAKEN_FROM_LOG}" for cut in cut_queues_of(store)),
         *gone_queue_warnings(store),
     ]

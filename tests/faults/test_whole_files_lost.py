@@ -341,8 +341,7 @@ def test_a_level_queue_without_a_file_is_read_from_the_log_and_told(
         refuse_store(StoreRoot(copy))
     wanted = set(range(COUNT)) - built.delivered - built.cancelled
     assert len(read_backlog(copy)) >= len(wanted)
-    if not is_first or kind == "gone":
-        assert pending_of(copy) == Counter(wanted)
+    assert pending_of(copy) == Counter(wanted)
     before = contents(copy)
     if is_first and kind != "zero":
         with pytest.raises(SourceError, match=queue.name):
@@ -358,3 +357,56 @@ def test_a_level_queue_without_a_file_is_read_from_the_log_and_told(
     assert max(delivered.values()) == 1
     assert set(range(COUNT)) - built.cancelled <= delivered.keys()
     store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancel_in_a_queue_that_lost_its_first_file_is_honoured(
+    tmp_path: Path, kind: str
+) -> None:
+    """The second file has the entry of the message that was cancelled."""
+    store = opened("levels", tmp_path, START_MS)
+    messages = [Message("orders", b"x", unique_key=f"KEY{number}") for number in range(150)]
+    receipts = [store.schedule(message, AfterMs(10_000)) for message in messages]
+    for number in (100, 120):
+        store.cancel(receipts[number])
+    store.close()
+    destroy(tmp_path / "consumequeue/SCHEDULE_TOPIC_XXXX/2" / f"{0:020}", kind)
+    assert pending_of(tmp_path) == Counter(set(range(150)) - {100, 120})
+
+
+@pytest.mark.parametrize("kind", ["gone", "zero"])
+def test_messages_lost_with_the_first_log_file_are_undelivered_and_noted(
+    kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    built, copy = built_once("levels", tmp_path_factory), tmp_path / "store"
+    copy_store(built.path, copy)
+    destroy(min((copy / "commitlog").iterdir()), kind)
+    store = opened("levels", copy, HALF_MS)
+    while len(store.advance(END_MS)):
+        pass
+    lost = set(range(COUNT)) - built.cancelled - built.delivered - topics_of(store).keys()
+    assert len(store.state.skipped) == len(lost) > 0
+    assert len(store.undelivered()) > 1
+    store.close()
+    report = check_store(copy, CheckOptions(now_ms=HALF_MS))
+    assert any(each.code == "undelivered" for each in report.findings)
+
+
+def test_of_very_many_lost_messages_the_last_note_says_how_many_follow(tmp_path: Path) -> None:
+    store = opened("levels", tmp_path, START_MS)
+    for _ in range(1_200):
+        store.schedule(Message("orders", b"x"), AfterMs(10_000))
+    store.close()
+    shutil.rmtree(tmp_path / "delaywheel")  # as in a broker's store
+    files = sorted((tmp_path / "commitlog").iterdir())
+    (tmp_path / "config/delayOffset.json").write_text('{"offsetTable":{1:0}}')
+    for file in files[:-1]:
+        file.unlink()
+    store = opened("levels", tmp_path, START_MS)
+    lost = store.state.scanners[3].head
+    assert lost > 1_000
+    assert f"and those of {lost - 1_000} messages behind it" in store.state.skipped.all()[-1].reason
+    store.close()
+    before = (tmp_path / "delaywheel/levels-skipped.json").read_bytes()
+    opened("levels", tmp_path, START_MS).close()
+    assert (tmp_path / "delaywheel/levels-skipped.json").read_bytes() == before

@@ -13,7 +13,7 @@ from delaywheel.terminal.options.conversion import (
     require_window,
 )
 from delaywheel.terminal.options.types import TIME_FORMS, Time
-from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
+from delaywheel.terminal.verb import DONE, FINDINGS, SOURCE_UNREADABLE, loading, verb
 from message_store.files.store_root import StoreRoot
 
 if TYPE_CHECKING:
@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 @offsets_option()
 @now_option("As of when messages are overdue:")
 def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
-    """Say what a directory is: version, clean or crashed, what waits in its levels and wheel."""
+    """Say what a directory is: version, clean or crashed, what waits in its levels and wheel.
+
+    Ends with exit code 3 where the commit log has lost records: numbers may then be too high.
+    """
     with loading(output):
         from migrate.look.inspect import inspect_store
+        from migrate.source.warnings import log_losses
     with output.progress() as progress:
         progress("reading", 0, 0)
         found = inspect_store(store, now_ms=now_ms, offsets=offsets)
     output.inspection(found)
+    click.get_current_context().exit(SOURCE_UNREADABLE if log_losses(StoreRoot(store)) else DONE)
 
 
 @verb("delaywheel pending /data/rocketmq/store --level 18 --limit 5")
@@ -48,13 +53,14 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     """List the messages that wait in a store, the next due first.
 
     One JSON object a line; on a terminal, unless --json is given, one message a line for people.
-    Messages that cannot be read are named on stderr, and end the command with exit code 1.
+    Messages that cannot be read are named on stderr, and end the command with exit code 1; a commit
+    log that has lost records ends it with exit code 3.
     """
     require_window(filters["due_after_ms"], filters["due_before_ms"])
     with loading(output):
         from migrate.look.choices import absent_choices
         from migrate.look.pending import PendingFilter, pending_messages
-        from migrate.source.warnings import loss_warnings
+        from migrate.source.warnings import log_losses, loss_warnings
     found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)
@@ -64,4 +70,7 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
         topics, levels = ([filters[name]] if filters[name] is not None else [] for name in named)
         for warning in absent_choices(StoreRoot(store), topics=topics, levels=levels):
             output.warn(warning)
-    click.get_current_context().exit(FINDINGS if unreadable else DONE)
+    code = FINDINGS if unreadable else DONE
+    if log_losses(StoreRoot(store)):
+        code = SOURCE_UNREADABLE
+    click.get_current_context().exit(code)

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from benchmarks.engine_loads import OpenStore, bodies, fresh_store
+from benchmarks.engines.loads import OpenStore, bodies, fresh_store
 from benchmarks.machine import process_cpu_s
 from message_store import AtMs, DelayStore, Deliveries, Message, SystemClock, run_store
 from message_store.base.clock import stopwatch_s

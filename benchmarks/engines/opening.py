@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.engine_loads import ALL_ENGINES, START_MS, messages_table
+from benchmarks.engines.loads import ALL_ENGINES, START_MS, messages_table
 from benchmarks.machine import private_bytes
 from message_store import ManualClock, MessageBatch
 from message_store.base.clock import stopwatch_s
@@ -24,7 +24,7 @@ from message_store.base.clock import stopwatch_s
 _PIECE = 500_000
 _BODY_BYTES = 256
 _SPREAD_MS = 7_000_000
-_PROGRAM = "from benchmarks.engine_opening import main; main()"
+_PROGRAM = "from benchmarks.engines.opening import main; main()"
 _ROOT = Path(__file__).resolve().parent.parent
 
 

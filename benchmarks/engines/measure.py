@@ -10,21 +10,14 @@ process and warm, and were not measured in this run.
 import argparse
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_bars import (
-    OPENED_MESSAGES,
-    OPENING_S,
-    lateness_verdicts,
-    opening_verdict,
-    throughput_verdict,
-)
-from benchmarks.engine_loads import ENGINES, OpenStore
-from benchmarks.engine_opening import opening
-from benchmarks.engine_steady import Steady, steady
-from benchmarks.engine_throughput import (
+from benchmarks.engines.loads import ENGINES, OpenStore
+from benchmarks.engines.opening import opening
+from benchmarks.engines.steady import Steady, steady
+from benchmarks.engines.throughput import (
     Round,
     all_levels,
     burst,
@@ -32,10 +25,9 @@ from benchmarks.engine_throughput import (
     one_by_one,
     one_level,
 )
-from benchmarks.machine import RESULTS, facts, facts_text, keeping, prewarm, spread, table
+from benchmarks.machine import RESULTS, facts, keeping, prewarm
 
 PARTS = ("schedule", "batch", "burst", "levels", "steady", "opening")
-_KILO = 1_000
 _RECORD_BYTES = 250
 _STEADY_WARM_BYTES = 1 << 30
 _Measure = Callable[[OpenStore, Path, int, int], Round]
@@ -95,134 +87,6 @@ def openings(options: argparse.Namespace, place: Path, found: list[dict[str, Any
             shutil.rmtree(place / "store")
 
 
-def throughput_text(found: dict[str, Any]) -> str:
-    """Rates and drains: the rounds apart, the bar beside them."""
-    rows = []
-    for name, measured in found.items():
-        count = measured["messages"]
-        for engine, rounds in measured.items():
-            if engine != "messages":
-                rows += _round_rows(name, engine, count, rounds)
-    head = ("what", "engine", "messages", "rounds", "median (least–most)", "bar", "reached")
-    return table(head, rows) if rows else "Not measured in this run."
-
-
-def _round_rows(
-    name: str, engine: str, count: int, rounds: Sequence[Round]
-) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    if not rounds:
-        return rows
-    if "drain s" not in rounds[0]:
-        for what in rounds[0]:
-            rates = [each[what] / _KILO for each in rounds]
-            each = ", ".join(f"{rate:,.0f}" for rate in rates)
-            middle = f"{spread(rates, 0)} thousand/s"
-            verdict = throughput_verdict(what, rates)
-            rows.append((what, engine, f"{count:,}", each, middle, *verdict))
-        return rows
-    seconds = [each["drain s"] for each in rounds]
-    rates = [count / took / _KILO for took in seconds]
-    each = ", ".join(f"{took:.3f} s" for took in seconds)
-    middle = f"{spread(rates, 0)} thousand/s"
-    rows.append((name, engine, f"{count:,}", each, middle, *throughput_verdict(name, rates)))
-    placing = [each["placing s"] for each in rounds]
-    ratios = [each["ratio"] for each in rounds]
-    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-    rows.append(("… / writing those bytes", engine, "", each, spread(ratios), "", ""))
-    each = ", ".join(f"{took:.3f} s" for took in placing)
-    rows.append(("… placing before it", engine, "", each, f"{spread(placing, 3)} s", "", ""))
-    return rows
-
-
-def steady_text(runs: Sequence[dict[str, Any]]) -> str:
-    """Lateness under a steady load, one row a run."""
-    rows = []
-    for run in runs:
-        late = [_percentiles(run[name]) for name in ("seen - due", "seen - promised")]
-        rows.append(
-            (
-                f"{run['rate']:,}",
-                f"{run['reached a second']:,.0f}",
-                f"{run['seconds']:g}",
-                run["precision_ms"],
-                *late,
-                f"{run['stored - promised']['99.9']:.0f}",
-                f"{run['cpu percent']:.0f}",
-                f"{run['longest schedule ms']:.0f}",
-                f"{run['sent'] - run['delivered']:,} / {run['early']:,}",
-                lateness_verdicts(run),
-            )
-        )
-    titles = ("rate/s", "reached", "sent for s", "precision ms", "seen − due", "seen − promised")
-    more = ("stored − promised P99.9", "CPU %", "longest schedule ms", "missing / early", "bars")
-    return table((*titles, *more), rows) if rows else "Not measured in this run."
-
-
-def _percentiles(found: dict[str, float]) -> str:
-    return " / ".join(f"{value:,.0f}" for value in found.values())
-
-
-def opening_text(runs: Sequence[dict[str, Any]]) -> str:
-    """Seconds to open, bytes a waiting message."""
-    rows = []
-    for run in runs:
-        count, disk = run["messages"], run["disk bytes"]
-        besides = {part: size for part, size in disk.items() if part != "commitlog"}
-        held = [each["private bytes"] for each in run["clean"] + run["killed"]]
-        rows.append(
-            (
-                f"{count:,}",
-                run["engine"],
-                *(_opened(run, kind) for kind in ("clean", "killed")),
-                spread([each["process s"] for each in run["clean"]]),
-                f"{disk['commitlog'] / count:.0f}",
-                ", ".join(f"{part} {size / count:.1f}" for part, size in besides.items()),
-                f"{max(held) / count:.1f}",
-            )
-        )
-    titles = ("waiting", "engine", "open s, clean", "open s, killed", "whole process s")
-    more = ("log bytes each", "other bytes on disk each", "private bytes in memory each")
-    return table((*titles, *more), rows) if rows else "Not measured in this run."
-
-
-def _opened(run: dict[str, Any], kind: str) -> str:
-    seconds = [each["open s"] for each in run[kind]]
-    return spread(seconds) + opening_verdict(run["messages"], kind, seconds)
-
-
-def _opening_bars() -> str:
-    said = (f"{kind} {bar.limit:g} s, RocketMQ {bar.java}" for kind, bar in OPENING_S.items())
-    return f"Bars for {OPENED_MESSAGES:,}: {'; '.join(said)}."
-
-
-def report_text(measured: dict[str, Any]) -> str:
-    """What was measured, for people."""
-    return f"""# The engines
-
-{facts_text(measured["facts"])}
-
-Bodies of {measured["body_bytes"]:,} bytes, {measured["rounds"]} rounds in turns after one that is
-thrown away.
-
-## In and out
-
-{throughput_text(measured["throughput"])}
-
-## Steady load
-
-Delays of 1.2 to {measured["longest_delay_ms"] / _KILO:g} s, a flush each second; least / P50 / P90
-/ P99 / P99.9 / most, ms. Seen is when `advance` came back, stored is the time in the record.
-
-{steady_text(measured["steady"])}
-
-## Opening
-
-Records of 256-byte bodies; each opening in a process of its own. {_opening_bars()}
-
-{opening_text(measured["opening"])}"""
-
-
 def arguments() -> argparse.Namespace:
     """How much of everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -260,7 +124,7 @@ def main() -> None:
             "steady": [],
             "opening": [],
         }
-        with keeping(options.name, measured, report_text, options.results):
+        with keeping(options.name, measured, options.results):
             throughput(options, place, measured["throughput"])
             if "steady" in options.parts:
                 steady_runs(options, place, measured["steady"])

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engines are to reach, whether a figure does, and what RocketMQ's own reached."""
+"""What engines and conversions should reach, and what RocketMQ's own engines reached."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -26,16 +25,11 @@ class Bar:
             return statistics.median(values)
         return max(values) if self.is_ceiling else min(values)
 
-    def verdict(self, *values: float) -> str:
-        """Whether the rounds reach it, and by how much not.
 
-        >>> Bar(100).verdict(130, 70, 110), Bar(100).verdict(80), Bar(2, is_ceiling=True).verdict(3)
-        ('met', '**missed by 20 %**', '**missed by 50 %**')
-        """
-        value = self.judged(values)
-        part = value / self.limit - 1 if self.is_ceiling else 1 - value / self.limit
-        return "met" if part <= 0 else f"**missed by {part:.0%}**".replace("%", " %")
-
+BAR_RATIO = 2.0
+"""A conversion's time, in that of `cp` and `sync` of the same log, of so many messages:"""
+BAR_MESSAGES = 4_000_000
+BAR_WORKER_BYTES = 600_000_000
 
 THOUSANDS_A_SECOND = {
     "schedule": Bar(120, java="102–190"),
@@ -65,27 +59,3 @@ OPENING_S = {
     "killed": Bar(3, is_ceiling=True, java="3.1 with 1 million"),
 }
 """Of so many messages that wait."""
-
-
-def throughput_verdict(name: str, rates: Sequence[float]) -> tuple[str, str]:
-    """The bar in words, and whether these rates, in thousands, reach it; empty without a bar."""
-    bar = THOUSANDS_A_SECOND.get(name)
-    if bar is None:
-        return "", ""
-    words = f"{bar.limit:,}{' in any round' if bar.in_any_round else ''}"
-    return f"{words}; RocketMQ {bar.java}" if bar.java else words, bar.verdict(*rates)
-
-
-def lateness_verdicts(run: Mapping[str, Any]) -> str:
-    """What a steady run is to reach, and whether it does; empty where it is to reach nothing."""
-    found = []
-    for which, percentile, bar in LATENESS_MS.get((run["rate"], run["precision_ms"]), ()):
-        name = which.replace("-", "−")
-        said = f"{name} P{percentile} ≤ {bar.limit:,} ms: {bar.verdict(run[which][percentile])}"
-        found.append(f"{said}; RocketMQ {bar.java}" if bar.java else said)
-    return "; ".join(found)
-
-
-def opening_verdict(messages: int, kind: str, seconds: Sequence[float]) -> str:
-    """Whether opening so many, after an end of this kind, is fast enough."""
-    return f", {OPENING_S[kind].verdict(*seconds)}" if messages == OPENED_MESSAGES else ""

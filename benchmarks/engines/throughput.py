@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.engine_loads import (
+from benchmarks.engines.loads import (
     START_MS,
     OpenStore,
     all_due,
