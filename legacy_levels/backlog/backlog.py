@@ -132,9 +132,8 @@ def read_backlog(
     whole_log = whole_log or len(cut_queues(store, queues)) > 0
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
-        in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
-        in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
-        table = _told_table(level_table, _see_delays(store, in_use, commit_log_file_bytes))
+        seen = _see_delays(store, queues, tail, commit_log_file_bytes)
+        table = _told_table(level_table, seen)
         again = find_again(log, queues, tail, table) if whole_log else nothing_lost(queues, tail)
         entries = gather_entries(
             again.queues,
@@ -180,13 +179,20 @@ def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) ->
 
 
 def _see_delays(
-    store: StoreRoot, queues: list[LevelQueue], commit_log_file_bytes: int | None
+    store: StoreRoot,
+    queues: tuple[LevelQueue, ...],
+    tail: LogTail,
+    commit_log_file_bytes: int | None,
 ) -> list[SeenDelays]:
+    """The delays that the messages of each level in use show."""
+    in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
+    in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
+
     def see_one(queue: LevelQueue) -> SeenDelays:
         with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
             return see_delays(store.path, log, queue)
 
-    return side_by_side(see_one, queues)
+    return side_by_side(see_one, in_use)
 
 
 def _told_table(given: DelayLevels | None, seen: list[SeenDelays]) -> DelayLevels:
