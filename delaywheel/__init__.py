@@ -103,9 +103,14 @@ def open_store(
     root = StoreRoot(Path(path))
     chosen = choose_engine(root, engine, may_be_new=True)
     require_engine(root, chosen)
-    Engine = __getattr__(_ENGINES[chosen])
+    Engine = engine_class(chosen)
     store: DelayStore = Engine.open(path, clock=clock)
     return store
+
+
+def engine_class(engine: "EngineName") -> Any:
+    """The class of an engine, which is imported now."""
+    return __getattr__(_ENGINES[engine])
 
 
 def __getattr__(name: str) -> Any:

@@ -28,9 +28,8 @@ from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
 from migrate.plan.stored_plan import known_amendments, mismatch, read_plan_facts
 from migrate.progress import Progress, no_progress
-from migrate.report.bad_record_list import write_bad_records
-from migrate.report.due_times import DueTimes
-from migrate.report.report import ConversionReport, Seconds
+from migrate.report.marker import write_bad_records
+from migrate.report.report import ConversionReport, DueTimes, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.merge import marker_of, require_mergeable
 from migrate.source.sources import SourceSet

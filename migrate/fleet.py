@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
 from migrate.convert import check_request, convert
 from migrate.progress import Progress
-from migrate.report.finished_before import finished_before
-from migrate.report.finished_target import refuse_file
+from migrate.report.finished_target import finished_before, refuse_file
 from migrate.report.html import write_html_report
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions

@@ -13,7 +13,7 @@ import cli
 from message_store.base.errors import PlanError
 from migrate.changes.retire import retire
 from migrate.convert import convert
-from migrate.report.finished_before import finished_before
+from migrate.report.finished_target import finished_before
 from migrate.settings import TargetSettings
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store

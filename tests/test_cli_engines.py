@@ -96,7 +96,7 @@ def test_a_message_is_stored_listed_delivered_and_read(engine: str, place: Path)
 def test_for_people(engine: str, place: Path) -> None:
     words = ("--topic", "orders", "--body", "x", "--after", "30s", "--unique-key", "K1")
     said = done("schedule", place, "--engine", engine, *words, "--now", NOW)
-    assert said.splitlines()[0] == "orders: comes 2026-01-02T03:04:35Z (in 30s)"
+    assert said.splitlines()[0] == "orders: will be delivered at 2026-01-02T03:04:35Z (in 30s)"
     handle = said.splitlines()[1].removeprefix("handle: ")
     assert done("run", place, "--now", NOW) == (
         "0 messages delivered; the next is due 2026-01-02T03:04:35Z (in 30s)\n"
@@ -128,7 +128,8 @@ def test_a_promise_is_not_rounded_below_what_was_asked_for(place: Path) -> None:
     words = ("--topic", "orders", "--body", "x", "--after", "1250ms", "--precision-ms", 100)
     said = done("schedule", place, "--engine", "wheel", *words, "--now", NOW)
     assert said.startswith(
-        "orders: comes 2026-01-02T03:04:06.300Z (in 1s), asked for 2026-01-02T03:04:06.250Z\n"
+        "orders: will be delivered at 2026-01-02T03:04:06.300Z (in 1s),"
+        " requested 2026-01-02T03:04:06.250Z\n"
     )
 
 
@@ -136,10 +137,11 @@ def test_what_the_engine_can_keep_is_said_beside_what_was_asked_for(place: Path)
     words = ("--topic", "orders", "--body", "x", "--at", "2026-01-02T03:04:09.500Z")
     said = done("schedule", place, "--engine", "wheel", *words, "--now", NOW)
     assert said.startswith(
-        "orders: comes 2026-01-02T03:04:10Z (in 5s), asked for 2026-01-02T03:04:09.500Z\n"
+        "orders: will be delivered at 2026-01-02T03:04:10Z (in 5s),"
+        " requested 2026-01-02T03:04:09.500Z\n"
     )
     late = done("schedule", place.with_name("levels"), "--engine", "levels", *words, "--now", NOW)
-    assert late.startswith("orders: comes 2026-01-02T03:04:10Z (in 5s), asked for")
+    assert late.startswith("orders: will be delivered at 2026-01-02T03:04:10Z (in 5s), requested")
 
 
 @pytest.mark.parametrize(
@@ -207,9 +209,9 @@ def test_a_file_of_messages_for_people(place: Path) -> None:
     said = done("schedule", place, *words, stdin=MANY)
     handles = [line.removeprefix("handle: ") for line in said.splitlines() if "handle: " in line]
     assert said.splitlines()[::2] == [
-        "orders: comes 2026-01-02T03:04:10Z (in 5s)",
-        "orders: comes 2026-01-02T03:04:10Z (in 5s)",
-        "bills: comes 2026-01-02T03:04:10Z (in 5s)",
+        "orders: will be delivered at 2026-01-02T03:04:10Z (in 5s)",
+        "orders: will be delivered at 2026-01-02T03:04:10Z (in 5s)",
+        "bills: will be delivered at 2026-01-02T03:04:10Z (in 5s)",
         "3 messages stored, due 2026-01-02T03:04:10Z (in 5s)",
     ]
     assert done("cancel", place, *handles, "--now", NOW).count("cancelled: ") == 3
@@ -236,10 +238,13 @@ def test_a_file_may_begin_with_a_byte_order_mark(place: Path, tmp_path: Path) ->
     [
         ('{"topic": "a"', "not JSON: Expecting ',' delimiter at column"),
         ("[]", "a message is a JSON object"),
-        ('{"body": "x", "level": 1}', "'topic' says where the message goes"),
+        ('{"body": "x", "level": 1}', "'topic' is missing"),
         ('{"topic": "a", "body": "x", "aftr": "1s"}', "'aftr' is no field of a message; these are"),
-        ('{"topic": "a", "body": "x"}', 'one of "at", "after", "level" says when; found none'),
-        ('{"topic": "a", "body": "x", "level": 1, "after": "5s"}', 'found "after" and "level"'),
+        ('{"topic": "a", "body": "x"}', 'give exactly one of "at", "after", "level" (none was'),
+        (
+            '{"topic": "a", "body": "x", "level": 1, "after": "5s"}',
+            '("after" and "level" were',
+        ),
         (
             '{"topic": "a", "body": "x", "after": 5}',
             "'after' cannot be 5; it is a text such as 90s",
@@ -255,7 +260,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(place: Path, tmp_path: Path) ->
             '{"topic": "a", "body": "x", "level": true}',
             "'level' cannot be true; it is a whole number",
         ),
-        ('{"topic": "a", "level": 1}', 'either "body" or "body_base64"'),
+        ('{"topic": "a", "level": 1}', 'give exactly one of "body" and "body_base64"'),
         ('{"topic": "a", "body": {}, "level": 1}', "'body' cannot be {}; it is a text"),
         ('{"topic": "a", "body_base64": "*", "level": 1}', "'body_base64' is not base64"),
         ('{"topic": "\\ud800", "body": "x", "level": 1}', "is not text"),
@@ -614,7 +619,7 @@ def test_a_topic_that_is_not_there_is_told_from_an_empty_one(place: Path) -> Non
     for topic in ("Order", "../consumequeue/Orders"):
         result = run("read", place, topic)
         assert (result.exit_code, result.stdout) == (cli.DONE, "")
-        assert f"nothing was ever put into {topic}; it holds SCHEDULE_TOPIC_XXXX" in result.stderr
+        assert f"nothing was ever put into {topic}; it holds no topic yet" in result.stderr
     result = run("read", place, "SCHEDULE_TOPIC_XXXX", "--queue-id", 7)
     assert (result.exit_code, result.stdout) == (cli.DONE, "")
     assert "put into queue 7 of SCHEDULE_TOPIC_XXXX; it has 2" in result.stderr
@@ -637,22 +642,26 @@ ORDER = ("schedule", "S", "--topic", "a", "--body", "x")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("schedule", "S", "--body", "x", "--level", 1), "--topic says where the message goes"),
-        (("schedule", "S", "--topic", "a", "--level", 1), "either --body or --body-file"),
-        (ORDER, "one of --at, --after, --level says when; found none of them"),
-        ((*ORDER, "--after", "5s", "--level", 1), "found --after and --level"),
+        (("schedule", "S", "--body", "x", "--level", 1), "missing --topic (or use --lines"),
+        (
+            ("schedule", "S", "--topic", "a", "--level", 1),
+            "give exactly one of --body and --body-file",
+        ),
+        (ORDER, "give exactly one of --at, --after, --level (none was given)"),
+        ((*ORDER, "--after", "5s", "--level", 1), "(--after and --level were given)"),
         ((*ORDER, "--after", "5"), "'5' is not a duration such as 90s, 1h30m, 250ms or 2d"),
         ((*ORDER, "--after", "-5s"), "'-5s' is not a duration"),
         ((*ORDER, "--after", "9" * 20 + "d"), "9d' is too long for a duration"),
         ((*ORDER, "--level", 0), "0 is not in the range x>=1"),
         ((*ORDER, "--level", 1, "--unique-key", ""), "'unique_key' must not be empty"),
+        ((*ORDER, "--level", 1, "--tags", ""), "--tags must not be empty"),
         ((*ORDER, "--lines", "-"), "--lines brings the messages; --topic does not go with it"),
         (("schedule", "S", "--lines", "-", "--after", "1s"), "--after does not go with it"),
         (("schedule", "S", "--lines", "-", "--property", "a=b"), "--property does not go with it"),
         ((*ORDER, "--level", 1, "--engine", "rocks"), "'rocks' is not one of"),
         ((*ORDER, "--level", 1, "--precision-ms", 250), "'250' is not one of"),
         ((*ORDER, "--level", 1, "--broker-conf", "no.conf"), "no.conf: no such file"),
-        (("run", "S", "--for", "1m", "--until", NOW), "--until and --for"),
+        (("run", "S", "--for", "1m", "--until", NOW), "--until and --for cannot be combined"),
         (("run", "S", "--for", "soon"), "'soon' is not a duration"),
         (("cancel", "S"), "Missing argument"),
         (("cancel", "S", "no handle"), "not a recall handle"),

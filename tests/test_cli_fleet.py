@@ -94,7 +94,7 @@ class TestManyStores:
         assert (alone.exit_code, alone.stdout.split(",")[0]) == (cli.DONE, "12 converted")
         assert "give SOURCE to compare them" in alone.stdout
         no_traceback(run("verify", "wheel", "--sample", 2), cli.USAGE, "there is no SOURCE")
-        no_traceback(run("verify", stores[0]), cli.SOURCE_UNREADABLE, "tells `delaywheel check")
+        no_traceback(run("verify", stores[0]), cli.SOURCE_UNREADABLE, "run `delaywheel check")
 
     @pytest.mark.check
     def test_a_manifest_of_one_target_is_merged(self, stores: list[Path]) -> None:

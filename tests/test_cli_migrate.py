@@ -82,7 +82,7 @@ def test_a_store_converted_in_place_is_for_check_and_not_for_verify(
     assert in_place(store, "--execute").exit_code == cli.DONE
     for stores in ((copy, store), (store,)):
         result = run("verify", *stores)
-        refused(result, cli.SOURCE_UNREADABLE, f"tells `delaywheel check {store}`")
+        refused(result, cli.SOURCE_UNREADABLE, f"run `delaywheel check {store}`")
         assert "converted in place, so that nothing is left" in result.stderr
 
 
@@ -186,4 +186,4 @@ def test_a_broker_that_wrote_since_stops_a_rollback(store: Path) -> None:
 @pytest.mark.parametrize("name", ["convert", "retire", "rollback"])
 def test_help_says_what_execute_is_for(name: str) -> None:
     words = " ".join(run(name, "--help").stdout.split())
-    assert "without this the plan is shown, and nothing is written" in words
+    assert "Without this flag the plan is only printed." in words

@@ -437,10 +437,20 @@ def test_what_was_delivered_is_said_to_be_although_it_cannot_be_printed(tmp_path
     assert len(run("read", tmp_path / "new", "t", "--json").stdout.splitlines()) == 1
 
 
+def test_a_link_to_nothing_is_named_with_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    words = ("schedule", tmp_path / "link", "--engine", "wheel", "--topic", "t", "--body", "x")
+    for command in ((*words, "--after", "1s"), ("generate", tmp_path / "link", "--messages", 1)):
+        result = run(*command)
+        assert result.exit_code == cli.TARGET_UNWRITABLE
+        assert "link: cannot be written" in result.stderr
+        assert "a symbolic link to nowhere, which does not exist" in result.stderr
+
+
 def test_a_time_beyond_the_calendar_is_named_once(tmp_path: Path) -> None:
     words = ("schedule", tmp_path / "new", "--engine", "wheel", "--topic", "t", "--body", "x")
     shown = run(*words, "--after", "1s", "--now", "9999-12-31T23:59:59Z").stdout
-    assert "comes 253402300800000 ms since 1970 (in 1s)" in shown
+    assert "will be delivered at 253402300800000 ms since 1970 (in 1s)" in shown
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path: Path) -> None:

@@ -88,7 +88,6 @@ ONE_STORE = {
 FIELDS_OF_OTHERS = {
     "compare/running/virtual_run.py": 1,
     "message_store/writing/store.py": 2,
-    "migrate/check/level_records.py": 1,
     "migrate/quarantine/put_back.py": 2,
     "timer_wheel/handover/to_wheel.py": 1,
     "timer_wheel/hierarchy/opening.py": 6,

@@ -31,22 +31,18 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 #: and never rise; who lowers one writes the new number here. What is not named has none of either.
 LONG_SENTENCES: dict[str, int] = {
     "compare": 5,
-    "docs/CHECK.md": 18,
-    "help": 9,
+    "help": 3,
     "legacy_levels": 29,
     "message_store": 42,
-    "migrate": 61,
+    "migrate": 41,
     "timer_wheel": 54,
 }
 PHRASES: dict[str, int] = {
     "compare": 2,
-    "delaywheel": 5,
-    "docs/ARCHITECTURE.md": 4,
-    "docs/CHECK.md": 42,
-    "help": 17,
+    "docs/ARCHITECTURE.md": 3,
     "legacy_levels": 12,
     "message_store": 4,
-    "migrate": 40,
+    "migrate": 21,
     "timer_wheel": 30,
 }
 

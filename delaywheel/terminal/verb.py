@@ -36,7 +36,7 @@ STOPPED_BY_POLICY = 5
 INTERRUPTED = 130
 """Stopped by Ctrl-C or SIGTERM; the same conversion continues."""
 
-NO_STDOUT = "standard output is closed: there is no place for the result"
+NO_STDOUT = "standard output is closed"
 
 PATIENCE_S = 1.5
 """Nobody waits longer than this without being told for what."""
@@ -80,9 +80,7 @@ _WHEN_STOPPED = {
 
 
 def _print_and_end(ctx: click.Context, text: str) -> None:
-    """Print what was asked for instead of a command's work, and end; where standard output does not
-    take it, as a verb ends then. A reader that has gone has seen enough.
-    """
+    """Print a help or version text and end; a reader that has gone has seen enough."""
     if sys.stdout is None:
         click.echo(NO_STDOUT, err=True)
         ctx.exit(TARGET_UNWRITABLE)
@@ -109,9 +107,7 @@ def _print_version(ctx: click.Context, _flag: click.Parameter, is_asked: bool) -
 
 
 class _Helpful(click.Command):
-    """A command that ``-h`` asks for its help too, whoever calls it, and whose help ends in a
-    sentence where it cannot be printed.
-    """
+    """A command with ``-h``, whose help ends in a sentence where it cannot be printed."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
@@ -189,10 +185,10 @@ def _output(ctx: click.Context, *, as_json: bool = False, is_quiet: bool = False
     help="Show the version and exit.",
 )
 def main() -> None:
-    """Moves what waits in RocketMQ's 18 delay levels into a RocketMQ 5 timer wheel.
+    """Moves pending messages from RocketMQ's 18 delay levels into a RocketMQ 5 timer wheel.
 
     Works on the store directory of a stopped broker, or a copy of it; the source is only read.
-    And both engines are here to be used: schedule, run, cancel and read.
+    It also contains both delay engines; see schedule, run, cancel and read.
     """
     # Whatever goes wrong in a library comes back as an exception; its log lines would only add
     # tracebacks to it, as Py4J does when a run is interrupted.
@@ -201,9 +197,7 @@ def main() -> None:
 
 
 def _allow_many_files() -> None:
-    """Take all the open files that the system grants, as a JVM does: a store may have more files
-    than a shell's usual 1,024.
-    """
+    """Raise the limit of open files, as a JVM does: a store may have more than a shell's 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -42,7 +42,7 @@ from message_store.files.config_files import (
     encode_topics,
 )
 from message_store.files.segments import SegmentWriter
-from message_store.files.small_files import replace_file
+from message_store.files.small_files import refuse_dangling_link, replace_file
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES, QUEUE_FILE_BYTES, StoreRoot
 from message_store.format import properties as names
 from message_store.format.broker_json import ConfigDialect
@@ -287,6 +287,7 @@ def _make_empty_store(root: StoreRoot) -> None:
     """A store that counts as not stopped cleanly, so that what is half made looks like it."""
     path = root.path
     try:
+        refuse_dangling_link(path)
         path.mkdir(parents=True, exist_ok=True)
         root.mark_open(b"")
         root.commit_log.mkdir()

@@ -177,10 +177,20 @@ def make_directories(path: Path, *, is_durable: bool = True) -> None:
     """Make a directory and those above it that are not there; where it is so wanted, come back when
     their names are on the disk. Raises OSError.
     """
+    refuse_dangling_link(path)
     missing = [each for each in (path, *path.parents) if not each.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing if is_durable else ():
         sync_directory(each.parent)
+
+
+def refuse_dangling_link(path: Path) -> None:
+    """Raise FileNotFoundError for a symbolic link that leads to nothing, of which ``mkdir`` would
+    say "File exists".
+    """
+    if path.is_symlink() and not path.exists():
+        reason = f"a symbolic link to {os.readlink(path)}, which does not exist"
+        raise FileNotFoundError(errno.ENOENT, reason, str(path))
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:

@@ -12,8 +12,10 @@ from typing import Literal
 
 from message_store.base.durations import DAY_MS
 from message_store.base.errors import DelayLimitError, UnsupportedDelayError
+from message_store.base.printable import iso_time, span
 from message_store.format.delay_levels import DelayLevels, format_delay
 
+MINUTE_MS = 60_000
 _MANY_DAYS = 10
 
 PromiseRule = Callable[[int, int], int]
@@ -50,7 +52,10 @@ def to_slot_end(
     def promise(due_ms: int, now_ms: int) -> int:
         if max_delay_ms is not None and due_ms - now_ms > max_delay_ms:
             if beyond_max == "refuse":
-                asked, limit = _told(due_ms - now_ms, max_delay_ms), format_delay(max_delay_ms)
+                asked, limit = (
+                    _asked_delay(due_ms, now_ms, max_delay_ms),
+                    format_delay(max_delay_ms),
+                )
                 raise DelayLimitError(f"a delay of {asked} is beyond the limit of {limit}")
             return now_ms
         return -(-due_ms // precision_ms) * precision_ms
@@ -58,11 +63,15 @@ def to_slot_end(
     return promise
 
 
-def _told(delay_ms: int, limit_ms: int) -> str:
-    """In days where it has many; else as it is: a millisecond more than the limit is too much."""
-    if delay_ms < _MANY_DAYS * DAY_MS or delay_ms - limit_ms < DAY_MS:
-        return format_delay(delay_ms)
-    return f"{delay_ms // DAY_MS:,} days"
+def _asked_delay(due_ms: int, now_ms: int, limit_ms: int) -> str:
+    """The delay in its largest units with the due time; exact where it is near the limit."""
+    delay_ms = due_ms - now_ms
+    if delay_ms >= _MANY_DAYS * DAY_MS and delay_ms - limit_ms >= DAY_MS:
+        delay = f"{delay_ms // DAY_MS:,} days"
+    else:
+        is_near = delay_ms - limit_ms < MINUTE_MS or delay_ms % MINUTE_MS == 0
+        delay = format_delay(delay_ms) if is_near else span(delay_ms)
+    return f"{delay} (due {iso_time(due_ms)})"
 
 
 def to_level(levels: DelayLevels, *, rounding: Literal["up", "exact"] = "up") -> PromiseRule:
@@ -80,8 +89,9 @@ def to_level(levels: DelayLevels, *, rounding: Literal["up", "exact"] = "up") ->
         level = levels.smallest_not_shorter(delay_ms)
         if level is None:
             longest = format_delay(max(levels.delays_ms))
+            asked = _asked_delay(due_ms, now_ms, max(levels.delays_ms))
             raise UnsupportedDelayError(
-                f"a delay of {format_delay(delay_ms)} is longer than the longest level ({longest})"
+                f"a delay of {asked} is longer than the longest level ({longest})"
             )
         kept_ms = levels.delay_ms(level)
         if rounding == "exact" and kept_ms != delay_ms:

@@ -5,7 +5,7 @@ Knows them by name and neither by import: whoever may import them maps the name 
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from message_store.base.errors import OptionsError, SourceError
 from message_store.files.segments import list_directories, list_segments
@@ -14,6 +14,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC
 
 EngineName = Literal["levels", "wheel", "hierarchy"]
+ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
 _NAMED = {"levels": "the levels", "wheel": "a wheel", "hierarchy": "a hierarchical wheel"}
 _TO_A_WHEEL = {"levels": "; `delaywheel convert` moves what waits to a wheel"}

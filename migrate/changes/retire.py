@@ -36,14 +36,15 @@ from migrate.changes.note import (
 )
 from migrate.changes.undo import refuse_moved
 from migrate.in_place.checks import read_ends
-from migrate.report.conversion_marker import (
+from migrate.report.finished_target import require_pair, was_converted_in_place
+from migrate.report.marker import (
     CONVERSION_NAME,
+    ConversionSettings,
     log_fingerprint,
     read_marker,
+    read_settings,
     share_of,
 )
-from migrate.report.conversion_parameters import ConversionSettings, read_settings
-from migrate.report.finished_target import require_pair, was_converted_in_place
 from migrate.report.report import LevelReport
 from migrate.report.whole_target import require_whole
 from migrate.write.owner import require_owner

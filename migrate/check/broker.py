@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker's state, settings and disk do to the messages that wait."""
+"""What a broker's state, settings, disk and timeline do to pending messages."""
 
 from collections.abc import Iterator
 
 import attrs
 
-from message_store.base.errors import BadFieldError, FormatError
+from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.base.printable import counted
 from message_store.files.small_files import read_small_file
 from message_store.format.java_numbers import parse_long
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, info, warning
-from migrate.check.snapshot import Picture
+from migrate.check.snapshot import StoreSnapshot
 from migrate.write.room import used_ratio
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
+from timer_wheel.reading.timeline import read_timeline, timeline_directory
 
 RUNNING = info(
     "broker-running",
     "it goes on writing: numbers may move while they are read",
-    "stop it for an exact picture",
+    "stop it for exact numbers",
 )
 CRASHED = warning(
     "store-crashed",
@@ -37,8 +38,8 @@ DISK_FORCES = warning(
 )
 DISK_REFUSES = error(
     "disk-refuses",
-    "a broker refuses to store: messages of a level wait until it can, those of a wheel are thrown"
-    " away after three tries; and it deletes the oldest log files",
+    "a broker refuses to store messages, and deletes the oldest log files. Messages of a level wait"
+    " until there is room; those of a wheel are dropped after three tries",
     "make room before it starts, or set timerEnableRetryUntilSuccess=true",
 )
 SLAVE = warning(
@@ -49,7 +50,7 @@ SLAVE = warning(
 )
 WHEEL_OFF = error(
     "wheel-switched-off",
-    "with this setting nothing that waits on the wheel is delivered",
+    "with this setting no message of the wheel is delivered",
     "set it right before the broker starts",
 )
 DISCARDS = info(
@@ -60,8 +61,8 @@ DISCARDS = info(
 )
 RECALL_IGNORED = warning(
     "recall-ignored",
-    "their delete markers are in the form of another version (5.3.2 and 5.3.3 name topic and key,"
-    " others the key alone): they are delivered although somebody recalled them",
+    "their delete markers have the form of another version, so they are delivered although somebody"
+    " recalled them. 5.3.2 and 5.3.3 name topic and key, others the key alone",
     "set appendTopicForTimerDeleteKey to what the markers need (5.4 and newer)",
 )
 METRICS = error(
@@ -73,20 +74,6 @@ METRICS_DAMAGED = warning(
     "timermetrics-damaged",
     "a broker takes the .bak; what it shows of numbers is wrong for a while, deliveries are not",
     "remove the damaged file",
-)
-
-RULES = (
-    RUNNING,
-    CRASHED,
-    DISK_CLEANS,
-    DISK_FORCES,
-    DISK_REFUSES,
-    SLAVE,
-    WHEEL_OFF,
-    DISCARDS,
-    RECALL_IGNORED,
-    METRICS,
-    METRICS_DAMAGED,
 )
 
 
@@ -106,26 +93,26 @@ _DISK_LIMITS = (
 )
 
 
-def check_state(picture: Picture) -> Iterator[Finding]:
+def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Running, crashed, a slave's."""
-    root = picture.root
-    if picture.is_running:
+    root = snapshot.root
+    if snapshot.is_running:
         yield RUNNING.at(root.lock.name, "a broker holds the store")
-    elif picture.is_dirty:
+    elif snapshot.is_dirty:
         yield CRASHED.at(root.abort.name, "the last broker did not stop cleanly")
-    if picture.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
+    if snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
         yield SLAVE.at("the broker's configuration", "brokerRole=SLAVE")
 
 
-def check_disk(picture: Picture) -> Iterator[Finding]:
+def check_disk(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """How full the disk is, against the ratios of a broker."""
-    stated = picture.options.disk_used
-    ratio = used_ratio(picture.root.path) if stated is None else stated
+    stated = snapshot.options.disk_used
+    ratio = used_ratio(snapshot.root.path) if stated is None else stated
     for limit in _DISK_LIMITS:
-        percent = _percent(picture.options.conf.get(limit.setting), limit.percent)
+        percent = _percent(snapshot.options.conf.get(limit.setting), limit.percent)
         if ratio * 100 >= percent:
-            told = f"the disk is {ratio:.0%} full; {limit.setting} is {percent} %"
-            yield limit.rule.at(picture.root.path, told)
+            problem = f"the disk is {ratio:.0%} full; {limit.setting} is {percent} %"
+            yield limit.rule.at(snapshot.root.path, problem)
             return
 
 
@@ -137,28 +124,28 @@ def _percent(text: str | None, default: int) -> int:
     return value if 0 < value <= 100 else default
 
 
-def check_switches(picture: Picture) -> Iterator[Finding]:
-    """Settings under which what waits on the wheel is not delivered, or not all of it."""
-    wheel, conf = picture.wheel, picture.options.conf
+def check_switches(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    """Settings under which messages of the wheel are not delivered."""
+    wheel, conf = snapshot.wheel, snapshot.options.conf
     if wheel is None or not len(wheel.pending):
         return
     waiting = f"{counted(len(wheel.pending), 'message waits', 'messages wait')} on the wheel"
     off = conf.get("timerWheelEnable", "").strip().lower() == "false"
-    on = [key for key in ("timerStopEnqueue", "timerStopDequeue") if picture.is_set(key)]
+    on = [key for key in ("timerStopEnqueue", "timerStopDequeue") if snapshot.is_set(key)]
     settings = [*(["timerWheelEnable=false"] if off else []), *(f"{key}=true" for key in on)]
     for setting in settings:
         yield WHEEL_OFF.at("the broker's configuration", f"{setting}, and {waiting}")
-    if conf and not picture.is_set("timerEnableRetryUntilSuccess"):
+    if conf and not snapshot.is_set("timerEnableRetryUntilSuccess"):
         yield DISCARDS.at("the broker's configuration", waiting)
-    recalled = len(picture.read_wheel(any_marker=True).cancelled) - len(wheel.cancelled)
+    recalled = len(snapshot.read_wheel(any_marker=True).cancelled) - len(wheel.cancelled)
     if recalled > 0:
-        told = counted(recalled, "recalled message")
-        yield RECALL_IGNORED.at("the wheel", f"{told} would be delivered")
+        problem = counted(recalled, "recalled message")
+        yield RECALL_IGNORED.at("the wheel", f"{problem} would be delivered")
 
 
-def check_metrics(picture: Picture) -> Iterator[Finding]:
+def check_metrics(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """config/timermetrics: whether a broker can read it."""
-    main = picture.root.config_file(TIMER_METRICS_NAME)
+    main = snapshot.root.config_file(TIMER_METRICS_NAME)
     states: list[bool | None] = []
     for path in (main, main.with_name(f"{TIMER_METRICS_NAME}.bak")):
         content = read_small_file(path)
@@ -170,4 +157,49 @@ def check_metrics(picture: Picture) -> Iterator[Finding]:
             states.append(None)
     if states[0] is None:
         rule = METRICS if states[1] is None else METRICS_DAMAGED
-        yield rule.at(picture.place(main), "it cannot be decoded")
+        yield rule.at(snapshot.relative(main), "it cannot be decoded")
+
+
+TIMELINE = warning(
+    "rocksdb-timeline",
+    "only a broker of 5.4 or newer with timerRocksDBEnable=true delivers a timeline's messages; a"
+    " conversion takes nothing of it",
+    "give such a broker the setting; to leave the timeline, set timerRocksDBStopScan=true beside it"
+    " and let the broker run until nothing waits there",
+)
+UNREADABLE_TIMELINE = error(
+    "timeline-unreadable",
+    "a broker starts all the same: it stores no timed message and delivers only what is overdue",
+    "take rocksdbstore/ from a backup; without one remove it: a broker then reads the timer queue"
+    " again, and repeats what it delivered",
+)
+TIMELINE_OFF = error(
+    "timeline-switched-off",
+    "a broker with this setting places all entries of the timer queue on its wheel, and delivers"
+    " duplicates of what the timeline has delivered",
+    "set timerRocksDBEnable=true; to leave the timeline, set timerRocksDBStopScan=true beside it",
+)
+
+
+def check_timeline(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    """Whether a RocksDB timeline is used and readable, and whether its broker goes on using it."""
+    place = timeline_directory(snapshot.root).name
+    is_on = snapshot.is_set("timerRocksDBEnable")
+    if is_on:
+        yield TIMELINE.at("the broker's configuration", "timerRocksDBEnable=true")
+    try:
+        timeline = read_timeline(snapshot.root)
+    except DelayStoreError as error:
+        yield UNREADABLE_TIMELINE.at(place, str(error))
+        return
+    if timeline is None or snapshot.wheel is None:
+        return
+    pending = snapshot.wheel.pending
+    waiting = counted(int(pending.is_in_timeline.sum()), "message waits", "messages wait")
+    if pending.is_in_timeline.any():
+        yield TIMELINE.at(place, f"{waiting} in it")
+    if snapshot.options.conf and not is_on:
+        text = f"timerRocksDBEnable is not true; {waiting} in the timeline"
+        yield TIMELINE_OFF.at(
+            "the broker's configuration", f"{text}, it read {timeline.scan_offset:,}"
+        )

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a store that stop a broker, or from which it loses messages: lengths, gaps, damage."""
+"""Files that stop a broker, or from which it loses messages: lengths, gaps, damage, topics."""
 
+import json
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from pathlib import Path
 
 from legacy_levels.backlog.reconcile import find_indexed_end
 from message_store.base.errors import BadFieldError
-from message_store.base.printable import counted
+from message_store.base.printable import counted, printable
 from message_store.files.config_files import (
     CONSUMER_OFFSETS,
+    DELAY,
     GROUPS,
+    MESSAGE_TYPES,
+    MIXED,
+    NORMAL,
     TOPICS,
     read_config,
     read_consumer_offsets,
+    read_topics,
 )
-from message_store.files.segments import SegmentReader, list_directories, list_segments
+from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import parse_long
@@ -23,8 +27,12 @@ from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.writing.cut_log import cut_log
-from migrate.check.snapshot import Picture
-from migrate.look.files import ROCKETMQ_4, guess_format, usual_length
+from migrate.check.record_walk import EXAMPLES
+from migrate.check.snapshot import StoreSnapshot
+from migrate.look.files import ROCKETMQ_4, file_rows, guess_format, row_faults
+from migrate.report.finished_target import WRITTEN_NAME
+from migrate.report.marker import CONVERSION_NAME
+from migrate.write.target_config import takes_messages
 
 FILE_LENGTH = error(
     "file-length",
@@ -39,7 +47,7 @@ FILE_LENGTH_SETTING = error(
 )
 FILE_MISSING = error(
     "file-missing",
-    "a broker starts, and finds nothing of what lay there: messages of levels are passed over,"
+    "a broker starts, and finds nothing of what lay there: messages of levels are skipped,"
     " those of a wheel are dropped",
     "take the file from a backup",
 )
@@ -84,8 +92,8 @@ CHECKPOINT_AHEAD = warning(
 )
 UPGRADE = info(
     "upgrade-replay",
-    "brokers of 5.0.0 to 5.1.1 may write delayOffset.json before they have read it, when the log is"
-    " large: everything in the level queues is delivered again",
+    "with a large log, brokers of 5.0.0 to 5.1.1 may write delayOffset.json before they have read"
+    " it: everything in the level queues is delivered again",
     "upgrade to a newer 5.x at once, and keep a copy of config/",
 )
 SYSTEM_TOPIC_READ = warning(
@@ -95,26 +103,11 @@ SYSTEM_TOPIC_READ = warning(
 )
 SYSTEM_TOPIC_CHANGED = warning(
     "system-topic-changed",
-    "somebody made or changed the broker's own topic; what is sent to it directly may go round for"
-    " ever",
+    "somebody made or changed the broker's own topic; messages that are sent to it directly may be"
+    " queued again endlessly",
     "find out who did; the number of its queues is that of the levels",
 )
 
-RULES = (
-    FILE_LENGTH,
-    FILE_LENGTH_SETTING,
-    FILE_MISSING,
-    LOG_MISSING,
-    LOG_CUT,
-    CONFIG_DAMAGED,
-    CONFIG_UNREADABLE,
-    NOT_INDEXED,
-    TEN_FILES,
-    CHECKPOINT_AHEAD,
-    UPGRADE,
-    SYSTEM_TOPIC_READ,
-    SYSTEM_TOPIC_CHANGED,
-)
 
 RECOVERED_FILES = 10
 _CLOCK_SLACK_MS = 1_000
@@ -125,57 +118,43 @@ _SIZE_SETTINGS = {
 }
 
 
-def check_rows(picture: Picture) -> Iterator[Finding]:
+def check_rows(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Rows of files: wrong lengths, gaps, settings that do not fit."""
-    root = picture.root
-    queues = [
-        queue
-        for topic in list_directories(root.consume_queues)
-        for queue in list_directories(topic)
-    ]
-    queue_bytes = usual_length(segment for queue in queues for segment in list_segments(queue))
-    yield from _row(picture, root.commit_log, "mappedFileSizeCommitLog")
-    yield from _row(picture, root.timer_log, "mappedFileSizeTimerLog")
-    for queue in queues:
-        yield from _row(picture, queue, "mappedFileSizeConsumeQueue", queue_bytes)
+    root = snapshot.root
+    for directory, file_bytes in file_rows(root):
+        with SegmentReader(directory, file_bytes) as row:
+            for fault in row_faults(row):
+                rule = FILE_MISSING if fault.is_gap else FILE_LENGTH
+                yield rule.at(snapshot.relative(fault.path), fault.problem)
+            if row.segments and not row.misfits:
+                yield from _length_setting(snapshot, row)
     if root.has_lost_log:
         yield LOG_MISSING.at("commitlog", "no commit log file is there, but consume queues are")
     elif (lost := cut_log(root)) is not None:
         yield LOG_CUT.at("commitlog", lost)
 
 
-def _row(
-    picture: Picture, directory: Path, setting: str, usual_bytes: int | None = None
-) -> Iterator[Finding]:
-    usual_bytes = usual_bytes or usual_length(list_segments(directory))
-    with SegmentReader(directory, usual_bytes) as row:
-        if not row.segments:
-            return
-        file_bytes = row.file_bytes
-        for segment in row.misfits:
-            told = f"{segment.length_bytes:,} bytes long, not {file_bytes:,}"
-            yield FILE_LENGTH.at(picture.place(segment.path), told)
-        for before, after in pairwise(row.segments):
-            end = before.start_offset + max(before.length_bytes, file_bytes)
-            if end < after.start_offset:
-                told = f"a file is missing between {before.path.name} and {after.path.name}"
-                yield FILE_MISSING.at(picture.place(directory), told)
-        stated = getattr(picture.broker, _SIZE_SETTINGS[setting])
-        if setting in picture.options.conf and stated != file_bytes and not row.misfits:
-            told = f"{setting} is {stated:,}, the files have {file_bytes:,} bytes"
-            yield FILE_LENGTH_SETTING.at(picture.place(directory), told)
+def _length_setting(snapshot: StoreSnapshot, row: SegmentReader) -> Iterator[Finding]:
+    root, key = snapshot.root, "mappedFileSizeConsumeQueue"
+    if row.directory in (root.commit_log, root.timer_log):
+        is_log = row.directory == root.commit_log
+        key = "mappedFileSizeCommitLog" if is_log else "mappedFileSizeTimerLog"
+    stated = getattr(snapshot.broker, _SIZE_SETTINGS[key])
+    if key in snapshot.options.conf and stated != row.file_bytes:
+        text = f"{key} is {stated:,}, the files have {row.file_bytes:,} bytes"
+        yield FILE_LENGTH_SETTING.at(snapshot.relative(row.directory), text)
 
 
-def check_configs(picture: Picture) -> Iterator[Finding]:
+def check_configs(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Configuration files that are damaged, and what they say of the broker's own topics."""
     for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
-        problems = read_config(picture.root.path, name).problems
+        problems = read_config(snapshot.root.path, name).problems
         if len(problems) == 2:
             yield CONFIG_UNREADABLE.at(
                 f"config/{name}", f"damaged, and its .bak: {_short(problems)}"
             )
         elif problems:
-            main = picture.root.config_file(name)
+            main = snapshot.root.config_file(name)
             is_main = problems[0].startswith(f"{main}: ")
             backup = read_small_file(main.with_name(f"{name}.bak"))
             if is_main and backup is None:
@@ -185,27 +164,27 @@ def check_configs(picture: Picture) -> Iterator[Finding]:
                 )
             elif is_main:
                 yield CONFIG_DAMAGED.at(f"config/{name}", _short(problems))
-    for topic, group in sorted(read_consumer_offsets(picture.root.path)):
+    for topic, group in sorted(read_consumer_offsets(snapshot.root.path)):
         if topic in (LEVEL_TOPIC, TIMER_TOPIC):
-            told = f"consumer group {group!r} reads {topic}"
-            yield SYSTEM_TOPIC_READ.at(f"config/{CONSUMER_OFFSETS}", told)
-    yield from _level_topic(picture)
+            problem = f"consumer group {group!r} reads {topic}"
+            yield SYSTEM_TOPIC_READ.at(f"config/{CONSUMER_OFFSETS}", problem)
+    yield from _level_topic(snapshot)
 
 
 def _short(problems: tuple[str, ...]) -> str:
     return "; ".join(problem.split(": ", 1)[-1] for problem in problems)
 
 
-def _level_topic(picture: Picture) -> Iterator[Finding]:
-    table = read_config(picture.root.path, TOPICS).value.get("topicConfigTable")
+def _level_topic(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    table = read_config(snapshot.root.path, TOPICS).value.get("topicConfigTable")
     entry = table.get(LEVEL_TOPIC) if isinstance(table, dict) else None
     if not isinstance(entry, dict):
         return
     queues = _queue_count(entry)
-    levels = max([18, *picture.level_queues])
+    levels = max([18, *snapshot.level_queues])
     if queues is not None and queues not in (18, levels):
-        told = f"{LEVEL_TOPIC} has {queues} queues"
-        yield SYSTEM_TOPIC_CHANGED.at(f"config/{TOPICS}", told)
+        problem = f"{LEVEL_TOPIC} has {queues} queues"
+        yield SYSTEM_TOPIC_CHANGED.at(f"config/{TOPICS}", problem)
 
 
 def _queue_count(entry: Mapping[str | int, object]) -> int | None:
@@ -216,27 +195,88 @@ def _queue_count(entry: Mapping[str | int, object]) -> int | None:
         return None
 
 
-def check_recovery(picture: Picture) -> Iterator[Finding]:
+def check_recovery(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """What a starting broker does not find: records in no queue, a checkpoint that lies."""
-    backlog = picture.backlog
-    segments = picture.log.segments
-    if backlog is not None and (count := backlog.total("not_in_queue")) and not picture.is_running:
-        told = counted(count, "delayed message is", "delayed messages are")
-        yield NOT_INDEXED.at("consumequeue", f"{told} in the log and in no queue")
+    backlog = snapshot.backlog
+    segments = snapshot.log.segments
+    if backlog is not None and (count := backlog.total("not_in_queue")) and not snapshot.is_running:
+        problem = counted(count, "delayed message is", "delayed messages are")
+        yield NOT_INDEXED.at("consumequeue", f"{problem} in the log and in no queue")
     if len(segments) > RECOVERED_FILES:
         first_seen = segments[-RECOVERED_FILES].start_offset
-        indexed_end = find_indexed_end(picture.root.path, picture.log).log_offset
-        if indexed_end < first_seen and not picture.is_running:
-            told = f"{len(segments)} log files, of which queues know nothing from {indexed_end} on"
-            yield TEN_FILES.at("commitlog", told)
-    content = read_small_file(picture.root.checkpoint)
-    if content is not None and picture.is_dirty and not picture.is_running and backlog is not None:
+        indexed_end = find_indexed_end(snapshot.root.path, snapshot.log).log_offset
+        if indexed_end < first_seen and not snapshot.is_running:
+            unknown = f"no queue knows the records from {indexed_end} on"
+            problem = f"{len(segments)} log files, and {unknown}"
+            yield TEN_FILES.at("commitlog", problem)
+    content = read_small_file(snapshot.root.checkpoint)
+    has_crashed = snapshot.is_dirty and not snapshot.is_running
+    if content is not None and has_crashed and backlog is not None:
         said_ms = StoreCheckpoint.decode(content).recover_from_ms
         if 0 <= backlog.newest_store_ms < said_ms - _CLOCK_SLACK_MS:
-            told = f"it says {said_ms}, the last record was stored at {backlog.newest_store_ms}"
-            yield CHECKPOINT_AHEAD.at("checkpoint", told)
-    files = picture.offset_files
-    guess = guess_format(picture.root, (files.main, files.backup))
-    if guess.format == ROCKETMQ_4 and len(picture.level_rows):
-        waiting = counted(len(picture.level_rows), "message waits", "messages wait")
-        yield UPGRADE.at(picture.root.path, f"a 4.x store in whose levels {waiting}")
+            problem = f"it says {said_ms}, the last record was stored at {backlog.newest_store_ms}"
+            yield CHECKPOINT_AHEAD.at("checkpoint", problem)
+    files = snapshot.offset_files
+    guess = guess_format(snapshot.root, (files.main, files.backup))
+    if guess.format == ROCKETMQ_4 and len(snapshot.level_rows):
+        waiting = counted(len(snapshot.level_rows), "message waits", "messages wait")
+        yield UPGRADE.at(snapshot.root.path, f"a 4.x store in whose levels {waiting}")
+
+
+_UPDATE = (
+    "`mqadmin updateTopic -t TOPIC -a +message.type=MIXED` for each, once a broker serves them"
+)
+REFUSES_DELAYED = warning(
+    "topic-refuses-delayed",
+    "a 5.x proxy refuses every delayed message that a gRPC client sends to them (40014); what is"
+    " pending is delivered all the same",
+    _UPDATE,
+)
+UNKNOWN_TYPE = error(
+    "topic-type-unknown",
+    "a 5.x proxy fails at every look at the topic: gRPC clients can neither send to it nor receive"
+    " from it",
+    _UPDATE,
+)
+
+
+def check_topic_types(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    """Types that no proxy knows, and topics of a target to which nobody could send as before."""
+    topics = read_topics(snapshot.root.path)
+    place = snapshot.relative(snapshot.root.config_file(TOPICS))
+    unknown = [
+        f"{printable(name)!r} ({printable(topic.message_type)!r})"
+        for name, topic in sorted(topics.items())
+        if topic.message_type is not None and topic.message_type not in MESSAGE_TYPES
+    ]
+    if unknown:
+        yield UNKNOWN_TYPE.at(place, f"a type that RocketMQ does not have: {_named(unknown)}")
+    refusing = [
+        f"{printable(name)!r} ({topics[name].message_type or 'no message.type'})"
+        for name in _pending_topics(snapshot)
+        if name in topics
+        and takes_messages(name)
+        and (topics[name].message_type or NORMAL) in MESSAGE_TYPES - {DELAY, MIXED}
+    ]
+    if refusing:
+        who = counted(len(refusing), "topic with pending messages", "topics with pending messages")
+        yield REFUSES_DELAYED.at(place, f"{who}: {_named(refusing)}")
+
+
+def _pending_topics(snapshot: StoreSnapshot) -> list[str]:
+    """The topics that a target was made for, as its marker counts them; none for other stores."""
+    for name in (CONVERSION_NAME, WRITTEN_NAME):
+        content = read_small_file(snapshot.root.own / name)
+        try:
+            topics = json.loads(content or b"{}")["topics"]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            continue
+        if isinstance(topics, dict):
+            return sorted(topics)
+    return []
+
+
+def _named(texts: list[str]) -> str:
+    left = len(texts) - EXAMPLES
+    more = f" and {counted(left, 'other')}" if left > 0 else ""
+    return f"{', '.join(texts[:EXAMPLES])}{more}"

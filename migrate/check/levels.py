@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in the levels: queues that cannot be told, entries without records, due times, and
-what another level table makes of them.
+"""Pending messages of the levels: unreadable queues, entries without records, due times, and what
+another level table does to them.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, warning
 from message_store.reading.consume_queue import is_filled
-from migrate.check.snapshot import Picture
+from migrate.check.snapshot import StoreSnapshot
 
 QUEUE_UNREADABLE = error(
     "level-queue-unreadable",
@@ -26,19 +26,19 @@ QUEUE_UNREADABLE = error(
 )
 QUEUE_GONE = error(
     "level-queue-gone",
-    "a broker begins an empty one with the next message: what waits in the level is not delivered",
+    "a broker begins an empty one with the next message: the level's messages are not delivered",
     "take the queue's directory from a backup; `delaywheel convert --whole-log` finds the messages"
     " in the log",
 )
 QUEUE_CUT = error(
     "level-queue-cut",
-    "a broker passes over them: these messages are not delivered",
+    "a broker skips them: these messages are not delivered",
     "take the queue's files from a backup; without one, `delaywheel` takes from the log what it has"
     " of them, also what was cancelled",
 )
 QUEUE_HOLE = error(
     "level-queue-hole",
-    "a broker takes the hole for the queue's end, or passes over it: messages are not delivered",
+    "a broker takes the hole for the queue's end, or skips it: messages are not delivered",
     "`delaywheel convert --whole-log` finds the messages in the log",
 )
 BEYOND_LOG = error(
@@ -48,14 +48,14 @@ BEYOND_LOG = error(
 )
 EXPIRED = warning(
     "entries-expired",
-    "a broker passes over them: retention has deleted their records before they were delivered",
+    "a broker skips them: retention has deleted their records before they were delivered",
     "nothing brings them back; keep log files (fileReservedTime) longer than messages wait",
 )
 NO_DUE_TIME = warning(
     "level-due-bogus",
-    "a broker takes what it finds for a time in 1970 and delivers them at once; 4.9 makes such"
-    " entries when it recovers from a crash",
-    "convert the store: due times are made anew from store time and level",
+    "a broker reads a time in 1970 and delivers them at once. 4.9 writes such entries when it"
+    " recovers from a crash",
+    "convert the store: due times are computed from store time and level",
 )
 LEVELS_UNTOLD = warning(
     "pending-untold",
@@ -64,8 +64,8 @@ LEVELS_UNTOLD = warning(
 )
 TABLE_DIFFERS = warning(
     "level-table-differs",
-    "what waits keeps its due time; where a queue is rebuilt from the log, due times are made anew"
-    " with the broker's table",
+    "pending messages keep their due times. Where a queue is rebuilt from the log, due times are"
+    " computed with the broker's table",
     "give the broker the messageDelayLevel that the messages were stored under",
 )
 TABLE_EARLY = error(
@@ -80,122 +80,108 @@ TABLE_NEVER = error(
 )
 TABLE_LATE = warning(
     "level-table-late",
-    "a level is delivered in the order of its queue, so that they wait for the one before them",
-    "convert the store: on a wheel each comes at its own time",
+    "a level is delivered in the order of its queue, so they are delivered after the one in front",
+    "convert the store: a wheel delivers each at its own time",
 )
 
-RULES = (
-    QUEUE_UNREADABLE,
-    QUEUE_GONE,
-    QUEUE_CUT,
-    QUEUE_HOLE,
-    BEYOND_LOG,
-    EXPIRED,
-    NO_DUE_TIME,
-    LEVELS_UNTOLD,
-    TABLE_DIFFERS,
-    TABLE_EARLY,
-    TABLE_NEVER,
-    TABLE_LATE,
-)
 
 _SLACK_MS = 1_000
 
 
-def check_level_queues(picture: Picture) -> Iterator[Finding]:
+def check_level_queues(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Queues that are gone or damaged, or that name what the log does not have."""
-    for level, gone in picture.gone_queues.items():
-        where = picture.place(gone.directory)
+    for level, gone in snapshot.gone_queues.items():
+        where = snapshot.relative(gone.directory)
         yield QUEUE_GONE.at(where, f"the queue of level {level} {gone.evidence}")
-    for cut in cut_queues(picture.root, picture.queues):
-        yield QUEUE_CUT.at(picture.place(cut.directory), cut.problem)
-    for level, queue in picture.level_queues.items():
-        name = picture.level_name(level)
+    for cut in cut_queues(snapshot.root, snapshot.queues):
+        yield QUEUE_CUT.at(snapshot.relative(cut.directory), cut.problem)
+    for level, queue in snapshot.level_queues.items():
+        name = snapshot.level_name(level)
         if isinstance(queue, FormatError):
             yield QUEUE_UNREADABLE.at(name, str(queue.problem))
             continue
-        if queue.is_damaged and not picture.is_running:
-            where = picture.place(picture.root.level_queue(level))
+        if queue.is_damaged and not snapshot.is_running:
+            where = snapshot.relative(snapshot.root.level_queue(level))
             yield QUEUE_HOLE.at(where, "entries in the middle of the queue hold nothing")
-        beyond, expired = _outside(picture, queue)
-        if beyond and not picture.is_running:
-            told = counted(beyond, "entry leads", "entries lead")
-            yield BEYOND_LOG.at(name, f"{told} behind the end of the commit log")
+        beyond, expired = _outside(snapshot, queue)
+        if beyond and not snapshot.is_running:
+            problem = counted(beyond, "entry leads", "entries lead")
+            yield BEYOND_LOG.at(name, f"{problem} behind the end of the commit log")
         if expired:
-            told = counted(expired, "entry leads to a record", "entries lead to records")
-            yield EXPIRED.at(name, f"{told} before the log's beginning")
-    backlog = picture.backlog
-    if backlog is None and picture.levels_problem is not None and picture.log.segments:
-        reason = picture.levels_problem.splitlines()[0]
+            problem = counted(expired, "entry leads to a record", "entries lead to records")
+            yield EXPIRED.at(name, f"{problem} before the log's beginning")
+    backlog = snapshot.backlog
+    if backlog is None and snapshot.levels_problem is not None and snapshot.log.segments:
+        reason = snapshot.levels_problem.splitlines()[0]
         yield LEVELS_UNTOLD.at("levels", f"what is pending cannot be told: {reason}")
 
 
-def _outside(picture: Picture, queue: LevelQueue) -> tuple[int, int]:
+def _outside(snapshot: StoreSnapshot, queue: LevelQueue) -> tuple[int, int]:
     """Entries that still wait and lie behind the log, or before it."""
     units = queue.entries.units
     real = is_message(units) & is_filled(units)
     begins = units["commit_log_offset"].astype(np.int64)
-    backlog = picture.backlog
-    end = picture.log.end_offset if backlog is None else backlog.log_end
+    backlog = snapshot.backlog
+    end = snapshot.log.end_offset if backlog is None else backlog.log_end
     beyond = real & (begins >= end)
-    return int(beyond.sum()), int((real & (begins < picture.log.min_offset)).sum())
+    return int(beyond.sum()), int((real & (begins < snapshot.log.min_offset)).sum())
 
 
-def check_due_times(picture: Picture) -> Iterator[Finding]:
+def check_due_times(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Entries without a due time, and those that come early, late or never."""
-    for queue in picture.queues:
-        waits = ~queue.is_expired(picture.log.min_offset)
+    for queue in snapshot.queues:
+        waits = ~queue.is_expired(snapshot.log.min_offset)
         is_time = (queue.due_ms > PLAUSIBLE_DUE_MS) & ~queue.due_is_unknown
         bogus = int((waits & ~is_time & ~queue.due_is_unknown).sum())
-        name = picture.level_name(queue.level)
+        name = snapshot.level_name(queue.level)
         if bogus:
-            told = counted(bogus, "entry holds", "entries hold")
-            yield NO_DUE_TIME.at(name, f"{told} no due time")
-        yield from _by_table(picture, queue, queue.due_ms[waits & is_time])
-    yield from _table_differs(picture)
+            problem = counted(bogus, "entry holds", "entries hold")
+            yield NO_DUE_TIME.at(name, f"{problem} no due time")
+        yield from _by_table(snapshot, queue, queue.due_ms[waits & is_time])
+    yield from _table_differs(snapshot)
 
 
 def _by_table(
-    picture: Picture, queue: LevelQueue, due_ms: np.ndarray[tuple[int], np.dtype[np.int64]]
+    snapshot: StoreSnapshot, queue: LevelQueue, due_ms: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> Iterator[Finding]:
     if not len(due_ms):
         return
-    name, now_ms = picture.level_name(queue.level), picture.now_ms
-    delay_ms = picture.delay_ms(queue.level)
-    table = picture.options.level_table
+    name, now_ms = snapshot.level_name(queue.level), snapshot.now_ms
+    delay_ms = snapshot.delay_ms(queue.level)
+    table = snapshot.options.level_table
     if table is not None and queue.level > table.max_level:
         waiting = counted(len(due_ms), "message waits", "messages wait")
-        told = f"{waiting}, and {table.text()!r} has no level {queue.level}"
-        yield TABLE_NEVER.at(name, told)
+        problem = f"{waiting}, and {table.text()!r} has no level {queue.level}"
+        yield TABLE_NEVER.at(name, problem)
         return
     if delay_ms is not None:
         early = due_ms[due_ms > now_ms + delay_ms + _SLACK_MS]
         if len(early):
             most_ms = int(early.max()) - now_ms
-            told = counted(len(early), "message is", "messages are")
-            told += f" due later than {format_delay(delay_ms)} from now"
-            yield TABLE_EARLY.at(name, told, more=f"up to {span(most_ms)} early")
+            problem = counted(len(early), "message is", "messages are")
+            problem += f" due later than {format_delay(delay_ms)} from now"
+            yield TABLE_EARLY.at(name, problem, more=f"up to {span(most_ms)} early")
     before_ms = np.maximum.accumulate(due_ms)
     late_ms = before_ms - due_ms
     late = int((late_ms > _SLACK_MS).sum())
     if late:
-        told = f"{counted(late, 'message is', 'messages are')} due before one in front"
-        yield TABLE_LATE.at(name, told, more=f"up to {span(int(late_ms.max()))} late")
+        problem = f"{counted(late, 'message is', 'messages are')} due before one in front"
+        yield TABLE_LATE.at(name, problem, more=f"up to {span(int(late_ms.max()))} late")
 
 
-def _table_differs(picture: Picture) -> Iterator[Finding]:
+def _table_differs(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """The table given, against what the messages show."""
-    table: DelayLevels | None = picture.options.level_table
+    table: DelayLevels | None = snapshot.options.level_table
     if table is None:
         return
-    shown = picture.delays
-    for queue in picture.queues:
+    shown = snapshot.delays
+    for queue in snapshot.queues:
         seen_ms = shown.delay_ms(queue.level)
         if not len(queue) or seen_ms is None or queue.level > table.max_level:
             continue
         if seen_ms != table.delay_ms(queue.level):
-            told = (
+            problem = (
                 f"its messages were stored under a delay of {format_delay(seen_ms)}, and the table"
                 f" says {format_delay(table.delay_ms(queue.level))}"
             )
-            yield TABLE_DIFFERS.at(f"level {queue.level}", told)
+            yield TABLE_DIFFERS.at(f"level {queue.level}", problem)

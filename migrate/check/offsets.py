@@ -16,11 +16,11 @@ from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.unfinished_change import DONE
 from migrate.changes.note import changes_of
-from migrate.check.snapshot import Picture
+from migrate.check.snapshot import StoreSnapshot
 
 _CHOOSE = (
-    "stop the broker, compare the numbers, put the file of the better choice in the place of both;"
-    " a conversion takes --offsets main, bak or none"
+    "stop the broker, compare the numbers, and replace both files by the better one. A conversion"
+    " takes --offsets main, bak or none"
 )
 OFFSETS_TORN = warning(
     "offsets-torn",
@@ -51,27 +51,27 @@ OFFSETS_UNREADABLE = error(
 )
 OFFSETS_BEYOND = error(
     "offset-beyond-queue",
-    "a broker sets it to the queue's end: what waits there is not delivered; older 4.x brokers"
-    " deliver nothing of that level ever again",
-    "find the right offset (the .bak, the log); `delaywheel convert --offsets none` leaves out"
-    " what was delivered",
+    "a broker sets it to the queue's end: the messages before that are not delivered. Older 4.x"
+    " brokers deliver nothing of that level ever again",
+    "determine the correct offset from the .bak file or the log. `delaywheel convert --offsets"
+    " none` leaves out what was delivered",
 )
 OFFSETS_BELOW = warning(
     "offset-below-queue",
     "a broker goes on at the queue's beginning; what lay before it was deleted undelivered",
-    "`delaywheel convert --whole-log` takes what of it the log still has, where the queue alone has"
-    " lost its first files; else keep log files longer than messages wait",
+    "`delaywheel convert --whole-log` finds them in the log where only the queue has lost its first"
+    " files. Otherwise keep log files longer than messages wait",
 )
 OFFSETS_NEGATIVE = warning(
     "offset-negative",
     "a broker goes on at the queue's beginning: what was delivered and is still there is delivered"
     " again",
-    "no broker writes such a number: put the right one into delayOffset.json and its .bak while the"
-    " broker is stopped; a conversion finds in the log what was delivered",
+    "no broker writes such a number: write the correct one into delayOffset.json and its .bak while"
+    " the broker is stopped. A conversion finds in the log what was delivered",
 )
 OFFSETS_BEHIND = warning(
     "offsets-behind",
-    "a broker delivers them again",
+    "a broker delivers duplicates of them",
     "convert the store, which leaves them out, or make consumers ready for repetitions",
 )
 OFFSETS_AHEAD = error(
@@ -81,8 +81,8 @@ OFFSETS_AHEAD = error(
 )
 OFFSETS_MOVED = info(
     "offsets-moved",
-    "a broker passes over them, as it should when they wait in a converted store",
-    "nothing; `delaywheel rollback` takes it back",
+    "a broker skips them, as it should when they wait in a converted store",
+    "nothing; `delaywheel rollback` undoes it",
 )
 LEVEL_OFFSET_MISSING = warning(
     "offset-missing",
@@ -90,39 +90,23 @@ LEVEL_OFFSET_MISSING = warning(
     "put the level's offset into delayOffset.json and its .bak while the broker is stopped",
 )
 
-RULES = (
-    OFFSETS_TORN,
-    OFFSETS_STALE_TAIL,
-    OFFSETS_EMPTY,
-    OFFSETS_MISSING,
-    OFFSETS_BACKUP_DAMAGED,
-    OFFSETS_UNREADABLE,
-    OFFSETS_BEYOND,
-    OFFSETS_BELOW,
-    OFFSETS_NEGATIVE,
-    OFFSETS_BEHIND,
-    OFFSETS_AHEAD,
-    OFFSETS_MOVED,
-    LEVEL_OFFSET_MISSING,
-)
 
-
-def check_offset_files(picture: Picture) -> Iterator[Finding]:
+def check_offset_files(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """The two files, with the number of messages that each choice would deliver."""
-    files = picture.offset_files
-    numbers = _numbers(picture)
-    if not picture.level_queues and files.main.is_missing and files.backup.is_missing:
+    files = snapshot.offset_files
+    numbers = _numbers(snapshot)
+    if not snapshot.level_queues and files.main.is_missing and files.backup.is_missing:
         return
     main, backup = files.main, files.backup
     if files.broker_choice is None:
-        told = f"{_damage(main)}, and its .bak: {_damage(backup)}{numbers}"
-        yield OFFSETS_UNREADABLE.at(picture.place(main.path), told)
+        problem = f"{_damage(main)}, and its .bak: {_damage(backup)}{numbers}"
+        yield OFFSETS_UNREADABLE.at(snapshot.relative(main.path), problem)
         return
     if main.problem is not None:
         if files.broker_choice is OffsetsChoice.NONE:
-            if any(map(len, picture.queues)):
-                told = f"{_damage(main)}, and no .bak{numbers}"
-                yield OFFSETS_MISSING.at(picture.place(main.path), told)
+            if any(map(len, snapshot.queues)):
+                problem = f"{_damage(main)}, and no .bak{numbers}"
+                yield OFFSETS_MISSING.at(snapshot.relative(main.path), problem)
             return
         rules = {
             Damage.STALE_TAIL: OFFSETS_STALE_TAIL,
@@ -131,81 +115,79 @@ def check_offset_files(picture: Picture) -> Iterator[Finding]:
             None: OFFSETS_EMPTY,
         }
         rule = rules.get(main.damage, OFFSETS_TORN)
-        yield rule.at(picture.place(main.path), f"{_damage(main)}{numbers}")
+        yield rule.at(snapshot.relative(main.path), f"{_damage(main)}{numbers}")
     elif backup.damage not in (None, Damage.EMPTY):
-        yield OFFSETS_BACKUP_DAMAGED.at(picture.place(backup.path), _damage(backup))
+        yield OFFSETS_BACKUP_DAMAGED.at(snapshot.relative(backup.path), _damage(backup))
 
 
 def _damage(file: OffsetsFile) -> str:
     return (file.problem or "good").removeprefix(f"{file.path}: ")
 
 
-def _numbers(picture: Picture) -> str:
+def _numbers(snapshot: StoreSnapshot) -> str:
     try:
-        counts = queued_by_choice(picture.root.path, picture.offset_files)
+        counts = queued_by_choice(snapshot.root.path, snapshot.offset_files)
     except FormatError:
-        return ""  # a queue that cannot be told is a finding of its own
-    told = ", ".join(f"{choice}: {count:,}" for choice, count in counts.items())
-    return f"; messages that each choice would deliver: {told}"
+        return ""  # an unreadable queue is a finding of its own
+    problem = ", ".join(f"{choice}: {count:,}" for choice, count in counts.items())
+    return f"; messages that each choice would deliver: {problem}"
 
 
-def check_offsets(picture: Picture) -> Iterator[Finding]:
+def check_offsets(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Offsets that do not fit their queue, or what was delivered."""
-    for queue in picture.queues:
-        if queue.level not in picture.gone_queues:  # which is a finding of its own
-            yield from _of_queue(picture, queue)
-    backlog = picture.backlog
+    for queue in snapshot.queues:
+        if queue.level not in snapshot.gone_queues:  # which is a finding of its own
+            yield from _of_queue(snapshot, queue)
+    backlog = snapshot.backlog
     if backlog is None:
         return
     for counts in backlog.counts:
         if not counts.already_delivered:
             continue
-        name = picture.level_name(counts.level)
+        name = snapshot.level_name(counts.level)
         again = counted(
             counts.already_delivered,
             "of its messages was delivered already",
             "of its messages were delivered already",
         )
-        if picture.is_running:
+        if snapshot.is_running:
             continue  # the file is written every ten seconds
-        if counts.level not in picture.offsets and not picture.is_dirty:
+        if counts.level not in snapshot.offsets and not snapshot.is_dirty:
             yield LEVEL_OFFSET_MISSING.at(name, f"delayOffset.json does not name it; {again}")
         else:
             yield OFFSETS_BEHIND.at(name, again)
 
 
-def _of_queue(picture: Picture, queue: LevelQueue) -> Iterator[Finding]:
-    stored, name = queue.stored_offset, picture.level_name(queue.level)
-    if stored is not None and stored > queue.queue_max and not picture.is_running:
-        told = f"offset {stored:,}, where the queue ends at {queue.queue_max:,}"
-        yield OFFSETS_BEYOND.at(name, told)
+def _of_queue(snapshot: StoreSnapshot, queue: LevelQueue) -> Iterator[Finding]:
+    stored, name = queue.stored_offset, snapshot.level_name(queue.level)
+    if stored is not None and stored > queue.queue_max and not snapshot.is_running:
+        problem = f"offset {stored:,}, where the queue ends at {queue.queue_max:,}"
+        yield OFFSETS_BEYOND.at(name, problem)
     elif stored is not None and stored < queue.queue_min:
-        told = f"offset {stored:,}, where the queue begins at {queue.queue_min:,}"
-        yield (OFFSETS_NEGATIVE if stored < 0 else OFFSETS_BELOW).at(name, told)
+        problem = f"offset {stored:,}, where the queue begins at {queue.queue_min:,}"
+        yield (OFFSETS_NEGATIVE if stored < 0 else OFFSETS_BELOW).at(name, problem)
     seen = queue.history
-    is_passed = is_message(seen.units) & (seen.tags_code > _as_of_ms(picture))
+    is_passed = is_message(seen.units) & (seen.tags_code > _as_of_ms(snapshot))
     passed = seen.units[is_passed]
     if len(passed):
         # Who lets time run ahead delivers before it, and then an offset may say so.
         offsets, sizes = (
             passed[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes")
         )
-        passed = passed[~have_copies(picture.log, offsets, sizes)]
+        passed = passed[~have_copies(snapshot.log, offsets, sizes)]
     if len(passed):
         least = "at least " if len(passed) == len(seen) else ""
-        told = f"not due yet: {least}{counted(len(passed), 'message')} before offset {stored:,}"
-        rule = OFFSETS_MOVED if _was_changed_by_us(picture) else OFFSETS_AHEAD
-        yield rule.at(name, told)
+        problem = f"not due yet: {least}{counted(len(passed), 'message')} before offset {stored:,}"
+        rule = OFFSETS_MOVED if _was_changed_by_us(snapshot) else OFFSETS_AHEAD
+        yield rule.at(name, problem)
 
 
-def _as_of_ms(picture: Picture) -> int:
+def _as_of_ms(snapshot: StoreSnapshot) -> int:
     """Now, or when the last record was stored: nothing earlier is still to come."""
-    newest_ms = picture.backlog.newest_store_ms if picture.backlog is not None else 0
-    return max(picture.now_ms, newest_ms)
+    newest_ms = snapshot.backlog.newest_store_ms if snapshot.backlog is not None else 0
+    return max(snapshot.now_ms, newest_ms)
 
 
-def _was_changed_by_us(picture: Picture) -> bool:
-    """Whether delaywheel has moved offsets here (`retire`, or a conversion in place), and nobody
-    has rolled that back.
-    """
-    return any(change.state == DONE for change in changes_of(picture.root))
+def _was_changed_by_us(snapshot: StoreSnapshot) -> bool:
+    """Whether `retire` or a conversion in place has moved offsets, without a rollback since."""
+    return any(change.state == DONE for change in changes_of(snapshot.root))

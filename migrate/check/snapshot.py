@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``check`` looks at, read once and shared by all that look for something.
+"""The store that ``check`` judges: each part is read once, when a family of findings asks for it.
 
-Nothing is locked and nothing is written, so that a broker may run meanwhile. What cannot be read is
-None, and the reason is kept.
+Nothing is locked or written, so a broker may run meanwhile. A part that cannot be read is None, and
+the reason is kept.
 """
 
 from collections.abc import Mapping
@@ -32,19 +32,20 @@ from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 CAPACITY = 20_000
-"""Messages that a broker delivers in a second, unless said: what the maintainers state for one that
-others use too. A quiet machine does several times that.
+"""Messages that a broker delivers in a second by default: what RocketMQ's maintainers state for a
+broker that serves others too. A quiet machine does several times that.
 """
 _TRUE = "true"
 
 
 @attrs.frozen(kw_only=True)
 class CheckOptions:
-    """As of when, and for which broker. ``conf`` is the configuration of the broker of this store,
-    as far as it is known; ``target`` are the settings of the one that a conversion is for.
+    """The reference time, and the broker that the findings are about.
 
-    ``level_table`` is the table that the broker will run with; None takes what the messages show.
-    ``disk_used`` overrides how full the disk is.
+    ``conf`` is the configuration of this store's broker, as far as it is known; ``target`` are the
+    settings of the broker that a conversion is for. ``level_table`` is the table that the broker
+    will run with; None takes what the messages show. ``capacity`` is messages a second.
+    ``disk_used`` (0 to 1) overrides how full the disk is.
     """
 
     now_ms: int
@@ -57,7 +58,7 @@ class CheckOptions:
 
 @attrs.frozen(eq=False)
 class LevelRows:
-    """What waits in the levels, in the order of the log: one element a message."""
+    """Pending messages of the levels, in the order of the log: one element a message."""
 
     level: Int16Array
     queue_offset: Int64Array
@@ -69,8 +70,8 @@ class LevelRows:
         return len(self.level)
 
 
-class Picture:
-    """The store as it is found. ``is_running`` says whether a broker holds it.
+class StoreSnapshot:
+    """A store, part by part. ``is_running``: whether a broker holds it.
 
     Use as a context manager: the log is open meanwhile.
     """
@@ -84,7 +85,7 @@ class Picture:
         self.wheel_problem: str | None = None
         self.log = SegmentReader(root.commit_log)
 
-    def __enter__(self) -> "Picture":
+    def __enter__(self) -> "StoreSnapshot":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,14 +93,14 @@ class Picture:
 
     @property
     def now_ms(self) -> int:
-        """As of when."""
+        """The reference time."""
         return self.options.now_ms
 
     def is_set(self, key: str) -> bool:
         """Whether the broker's configuration says true."""
         return self.options.conf.get(key, "").strip().lower() == _TRUE
 
-    def place(self, path: Path) -> str:
+    def relative(self, path: Path) -> str:
         """A path as people read it: within the store."""
         return path.relative_to(self.root.path).as_posix()
 
@@ -123,14 +124,14 @@ class Picture:
 
     @cached_property
     def level_queues(self) -> Mapping[int, LevelQueue | FormatError]:
-        """Every level's queue, or why it cannot be told."""
-        found: dict[int, LevelQueue | FormatError] = {}
+        """Every level's queue, or why it cannot be read."""
+        queues: dict[int, LevelQueue | FormatError] = {}
         for level in levels_with_queue(self.root.path):
             try:
-                found[level] = open_level_queue(self.root.path, level, self.offsets.get(level))
+                queues[level] = open_level_queue(self.root.path, level, self.offsets.get(level))
             except FormatError as error:
-                found[level] = error
-        return found
+                queues[level] = error
+        return queues
 
     @cached_property
     def gone_queues(self) -> Mapping[int, GoneQueue]:
@@ -139,7 +140,7 @@ class Picture:
 
     @cached_property
     def queues(self) -> tuple[LevelQueue, ...]:
-        """The level queues that can be told."""
+        """The level queues that can be read."""
         return tuple(each for each in self.level_queues.values() if isinstance(each, LevelQueue))
 
     @cached_property
@@ -161,7 +162,7 @@ class Picture:
 
     @cached_property
     def backlog(self) -> LevelBacklog | None:
-        """What is pending, what was delivered already; None with ``levels_problem``."""
+        """The backlog of the levels; None, with ``levels_problem``, where it cannot be told."""
         try:
             return read_backlog(
                 self.root.path,
@@ -175,7 +176,7 @@ class Picture:
 
     @cached_property
     def level_rows(self) -> LevelRows:
-        """What waits in the levels: without what was delivered, where that can be told."""
+        """Pending messages of the levels, without those that the log shows as delivered."""
         backlog = self.backlog
         if backlog is not None:
             return LevelRows(
@@ -213,7 +214,7 @@ class Picture:
 
     @cached_property
     def is_hierarchical(self) -> bool:
-        """Whether what waits is told by a hierarchical wheel, and not by a wheel's files."""
+        """Whether the timers are on a hierarchical wheel, and not in a wheel's files."""
         return is_present(hierarchy_mark(self.root))
 
     @cached_property

@@ -5,6 +5,7 @@ Only reads, also beside a running broker, and never fails because of damage: wha
 at is a finding too. Every record that waits is read.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,13 @@ from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import FindingRule, error, worst_first
 from migrate.check import broker as check_broker
 from migrate.check import files as check_files
-from migrate.check import hierarchy as check_hierarchy
-from migrate.check import level_records as check_records
+from migrate.check import level_records, timer_records
 from migrate.check import levels as check_levels
 from migrate.check import offsets as check_offsets
 from migrate.check import target as check_target
 from migrate.check import time as check_time
-from migrate.check import timeline as check_timeline
-from migrate.check import timer_records as check_timer_records
-from migrate.check import topics as check_topics
-from migrate.check import undelivered as check_undelivered
 from migrate.check import wheel as check_wheel
-from migrate.check.snapshot import CheckOptions, Picture
+from migrate.check.snapshot import CheckOptions, StoreSnapshot
 from migrate.check.time import Load, load_of
 from migrate.progress import Progress, no_progress
 
@@ -39,25 +35,29 @@ UNREADABLE = error(
     "see what the sentence names; take it from a backup",
 )
 
-RULES: tuple[FindingRule, ...] = (
-    *check_broker.RULES,
-    *check_files.RULES,
-    *check_target.RULES,
-    *check_topics.RULES,
-    *check_offsets.RULES,
-    *check_levels.RULES,
-    *check_records.RULES,
-    *check_time.RULES,
-    *check_wheel.RULES,
-    *check_hierarchy.RULES,
-    *check_timer_records.RULES,
-    *check_timeline.RULES,
-    *check_undelivered.RULES,
-    UNREADABLE,
-)
-"""Every kind of finding there is."""
 
-Family = Callable[[Picture], Iterator[Finding]]
+_MODULES = (
+    check_broker,
+    check_files,
+    check_target,
+    check_offsets,
+    check_levels,
+    level_records,
+    check_time,
+    check_wheel,
+    timer_records,
+)
+RULES = tuple(
+    {
+        rule.code: rule
+        for module in (*_MODULES, sys.modules[__name__])
+        for rule in vars(module).values()
+        if isinstance(rule, FindingRule)
+    }.values()
+)
+"""Every kind of finding: a rule counts where its module defines it."""
+
+Family = Callable[[StoreSnapshot], Iterator[Finding]]
 _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("state", check_broker.check_state),
     ("disk", check_broker.check_disk),
@@ -69,18 +69,18 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("due times", check_levels.check_due_times),
     ("recovery", check_files.check_recovery),
     ("wheel", check_wheel.check_wheel),
-    ("wheel", check_hierarchy.check_hierarchy),
+    ("wheel", check_wheel.check_hierarchy),
     ("switches", check_broker.check_switches),
-    ("timeline", check_timeline.check_timeline),
+    ("timeline", check_broker.check_timeline),
     ("metrics", check_broker.check_metrics),
     ("conversion", check_target.check_change),
     ("conversion", check_target.check_target),
-    ("topics", check_topics.check_topic_types),
+    ("topics", check_files.check_topic_types),
     ("retention", check_time.check_retention),
     ("load", check_time.check_load),
-    ("records", check_records.check_level_records),
-    ("records", check_timer_records.check_timer_records),
-    ("deliveries", check_undelivered.check_undelivered),
+    ("records", level_records.check_level_records),
+    ("records", timer_records.check_timer_records),
+    ("deliveries", check_target.check_undelivered),
 )
 
 
@@ -127,13 +127,13 @@ def check_store(path: Path, options: CheckOptions, progress: Progress = no_progr
         return _report(root, options, [unfinished], None, is_running=False)
     root.require_readable()
     is_running = _is_running(root)
-    with Picture(root, options, is_running=is_running) as picture:
+    with StoreSnapshot(root, options, is_running=is_running) as snapshot:
         findings: list[Finding] = []
         for number, (name, family) in enumerate(_FAMILIES):
             progress(f"check {name}", number, len(_FAMILIES))
-            findings += _guarded(name, family, picture)
+            findings += _guarded(name, family, snapshot)
         try:
-            load = load_of(picture)
+            load = load_of(snapshot)
         except (DelayStoreError, OSError):
             load = None  # why is a finding by now
         return _report(root, options, findings, load, is_running=is_running)
@@ -165,11 +165,11 @@ def _is_running(root: StoreRoot) -> bool:
         return True
 
 
-def _guarded(name: str, family: Family, picture: Picture) -> list[Finding]:
+def _guarded(name: str, family: Family, snapshot: StoreSnapshot) -> list[Finding]:
     """What a family finds until something cannot be read."""
     findings: list[Finding] = []
     try:
-        findings.extend(family(picture))
+        findings.extend(family(snapshot))
     except (DelayStoreError, OSError) as problem:
         findings.append(UNREADABLE.at(name, f"it cannot be looked at: {problem}"))
     return findings

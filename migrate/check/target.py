@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A converted store before its first broker: whole, not copied with old times, opened in time."""
+"""Targets of conversions before their first broker starts, and what engines could not deliver."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from legacy_levels.engine.state import SkippedMessages
 from message_store.base.errors import SourceError
 from message_store.base.printable import counted, when
+from message_store.files.notes import NoteFile
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from migrate.changes.note import unfinished_change
-from migrate.check.snapshot import Picture
+from migrate.check.snapshot import StoreSnapshot
 from migrate.quarantine.kept import Quarantine, find_quarantine
-from migrate.report.conversion_marker import CONVERSION_NAME
-from migrate.report.conversion_parameters import ConversionSettings, read_settings
-from migrate.report.finished_target import UNFINISHED, told_unfinished
+from migrate.report.finished_target import UNFINISHED, unfinished_reason
+from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_settings
 from migrate.settings import TargetSettings
 from migrate.write.publishing import is_stub
+from timer_wheel.timers.lost_messages import LostMessages
 
 TARGET_UNFINISHED = error(
     "target-unfinished",
@@ -25,14 +28,14 @@ TARGET_UNFINISHED = error(
 )
 TARGET_OPENED = info(
     "target-opened",
-    "a broker was started on it: what it delivered since is not here any more",
+    "a broker was started on it: messages that it has delivered are no longer pending",
     "nothing; do not start the old broker again",
 )
 TARGET_COPIED = warning(
     "target-copied",
     "a broker deletes log files by their time of change: a copy that restores old times makes them"
     " go early",
-    "give the log files the time of now (`touch`) before a broker starts",
+    "update the log files' modification times (`touch`) before a broker starts",
 )
 TARGET_EXPIRED = error(
     "target-expired",
@@ -41,29 +44,20 @@ TARGET_EXPIRED = error(
 )
 TARGET_SETTINGS = error(
     "target-settings",
-    "the broker refuses the files, or reads the wheel wrongly: what waits there is lost",
+    "the broker refuses the files, or reads the wheel wrongly: its messages are lost",
     "merge delaywheel/broker.conf of the target into the broker's configuration",
 )
 QUARANTINE_LEFT = warning(
     "quarantine-left",
     "a broker knows nothing of them: they are only there",
-    "see `delaywheel quarantine`; what can be repaired can be put back",
+    "see `delaywheel quarantine`; records that can be repaired can be restored",
 )
 CHANGE_UNFINISHED = error(
     "change-unfinished",
-    "messages may wait in the levels and on the wheel at once: they are delivered twice",
+    "messages may be pending in the levels and on the wheel at once: duplicates are delivered",
     "run the same command again, or `delaywheel rollback`, before a broker starts",
 )
 
-RULES = (
-    TARGET_UNFINISHED,
-    TARGET_OPENED,
-    TARGET_COPIED,
-    TARGET_EXPIRED,
-    TARGET_SETTINGS,
-    QUARANTINE_LEFT,
-    CHANGE_UNFINISHED,
-)
 
 _COPY_SLACK_MS = 60_000
 _HOUR_MS = 3_600_000
@@ -77,73 +71,111 @@ _DEPENDS_ON = {
 
 def unfinished_target(root: StoreRoot) -> Finding | None:
     """The one thing to say of the target of a conversion, or of a write, that was stopped."""
-    told = told_unfinished(root)
-    if told is None and is_stub(root.timer_wheel):
-        told = UNFINISHED
-    return None if told is None else TARGET_UNFINISHED.at(root.path, told)
+    problem = unfinished_reason(root)
+    if problem is None and is_stub(root.timer_wheel):
+        problem = UNFINISHED
+    return None if problem is None else TARGET_UNFINISHED.at(root.path, problem)
 
 
-def check_change(picture: Picture) -> Iterator[Finding]:
+def check_change(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """A change in place that was stopped in the middle; records that were set aside."""
-    change = unfinished_change(picture.root)
+    change = unfinished_change(snapshot.root)
     if change is not None:
-        where = picture.place(change.directory)
+        where = snapshot.relative(change.directory)
         yield CHANGE_UNFINISHED.at(where, f"a change of this store ({change.kind}) was stopped")
     try:
-        find_quarantine(picture.root.path)
+        find_quarantine(snapshot.root.path)
     except SourceError:
         return
-    quarantine = Quarantine(picture.root.path)
+    quarantine = Quarantine(snapshot.root.path)
     if quarantine.waiting:
-        told = f"still there: {len(quarantine.waiting):,} of"
-        told += f" {counted(len(quarantine.records), 'record')}"
-        yield QUARANTINE_LEFT.at(picture.place(quarantine.directory), told)
+        problem = f"still there: {len(quarantine.waiting):,} of"
+        problem += f" {counted(len(quarantine.records), 'record')}"
+        yield QUARANTINE_LEFT.at(snapshot.relative(quarantine.directory), problem)
 
 
-def check_target(picture: Picture) -> Iterator[Finding]:
+def check_target(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """A converted store: its settings, and its files' times as long as no broker has seen it."""
-    root = picture.root
+    root = snapshot.root
     if not is_present(root.own / CONVERSION_NAME):
         return
     made = read_settings(root)
-    yield from _settings(picture, made)
+    yield from _settings(snapshot, made)
     if is_present(root.lock) or is_present(root.abort):
         yield TARGET_OPENED.at(root.path, "there is a broker's lock file")
         return
     old = [
         segment
-        for segment in picture.log.segments
+        for segment in snapshot.log.segments
         if segment.modified_ns // 1_000_000 < made.now_ms - _COPY_SLACK_MS
     ]
     if old:
-        told = counted(len(old), "log file is", "log files are")
-        told += " older than the conversion that wrote the log"
-        yield TARGET_COPIED.at(picture.place(old[0].path), told)
-    yield from _expired(picture)
+        problem = counted(len(old), "log file is", "log files are")
+        problem += " older than the conversion that wrote the log"
+        yield TARGET_COPIED.at(snapshot.relative(old[0].path), problem)
+    yield from _expired(snapshot)
 
 
-def _settings(picture: Picture, made: ConversionSettings) -> Iterator[Finding]:
-    conf = picture.options.conf
+def _settings(snapshot: StoreSnapshot, made: ConversionSettings) -> Iterator[Finding]:
+    conf = snapshot.options.conf
     asked: list[tuple[str, TargetSettings]] = []
     if conf:
-        asked.append(("the broker's configuration", picture.broker))
-    if picture.options.target is not None:
-        asked.append(("the target's configuration", picture.options.target))
+        asked.append(("the broker's configuration", snapshot.broker))
+    if snapshot.options.target is not None:
+        asked.append(("the target's configuration", snapshot.options.target))
     for where, settings in asked:
         for key, name in _DEPENDS_ON.items():
-            wanted, found = getattr(made, name), getattr(settings, name)
-            if wanted != found:
-                told = f"{key} is {found}, the target was written for {wanted}"
-                yield TARGET_SETTINGS.at(where, told)
+            wanted, stated = getattr(made, name), getattr(settings, name)
+            if wanted != stated:
+                problem = f"{key} is {stated}, the target was written for {wanted}"
+                yield TARGET_SETTINGS.at(where, problem)
 
 
-def _expired(picture: Picture) -> Iterator[Finding]:
+def _expired(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """More than one log file, and the first of them older than log files are kept."""
-    segments = picture.log.segments
+    segments = snapshot.log.segments
     if len(segments) < 2:
         return
     kept_until_ms = segments[0].modified_ns // 1_000_000
-    kept_until_ms += picture.broker.retention_hours * _HOUR_MS
-    if kept_until_ms <= picture.now_ms:
-        told = f"its first log file is kept until {when(kept_until_ms, picture.now_ms)}"
-        yield TARGET_EXPIRED.at(picture.place(segments[0].path), told)
+    kept_until_ms += snapshot.broker.retention_hours * _HOUR_MS
+    if kept_until_ms <= snapshot.now_ms:
+        problem = f"its first log file is kept until {when(kept_until_ms, snapshot.now_ms)}"
+        yield TARGET_EXPIRED.at(snapshot.relative(segments[0].path), problem)
+
+
+UNDELIVERED = error(
+    "undelivered",
+    "an engine of delaywheel skipped it when it was due, and nothing delivers it any more",
+    "look at the record; schedule its message again if it is still wanted. Then close the store,"
+    " and remove the file in delaywheel/ that notes it",
+)
+
+_MOST_NAMED = 20
+
+
+def check_undelivered(snapshot: StoreSnapshot) -> Iterator[Finding]:
+    """The messages that the notes of levels and wheels name."""
+    skipped, lost = SkippedMessages(snapshot.root.path), LostMessages(snapshot.root)
+    of_levels = [
+        (f"level {message.level}, queue offset {message.queue_offset}", message.reason)
+        for message in skipped.all()
+    ]
+    of_wheels = [
+        (f"commit log {message.commit_log_offset}", message.reason) for message in lost.all()
+    ]
+    yield from _findings(snapshot, skipped, of_levels)
+    yield from _findings(snapshot, lost, of_wheels)
+
+
+def _findings(
+    snapshot: StoreSnapshot, notes: NoteFile[Any], named: Sequence[tuple[str, str]]
+) -> Iterator[Finding]:
+    """So many messages of one file by name, and how many more there are."""
+    file = snapshot.relative(notes.path)
+    if notes.is_damaged:
+        yield UNDELIVERED.at(file, "the file is damaged: which messages it named is not known")
+    for where, reason in named[:_MOST_NAMED]:
+        yield UNDELIVERED.at(where, f"a message could not be delivered: {reason}")
+    if len(named) > _MOST_NAMED:
+        more = counted(len(named) - _MOST_NAMED, "more message")
+        yield UNDELIVERED.at(file, f"{more} could not be delivered")

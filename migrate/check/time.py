@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What time does to messages that wait: retention deletes their log files, and too many are due in
+"""What time does to pending messages: retention deletes their log files, and too many are due in
 the same second.
 """
 
@@ -14,7 +14,7 @@ from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS
 from message_store.base.printable import counted, iso_time, span, when
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
-from migrate.check.snapshot import Picture
+from migrate.check.snapshot import StoreSnapshot
 from timer_wheel.format.wheel_math import floor_ms
 
 _HOUR_MS = 3_600_000
@@ -23,15 +23,15 @@ LATE_ENOUGH_MS = 1_000
 
 RETENTION_NOW = error(
     "retention-deletes-now",
-    "a broker judges log files by their time of change: at its next cleaning (04h, or at once on a"
-    " full disk) it deletes these files, whatever waits in them",
-    "stop the broker, give the files the time of now (`touch`), or raise fileReservedTime before it"
-    " starts",
+    "a broker judges log files by their modification times. At its next cleaning (04h, or at once"
+    " on a full disk) it deletes these files with their pending messages",
+    "stop the broker, update the files' modification times (`touch`), or raise fileReservedTime"
+    " before it starts",
 )
 RETENTION = error(
     "retention-deletes-waiting",
-    "a broker deletes log files when fileReservedTime has passed since they were changed, whatever"
-    " waits in them: those messages are passed over or dropped when they are due",
+    "a broker deletes log files when fileReservedTime has passed since they were changed. Pending"
+    " messages in them are skipped or dropped when they are due",
     "raise fileReservedTime above the longest wait, and see that the disk has room for it",
 )
 ROLL_RETENTION = error(
@@ -52,8 +52,6 @@ OVERDUE = info(
     "have consumers ready",
 )
 
-RULES = (RETENTION_NOW, RETENTION, ROLL_RETENTION, PEAK, OVERDUE)
-
 
 @attrs.frozen(eq=False)
 class Deliveries:
@@ -72,16 +70,16 @@ class Deliveries:
         return self.needed_ms[self.is_final]
 
 
-def deliveries_of(picture: Picture) -> Deliveries:
+def deliveries_of(snapshot: StoreSnapshot) -> Deliveries:
     """What waits in levels and on the wheel; entries without a due time are due now."""
-    rows = picture.level_rows
-    due_ms = np.where(rows.due_ms > PLAUSIBLE_DUE_MS, rows.due_ms, picture.now_ms)
+    rows = snapshot.level_rows
+    due_ms = np.where(rows.due_ms > PLAUSIBLE_DUE_MS, rows.due_ms, snapshot.now_ms)
     offsets, finals = [rows.commit_log_offset], [np.ones(len(rows), np.bool_)]
     times = [due_ms.astype(np.int64)]
-    if picture.wheel is not None:
-        timers = picture.wheel.pending
+    if snapshot.wheel is not None:
+        timers = snapshot.wheel.pending
         offsets.append(timers.commit_log_offset)
-        times.append(timers.slot_time_ms + picture.wheel.precision_ms)
+        times.append(timers.slot_time_ms + snapshot.wheel.precision_ms)
         finals.append(~timers.is_roll)
     columns: list[Any] = [np.concatenate(part) for part in (offsets, times, finals)]
     return Deliveries(*columns)
@@ -90,11 +88,11 @@ def deliveries_of(picture: Picture) -> Deliveries:
 # --- retention ------------------------------------------------------------------------------------
 
 
-def check_retention(picture: Picture) -> Iterator[Finding]:
+def check_retention(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Messages whose log file a broker may delete before it needs them."""
-    retention_ms = picture.broker.retention_hours * _HOUR_MS
-    found, now_ms = deliveries_of(picture), picture.now_ms
-    segments = picture.log.segments
+    retention_ms = snapshot.broker.retention_hours * _HOUR_MS
+    deliveries, now_ms = deliveries_of(snapshot), snapshot.now_ms
+    segments = snapshot.log.segments
     if not segments:
         return
     starts = np.array([segment.start_offset for segment in segments], np.int64)
@@ -102,31 +100,33 @@ def check_retention(picture: Picture) -> Iterator[Finding]:
     changed_ms = np.array([segment.modified_ns // 1_000_000 for segment in segments], np.int64)
     changed_ms[-1] = max(int(changed_ms[-1]), now_ms)
     deleted_ms = changed_ms + retention_ms
-    place = np.searchsorted(starts, found.commit_log_offset, side="right") - 1
+    place = np.searchsorted(starts, deliveries.commit_log_offset, side="right") - 1
     in_log = place >= 0
-    in_danger = in_log & (found.needed_ms > np.maximum(deleted_ms[place], now_ms))
+    in_danger = in_log & (deliveries.needed_ms > np.maximum(deleted_ms[place], now_ms))
     is_now = in_danger & (deleted_ms[place] <= now_ms)
-    hours = picture.broker.retention_hours
+    hours = snapshot.broker.retention_hours
     for rule, chosen in ((RETENTION_NOW, is_now), (RETENTION, in_danger & ~is_now)):
         if chosen.any():
             first = int(place[chosen].min())
             files = len(np.unique(place[chosen]))
             at = when(int(deleted_ms[first]), now_ms)
             waiting = counted(int(chosen.sum()), "message waits", "messages wait")
-            told = (
+            problem = (
                 f"{waiting} in {counted(files, 'log file')} for longer than those are kept;"
                 f" fileReservedTime {hours} h is over for the first of them at {at}"
             )
-            yield rule.at(picture.place(segments[first].path), told)
-    yield from _roll_window(picture, retention_ms)
+            yield rule.at(snapshot.relative(segments[first].path), problem)
+    yield from _roll_window(snapshot, retention_ms)
 
 
-def _roll_window(picture: Picture, retention_ms: int) -> Iterator[Finding]:
-    settings = picture.broker
+def _roll_window(snapshot: StoreSnapshot, retention_ms: int) -> Iterator[Finding]:
+    settings = snapshot.broker
     window_ms = settings.roll_window_slots * settings.precision_ms
-    if picture.has_wheel and retention_ms <= window_ms:
-        told = f"the roll window is {span(window_ms)}, log files are kept for {span(retention_ms)}"
-        yield ROLL_RETENTION.at("the broker's configuration", told)
+    if snapshot.has_wheel and retention_ms <= window_ms:
+        problem = (
+            f"the roll window is {span(window_ms)}, log files are kept for {span(retention_ms)}"
+        )
+        yield ROLL_RETENTION.at("the broker's configuration", problem)
 
 
 # --- load -----------------------------------------------------------------------------------------
@@ -175,24 +175,24 @@ def predict_load(due_ms: NDArray[np.int64], now_ms: int, capacity: int) -> Load:
     )
 
 
-def load_of(picture: Picture) -> Load:
+def load_of(snapshot: StoreSnapshot) -> Load:
     """The load of everything that waits."""
-    return predict_load(deliveries_of(picture).due_ms, picture.now_ms, picture.options.capacity)
+    return predict_load(deliveries_of(snapshot).due_ms, snapshot.now_ms, snapshot.options.capacity)
 
 
-def check_load(picture: Picture) -> Iterator[Finding]:
+def check_load(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Too much in one second; what is overdue."""
-    load = load_of(picture)
-    if load.overdue and not picture.is_running:
+    load = load_of(snapshot)
+    if load.overdue and not snapshot.is_running:
         took = span(max(1000, load.overdue * 1000 // load.capacity))
-        told = counted(load.overdue, "message is", "messages are")
-        yield OVERDUE.at(picture.root.path, f"{told} overdue; that takes about {took}")
+        problem = counted(load.overdue, "message is", "messages are")
+        yield OVERDUE.at(snapshot.root.path, f"{problem} overdue; that takes about {took}")
     # A capacity is of whole seconds: what fits one is not late.
     late_ms = load.lateness_ms - LATE_ENOUGH_MS
     if late_ms > 0 and load.peak_ms is not None and load.latest_ms is not None:
         peak = iso_time(floor_ms(load.peak_ms, 1000))
-        told = (
+        problem = (
             f"{counted(load.peak_messages, 'message is', 'messages are')} due in the second of"
             f" {peak}, and a broker delivers about {load.capacity:,}"
         )
-        yield PEAK.at(peak, told, more=f"about {span(late_ms + LATE_ENOUGH_MS)} late")
+        yield PEAK.at(peak, problem, more=f"about {span(late_ms + LATE_ENOUGH_MS)} late")

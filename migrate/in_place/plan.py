@@ -36,7 +36,7 @@ from migrate.look.choices import require_queues
 from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
 from migrate.plan.stored_plan import request_of
 from migrate.progress import Progress
-from migrate.report.books import bad_records, conversion_report
+from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.warnings import retired_warnings, source_warnings

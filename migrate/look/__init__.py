@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides how a store is shown at a glance, and how what waits in it is listed."""
+"""Hides how a store is shown at a glance, and how its pending messages are listed."""

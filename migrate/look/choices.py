@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Levels and topics that were asked for and that a store does not have: a typing error must not
-look like a store in which nothing waits.
-"""
+"""Levels and topics that a store lacks: a typing error must not look like an empty store."""
 
 from collections.abc import Collection, Iterable
 
@@ -18,12 +16,14 @@ from migrate.source.level_delays import told_table
 _LISTED = 20
 
 
-def require_queues(store: StoreRoot, levels: Iterable[int], known: Collection[int]) -> None:
+def require_queues(
+    store: StoreRoot, levels: Iterable[int], levels_with_queue: Collection[int]
+) -> None:
     """Raise OptionsError for a level without a queue; ``known`` are those with one."""
-    if unknown := sorted(set(levels) - set(known)):
+    if unknown := sorted(set(levels) - set(levels_with_queue)):
         raise OptionsError(
             f"{store.path}: the store has no queue of level {unknown[0]}; it has queues of levels:"
-            f" {_listed(sorted(known))}"
+            f" {_listed(sorted(levels_with_queue))}"
         )
 
 
@@ -63,12 +63,12 @@ def absent_choices(
     ]
     asked = list(topics)
     if asked:
-        known = sorted({*topics_with_queues(store.path), *read_topics(store.path)})
+        known_topics = sorted({*topics_with_queues(store.path), *read_topics(store.path)})
         warnings += [
             f"{store.path}: no message for topic {topic!r} was found, and the store does"
-            f" not know that topic; it knows: {_listed(known)}"
+            f" not know that topic; it knows: {_listed(known_topics)}"
             for topic in asked
-            if topic not in known
+            if topic not in known_topics
         ]
     return warnings
 

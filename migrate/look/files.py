@@ -70,9 +70,9 @@ def guess_format(store: StoreRoot, offsets: tuple[OffsetsFile, ...]) -> FormatGu
             is_ordinary_file(store.abort) and read_small_file(store.abort)
         ),
     }
-    found = tuple(sentence for sentence, is_true in marks.items() if is_true)
-    if found:
-        return FormatGuess(HIERARCHICAL_WHEEL if is_hierarchy else ROCKETMQ_5, found)
+    evidence = tuple(sentence for sentence, is_true in marks.items() if is_true)
+    if evidence:
+        return FormatGuess(HIERARCHICAL_WHEEL if is_hierarchy else ROCKETMQ_5, evidence)
     if any(file.offsets is not None for file in offsets):
         return FormatGuess(ROCKETMQ_4, ("delayOffset.json is written as 4.x writes it",))
     if read_config(store.path, TOPICS).value:
@@ -100,7 +100,7 @@ def count_files(store: StoreRoot) -> tuple[FilesOf, ...]:
 
 
 def _files_of(path: Path) -> FilesOf:
-    facts = [found.stat(follow_symlinks=False) for found in _files_below(path)]
+    facts = [file.stat(follow_symlinks=False) for file in _files_below(path)]
     return FilesOf(
         name=path.name,
         files=len(facts),
@@ -116,40 +116,52 @@ def _files_below(path: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in sorted(names))
 
 
-def row_problems(store: StoreRoot) -> Iterator[str]:
-    """Files of a wrong length or with one missing before them, in every row of the store."""
-    yield from _problems_of(store.commit_log)
-    yield from _problems_of(store.timer_log)
+@attrs.frozen
+class RowFault:
+    """What is wrong with a row of files: the file of a wrong length, or the row with a gap."""
+
+    path: Path
+    problem: str
+    is_gap: bool = False
+
+
+def file_rows(store: StoreRoot) -> Iterator[tuple[Path, int | None]]:
+    """Every row of files of a store, with the length that its files should have, in bytes."""
+    for directory in (store.commit_log, store.timer_log):
+        yield directory, _usual_length(list_segments(directory))
     queues = [
         queue
         for topic in list_directories(store.consume_queues)
         for queue in list_directories(topic)
     ]
-    usual_bytes = usual_length(segment for queue in queues for segment in list_segments(queue))
+    usual_bytes = _usual_length(segment for queue in queues for segment in list_segments(queue))
     for queue in queues:
-        yield from _problems_of(queue, usual_bytes)
+        yield queue, usual_bytes or _usual_length(list_segments(queue))
 
 
-def usual_length(segments: Iterable[Segment]) -> int | None:
+def _usual_length(segments: Iterable[Segment]) -> int | None:
     """The length that most files have; None when no length is the most frequent."""
     ranked = Counter(segment.length_bytes for segment in segments).most_common(2)
     is_clear = len(ranked) == 1 or (len(ranked) == 2 and ranked[0][1] > ranked[1][1])
     return ranked[0][0] if is_clear else None
 
 
-def _problems_of(directory: Path, file_bytes: int | None = None) -> Iterator[str]:
-    file_bytes = file_bytes or usual_length(list_segments(directory))
-    with SegmentReader(directory, file_bytes) as reader:
-        for segment in reader.misfits:
-            yield (
-                f"{segment.path}: {segment.length_bytes:,} bytes long, not {reader.file_bytes:,}:"
-                " a broker would not start on it"
-            )
-        for before, after in pairwise(reader.segments):
-            if _ends(before, reader.file_bytes) < after.start_offset:
-                names = f"{before.path.name} and {after.path.name}"
-                yield f"{directory}: a file is missing between {names}"
+def row_faults(row: SegmentReader) -> Iterator[RowFault]:
+    """Files of a wrong length in a row, and files that are missing in it."""
+    for segment in row.misfits:
+        problem = f"{segment.length_bytes:,} bytes long, not {row.file_bytes:,}"
+        yield RowFault(segment.path, problem)
+    for before, after in pairwise(row.segments):
+        end = before.start_offset + max(before.length_bytes, row.file_bytes)
+        if end < after.start_offset:
+            problem = f"a file is missing between {before.path.name} and {after.path.name}"
+            yield RowFault(row.directory, problem, is_gap=True)
 
 
-def _ends(segment: Segment, file_bytes: int) -> int:
-    return segment.start_offset + max(segment.length_bytes, file_bytes)
+def row_problems(store: StoreRoot) -> Iterator[str]:
+    """Files of a wrong length or missing ones, in every row of a store, as sentences."""
+    for directory, file_bytes in file_rows(store):
+        with SegmentReader(directory, file_bytes) as row:
+            for fault in row_faults(row):
+                effect = "" if fault.is_gap else ": a broker would not start on it"
+                yield f"{fault.path}: {fault.problem}{effect}"

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a directory is: which broker's, clean or crashed, what waits in its levels and its wheel.
+"""What a directory is: which broker's, clean or crashed, with how many pending messages.
 
-Only reads, without Spark, also what a crash or a disk has damaged. A number that cannot be told is
-None with a sentence in ``problems``, and never 0.
+Only reads, without Spark, also damaged stores. A number that cannot be told is None with a sentence
+in ``problems``, and never 0.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +34,8 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.commit_log import NO_TIME
 from message_store.reading.unfinished_change import told_unfinished_change
+from migrate.changes.note import IN_PLACE, unfinished_change
 from migrate.look.files import FormatGuess, count_files, guess_format, row_problems
-from migrate.look.inspect_change import counted_twice
 from migrate.look.inspection import (
     LevelState,
     StoreInspection,
@@ -47,6 +48,7 @@ from migrate.report.finished_target import UNFINISHED
 from migrate.source.level_delays import tell_delays
 from migrate.source.warnings import loss_warnings
 from migrate.write.staging import Staging
+from timer_wheel.reading.state import WheelState
 
 _LISTED_PLACES = 10
 _COUNT_SENTENCES = {
@@ -111,8 +113,8 @@ class _Inspection:
         twice = counted_twice(self.store, self.backlog, state, self.now_ms)
         if twice.pending:
             are = "message stands", "messages stand"
-            told = counted(twice.pending, *are)
-            self.problems.append(f"{told} in a level and on the wheel: counted once in the sum")
+            messages = counted(twice.pending, *are)
+            self.problems.append(f"{messages} in a level and on the wheel: counted once in the sum")
         self.problems += row_problems(self.store)
         self.problems += loss_warnings(self.store)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
@@ -140,9 +142,9 @@ class _Inspection:
         )
 
     def _note_state(self) -> None:
-        told = told_unfinished_change(self.store)
-        if told is not None:
-            self.problems.append(told)
+        change = told_unfinished_change(self.store)
+        if change is not None:
+            self.problems.append(change)
         elif not self.store.was_stopped_cleanly:
             self.problems.append(
                 f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
@@ -226,8 +228,8 @@ class _Inspection:
 
 
 def _sum_if_known(numbers: list[int | None], *, less: int) -> int | None:
-    known = [number for number in numbers if number is not None]
-    return sum(known) - less if len(known) == len(numbers) else None
+    known_numbers = [number for number in numbers if number is not None]
+    return sum(known_numbers) - less if len(known_numbers) == len(numbers) else None
 
 
 def _is_chosen(offsets: DelayOffsets) -> bool:
@@ -238,28 +240,25 @@ def _is_chosen(offsets: DelayOffsets) -> bool:
 def _replays(root: Path) -> Iterator[str]:
     counts = queued_by_choice(root, read_delay_offsets(root, OffsetsChoice.NONE))
     if any(counts.values()):
-        told = [f"--offsets {choice} delivers {count:,}" for choice, count in counts.items()]
-        yield f"of the messages in the level queues, {', '.join(told)}"
+        by_choice = [f"--offsets {choice} delivers {count:,}" for choice, count in counts.items()]
+        yield f"of the messages in the level queues, {', '.join(by_choice)}"
 
 
 def _naming_problems(
     offsets: DelayOffsets, states: Sequence[LevelState], table: DelayLevels
 ) -> Iterator[str]:
-    """Levels that the offsets name and nobody has, and such as they should name, in one sentence.
-
-    A 4.x broker names a level only when it has delivered something of it.
-    """
-    told = []
+    """Levels that the offsets should or should not name; 4.x names only delivered levels."""
+    problems = []
     if left_out := [
         each.level for each in states if each.offset is None and each.already_delivered
     ]:
-        told.append(f"does not name {_levels_text(left_out)}: a broker begins anew there")
-    known = {*range(1, table.max_level + 1), *(each.level for each in states)}
-    if strange := sorted(offsets.offsets.keys() - known):
-        told.append(f"names {_levels_text(strange)}, which the level table does not have")
-    if offsets.offsets and told:
+        problems.append(f"does not name {_levels_text(left_out)}: a broker begins anew there")
+    levels = {*range(1, table.max_level + 1), *(each.level for each in states)}
+    if strange := sorted(offsets.offsets.keys() - levels):
+        problems.append(f"names {_levels_text(strange)}, which the level table does not have")
+    if offsets.offsets and problems:
         file = offsets.backup if offsets.source is OffsetsChoice.BACKUP else offsets.main
-        yield f"{file.path}: {'; '.join(told)}"
+        yield f"{file.path}: {'; '.join(problems)}"
 
 
 def _levels_text(levels: Sequence[int]) -> str:
@@ -310,8 +309,47 @@ def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
         yield f"commitlog: and {counted(more, 'more such place')}"
     ends = backlog.commit_log_offset + backlog.size_bytes
     if beyond := int(np.count_nonzero(ends > backlog.log_end)):
-        told = counted(beyond, "pending message lies", "pending messages lie")
-        yield f"{told} beyond the end of the log, where nothing can be read"
-    for name, (one, many, what) in _COUNT_SENTENCES.items():
+        messages = counted(beyond, "pending message lies", "pending messages lie")
+        yield f"{messages} beyond the end of the log, where nothing can be read"
+    for name, (singular, plural, what) in _COUNT_SENTENCES.items():
         if count := backlog.total(name):
-            yield f"{counted(count, one, many)} {what}"
+            yield f"{counted(count, singular, plural)} {what}"
+
+
+@attrs.frozen
+class CountedTwice:
+    """How many messages stand in both, and how many of them are due."""
+
+    pending: int = 0
+    overdue: int = 0
+
+
+def counted_twice(
+    store: StoreRoot, backlog: LevelBacklog | None, state: WheelState | None, now_ms: int
+) -> CountedTwice:
+    """What of a level is on the wheel too: as many as there are of both, the messages that the
+    change is about and the records that it has appended.
+
+    Once its offsets have moved, nothing of the former waits; before, each of the latter is one of
+    them.
+    """
+    try:
+        change = unfinished_change(store)
+    except SourceError:
+        return CountedTwice()  # a note that nobody can read, which is said
+    if change is None or change.kind != IN_PLACE or backlog is None or state is None:
+        return CountedTwice()
+    is_ours = state.pending.commit_log_offset >= change.before.log_end
+    out_ms = state.pending.slot_time_ms[is_ours] + state.precision_ms
+    ends = {int(level): end for level, end in change.asked["level_queue_ends"].items()}
+    levels = backlog.level.astype(np.int64)
+    limits = np.zeros(int(levels.max(initial=0)) + 1, np.int64)
+    for level, end in ends.items():
+        if level < len(limits):
+            limits[level] = end
+    is_asked = backlog.queue_offset < limits[levels]
+    due_ms = backlog.due_ms[is_asked]
+    return CountedTwice(
+        pending=min(len(due_ms), len(out_ms)),
+        overdue=min(int((due_ms <= now_ms).sum()), int((out_ms <= now_ms).sum())),
+    )

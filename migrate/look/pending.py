@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the messages that wait in a store, in its levels and in its wheel, the next due first.
+"""Lists the pending messages of a store, of its levels and its wheel, the next due first.
 
-Rows and due times come as columns, so filters by level and time cost nothing. What only a record
-can tell is asked of many at once, in log order; the records that may be meant are then decoded by
-the scalar codec, which decides.
+Rows and due times are columns, so filters by level and time cost nothing. Other filters read many
+records at once, in log order. The scalar codec decodes the candidates, and decides.
 """
 
 from collections.abc import Iterator
@@ -94,10 +93,9 @@ class PendingFilter:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """One row a waiting message; level 0 and queue offset -1 are those on the wheel.
+    """One row a pending message; level 0 and queue offset -1 stand for the wheel.
 
-    A message that will roll is due later than its row says, and one that was due when it was stored
-    earlier: only its record says when.
+    The due time of a message that rolls, or was overdue when it was stored, is only in its record.
     """
 
     level: NDArray[np.int64]
@@ -143,10 +141,7 @@ def pending_messages(
 def _candidates(
     log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
 ) -> Iterator[_Rows]:
-    """The rows whose records have to be decoded, the next due first, in pieces.
-
-    With a limit pieces grow: the first one is mostly enough.
-    """
+    """The rows to decode, the next due first; with a limit in pieces that grow."""
     if not wanted.needs_records(rows):
         yield _in_order(rows)
         return
@@ -168,9 +163,7 @@ def _in_order(rows: _Rows) -> _Rows:
 def _may_pass(
     log: SegmentReader, rows: _Rows, precision_ms: int, wanted: PendingFilter
 ) -> NDArray[np.int64]:
-    """Which rows the scalar codec has to decode: all but those whose records can be read and are
-    certainly not asked for.
-    """
+    """Which rows to decode: all but readable records that are certainly not asked for."""
     may_pass = np.ones(len(rows), np.bool_)
     order = np.argsort(rows.commit_log_offset, kind="stable")
     sizes = rows.size_bytes[order].astype(np.int32)
@@ -207,7 +200,7 @@ def _facts(
     is_on_wheel = rows.level == NO_LEVEL
     if not is_on_wheel.any():
         return is_readable, rows.due_ms
-    outs_ms = _plain_times(batch.property(names.TIMER_OUT_MS))
+    outs_ms = plain_times(batch.property(names.TIMER_OUT_MS))
     is_readable &= ~is_on_wheel | (outs_ms >= 0)
     exact_ms = timer_due_times(outs_ms, batch.store_timestamp_ms, rows.due_ms, precision_ms)
     return is_readable, np.where(is_on_wheel, exact_ms, rows.due_ms)
@@ -240,12 +233,12 @@ def _hold(column: ByteColumn, part: bytes) -> NDArray[np.bool_]:
     """Which rows of a column hold these bytes somewhere."""
     held = np.zeros(len(column), np.bool_)
     rows = np.flatnonzero(column.lengths >= len(part))
-    found = pc.match_substring(column.take(rows).to_arrow(pa.binary()), part)
-    held[rows] = found.to_numpy(zero_copy_only=False)
+    matches = pc.match_substring(column.take(rows).to_arrow(pa.binary()), part)
+    held[rows] = matches.to_numpy(zero_copy_only=False)
     return held
 
 
-def _plain_times(column: ByteColumn) -> NDArray[np.int64]:
+def plain_times(column: ByteColumn) -> NDArray[np.int64]:
     """The numbers of thirteen digits, as times of our days have; -1 for every other text."""
     times = np.full(len(column), -1, np.int64)
     rows = np.flatnonzero(column.lengths == _TIME_DIGITS)
@@ -308,11 +301,11 @@ def _decoded(
         )  # fmt: skip
         listed = (column.tolist() for column in columns)
         for level, queue_offset, offset, size_bytes, due_ms in zip(*listed, strict=True):
-            found = _decoded_row(log, level, offset, size_bytes, due_ms, precision_ms)
-            if isinstance(found, str):
-                yield BadRecord(level, queue_offset, offset, found)
-            elif wanted.lets_pass(found):
-                yield found
+            message = _decoded_row(log, level, offset, size_bytes, due_ms, precision_ms)
+            if isinstance(message, str):
+                yield BadRecord(level, queue_offset, offset, message)
+            elif wanted.lets_pass(message):
+                yield message
                 left = None if left is None else left - 1
                 if left == 0:
                     return

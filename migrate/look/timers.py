@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits for a free due time: on the wheel, and in the RocksDB timeline of 5.4 and newer."""
+"""Pending timed messages: on the wheel, and in the RocksDB timeline of 5.4 and newer."""
 
 from collections.abc import Iterator
 
@@ -51,8 +51,8 @@ def inspect_timers(
         return WheelSummary(engine=engine), TimelineSummary() if is_there else None, None
     problems += _wheel_problems(state)
     timeline = state.timeline
-    told = None if timeline is None else _timeline_summary(state, timeline, now_ms)
-    return attrs.evolve(_summary(state, now_ms), engine=engine), told, state
+    summary = None if timeline is None else _timeline_summary(state, timeline, now_ms)
+    return attrs.evolve(_summary(state, now_ms), engine=engine), summary, state
 
 
 def _remedy(store: StoreRoot, error: FormatError | SourceError) -> str:
@@ -99,12 +99,12 @@ def _timeline_summary(state: WheelState, timeline: Timeline, now_ms: int) -> Tim
 
 def _wheel_problems(state: WheelState) -> Iterator[str]:
     if state.expired_count:
-        told = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
-        yield f"{told} to what retention has deleted: those messages are lost"
+        units = counted(state.expired_count, "unit of the wheel leads", "units of the wheel lead")
+        yield f"{units} to what retention has deleted: those messages are lost"
     if state.done_already_count:
-        told = counted(state.done_already_count, "entry", "entries")
+        units = counted(state.done_already_count, "entry", "entries")
         yield (
-            f"{told} of the wheel, its queue and its timeline, dealt with and not written down:"
+            f"{units} of the wheel, its queue and its timeline, dealt with and not written down:"
             " left out here, repeated by a broker"
         )
     if state.recalled_by_topic_count:
@@ -118,5 +118,5 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
         first = state.blocking_queue_offsets[0]
         yield f"the wheel stops at offset {first} of its queue: that record has no due time"
     if len(state.shared_positions):
-        told = counted(len(state.shared_positions), "unit")
-        yield f"{told} of the wheel would be delivered twice"
+        units = counted(len(state.shared_positions), "unit")
+        yield f"{units} of the wheel would be delivered twice"

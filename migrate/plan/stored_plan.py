@@ -16,7 +16,7 @@ from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from migrate.plan.plan import Amendments, Plan
-from migrate.report.conversion_marker import log_fingerprint
+from migrate.report.marker import log_fingerprint
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.write.staging import Staging, load_array, save_array
 

@@ -29,8 +29,7 @@ from message_store.reading.engine_choice import EngineName
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from migrate.quarantine.returned_record import Returned
-from migrate.report.conversion_marker import CONVERSION_NAME
-from migrate.report.conversion_parameters import read_settings
+from migrate.report.marker import CONVERSION_NAME, read_settings
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError
 from timer_wheel.format.wheel_math import out_ms, promised_ms
 from timer_wheel.hierarchy.store import HierarchicalWheelStore

@@ -16,7 +16,7 @@ from message_store.files.small_files import PRIVATE_MODE, is_directory, replace_
 from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import BLANK_RECORD
 from message_store.reading.commit_log import NO_TIME
-from migrate.report.books import bad_record
+from migrate.report.accounting import bad_record
 from migrate.write.staging import sync_tree
 
 QUARANTINE_NAME = "quarantine"

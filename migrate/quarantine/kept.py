@@ -30,7 +30,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.reading.unfinished_change import BACKUP_PREFIX, UNDONE
 from migrate.changes.note import read_change
 from migrate.quarantine.keep import QUARANTINE_NAME, REASONS_NAME
-from migrate.report.conversion_marker import CONVERSION_NAME
+from migrate.report.marker import CONVERSION_NAME
 
 NOTES_NAME = "put-back.json"
 _COUNTS = ("pending", "converted", "skipped", "quarantined")

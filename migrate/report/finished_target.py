@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a place is, or can become, the target of a conversion, as far as a glance tells."""
 
+import json
 from pathlib import Path
 
-from message_store.base.errors import OptionsError, SourceError, TargetError
+import attrs
+
+from message_store.base.errors import FormatError, OptionsError, PlanError, SourceError, TargetError
 from message_store.base.printable import shell_word
-from message_store.files.small_files import is_directory, is_ordinary_file, is_present
+from message_store.files.small_files import (
+    is_directory,
+    is_ordinary_file,
+    is_present,
+    read_small_file,
+)
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from migrate.changes.note import IN_PLACE, changes_of
-from migrate.report.conversion_marker import CONVERSION_NAME
+from migrate.plan.stored_plan import request_of
+from migrate.report.marker import CONVERSION_NAME, LISTED, read_bad_records
+from migrate.report.report import ConversionReport
+from migrate.settings import ConvertOptions
+from migrate.write.owner import tidy_up
 from migrate.write.publishing import signs_of_use
-from migrate.write.staging import Staging
+from migrate.write.staging import Staging, target_errors
 
 WRITTEN_NAME = "written.json"
 """The marker of a store that was written from a table of messages."""
@@ -24,13 +37,15 @@ UNFINISHED_USED = (
 )
 
 
-IN_PLACE_TOLD = (
-    "converted in place, so that nothing is left to compare it with; whether all that is in it will"
-    " be delivered tells"
-)
+def in_place_text(store: StoreRoot) -> str:
+    """Why a store that was converted in place cannot be verified, and what can be done."""
+    return (
+        "was converted in place, so that nothing is left to compare it with; run `delaywheel check"
+        f" {shell_word(str(store.path))}` to find out whether everything in it will be delivered"
+    )
 
 
-def told_unfinished(store: StoreRoot) -> str | None:
+def unfinished_reason(store: StoreRoot) -> str | None:
     """What to say of the target of a conversion, or of a write, that was stopped early.
 
     Raises SourceError for a store that may not be looked into.
@@ -46,11 +61,11 @@ def told_unfinished(store: StoreRoot) -> str | None:
 
 
 def refuse_unfinished(store: StoreRoot) -> None:
-    """Raise SourceError for a target that ``told_unfinished`` has something to say of, and for a
+    """Raise SourceError for a target that ``unfinished_reason`` has something to say of, and for a
     store of which a change in place was stopped.
     """
-    if told := told_unfinished(store):
-        raise SourceError(f"{store.path}: {told}")
+    if reason := unfinished_reason(store):
+        raise SourceError(f"{store.path}: {reason}")
     refuse_unfinished_change(store)
 
 
@@ -77,7 +92,7 @@ def require_pair(source: Path, target: Path) -> None:
             how = f"delaywheel verify {shell_word(str(target))}"
             why = f"; it was written from a table, give it alone: `{how}`"
         elif was_converted_in_place(theirs):
-            why = f"; it was {IN_PLACE_TOLD} `delaywheel check {shell_word(str(target))}`"
+            why = f"; it {in_place_text(theirs)}"
         raise SourceError(
             f"the target {theirs.path}: expected the target of a finished conversion{why}"
         )
@@ -100,3 +115,47 @@ def refuse_file(target: Path) -> None:
 
 def _marker(store: StoreRoot) -> Path:
     return store.own / CONVERSION_NAME
+
+
+def finished_before(options: ConvertOptions) -> ConversionReport | None:
+    """The report of an earlier run that has finished this conversion; None where none has.
+
+    Raises PlanError when the finished target is of something else, FormatError for a damaged
+    report, SourceError for a source and TargetError for a target that cannot be read.
+    """
+    target = StoreRoot(options.target)
+    path = target.own / CONVERSION_NAME
+    try:
+        content = read_small_file(path)
+    except SourceError as error:
+        raise TargetError(str(error)) from error
+    if content is None:
+        return None
+    try:
+        facts = json.loads(content)
+        report = ConversionReport.from_json(facts)
+        listed = int(facts["conversion"].get(LISTED, 0))
+        before = report.request
+        now_ms, table = before["now_ms"], DelayLevels.parse(before["level_table"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError("not the report of a conversion", path=path) from error
+    asked = request_of(
+        options,
+        now_ms if options.now_ms is None else options.now_ms,
+        options.level_table or table,
+    )
+    if not is_present(options.source):  # deleted since, as it may be: its log says nothing now
+        asked["source_log"] = before.get("source_log")
+    if changed := [name for name, value in asked.items() if before.get(name) != value]:
+        raise PlanError(
+            f"{target.path}: already holds a finished conversion of something else (differs in:"
+            f" {', '.join(changed)}); choose another directory"
+        )
+    staging = Staging(target)
+    with target_errors(target.path):
+        is_left = staging.path.exists()
+    if is_left:
+        tidy_up(staging, options.access)  # of a run that was stopped at its very end
+    if listed:
+        report = attrs.evolve(report, bad_records=read_bad_records(target, listed, None))
+    return attrs.evolve(report, source=str(options.source), target=str(options.target))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a finished target still holds what its report says: its files, and in each of them the
-first and the last that a conversion wrote. Reads a few bytes a file, no payload.
+"""Whether a finished target still holds its converted messages, before a source is retired.
 
-A report outlives the files that it tells of. Whoever moves a source past what was converted looks
-at the target itself first. This is no verification: what lies between is not read.
+Looks for all files, and for the first and the last entry in each of them. Reads a few bytes a file.
+A report outlives the files that it describes. This is no verification: most records are not read.
 """
 
 from message_store.base.errors import FormatError, SourceError
@@ -12,7 +11,7 @@ from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import HEAD_V4_V4, MAGIC_V1, MAGIC_V2
-from migrate.report.conversion_parameters import ConversionSettings
+from migrate.report.marker import ConversionSettings
 from migrate.write.publishing import is_stub, signs_of_use
 from timer_wheel.format.timer_log import TIMER_UNIT, unit_position
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES

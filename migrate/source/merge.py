@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from message_store.base.errors import OptionsError
-from migrate.report.bad_record_list import LISTED, SOURCE_NUMBER
+from migrate.report.marker import LISTED, SOURCE_NUMBER
 from migrate.report.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.source.replicas import find_replicas, same_broker

@@ -32,7 +32,7 @@ from migrate.look.choices import require_queues
 from migrate.plan.plan import Amendments, Plan
 from migrate.plan.stored_plan import request_of
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
-from migrate.report.books import bad_records, conversion_report
+from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord, ConversionReport, Seconds
 from migrate.settings import ConvertOptions

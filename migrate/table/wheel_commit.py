@@ -27,9 +27,9 @@ from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.log_plan import plan_log
 from migrate.plan.plan import Plan, slot_chains
-from migrate.report.books import open_before_ms
-from migrate.report.conversion_marker import CONVERSION_NAME
+from migrate.report.accounting import open_before_ms
 from migrate.report.finished_target import WRITTEN_NAME
+from migrate.report.marker import CONVERSION_NAME
 from migrate.table.wheel_staging import (
     DUE,
     SIZE,

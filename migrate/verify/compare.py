@@ -118,8 +118,8 @@ def compare_sides(
     )
     pairs.append((rest.source, rest.target))
     return Comparison(
-        different=sum(len(one) for one, _ in pairs),
-        different_source=FoundRecords.joined([one[:kept] for one, _ in pairs])[:kept],
+        different=sum(len(ours_only) for ours_only, _ in pairs),
+        different_source=FoundRecords.joined([ours_only[:kept] for ours_only, _ in pairs])[:kept],
         different_target=FoundRecords.joined([other[:kept] for _, other in pairs])[:kept],
         missing=rest.source_rest,
         unexpected=rest.target_rest,

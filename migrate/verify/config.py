@@ -3,28 +3,33 @@
 there.
 """
 
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
+from message_store.files.config_files import (
+    CONSUMER_OFFSETS,
+    GROUPS,
+    TOPICS,
+    read_config,
+    read_consumer_offsets,
+    read_groups,
+    read_topics,
+)
 from message_store.files.small_files import is_present, read_small_file
 from message_store.files.store_root import StoreRoot
-from message_store.format.broker_json import parse
-from migrate.report.conversion_parameters import ConversionSettings
+from migrate.report.marker import ConversionSettings
 from migrate.settings import WHEEL
 from migrate.verify.report import OPENED, Problem
-from migrate.verify.source_kernel import OVERDUE_EARLIEST, OVERDUE_LATEST
+from migrate.verify.side_kernels import OVERDUE_EARLIEST, OVERDUE_LATEST
 from migrate.verify.tasks import TopicUse
 from timer_wheel.format.metrics import TIMER_METRICS_NAME, decode_timer_metrics
 from timer_wheel.format.wheel_file import snapshots
 
-OFFSETS_NAME = "consumerOffset.json"
-GROUPS_NAME = "subscriptionGroup.json"
 _RETRY = "%RETRY%"
+_FORBIDDEN_CONFIG = ("delayOffset.json", "delayOffset.json.bak")
 
 
 def group_problems(
@@ -33,14 +38,15 @@ def group_problems(
     """What is wrong with the groups; ``topics`` are the real topics of the messages. Without a
     ``source`` only what the messages themselves tell.
     """
-    groups, offsets = _groups(root), _offsets(root)
+    groups, offsets = read_groups(root.path), read_consumer_offsets(root.path)
     wanted = {(topic, topic.removeprefix(_RETRY)) for topic in topics if topic.startswith(_RETRY)}
-    known = {group for _topic, group in wanted}
+    expected = {group for _topic, group in wanted}
     if source is not None:
-        wanted |= {(topic, group) for topic, group in _offsets(source) if topic in topics}
-        known |= _groups(source)
-    for group in sorted(known - groups):
-        yield Problem(GROUPS_NAME, f"{group!r} is not there")
+        readers = read_consumer_offsets(source.path)
+        wanted |= {(topic, group) for topic, group in readers if topic in topics}
+        expected |= read_groups(source.path).keys()
+    for group in sorted(expected - groups.keys()):
+        yield Problem(GROUPS, f"{group!r} is not there")
     for topic, group in sorted(wanted):
         queues = offsets.get((topic, group), {})
         absent = [
@@ -48,49 +54,13 @@ def group_problems(
         ]
         if absent:
             what = f"{group!r} has no offset for queue {absent[0]} of {topic!r}: it may begin late"
-            yield Problem(OFFSETS_NAME, what, len(absent))
+            yield Problem(CONSUMER_OFFSETS, what, len(absent))
     for (topic, group), queues in sorted(offsets.items()):
-        later = {number: place for number, place in queues.items() if place != 0}
-        for number, place in list(later.items())[:1]:
-            what = f"{group!r} begins at {place} of queue {number} of {topic!r} and should at 0"
-            yield Problem(OFFSETS_NAME, what, len(later))
-
-
-def _groups(root: StoreRoot) -> set[str]:
-    return {str(name) for name in _table(root, GROUPS_NAME, "subscriptionGroupTable")}
-
-
-def _offsets(root: StoreRoot) -> dict[tuple[str, str], dict[int, int]]:
-    """Topic and group to queue id to offset; what cannot be understood is passed over."""
-    found = {}
-    for name, queues in _table(root, OFFSETS_NAME, "offsetTable").items():
-        topic, separator, group = str(name).rpartition("@")
-        if separator and isinstance(queues, dict):
-            found[topic, group] = {
-                int(number): place
-                for number, place in queues.items()
-                if re.fullmatch(r"[0-9]{1,10}", str(number)) and isinstance(place, int)
-            }
-    return found
-
-
-def _table(root: StoreRoot, name: str, key: str) -> dict[Any, Any]:
-    """One table of a configuration file, or of its .bak where that cannot be read."""
-    path = root.config_file(name)
-    for place in (path, path.with_name(f"{name}.bak")):
-        try:
-            whole = parse(read_small_file(place) or b"")
-        except FormatError:
-            continue
-        table = whole.get(key) if isinstance(whole, dict) else None
-        if isinstance(table, dict):
-            return table
-    return {}
-
-
-TOPICS_NAME = "topics.json"
-_DEFAULT_QUEUES = 16
-_FORBIDDEN_CONFIG = ("delayOffset.json", "delayOffset.json.bak")
+        later = {number: offset for number, offset in queues.items() if offset}
+        if later:
+            number, offset = next(iter(later.items()))
+            what = f"{group!r} begins at {offset} of queue {number} of {topic!r} and should at 0"
+            yield Problem(CONSUMER_OFFSETS, what, len(later))
 
 
 def config_problems(
@@ -110,6 +80,8 @@ def config_problems(
     yield from _broker_problems(root)
     if settings.engine == WHEEL:
         yield from metrics_problems(root, topics, are_all=are_all)
+    for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
+        yield from (Problem(name, what) for what in read_config(root.path, name).problems)
     yield from _topic_problems(root, topics)
 
 
@@ -137,38 +109,27 @@ def metrics_problems(
     except FormatError as error:
         yield Problem(TIMER_METRICS_NAME, str(error))
         return
-    counted = {topic: known.count for topic, known in metrics.topics.items() if known.count}
-    found = {topic: use.count for topic, use in topics.items()}
-    for topic in sorted(counted.keys() | found.keys()):
-        right, said = found.get(topic, 0), counted.get(topic, 0)
-        if said < right or (are_all and said > right):
-            yield Problem(
-                TIMER_METRICS_NAME, f"{topic!r}: {said} and should be {right}", abs(said - right)
-            )
+    stated = {topic: row.count for topic, row in metrics.topics.items() if row.count}
+    for topic in sorted(stated.keys() | topics.keys()):
+        right = topics[topic].count if topic in topics else 0
+        count = stated.get(topic, 0)
+        if count < right or (are_all and count > right):
+            what = f"{topic!r}: {count} and should be {right}"
+            yield Problem(TIMER_METRICS_NAME, what, abs(count - right))
 
 
 def _topic_problems(root: StoreRoot, topics: Mapping[str, TopicUse]) -> Iterator[Problem]:
-    table = _topic_table(root)
+    configs = read_topics(root.path)
     for topic, use in sorted(topics.items()):
-        entry = table.get(topic)
-        if not isinstance(entry, dict) or entry.get("topicName") != topic:
-            yield Problem(TOPICS_NAME, f"{topic!r} is not there: it has no route", use.count)
+        config = configs.get(topic)
+        if config is None or config.members.get("topicName") != topic:
+            yield Problem(TOPICS, f"{topic!r} is not there: it has no route", use.count)
             continue
-        for name in ("readQueueNums", "writeQueueNums"):
-            queues = entry.get(name, _DEFAULT_QUEUES)
-            if not isinstance(queues, int) or queues <= use.max_queue_id:
+        counts = {"readQueueNums": config.read_queues, "writeQueueNums": config.write_queues}
+        for name, queues in counts.items():
+            if queues <= use.max_queue_id:
                 what = f"{topic!r}: {name} is {queues}, queue {use.max_queue_id} is used"
-                yield Problem(TOPICS_NAME, what)
-
-
-def _topic_table(root: StoreRoot) -> dict[Any, Any]:
-    content = read_small_file(root.config_file(TOPICS_NAME))
-    try:
-        whole = parse(content or b"{}")
-    except FormatError:
-        return {}
-    table = whole.get("topicConfigTable") if isinstance(whole, dict) else None
-    return table if isinstance(table, dict) else {}
+                yield Problem(TOPICS, what)
 
 
 def overdue_problems(overdue: NDArray[np.int64]) -> Iterator[Problem]:

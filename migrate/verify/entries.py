@@ -3,8 +3,8 @@
 
 An entry says where a record should be and what it should say about itself. Kernels compare the two
 and leave a row of digests (hash a, hash b, identity, content) and a complaint for each. Digests are
-added up by the bucket of their identity: two sides with equal buckets hold the same messages, and
-what differs between them is found again by bucket.
+added up by the bucket of their identity. Sides with equal buckets hold the same messages, and
+differences are searched bucket by bucket.
 """
 
 from typing import Any

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a target for a hierarchical wheel, held to the queue and to the records: which
-messages the engine would deliver, and what is wrong with blocks, ids and state.
+"""The index of a target for a hierarchical wheel, compared with the queue and the records.
 
-What the engine would find for itself in the records when it has no index is found here, so that it
-does not matter which of the two it goes by.
+It says which messages the engine would deliver, and what is wrong with blocks, ids and state. An
+engine without an index rebuilds it from the records, so the index must say what they say.
 """
 
 from collections.abc import Iterator
@@ -16,10 +15,11 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
 from message_store.files.store_root import StoreRoot
 from message_store.reading.consume_queue import QueueEntries
-from migrate.report.conversion_parameters import ConversionSettings
+from migrate.report.marker import ConversionSettings
 from migrate.settings import WHEEL
 from migrate.verify.entries import TARGET_ENTRY
-from migrate.verify.report import Problem
+from migrate.verify.reached import target_entries
+from migrate.verify.report import OPENED, Problem
 from migrate.verify.structure import (
     ReachedMessages,
     each_problem,
@@ -71,13 +71,10 @@ def _entries(index: IndexContent, queue: QueueEntries, precision_ms: int) -> NDA
     rows = index.waiting[np.argsort(index.waiting["commit_log_offset"], kind="stable")]
     number = rows["queue_offset"]
     is_there = (number >= 0) & (number < len(queue))
-    entries = np.empty(len(rows), TARGET_ENTRY.dtype)
+    entries = target_entries(np.where(is_there, number, -1), queue)
     for name in ("commit_log_offset", "size_bytes", "flags", "topic_hash"):
         entries[name] = rows[name]
-    entries["queue_offset"] = np.where(is_there, number, -1)
     entries["slot_time_ms"] = rows["due_ms"] - precision_ms
-    entries["tags_code"] = 0
-    entries["tags_code"][is_there] = queue.units["tags_code"][number[is_there]]
     return entries
 
 
@@ -104,8 +101,7 @@ def _state_problems(
     if state.hand_ms:
         yield Problem(
             "files",
-            "an engine was started on this target: what it has delivered since then is found"
-            " missing",
+            f"{OPENED} ({INDEX}): what an engine has delivered since then is found missing",
         )
         return
     for name, wanted in (
@@ -116,8 +112,8 @@ def _state_problems(
         ("minute_hand_ms", 0),
         ("hour_hand_ms", 0),
     ):
-        if (found := getattr(state, name)) != wanted:
-            yield Problem(INDEX, f"{name} is {found} and should be {wanted}")
+        if (value := getattr(state, name)) != wanted:
+            yield Problem(INDEX, f"{name} is {value} and should be {wanted}")
     if len(index.marks):
         yield Problem(INDEX, "delete markers that nobody has put", len(index.marks))
 
@@ -163,12 +159,12 @@ def _id_problems(index: IndexContent, queue: QueueEntries, log: SegmentReader) -
         "in another bucket": index.buckets != ids["key_hash"] & ((1 << BUCKET_BITS) - 1),
     }
     yield from each_problem(INDEX, "id", tests, np.arange(len(ids)))
-    known = dict(zip(number.tolist(), ids["key_hash"].tolist(), strict=True))
+    hashes = dict(zip(number.tolist(), ids["key_hash"].tolist(), strict=True))
     step = max(1, len(queue) // SAMPLED_IDS)
     for entry in range(0, len(queue), step):
         place = int(queue.commit_log_offset[entry]), int(queue.size_bytes[entry])
         record = record_at(log, *place)
         key = None if record is None else record.unique_key
-        if record is not None and known.get(entry) != (None if key is None else id_of(key)):
+        if record is not None and hashes.get(entry) != (None if key is None else id_of(key)):
             yield Problem(INDEX, f"queue entry {entry}: its id is not that of its record")
             return

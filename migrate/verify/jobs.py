@@ -71,15 +71,15 @@ class DigestJobs:
             )
             self.progress(stage, len(tasks), len(tasks))
         return {
-            side.side: reduce(DigestResult.plus, [one for one in results if one.side == side.side])
+            side.side: reduce(
+                DigestResult.plus, [result for result in results if result.side == side.side]
+            )
             for side in sides
         }
 
     @contextmanager
     def _scratch_directory(self, sides: Sequence[SideEntries]) -> Iterator[Path | None]:
-        """A directory for entries that are too many to travel with their tasks; TargetError when
-        none can be made.
-        """
+        """A directory for entries that are too many to travel with their tasks; TargetError."""
         if self.spark is None or sum(side.entries.nbytes for side in sides) <= _INLINE_BYTES:
             yield None
             return
@@ -120,9 +120,7 @@ class DigestJobs:
 
 
 def _cuts(entries: NDArray[np.void], parallelism: int) -> list[int]:
-    """Where tasks begin and end: equal bytes of log, but no more entries than a task may have; one
-    task at least, also for no entries.
-    """
+    """Where tasks begin and end: equal bytes of log, a bounded number of entries, at least one."""
     count = len(entries)
     tasks = min(max(parallelism, count // _TASK_MAX_ENTRIES + 1), count // _TASK_MIN_ENTRIES + 1)
     sizes = np.cumsum(np.maximum(entries["size_bytes"], 0), dtype=np.int64)

@@ -50,9 +50,9 @@ def _differences(
     source: StoredMessage, out_ms: int, target: StoredMessage, complaint: int
 ) -> Iterator[FieldDifference]:
     for name in _FIELDS:
-        expected, found = getattr(source, name), getattr(target, name)
-        if expected != found:
-            yield FieldDifference(name, shown(expected), shown(found))
+        expected, actual = getattr(source, name), getattr(target, name)
+        if expected != actual:
+            yield FieldDifference(name, shown(expected), shown(actual))
     if source.body != target.body:
         yield FieldDifference("body", *_around_change(source.body, target.body))
     yield from _property_differences(source.properties_text, target.properties_text)
@@ -75,15 +75,15 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 
 
-def _around_change(expected: bytes, found: bytes) -> tuple[str, str]:
+def _around_change(expected: bytes, actual: bytes) -> tuple[str, str]:
     """The bytes around the first that differs, with its place."""
-    pairs = zip(expected, found, strict=False)
+    pairs = zip(expected, actual, strict=False)
     place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    place = min(len(expected), len(found)) if place is None else place
+    place = min(len(expected), len(actual)) if place is None else place
     start = max(0, place - 8)
     texts = [
         f"{len(body)} bytes, at {place}: …{shown(body[start : place + 16])}…"
-        for body in (expected, found)
+        for body in (expected, actual)
     ]
     return texts[0], texts[1]
 
@@ -98,8 +98,8 @@ def kept_entries(properties_text: bytes) -> list[bytes]:
     return entries
 
 
-def _property_differences(expected: bytes, found: bytes) -> Iterator[FieldDifference]:
-    ours, theirs = kept_entries(expected), kept_entries(found)
+def _property_differences(expected: bytes, actual: bytes) -> Iterator[FieldDifference]:
+    ours, theirs = kept_entries(expected), kept_entries(actual)
     if ours != theirs:
         lost = [entry for entry in ours if entry not in theirs]
         added = [entry for entry in theirs if entry not in ours]
@@ -112,7 +112,7 @@ def _property_differences(expected: bytes, found: bytes) -> Iterator[FieldDiffer
             yield FieldDifference(f"property {shown(name)}", shown(sides[0]), shown(sides[1]))
         if not names:
             yield FieldDifference("properties", shown(b" ".join(ours)), shown(b" ".join(theirs)))
-    closed = [text.endswith(PROPERTY_SEPARATOR) for text in (expected, found)]
+    closed = [text.endswith(PROPERTY_SEPARATOR) for text in (expected, actual)]
     if closed[0] != closed[1]:
         yield FieldDifference("properties end with 0x02", str(closed[0]), str(closed[1]))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a walk over the wheel reached, as entries in the order of the log: one for each time that
-a broker would deliver a record.
+"""A walk over all chains of the wheel, and the entries that it reached, in the order of the log.
+
+A record has an entry for each time that a broker would deliver it.
 """
 
 from typing import Any
@@ -9,18 +10,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.cache import kernel
-from message_store.kernels.raw_memory import (
-    address_of,
-    load_i32,
-    load_i64,
-    store_i32,
-    store_i64,
-)
 from message_store.reading.consume_queue import QueueEntries
 from migrate.verify.entries import TARGET_ENTRY
-from timer_wheel.format.timer_log import TIMER_UNIT, TimerUnits
+from timer_wheel.format.timer_log import TimerUnits
 
 END = -1
 """Where a chain ends."""
@@ -93,42 +86,6 @@ def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
     return Walk(units[:done], slots[:done], steps, first, broken.astype(bool))
 
 
-_UNIT_BYTES = TIMER_UNIT.size
-_UNIT_LOG_OFFSET = TIMER_UNIT.offset_of("commit_log_offset")
-_UNIT_SIZE = TIMER_UNIT.offset_of("record_size_bytes")
-_UNIT_FLAGS = TIMER_UNIT.offset_of("magic")
-_UNIT_HASH = TIMER_UNIT.offset_of("topic_hash")
-_QUEUE_BYTES = QUEUE_UNIT.size
-_QUEUE_TAGS_CODE = QUEUE_UNIT.offset_of("tags_code")
-_ENTRY_BYTES = TARGET_ENTRY.size
-_ENTRY_LOG_OFFSET = TARGET_ENTRY.offset_of("commit_log_offset")
-_ENTRY_SIZE = TARGET_ENTRY.offset_of("size_bytes")
-_ENTRY_FLAGS = TARGET_ENTRY.offset_of("flags")
-_ENTRY_QUEUE_OFFSET = TARGET_ENTRY.offset_of("queue_offset")
-_ENTRY_SLOT_TIME = TARGET_ENTRY.offset_of("slot_time_ms")
-_ENTRY_TAGS_CODE = TARGET_ENTRY.offset_of("tags_code")
-_ENTRY_HASH = TARGET_ENTRY.offset_of("topic_hash")
-
-
-@kernel("void(int64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int64)")
-def _fill(
-    units: int, queue: int, reached: Any, numbers: Any, slots: Any, times_ms: Any, entries: int
-) -> None:
-    for row in range(len(reached)):
-        unit = units + reached[row] * _UNIT_BYTES
-        entry = entries + row * _ENTRY_BYTES
-        tags_code = np.int64(0)
-        if numbers[row] >= 0:
-            tags_code = load_i64(queue + numbers[row] * _QUEUE_BYTES + _QUEUE_TAGS_CODE)
-        store_i64(entry + _ENTRY_LOG_OFFSET, load_i64(unit + _UNIT_LOG_OFFSET))
-        store_i32(entry + _ENTRY_SIZE, load_i32(unit + _UNIT_SIZE))
-        store_i32(entry + _ENTRY_FLAGS, load_i32(unit + _UNIT_FLAGS))
-        store_i64(entry + _ENTRY_QUEUE_OFFSET, numbers[row])
-        store_i64(entry + _ENTRY_SLOT_TIME, times_ms[slots[row]])
-        store_i64(entry + _ENTRY_TAGS_CODE, tags_code)
-        store_i32(entry + _ENTRY_HASH, load_i32(unit + _UNIT_HASH))
-
-
 def reached_entries(
     walk: Walk, slot_times_ms: NDArray[np.int64], units: TimerUnits, queue: QueueEntries
 ) -> NDArray[np.void]:
@@ -136,17 +93,24 @@ def reached_entries(
     offsets = units.units["commit_log_offset"].astype(np.int64)
     reached, slots = _in_log_order(walk, offsets)
     numbers = _queue_numbers(offsets, reached, queue)
-    entries = np.empty(len(reached), TARGET_ENTRY.dtype)
-    unit_rows, queue_rows = (np.ascontiguousarray(rows) for rows in (units.units, queue.units))
-    _fill(
-        address_of(unit_rows),
-        address_of(queue_rows),
-        reached,
-        numbers,
-        slots,
-        slot_times_ms,
-        address_of(entries),
-    )
+    rows = units.units
+    if len(reached) != len(rows) or not np.array_equal(reached, np.arange(len(rows))):
+        rows = rows[reached]
+    entries = target_entries(numbers, queue)
+    entries["commit_log_offset"] = rows["commit_log_offset"]
+    entries["size_bytes"] = rows["record_size_bytes"]
+    entries["flags"] = rows["magic"]
+    entries["slot_time_ms"] = slot_times_ms[slots]
+    entries["topic_hash"] = rows["topic_hash"]
+    return entries
+
+
+def target_entries(numbers: NDArray[np.int64], queue: QueueEntries) -> NDArray[np.void]:
+    """Rows of TARGET_ENTRY with what the queue entries of these numbers say; -1: no entry."""
+    entries = np.zeros(len(numbers), TARGET_ENTRY.dtype)
+    entries["queue_offset"] = numbers
+    is_known = numbers >= 0
+    entries["tags_code"][is_known] = queue.units["tags_code"][numbers[is_known]]
     return entries
 
 
@@ -167,12 +131,12 @@ def _queue_numbers(
     offsets: NDArray[np.int64], reached: NDArray[np.int64], queue: QueueEntries
 ) -> NDArray[np.int64]:
     """The number of the queue entry of each unit's record; -1 where none leads to it."""
-    known = queue.commit_log_offset
-    if np.array_equal(known, offsets):
+    queued = queue.commit_log_offset
+    if np.array_equal(queued, offsets):
         return reached
-    if not len(known):
+    if not len(queued):
         return np.full(len(reached), -1, np.int64)
     wanted = offsets[reached]
-    order = np.argsort(known, kind="stable")
-    places = np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)
-    return np.where(known[order[places]] == wanted, order[places], -1)
+    order = np.argsort(queued, kind="stable")
+    places = np.minimum(np.searchsorted(queued[order], wanted), len(queued) - 1)
+    return np.where(queued[order[places]] == wanted, order[places], -1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One record at an address → what must survive of it as two hashes, and what else is asked of it.
 
-Everything that may not change goes into both hashes: flags, born time and hosts, reconsume times,
-body, and the properties byte for byte in their order, without those that a conversion takes away
-or adds. Real topic and real queue id are such properties. Entries without any text between two
-separators are nothing to any reader and are passed over.
+Both hashes cover everything that may not change: flags, born time, hosts, reconsume times, body and
+properties. Properties count byte for byte and in order. Those that a conversion removes or adds are
+left out; real topic and real queue id are hashed. Empty entries between two separators mean
+nothing to any reader and are skipped.
 
 Limitations: nothing here reads outside the ``size`` bytes that the caller vouches for, and every
 length inside them is checked before it is used.
@@ -13,9 +13,6 @@ length inside them is checked before it is used.
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from message_store.format import properties as names
 from message_store.format.record_layout import (
@@ -34,6 +31,7 @@ from message_store.format.record_layout import (
 )
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.crc import crc32
+from message_store.kernels.kept_properties import entry_end_at, name_end_at
 from message_store.kernels.raw_memory import (
     address_of,
     load_i8,
@@ -79,9 +77,7 @@ def finish(state: np.uint64) -> np.uint64:
 
 @inline_kernel
 def _last_word(address: int, length: int) -> np.uint64:
-    """The last bytes that fill no word of their own: of eight or more bytes the last eight, which
-    overlap the word before; the length makes that unambiguous.
-    """
+    """The last 8 bytes, or all of fewer. They may overlap the word before: the length is hashed."""
     if length >= 8:
         return load_word(address + length - 8)  # type: ignore[no-any-return]
     word = np.uint64(0)
@@ -125,38 +121,6 @@ def take_bytes_once(state: np.uint64, address: int, length: int) -> np.uint64:
         state = step_a(state, load_word(address + place))
         place += 8
     return step_a(state, _last_word(address, length)) if place < length else state
-
-
-# --- finding separators eight bytes at a time -----------------------------------------------------
-
-_ONES = np.uint64(0x0101010101010101)
-_HIGH_BITS = np.uint64(0x8080808080808080)
-
-
-@intrinsic
-def _trailing_zeros(_context: Any, value: Any) -> Any:
-    """How many zero bits stand below the lowest set one; the value is not 0."""
-
-    def code(_ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), code
-
-
-@inline_kernel
-def find_byte(address: int, end: int, byte: int) -> int:
-    """The address of the first such byte before ``end``; ``end`` where there is none."""
-    pattern = np.uint64(byte) * _ONES
-    while end - address >= 8:
-        word = load_word(address) ^ pattern
-        # The lowest marked byte is right; marks above it may not be.
-        marks = (word - _ONES) & ~word & _HIGH_BITS
-        if marks != np.uint64(0):
-            return address + (_trailing_zeros(marks) >> 3)  # type: ignore[call-arg]
-        address += 8
-    while address < end and load_u8(address) != byte:
-        address += 1
-    return address
 
 
 # --- what the kernel leaves behind: places in the two scratch arrays ------------------------------
@@ -285,7 +249,6 @@ def _note(kind: int, value_at: int, value_bytes: int, facts: Any) -> None:
         facts[RECORD_CRC_BYTES] = value_bytes
 
 
-_PAIR_MARK = names.NAME_VALUE_SEPARATOR[0]
 _ENTRY_MARK = names.PROPERTY_SEPARATOR[0]
 
 
@@ -297,9 +260,8 @@ def _take_properties(
     end = address + length
     start = address
     while start < end:
-        place = find_byte(start, end, _ENTRY_MARK)
-        # A mark is sought up to a word beyond the entry: whole words are fast.
-        mark = find_byte(start, min(place + 8, end), _PAIR_MARK)
+        mark = name_end_at(start, end)
+        place = entry_end_at(mark, end)
         kind = _NO_NAME
         if start < mark < place:
             kind = _kind_of(start, mark - start)

@@ -19,6 +19,8 @@ OPENED = "this target was opened since it was made"
 """How the sentence begins that is said of a target which somebody has delivered from."""
 
 
+_WITH_THE_SOURCE = ("source", "quarantine")
+
 ALL = 1_000_000
 """So many differences of a kind are in a table of all of them."""
 
@@ -101,6 +103,13 @@ class VerifyReport:
         account.
         """
         return any(problem.what.startswith(OPENED) for problem in self.problems)
+
+    @property
+    def unexplained_problems(self) -> tuple[Problem, ...]:
+        """The problems to name: of a target that was opened only those with the source."""
+        if not self.was_opened:
+            return self.problems
+        return tuple(each for each in self.problems if each.where in _WITH_THE_SOURCE)
 
     @property
     def is_clean(self) -> bool:

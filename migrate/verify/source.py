@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is pending in a source, as ``legacy_levels`` reads it, under the conversion's settings."""
+"""The pending messages of a source under the conversion's settings, by ``read_backlog``."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,8 +14,8 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
-from migrate.report.conversion_marker import CONVERSION_NAME, read_marker
-from migrate.report.conversion_parameters import ConversionSettings, QuarantinedEntry
+from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker
+from migrate.report.report import BadRecord
 from migrate.verify.complaints import Complaint
 from migrate.verify.entries import BUCKETS, SOURCE_ENTRY
 from migrate.verify.jobs import DigestJobs, SideEntries
@@ -25,7 +25,7 @@ from timer_wheel.format.wheel_math import out_ms
 _TOO_LARGE_BYTES = 4 << 20
 _NEAR_A_LIMIT_BYTES = 300
 _LONG_PROPERTIES_BYTES = PROPERTIES_MAX_BYTES - _NEAR_A_LIMIT_BYTES
-"""Records near a limit may be set aside though nothing is wrong with them."""
+"""Records near a limit may be in quarantine although nothing is wrong with them."""
 _OUT_DIGITS = 13
 """A due time with more or fewer digits is none, and reason enough."""
 
@@ -60,50 +60,57 @@ class PendingMessages:
         return rows
 
 
-def split_quarantined(
-    pending: PendingMessages, quarantined: tuple[QuarantinedEntry, ...]
-) -> tuple[PendingMessages, PendingMessages, list[QuarantinedEntry]]:
-    """The messages to be found, those set aside, and listed entries that are no pending message."""
-    listed = {(one.level, one.queue_offset): one for one in quarantined}
-    aside = np.zeros(len(pending), bool)
+def _split_listed(
+    pending: PendingMessages, records: tuple[BadRecord, ...]
+) -> tuple[PendingMessages, PendingMessages, list[BadRecord]]:
+    """The messages to find, those in quarantine, and listed entries that are not pending."""
+    listed = {(entry.level, entry.queue_offset): entry for entry in records}
+    quarantined = np.zeros(len(pending), bool)
     for level in {level for level, _ in listed}:
         offsets = [queue_offset for at_level, queue_offset in listed if at_level == level]
-        aside |= (pending.level == level) & np.isin(pending.queue_offset, offsets)
-    strangers = dict(listed)
-    for number in np.flatnonzero(aside):
+        quarantined |= (pending.level == level) & np.isin(pending.queue_offset, offsets)
+    unknown_entries = dict(listed)
+    for number in np.flatnonzero(quarantined):
         key = (int(pending.level[number]), int(pending.queue_offset[number]))
         if listed[key].commit_log_offset == pending.commit_log_offset[number]:
-            del strangers[key]
+            del unknown_entries[key]
         else:
-            aside[number] = False
-    return pending.chosen(~aside), pending.chosen(aside), list(strangers.values())
+            quarantined[number] = False
+    return (
+        pending.chosen(~quarantined),
+        pending.chosen(quarantined),
+        list(unknown_entries.values()),
+    )
 
 
 def quarantine_problems(
     jobs: DigestJobs,
     root: StoreRoot,
-    aside: PendingMessages,
-    strangers: list[QuarantinedEntry],
+    quarantined: PendingMessages,
+    unknown_entries: list[BadRecord],
     settings: ConversionSettings,
 ) -> Iterator[Problem]:
-    """Entries that were set aside without being pending, or without anything being wrong."""
-    if strangers:
-        first = strangers[0]
+    """Quarantined entries that are not pending, or with whose records nothing is wrong."""
+    if unknown_entries:
+        first = unknown_entries[0]
         yield Problem(
             "quarantine",
             f"level {first.level}, queue offset {first.queue_offset}: not a pending message",
-            len(strangers),
+            len(unknown_entries),
         )
-    if not len(aside):
+    if not len(quarantined):
         return
-    side = SideEntries("source", root.commit_log, aside.entries(settings.precision_ms))
+    side = SideEntries("source", root.commit_log, quarantined.entries(settings.precision_ms))
     everything = np.ones(BUCKETS, np.bool_)
-    found = jobs.run("quarantine", [side], buckets=everything)["source"].found
-    sound = found.numbers[found.complaints == Complaint.NONE]
+    records = jobs.run("quarantine", [side], buckets=everything)["source"].found
+    sound = records.numbers[records.complaints == Complaint.NONE]
     with SegmentReader(root.commit_log) as reader:
-        sound = [number for number in sound if not _is_at_a_limit(reader, aside, int(number))]
+        sound = [number for number in sound if not _is_at_a_limit(reader, quarantined, int(number))]
     if sound:
-        level, queue_offset = aside.level[sound[0]], aside.queue_offset[sound[0]]
+        level, queue_offset = (
+            quarantined.level[sound[0]],
+            quarantined.queue_offset[sound[0]],
+        )
         what = (
             f"level {level}, queue offset {queue_offset}: nothing is wrong with its message;"
             " convert anew, with --whole-log where its entry leads nowhere"
@@ -111,12 +118,12 @@ def quarantine_problems(
         yield Problem("quarantine", what, len(sound))
 
 
-def _is_at_a_limit(reader: SegmentReader, aside: PendingMessages, number: int) -> bool:
-    size_bytes = int(aside.size_bytes[number])
-    if size_bytes > _TOO_LARGE_BYTES or len(str(aside.due_ms[number])) != _OUT_DIGITS:
+def _is_at_a_limit(reader: SegmentReader, messages: PendingMessages, number: int) -> bool:
+    size_bytes = int(messages.size_bytes[number])
+    if size_bytes > _TOO_LARGE_BYTES or len(str(messages.due_ms[number])) != _OUT_DIGITS:
         return True
     try:
-        data = reader.read_at(int(aside.commit_log_offset[number]), size_bytes)
+        data = reader.read_at(int(messages.commit_log_offset[number]), size_bytes)
         message = decode_message_at(data)
     except FormatError:
         return True
@@ -124,8 +131,10 @@ def _is_at_a_limit(reader: SegmentReader, aside: PendingMessages, number: int) -
 
 
 def own_entries(entries: NDArray[np.void], share: tuple[int, int] | None) -> NDArray[np.void]:
-    """The rows of TARGET_ENTRY that belong to a source; those that no queue entry leads to, which
-    are nobody's, are everybody's, so that they are found unexpected.
+    """The rows of TARGET_ENTRY that belong to a source.
+
+    Rows without a queue entry (-1) belong to no source; they are included for every source, so that
+    they are reported as unexpected.
     """
     if share is None:
         return entries
@@ -141,12 +150,12 @@ def are_all_shares(shares: Iterable[tuple[int, int] | None], entries: NDArray[np
 
 
 def share_problems(root: StoreRoot, entries: NDArray[np.void]) -> Iterator[Problem]:
-    """Shares that leave out or share messages of the target's queue, so that verifying every source
-    would not be verifying every message.
+    """Shares that overlap or leave gaps in the target's queue: verifying every source would then
+    not verify every message.
     """
     shares = sorted(
-        (int(one["target_queue_offset"]), int(one["converted"]))
-        for one in read_marker(root)["sources"]
+        (int(share["target_queue_offset"]), int(share["converted"]))
+        for share in read_marker(root)["sources"]
     )
     expected = 0
     for first, converted in shares:
@@ -163,10 +172,10 @@ def share_problems(root: StoreRoot, entries: NDArray[np.void]) -> Iterator[Probl
 def read_pending(
     root: StoreRoot, settings: ConversionSettings, *, whole_log: bool = True
 ) -> PendingMessages:
-    """The pending messages in the order of the log, of the levels that were asked for; unless it is
-    the ``whole_log``, as a conversion sees them that does not look there.
+    """The pending messages of the chosen levels, in the order of the log.
 
-    Raises what ``read_backlog`` raises: SourceError, PlanError, FormatError.
+    ``whole_log`` also finds messages whose queue was lost: the conversion may not have searched for
+    them. Raises what ``read_backlog`` raises: SourceError, PlanError, FormatError.
     """
     text = settings.level_table
     backlog = read_backlog(
@@ -174,7 +183,7 @@ def read_pending(
         offsets_choice=settings.offsets,
         level_table=None if text is None else DelayLevels.parse(text),
         after_crash=settings.after_crash,
-        whole_log=whole_log,  # what a lost queue once knew: the conversion may not have looked
+        whole_log=whole_log,
     )
     pending = PendingMessages(
         commit_log_offset=backlog.commit_log_offset,
@@ -188,27 +197,27 @@ def read_pending(
     return pending.chosen(np.isin(pending.level, settings.only_levels))
 
 
-def split_aside(
+def split_quarantined(
     pending: PendingMessages, root: StoreRoot, settings: ConversionSettings
-) -> tuple[PendingMessages, PendingMessages, list[QuarantinedEntry]]:
-    """The messages to be found, those set aside, and listed entries that are no pending message.
+) -> tuple[PendingMessages, PendingMessages, list[BadRecord]]:
+    """The pending messages to find, those in quarantine, and listed entries that are not pending.
 
-    An entry that leads nowhere was set aside as it stands in its queue, though the whole log may
-    tell which message is its own. That one was set aside with it, unless it was converted as one
-    that is in the log alone.
+    An entry that leads nowhere is listed as it stands in its queue, although the whole log may show
+    which message it belongs to. That message is in quarantine with it, unless it was converted as
+    one that is in the log alone.
     """
-    wanted, aside, strangers = split_quarantined(pending, settings.quarantined)
-    if not strangers or settings.whole_log:
-        return wanted, aside, strangers
+    wanted, quarantined, unknown_entries = _split_listed(pending, settings.quarantined)
+    if not unknown_entries or settings.whole_log:
+        return wanted, quarantined, unknown_entries
     seen = read_pending(root, settings, whole_log=False)
-    _, _, unknown = split_quarantined(seen, settings.quarantined)
+    _, _, unknown = _split_listed(seen, settings.quarantined)
     found = pending.chosen(~np.isin(pending.commit_log_offset, seen.commit_log_offset))
     places = zip(found.level.tolist(), found.queue_offset.tolist(), strict=True)
     offsets = dict(zip(places, found.commit_log_offset.tolist(), strict=True))
     listed = {(one.level, one.queue_offset): one for one in settings.quarantined}
-    for one in set(strangers).difference(unknown):
+    for one in set(unknown_entries).difference(unknown):
         place = one.level, one.queue_offset
         if place in offsets:
             listed[place] = attrs.evolve(one, commit_log_offset=offsets[place])
-    wanted, aside, _ = split_quarantined(pending, tuple(listed.values()))
-    return wanted, aside, unknown
+    wanted, quarantined, _ = _split_listed(pending, tuple(listed.values()))
+    return wanted, quarantined, unknown

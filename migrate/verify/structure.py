@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a target, read as a broker reads them: which messages the wheel would deliver, and
-what is wrong with log, queue, timer log and slots.
+"""The files of a target, read as a broker reads them: which messages would it deliver?
 
-Everything is derived from the files. What the wheel does not lead to is not reached, whatever the
-log holds: its message is missing. What is reached twice would be delivered twice.
+Also what is wrong with log, queue, timer log and slots. A message that no slot leads to is missing,
+whatever the log holds. One that is reached twice would be a duplicate.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import BLANK_RECORD, END_OF_FILE_MIN_BYTES, MAGIC_BLANK
 from message_store.reading.consume_queue import QueueEntries, read_queue
-from migrate.report.conversion_parameters import ConversionSettings
+from migrate.report.marker import ConversionSettings
 from migrate.verify.reached import END, NOWHERE, Walk, reached_entries, walk_chains
 from migrate.verify.report import Problem
 from timer_wheel.format.checkpoint import TimerCheckpoint, read_timer_checkpoint
@@ -81,9 +80,9 @@ def log_problems(reader: SegmentReader, queue: QueueEntries) -> Iterator[Problem
 
 
 def _blank_at(reader: SegmentReader, offset: int) -> tuple[int, int]:
-    found = bytearray(BLANK_RECORD.size)
-    reader.read_into(offset, memoryview(found))
-    blank = BLANK_RECORD.decode_at(found, 0)
+    data = bytearray(BLANK_RECORD.size)
+    reader.read_into(offset, memoryview(data))
+    blank = BLANK_RECORD.decode_at(data, 0)
     return blank["size_bytes"], blank["magic"]
 
 
@@ -207,8 +206,8 @@ def _blank_problems(reader: SegmentReader, units: TimerUnits, file_bytes: int) -
     blank = blank_bytes(file_bytes)
     for segment in reader.segments[:-1]:
         end = segment.start_offset + units_per_file(file_bytes) * units.units.itemsize
-        found = bytearray(len(blank))
-        if reader.read_into(end, memoryview(found)) != len(blank) or found != blank:
+        data = bytearray(len(blank))
+        if reader.read_into(end, memoryview(data)) != len(blank) or data != blank:
             yield Problem(TIMER_LOG, f"{segment.path.name}: no blank at {end}")
 
 
@@ -233,8 +232,8 @@ def _read_slots(
     except FormatError as error:
         problems.append(Problem(WHEEL, str(error)))
         wheel = NO_SLOTS
-    used, found = wheel.index, wheel.slots
-    times_ms = found["time_units"].astype(np.int64) * settings.precision_ms
+    used, slots = wheel.index, wheel.slots
+    times_ms = slots["time_units"].astype(np.int64) * settings.precision_ms
     read_ms = effective_read_time_ms(
         checkpoint.last_read_time_ms, settings.now_ms, settings.precision_ms
     )
@@ -243,16 +242,16 @@ def _read_slots(
     tests = {
         "its time belongs into another slot": misplaced,
         f"the hand begins at {read_ms} and never reads it": passed,
-        "its magic is not 0": found["magic"] != 0,
+        "its magic is not 0": slots["magic"] != 0,
     }
     problems += each_problem(WHEEL, "slot", tests, used)
     live = np.flatnonzero(~misplaced & ~passed)
     live = live[np.argsort(times_ms[live], kind="stable")]
     return _Slots(
         times_ms[live],
-        found["first_position"][live].astype(np.int64),
-        found["last_position"][live].astype(np.int64),
-        found["unit_count"][live].astype(np.int64),
+        slots["first_position"][live].astype(np.int64),
+        slots["last_position"][live].astype(np.int64),
+        slots["unit_count"][live].astype(np.int64),
     )
 
 
@@ -297,9 +296,9 @@ def _checkpoint_problems(
         "timestamp_ms": settings.now_ms,
     }
     for name, right in expected.items():
-        found = getattr(checkpoint, name)
-        if found != right:
-            yield Problem(CHECKPOINT, f"{name} is {found} and should be {right}")
+        value = getattr(checkpoint, name)
+        if value != right:
+            yield Problem(CHECKPOINT, f"{name} is {value} and should be {right}")
     read_ms = checkpoint.last_read_time_ms
     first_ms = int(slots.times_ms.min(initial=settings.write_time_ms))
     if not 0 < read_ms <= first_ms or read_ms % settings.precision_ms:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One task of verification: read a run of records once, in bulk, and return numbers.
 
-A task gets the entries it must find (as bytes, or as a file of them), reads the log with ``pread``
-into one reused buffer, and lets a kernel digest what is there. Nothing that it returns grows with
-the number of messages, except where differing buckets are asked for one by one.
+A task gets its entries as bytes or as a file. It reads the log with ``pread`` into one buffer that
+is used again, and lets a kernel digest the records. Its result does not grow with the number of
+messages, except where the records of differing buckets are asked for one by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from migrate.verify.entries import (
     bucket_of,
 )
 from migrate.verify.record_kernel import FACT_COUNT, HASH_COUNT, topic_key
-from migrate.verify.source_kernel import (
+from migrate.verify.side_kernels import (
     OVERDUE_COLUMNS,
     OVERDUE_SLOTS,
     TOPIC_COLUMNS,
@@ -316,9 +316,9 @@ class _Digester:
             numbers = tuple(
                 self.task.first_number + first + int(row) for row in rows[:EXAMPLES_KEPT]
             )
-            known, examples = self.complaint_counts.get(Complaint(code), (0, ()))
+            count, examples = self.complaint_counts.get(Complaint(code), (0, ()))
             self.complaint_counts[Complaint(code)] = (
-                known + len(rows),
+                count + len(rows),
                 (examples + numbers)[:EXAMPLES_KEPT],
             )
 

@@ -3,14 +3,15 @@
 must survive.
 
 Nothing here knows how a target is written. The conversion's own report is believed in its
-parameters (now, precision, what was left out); everything else is derived again: what is pending
-from the source, by the same ``read_backlog`` that a conversion is planned from, and what will be
-delivered from the target's wheel, by walking it as a broker does.
-Each side's messages are digested where they lie, by tasks that return only sums; equal sums mean
-equal messages, and where they differ the messages are looked up one by one.
+parameters (reference time, precision, what was left out). The pending messages are derived again
+from the source, by the same ``read_backlog`` that a conversion is planned from. The messages to be
+delivered are derived from the target's wheel, walked as a broker walks it.
+Tasks digest each side's messages and return only sums. Equal sums mean equal messages; where they
+differ the messages are compared one by one.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,12 +21,20 @@ import attrs
 import numpy as np
 from pyspark.sql import SparkSession
 
-from message_store.base.errors import OptionsError
+from message_store.base.errors import BadFieldError, OptionsError, SourceError
+from message_store.base.printable import shell_word
+from message_store.files.small_files import is_present, read_small_file
 from message_store.files.store_root import StoreRoot
 from migrate.progress import Progress, no_progress
-from migrate.report.conversion_parameters import ConversionSettings, read_settings
-from migrate.report.finished_target import require_pair
-from migrate.settings import WHEEL
+from migrate.report.finished_target import (
+    WRITTEN_NAME,
+    in_place_text,
+    refuse_unfinished,
+    require_pair,
+    was_converted_in_place,
+)
+from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker, read_settings
+from migrate.settings import WHEEL, TargetSettings
 from migrate.source.warnings import refuse_retired
 from migrate.spark.master import require_shared_directory
 from migrate.verify.compare import Comparison, compare_sides
@@ -53,49 +62,26 @@ from migrate.verify.source import (
     quarantine_problems,
     read_pending,
     share_problems,
-    split_aside,
+    split_quarantined,
 )
 from migrate.verify.structure import ReachedMessages
 from migrate.verify.tasks import DigestResult, FoundRecords, Side, TopicUse
-
-
-def some_entries(
-    source: SideEntries, target: SideEntries, options: "VerifyOptions"
-) -> tuple[SideEntries, SideEntries] | None:
-    """The same few of both sides; None where all are to be read: nobody asked for a sample, there
-    are no more than that, or the sides do not even count the same.
-    """
-    count = len(source.entries)
-    if options.read_only is None or source.topics or len(target.entries) != count:
-        return None
-    if options.read_only >= count:
-        return None
-    chosen = np.random.default_rng(options.seed).permutation(count)[: options.read_only]
-    chosen.sort()
-    return (
-        attrs.evolve(source, entries=source.entries[chosen]),
-        attrs.evolve(target, entries=target.entries[chosen]),
-    )
-
-
-def is_alike(totals: dict[Side, DigestResult]) -> bool:
-    """Whether both sides have the same messages, and nobody complains of one."""
-    source, target = totals["source"], totals["target"]
-    return bool((source.buckets == target.buckets).all()) and not target.complaints
-
 
 DEFAULT_SAMPLE = 200
 DEFAULT_LISTED = 100
 _NO_WINDOW_SLOTS = 1 << 40
 """A hierarchical wheel rolls nothing."""
+_SIZES = ("commit_log_file_bytes", "queue_file_bytes", "timer_log_file_bytes")
 
 
 @attrs.frozen
 class VerifyOptions:
-    """How to verify: ``sample`` messages are looked up with the scalar codec, ``listed`` of each
-    kind of difference are named, ``seed`` chooses the sample and the hashes, ``scratch`` is a
-    directory that all workers see under the same path (needed beyond one machine). ``read_only``
-    messages of each source are read and the others counted; None reads all.
+    """How to verify.
+
+    ``sample``: so many messages of the source are also compared with the scalar codec. ``listed``:
+    so many differences of each kind are named. ``read_only``: so many messages of each source are
+    read and the others counted; None reads all. ``seed`` chooses the samples and the hashes.
+    ``scratch`` is a directory that all workers see under the same path; a cluster needs it.
     """
 
     sample: int = DEFAULT_SAMPLE
@@ -117,9 +103,9 @@ def verify(
     sources were merged into, for those of this one.
 
     Without a session the work is done in this process. Damage in the target is reported, never
-    raised. Raises SourceError when either is no store that can be read, or when ``target`` was not
-    made by a conversion of this source, or when a broker runs on one of them; FormatError when the
-    conversion's own report is damaged; OptionsError for a cluster without ``scratch``.
+    raised. Raises SourceError for a store that cannot be read, for a target that no conversion of
+    this source made, and where a broker runs on one of them; FormatError for a damaged conversion
+    report; OptionsError for a cluster without ``scratch``.
     """
     [report] = verify_all([source], target, spark=spark, options=options, progress=progress)
     return report
@@ -146,9 +132,7 @@ def verify_all(
 
     Raises OptionsError besides for several sources of a target that was made from one.
     """
-    options = options or VerifyOptions()
-    if spark is not None:
-        require_shared_directory(spark.sparkContext.master, options.scratch, "--scratch")
+    options = _checked(options, spark)
     roots, target_root = [StoreRoot(source) for source in sources], StoreRoot(target)
     for root in (*roots, target_root):
         root.require_readable()
@@ -208,55 +192,7 @@ def compare_stores(
 
     The uses of topics are added to ``topics_so_far``, where all messages are read.
     """
-    jobs = digest_jobs(spark, settings, options, progress)
-    wanted, aside, strangers = split_aside(pending, source_root, settings)
-    ours, theirs = _sides(wanted, reached, source_root, target_root, settings)
-    if (few := some_entries(ours, theirs, options)) is not None:
-        totals = jobs.run("digest a sample", few)
-        if is_alike(totals):
-            return _sample_report(
-                totals, few[1], reached, source_root, target_root, settings, len(wanted), len(aside)
-            )
-    sampled = _sample(jobs, ours, options)
-    identities = tuple(int(one) for one in np.unique(sampled.digests[:, DIGEST_IDENTITY]))
-    totals = jobs.run("digest", [ours, theirs], identities=identities)
-    compared = compare_sides(jobs, ours, theirs, totals, kept=options.listed)
-    with RecordReader(ours) as source_records, RecordReader(theirs) as target_records:
-        topics = topics_of(totals["target"], target_records)
-        if topics_so_far is not None:
-            _add_uses(topics_so_far, topics)
-        problems = [
-            *reached.problems,
-            *(share_problems(target_root, reached.entries) if settings.share else ()),
-            *config_problems(target_root, topics, settings, are_all=settings.share is None),
-            *group_problems(target_root, source_root, topics),
-            *overdue_problems(totals["target"].overdue),
-            *complaint_problems(totals["source"], ours),
-            *complaint_problems(totals["target"], theirs),
-            *quarantine_problems(jobs, source_root, aside, strangers, settings),
-            *sample_problems(sampled, totals["target"].found, source_records, target_records),
-        ]
-        differences = list_differences(
-            compared, source_records, target_records, listed=options.listed
-        )
-        report = _report(totals, compared, problems)
-        return attrs.evolve(
-            report,
-            quarantined=len(aside),
-            sampled=len(sampled),
-            **_asked(settings),
-            differences=tuple(differences),
-        )
-
-
-def _sides(
-    wanted: PendingMessages,
-    reached: ReachedMessages,
-    source_root: StoreRoot,
-    target_root: StoreRoot,
-    settings: ConversionSettings,
-) -> tuple[SideEntries, SideEntries]:
-    """What should be there, and what the wheel leads to."""
+    wanted, quarantined, unknown_entries = split_quarantined(pending, source_root, settings)
     ours = SideEntries(
         "source",
         source_root.commit_log,
@@ -269,10 +205,112 @@ def _sides(
         own_entries(reached.entries, settings.share),
         settings.commit_log_file_bytes,
     )
-    return ours, theirs
+    jobs = _digest_jobs(spark, settings, options, progress)
+    pair = _Pair(jobs, source_root, target_root, settings, reached, options)
+    problems = [*quarantine_problems(jobs, source_root, quarantined, unknown_entries, settings)]
+    if (sides := _sampled_sides(ours, theirs, options)) is not None:
+        report = pair.compare(*sides, problems, {}, are_all=False)
+        if report.converted == len(sides[0].entries) and not report.unexpected:
+            only_counted = len(wanted) - report.converted
+            return attrs.evolve(
+                report, quarantined=len(quarantined), sampled=0, only_counted=only_counted
+            )
+    topics = {} if topics_so_far is None else topics_so_far
+    report = pair.compare(ours, theirs, problems, topics, are_all=settings.share is None)
+    return attrs.evolve(report, quarantined=len(quarantined))
 
 
-def digest_jobs(
+def _sampled_sides(
+    source: SideEntries, target: SideEntries, options: VerifyOptions
+) -> tuple[SideEntries, SideEntries] | None:
+    """The same few entries of both sides; None where all are to be read.
+
+    That both sides have one order is only assumed: a sample that differs has everything read.
+    """
+    count = len(source.entries)
+    if options.read_only is None or source.topics or len(target.entries) != count:
+        return None
+    if options.read_only >= count:
+        return None
+    chosen = _choose(count, options.read_only, options.seed)
+    return (
+        attrs.evolve(source, entries=source.entries[chosen]),
+        attrs.evolve(target, entries=target.entries[chosen]),
+    )
+
+
+def _choose(count: int, most: int, seed: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Up to ``most`` of ``count`` rows at random, in order."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:most])
+
+
+@attrs.frozen(eq=False)
+class _Pair:
+    """A source and a target with all that comparing their messages needs."""
+
+    jobs: DigestJobs
+    source_root: StoreRoot
+    target_root: StoreRoot
+    settings: ConversionSettings
+    reached: ReachedMessages
+    options: VerifyOptions
+
+    def compare(
+        self,
+        ours: SideEntries,
+        theirs: SideEntries,
+        known: Sequence[Problem],
+        topics_so_far: dict[str, TopicUse],
+        *,
+        are_all: bool,
+    ) -> VerifyReport:
+        """Compare the messages of two sides; ``are_all``: no others count in the target's files."""
+        listed = self.options.listed
+        sampled = self._sample(ours)
+        identities = tuple(int(one) for one in np.unique(sampled.digests[:, DIGEST_IDENTITY]))
+        totals = self.jobs.run("digest", [ours, theirs], identities=identities)
+        compared = compare_sides(self.jobs, ours, theirs, totals, kept=listed)
+        with RecordReader(ours) as source_records, RecordReader(theirs) as target_records:
+            topics = _topics_of(totals["target"], target_records)
+            _add_uses(topics_so_far, topics)
+            candidates = totals["target"].found
+            problems = [
+                *self._target_problems(topics, are_all=are_all),
+                *overdue_problems(totals["target"].overdue),
+                *complaint_problems(totals["source"], ours),
+                *complaint_problems(totals["target"], theirs),
+                *known,
+                *sample_problems(sampled, candidates, source_records, target_records),
+            ]
+            differences = list_differences(compared, source_records, target_records, listed=listed)
+            names = ("only_levels", "only_topics", "levels_only", "whole_log")
+            return attrs.evolve(
+                _report(totals, compared, problems),
+                sampled=len(sampled),
+                **{name: getattr(self.settings, name) for name in names},
+                differences=tuple(differences),
+            )
+
+    def _target_problems(
+        self, topics: Mapping[str, TopicUse], *, are_all: bool
+    ) -> Iterator[Problem]:
+        yield from self.reached.problems
+        if self.settings.share:
+            yield from share_problems(self.target_root, self.reached.entries)
+        yield from config_problems(self.target_root, topics, self.settings, are_all=are_all)
+        yield from group_problems(self.target_root, self.source_root, topics)
+
+    def _sample(self, source: SideEntries) -> FoundRecords:
+        """Some messages of the source with their digests, found in this process."""
+        chosen = _choose(len(source.entries), self.options.sample, self.options.seed)
+        side = attrs.evolve(source, entries=source.entries[chosen])
+        everything = np.ones(BUCKETS, np.bool_)
+        jobs = attrs.evolve(self.jobs, spark=None, parallelism=1)
+        records = jobs.run("sample", [side], buckets=everything)["source"].found
+        return attrs.evolve(records, numbers=chosen[records.numbers])
+
+
+def _digest_jobs(
     spark: SparkSession | None,
     settings: ConversionSettings,
     options: VerifyOptions,
@@ -285,24 +323,20 @@ def digest_jobs(
         settings.precision_ms,
         settings.roll_window_slots if settings.engine == WHEEL else _NO_WINDOW_SLOTS,
     )
-    # Both sides together make two tasks a core: few, because a task costs some 15 ms of nothing.
+    # Both sides together make two tasks a core: a task costs some 15 ms beside its records.
     parallelism = 1 if spark is None else spark.sparkContext.defaultParallelism
     return DigestJobs(spark, options.seed, rules, progress, parallelism, options.scratch)
 
 
-def _sample(jobs: DigestJobs, source: SideEntries, options: VerifyOptions) -> FoundRecords:
-    """Some messages of the source with their digests, found in this process."""
-    count = len(source.entries)
-    chosen = np.random.default_rng(options.seed).permutation(count)[: options.sample]
-    chosen.sort()
-    few = attrs.evolve(source, entries=source.entries[chosen])
-    everything = np.ones(BUCKETS, np.bool_)
-    found = attrs.evolve(jobs, spark=None, parallelism=1).run("sample", [few], buckets=everything)
-    records = found["source"].found
-    return attrs.evolve(records, numbers=chosen[records.numbers])
+def _checked(options: VerifyOptions | None, spark: SparkSession | None) -> VerifyOptions:
+    """The options, or their defaults. Raises OptionsError for a cluster without ``scratch``."""
+    options = options or VerifyOptions()
+    if spark is not None:
+        require_shared_directory(spark.sparkContext.master, options.scratch, "--scratch")
+    return options
 
 
-def topics_of(result: DigestResult, target: RecordReader) -> dict[str, TopicUse]:
+def _topics_of(result: DigestResult, target: RecordReader) -> dict[str, TopicUse]:
     """Uses by name, which stands in the record of an example."""
     topics: dict[str, TopicUse] = {}
     for use in result.topics.values():
@@ -317,45 +351,6 @@ def _add_uses(topics: dict[str, TopicUse], more: Mapping[str, TopicUse]) -> None
         topics[name] = topics[name].plus(use) if name in topics else use
 
 
-def _asked(settings: ConversionSettings) -> dict[str, Any]:
-    """What the conversion was about, for the report."""
-    names = ("only_levels", "only_topics", "levels_only", "whole_log")
-    return {name: getattr(settings, name) for name in names}
-
-
-def _sample_report(
-    totals: dict[Side, DigestResult],
-    target: SideEntries,
-    reached: ReachedMessages,
-    source_root: StoreRoot,
-    target_root: StoreRoot,
-    settings: ConversionSettings,
-    wanted: int,
-    aside: int,
-) -> VerifyReport:
-    """What a sample that is in order tells: all that was counted is there, and these are right."""
-    with RecordReader(target) as records:
-        topics = topics_of(totals["target"], records)
-    problems = [
-        *reached.problems,
-        *(share_problems(target_root, reached.entries) if settings.share else ()),
-        *config_problems(target_root, topics, settings, are_all=False),
-        *group_problems(target_root, source_root, topics),
-        *overdue_problems(totals["target"].overdue),
-    ]
-    read = len(target.entries)
-    return VerifyReport(
-        converted=read,
-        missing=0,
-        unexpected=0,
-        different=0,
-        quarantined=aside,
-        only_counted=wanted - read,
-        **_asked(settings),
-        problems=tuple(problems),
-    )
-
-
 def _report(
     totals: dict[Side, DigestResult], compared: Comparison, problems: list[Problem]
 ) -> VerifyReport:
@@ -368,3 +363,97 @@ def _report(
         different=compared.different,
         problems=tuple(problems),
     )
+
+
+# --- a target without its source ------------------------------------------------------------------
+
+
+def verify_alone(
+    target: Path,
+    *,
+    spark: SparkSession | None,
+    options: VerifyOptions | None = None,
+    progress: Progress = no_progress,
+) -> VerifyReport:
+    """Verify a converted store, or one written from a table, without its source.
+
+    Every file is read as a broker reads it, every slot walked, every reached record held against
+    its slot. In the report ``converted`` counts messages that would be delivered as their records
+    say, ``missing`` those that the conversion or write counted and that no slot leads to. Raises
+    SourceError for a store that neither a conversion nor a write has made, and as ``verify`` does.
+    """
+    options = _checked(options, spark)
+    root = StoreRoot(target)
+    refuse_unfinished(root)
+    root.require_readable()
+    settings, counted = _settings_and_count(root)
+    with root.shared_lock():
+        progress("read", 0, 1)
+        reached = read_target(root, settings)
+        progress("read", 1, 1)
+        jobs = _digest_jobs(spark, settings, options, progress)
+        side = SideEntries(
+            "target", root.commit_log, reached.entries, settings.commit_log_file_bytes
+        )
+        result = jobs.run("digest", [side])["target"]
+        with RecordReader(side) as records:
+            topics = _topics_of(result, records)
+        problems: list[Problem] = [
+            *reached.problems,
+            *config_problems(root, topics, settings),
+            *group_problems(root, None, topics),
+            *overdue_problems(result.overdue),
+            *complaint_problems(result, side),
+        ]
+    readable = int(result.buckets[:, BUCKET_COUNT].sum())
+    return VerifyReport(
+        converted=min(readable, counted),
+        missing=max(0, counted - readable),
+        unexpected=max(0, readable - counted) + unreadable(result),
+        different=0,
+        has_source=False,
+        problems=tuple(problems),
+    )
+
+
+def require_made(target: Path) -> None:
+    """Raise SourceError for a store that ``verify_alone`` has nothing to hold against."""
+    root = StoreRoot(target)
+    refuse_unfinished(root)
+    root.require_readable()
+    _settings_and_count(root)
+
+
+def _settings_and_count(root: StoreRoot) -> tuple[ConversionSettings, int]:
+    """How the store was made, and how many messages its report counts."""
+    if is_present(root.own / CONVERSION_NAME):
+        return read_settings(root), _number(read_marker(root), "converted", root)
+    path = root.own / WRITTEN_NAME
+    content = read_small_file(path)
+    if content is None and was_converted_in_place(root):
+        raise SourceError(f"{root.path}: {in_place_text(root)}")
+    if content is None:
+        raise SourceError(
+            f"{root.path}: was not converted or written from a table, so no count of messages is"
+            f" known; run `delaywheel check {shell_word(str(root.path))}` instead"
+        )
+    try:
+        facts: dict[str, Any] = json.loads(content)
+        made = TargetSettings(**facts["settings"])
+        now_ms = int(facts["now_ms"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadFieldError(f"not the report of a write: {error!r}", path=path) from error
+    settings = ConversionSettings(
+        now_ms=now_ms,
+        precision_ms=made.precision_ms,
+        roll_window_slots=made.roll_window_slots,
+        **{name: getattr(made, name) for name in _SIZES},
+    )
+    return settings, _number(facts, "written", root)
+
+
+def _number(facts: dict[str, Any], name: str, root: StoreRoot) -> int:
+    value = facts.get(name)
+    if not isinstance(value, int) or value < 0:
+        raise BadFieldError(f"{name} is no count", path=root.own, found=repr(value)[:64])
+    return value

@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError, SourceError, StoreLockedError, TargetError
 from message_store.base.parallel import side_by_side
-from message_store.files.small_files import identity_of, sync_directory, sync_file
+from message_store.files.small_files import (
+    identity_of,
+    refuse_dangling_link,
+    sync_directory,
+    sync_file,
+)
 from message_store.files.store_root import StoreRoot
 
 _IDENTITY_CHARACTERS = 16
@@ -107,6 +112,7 @@ def make_directory(path: Path) -> list[Path]:
     first. Raises TargetError, and leaves nothing then.
     """
     with target_errors(path):
+        refuse_dangling_link(path)
         missing = [each for each in (path, *path.parents) if not each.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)

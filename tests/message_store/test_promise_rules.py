@@ -41,7 +41,7 @@ def test_a_delay_beyond_the_limit_is_refused_or_delivered_at_once(
         assert refusing(due_ms, 5_300) == delivering(due_ms, 5_300) == 66_000
     else:
         assert delivering(due_ms, 5_300) == 5_300
-        with pytest.raises(UnsupportedDelayError, match=r"60001ms is beyond the limit of 1m$"):
+        with pytest.raises(UnsupportedDelayError, match=r"60001ms \(due .*Z\) is beyond .* 1m$"):
             refusing(due_ms, 5_300)
 
 
@@ -53,7 +53,7 @@ def test_a_delay_far_beyond_the_limit_is_told_in_days() -> None:
         (31 * day_ms, "31 days"),
         (2_912_112 * day_ms + 5, "2,912,112 days"),
     ):
-        with pytest.raises(UnsupportedDelayError, match=f"a delay of {told} is beyond .* 30d$"):
+        with pytest.raises(UnsupportedDelayError, match=rf"delay of {told} \(due .*\) is .* 30d$"):
             rule(delay_ms, 0)
 
 
@@ -75,5 +75,5 @@ def test_the_strict_level_rule_takes_what_a_level_has(delay_ms: int) -> None:
 def test_a_refusal_says_what_there_is_instead() -> None:
     with pytest.raises(UnsupportedDelayError, match=r"of 90s \(the next longer is level 6 \(2m\)"):
         to_level(LEVELS, rounding="exact")(90_000, 0)
-    with pytest.raises(UnsupportedDelayError, match=r"of 3h is longer than the longest .*\(2h\)"):
+    with pytest.raises(UnsupportedDelayError, match=r"3h \(due .*Z\) is longer than .*\(2h\)"):
         to_level(LEVELS)(3 * 3_600_000, 0)

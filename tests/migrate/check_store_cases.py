@@ -174,7 +174,7 @@ CASES = [
     Case(
         code="recovery-ten-files",
         make=then(many(60, **SMALL_FILES), without_queues),
-        says="nothing from 0 on",
+        says="the records from 0 on",
     ),
     Case(code="checkpoint-ahead", make=then(store(abort=True), future_checkpoint)),
     Case(code="upgrade-replay", make=store(), says="3 messages wait"),

@@ -51,26 +51,10 @@ def then(
     return both
 
 
-def link(unit: int, to_position: int) -> Change:
-    """Give a unit another link."""
-
-    def change(builder: WheelStoreBuilder) -> None:
-        place = unit * 52 + 4
-        builder.log = (
-            builder.log[:place] + struct.pack(">q", to_position) + builder.log[place + 8 :]
-        )
-
-    return change
-
-
 def dead_slot(builder: WheelStoreBuilder) -> None:
     time_units = SOON_MS // 1000 + 500
     index = time_units % SLOT_COUNT
     builder.slots[index] = Slot(index, time_units, 90 * 52, 90 * 52, 1, 0)
-
-
-def place_again(builder: WheelStoreBuilder) -> None:
-    builder.place(0, SOON_MS + 9_000)
 
 
 def changed_bytes(old: bytes, new: bytes) -> Change:
@@ -108,15 +92,6 @@ def disguised(builder: WheelStoreBuilder) -> None:
 def recalled(builder: WheelStoreBuilder) -> None:
     """Message 1 was recalled in the form of 5.3.2."""
     builder.place(builder.put(SOON_MS + 1000, deletes="TopicA+K1"), SOON_MS + 1000, flags=5)
-
-
-def born_tomorrow(builder: WheelStoreBuilder) -> None:
-    """The clock of the second message's producer is a day ahead."""
-    offset = builder.queue[1].commit_log_offset
-    record = builder.records[offset]
-    (stored_ms,) = struct.unpack_from(">q", record, 56)
-    born = struct.pack(">q", stored_ms + DAY_MS)
-    builder.records[offset] = record[:40] + born + record[48:]
 
 
 def blocked(builder: WheelStoreBuilder) -> None:
@@ -172,10 +147,6 @@ CASES = [
         code="wheel-stale", make=wheel(count=20, slots={}), says="12 messages are in the timer log"
     ),
     Case(code="slot-points-nowhere", make=wheel(dead_slot), says="1 slot leads"),
-    Case(code="chain-broken", make=wheel(link(1, 13)), says="first 52"),
-    Case(code="chain-broken", make=wheel(link(1, 0)), says="first 52"),
-    Case(code="chains-shared", make=wheel(link(2, 52)), says="the first at 52"),
-    Case(code="unit-twice", make=wheel(place_again), says="1 record is on it twice"),
     Case(
         code="timer-expired",
         says="before the log's beginning",
@@ -283,12 +254,6 @@ CASES = [
         code="timermetrics-unreadable",
         make=then(then(wheel(), torn("timermetrics")), torn("timermetrics.bak")),
     ),
-    Case(
-        code="timermetrics-miscounts",
-        make=then(wheel(), torn("timermetrics", b'{"timingCount":{"TopicA":{"count":-2}}}')),
-        says="-2 of 'TopicA', there are 3",
-    ),
-    Case(code="producer-clock-ahead", make=wheel(born_tomorrow), says="1 message says that it was"),
 ]
 """Everything about a wheel, and what a broker's settings do to one."""
 

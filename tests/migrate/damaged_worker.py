@@ -32,8 +32,7 @@ from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.table.export import export_parquet
 from migrate.table.pending_table import TableOptions
-from migrate.verify.alone import verify_alone
-from migrate.verify.verify import VerifyOptions, verify
+from migrate.verify.verify import VerifyOptions, verify, verify_alone
 from tests.faults.damage import copy_store
 from tests.faults.harm_rounds import run_rounds
 from tests.independent.level_messages import Item

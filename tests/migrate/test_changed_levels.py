@@ -7,7 +7,7 @@ import pytest
 
 from message_store.base.errors import OptionsError
 from message_store.files.store_root import StoreRoot
-from migrate.report.conversion_parameters import ConversionSettings
+from migrate.report.marker import ConversionSettings
 from migrate.verify.source import read_pending
 from tests.independent.level_store_builder import T0, LevelMessage, build_level_store
 

@@ -15,7 +15,7 @@ from message_store.files import small_files
 from migrate.changes.retire import retire
 from migrate.convert import convert, convert_merged
 from migrate.quarantine.kept import Quarantine
-from migrate.report.finished_before import finished_before
+from migrate.report.finished_target import finished_before
 from migrate.report.report import BadRecord
 from migrate.verify.verify import verify
 from tests.independent.level_messages import Item
@@ -32,7 +32,7 @@ from tests.migrate.conversions import (
     checked_target,
     options_for,
 )
-from tests.migrate.stopped_conversions import made, made_merge
+from tests.migrate.stopped_conversions import made_merge
 
 
 def flipped(at: int) -> Any:
@@ -290,18 +290,3 @@ def test_the_bad_records_of_each_source_are_its_own(tmp_path: Path) -> None:
         found = verify(options.source, options.target, spark=None)
         assert found.quarantined == len(source.bad_records) == 1
         assert (found.missing, found.unexpected, found.problems) == (0, 0, ())
-
-
-def test_a_report_that_has_its_bad_records_itself_is_read(tmp_path: Path) -> None:
-    """As earlier versions wrote it."""
-    options = made(tmp_path)
-    report = convert(options)
-    own = options.target / "delaywheel"
-    facts = json.loads((own / "conversion.json").read_bytes())
-    del facts["conversion"]["bad_records_listed"]
-    listed = [attrs.asdict(record) for record in report.bad_records]
-    facts["bad_records"] = facts["conversion"]["quarantined"] = listed
-    (own / "conversion.json").write_text(json.dumps(facts))
-    (own / "bad-records.jsonl").unlink()
-    assert verify(options.source, options.target, spark=None).quarantined == 1
-    assert finished_before(options) == report

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from migrate.convert import convert_merged
-from migrate.report.conversion_marker import CONVERSION_NAME
 from migrate.report.finished_target import WRITTEN_NAME
+from migrate.report.marker import CONVERSION_NAME
 from migrate.settings import HIERARCHY, WHEEL
 from tests.migrate.disk_watch import DiskWatch, watching
 from tests.migrate.stopped_conversions import MARKER, Stopped, made_merge, stopping_at

@@ -47,6 +47,6 @@ def test_the_verb_says_what_such_a_target_is_for(tmp_path: Path) -> None:
     assert result.exit_code == cli.DONE, result.output
     assert "366 of 366 pending messages converted" in result.stdout
     assert "366 converted, 0 missing, 0 unexpected, 0 different" in result.stdout
-    assert "The target is for looking, not for booting" in result.stdout
+    assert "This target can only be inspected" in result.stdout
     again = CliRunner().invoke(cli.main, ["demo", "--directory", str(tmp_path)])
     assert again.exit_code == cli.TARGET_UNWRITABLE

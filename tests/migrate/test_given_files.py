@@ -18,7 +18,7 @@ import pytest
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
-from migrate.report.finished_before import finished_before
+from migrate.report.finished_target import finished_before
 from migrate.settings import ENGINES
 from migrate.write.owner import Access, tidy_up
 from migrate.write.staging import Staging, clear_staging

@@ -12,14 +12,22 @@ import pytest
 
 from message_store.base.errors import TargetError
 from message_store.files.store_root import StoreRoot
-from migrate.report.due_times import BUCKETS_MAX, DueTimes
-from migrate.report.forecast import Forecast, draw_forecast, read_forecast
 from migrate.report.html import (
+    Forecast,
+    draw_forecast,
+    read_forecast,
     render_html_report,
     require_report_place,
     write_html_report,
 )
-from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds
+from migrate.report.report import (
+    BUCKETS_MAX,
+    BadRecord,
+    ConversionReport,
+    DueTimes,
+    LevelReport,
+    Seconds,
+)
 from tests.html_pages import (
     EVIL,
     browser,

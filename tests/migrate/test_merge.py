@@ -31,8 +31,7 @@ from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.source.replicas import SameBrokerError
 from migrate.source.sources import SameMessageError
-from migrate.verify.alone import verify_alone
-from migrate.verify.verify import verify, verify_all
+from migrate.verify.verify import verify, verify_all, verify_alone
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.independent.variant_b_checker import read_target
 from tests.migrate.conversions import (

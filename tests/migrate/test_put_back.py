@@ -295,7 +295,7 @@ def test_what_cannot_be_done_is_refused_in_words(target: Path, tmp_path: Path) -
 
 def test_a_store_of_which_nothing_was_set_aside_has_an_empty_list(levels: Path) -> None:
     listed = run("quarantine", levels)
-    assert (listed.exit_code, listed.stdout) == (0, f"{levels}: nothing was set aside here\n")
+    assert (listed.exit_code, listed.stdout) == (0, f"{levels}: nothing was quarantined here\n")
     assert json.loads(run("quarantine", levels, "--json").stdout)["records"] == []
     assert not (levels / "delaywheel").exists()
 
@@ -328,14 +328,14 @@ def test_the_commands(target: Path) -> None:
     listed = run("quarantine", target)
     assert listed.exit_code == cli.FINDINGS, listed.output
     assert f"{FILES[1]}: level 18, queue offset 1" in listed.stdout
-    assert "5 records were set aside, 0 of them put back" in listed.stdout
+    assert "5 records were quarantined, 0 of them restored" in listed.stdout
     answer = json.loads(run("quarantine", target, "--json").stdout)
     assert answer["waiting"] == 5
     assert answer["levels"][0]["adds_up"] is True
     planned = run("put-back", target, target, "--now", NOW_MS)
     assert planned.exit_code == cli.FINDINGS  # three cannot go
-    assert "2 records would be put back into the wheel" in planned.stdout
-    assert "nothing was written; --execute does it" in planned.stdout
+    assert "2 records would be restored into the wheel" in planned.stdout
+    assert "nothing was written; --execute applies the plan" in planned.stdout
     chosen = ("put-back", target, target, "--only", FILES[1], "--now", NOW_MS, "--execute")
     assert run(*chosen).exit_code == cli.DONE
     done = json.loads(run("quarantine", target, "--json").stdout)

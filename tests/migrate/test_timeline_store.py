@@ -80,7 +80,7 @@ def test_check_finds_nothing_wrong_with_a_real_timeline(store: RealStore) -> Non
     conf = {key: str(value) for key, value in store.about["config"].items()}
     report = look(store.root, now_ms=store.stopped_ms, conf=conf)
     codes = {each.code for each in report.findings if each.severity is not Severity.INFO}
-    after_crash = {"store-crashed", "timeline-repeats", "delay-and-timer"}
+    after_crash = {"store-crashed", "delay-and-timer"}
     assert codes == {"rocksdb-timeline"} | (after_crash if store.is_crashed else set())
     assert report.load is not None
     assert report.load.waiting == len(pending_truth(store))

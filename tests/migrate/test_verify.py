@@ -15,7 +15,7 @@ import pytest
 
 from message_store.base.errors import FormatError, SourceError, StoreLockedError
 from message_store.files.store_root import StoreRoot
-from migrate.report.conversion_parameters import read_settings
+from migrate.report.marker import read_settings
 from migrate.verify.report import VerifyReport
 from migrate.verify.verify import verify
 from tests.independent import raw_files
@@ -36,6 +36,7 @@ from tests.migrate.verify_targets import (
     Stores,
     change_settings,
     convert,
+    list_bad_records,
     make_stores,
     pending_of,
     write_target,
@@ -588,7 +589,7 @@ def bad_source(tmp_path: Path) -> tuple[Stores, dict[str, object]]:
 
 def test_a_quarantined_entry_is_left_out(tmp_path: Path) -> None:
     stores, listed = bad_source(tmp_path)
-    change_settings(stores.target, quarantined=[listed])
+    list_bad_records(stores.target, listed)
     assert stores.verify() == VerifyReport(N, 0, 0, 0, quarantined=1, sampled=N)
 
 
@@ -603,7 +604,7 @@ def test_a_sound_message_set_aside_is_a_problem(tmp_path: Path) -> None:
     stores, listed = bad_source(tmp_path)
     sound = stores.source.of(MESSAGES[3])
     write = {"level": 17, "queue_offset": 0, "commit_log_offset": sound.commit_log_offset}
-    change_settings(stores.target, quarantined=[listed, write])
+    list_bad_records(stores.target, listed, write)
     report = stores.verify()
     assert "nothing is wrong with it" in problem_texts(report)
     assert counts(report) == (N - 1, 0, 1, 0)
@@ -614,7 +615,7 @@ def test_a_listed_entry_that_is_not_pending_is_a_problem(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
     stores, listed = bad_source(tmp_path)
-    change_settings(stores.target, quarantined=[listed | change])
+    list_bad_records(stores.target, {**listed, **change})
     assert "not a pending message" in problem_texts(stores.verify())
 
 
@@ -643,8 +644,6 @@ def test_topics_and_levels_that_were_not_asked_for_are_left_out(tmp_path: Path) 
         ('{"conversion": {}}', FormatError, "now_ms is missing"),
         ('{"conversion": {"now_ms": "1"}}', FormatError, "now_ms is not a positive number"),
         ('{"conversion": {"now_ms": 1, "precision_ms": 0}}', FormatError, "precision_ms is not"),
-        ('{"conversion": {"now_ms": 1, "quarantined": [7]}}', FormatError, "not a quarantined"),
-        ('{"conversion": {"now_ms": 1, "quarantined": 7}}', FormatError, "is damaged"),
         ('{"conversion": {"now_ms": 1, "only_levels": ["x"]}}', FormatError, "is damaged"),
         ('{"conversion": {"now_ms": 1, "offsets": "foo"}}', FormatError, "offsets is none of auto"),
         ('{"conversion": {"now_ms": 1, "offsets": {}}}', FormatError, "offsets is none of auto"),

@@ -19,9 +19,8 @@ from message_store.writing.settings import StoreSettings
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
 from migrate.report.finished_target import require_pair
-from migrate.verify.alone import require_made, verify_alone
 from migrate.verify.report import OPENED, VerifyReport, require_table_place, write_differences
-from migrate.verify.verify import VerifyOptions, verify
+from migrate.verify.verify import VerifyOptions, require_made, verify, verify_alone
 from tests.independent.level_messages import retry_message
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, Converted, build_and_convert
@@ -182,6 +181,7 @@ def test_a_target_that_was_delivered_from_is_said_to_be_one(converted: Converted
     for report in (verified(converted), verify_alone(converted.target, spark=None)):
         assert report.was_opened
         assert any(problem.what.startswith(OPENED) for problem in report.problems)
+        assert report.unexplained_problems == ()
 
 
 # --- who reads it ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 
 from message_store.files.store_root import StoreRoot
 from migrate.progress import no_progress
-from migrate.report.conversion_parameters import read_settings
+from migrate.report.marker import read_settings
 from migrate.verify.report import VerifyReport
 from migrate.verify.source import PendingMessages
 from migrate.verify.structure import read_reached
@@ -227,7 +227,6 @@ def write_target(root: Path, messages: Sequence[Converted], precision_ms: int = 
         "after_crash": False,
         "only_levels": [],
         "only_topics": [],
-        "quarantined": [],
         "commit_log_file_bytes": LOG_FILE_BYTES,
         "queue_file_bytes": QUEUE_FILE_BYTES,
         "timer_log_file_bytes": TIMER_FILE_BYTES,
@@ -241,6 +240,14 @@ def change_settings(root: Path, **changes: Any) -> None:
     path = root / "delaywheel" / "conversion.json"
     settings = json.loads(path.read_text())["conversion"] | changes
     path.write_text(json.dumps({"conversion": settings}))
+
+
+def list_bad_records(root: Path, *records: dict[str, Any]) -> None:
+    """Let the target's report list these entries of level queues as quarantined."""
+    names = ("level", "queue_offset", "commit_log_offset")
+    lines = [json.dumps([0, *(record[name] for name in names), "bad"]) for record in records]
+    (root / "delaywheel" / "bad-records.jsonl").write_text("\n".join([*lines, ""]))
+    change_settings(root, bad_records_listed=len(records))
 
 
 def _write_wheel(

@@ -9,15 +9,15 @@ import attrs
 import click
 
 from delaywheel.terminal.options.types import (
+    LEVEL_TABLE,
+    LEVELS,
+    MODE,
+    OWNER,
+    SETTING,
+    TIME,
     TIME_FORMS,
-    LevelRange,
-    LevelTable,
-    Mode,
-    Owner,
     ParamType,
     Place,
-    Setting,
-    Time,
 )
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
@@ -43,7 +43,7 @@ def now_option(meaning: str) -> Decorator:
     return click.option(
         "--now",
         "now_ms",
-        type=Time(),
+        type=TIME,
         default=lambda: SystemClock().now_ms(),
         show_default="the clock",
         help=f"{meaning} {TIME_FORMS}.",
@@ -53,7 +53,7 @@ def now_option(meaning: str) -> Decorator:
 acting_option = click.option(
     "--now",
     "now_ms",
-    type=Time(),
+    type=TIME,
     show_default="the clock",
     help=f"Act as if it were then: {TIME_FORMS}.",
 )
@@ -67,7 +67,8 @@ def offsets_option() -> Decorator:
         type=click.Choice(["auto", "main", "bak", "none"]),
         default="auto",
         show_default=True,
-        help="Which delayOffset.json to believe: auto as a broker would, or main, bak, none.",
+        help="Delivery offsets to use: auto (as a broker chooses), main, bak, or none (everything"
+        " in the queues counts as undelivered).",
     )
 
 
@@ -81,7 +82,7 @@ def spark_options(function: Function) -> Function:
     """``--master`` and ``--conf``."""
     conf = click.option(
         "--conf",
-        type=Setting(),
+        type=SETTING,
         multiple=True,
         metavar="KEY=VALUE",
         help="A setting for Spark; can be given several times.",
@@ -107,8 +108,8 @@ conversion_options = all_of(
     click.option(
         "--now",
         "now_ms",
-        type=Time(),
-        help=f"As of when, {TIME_FORMS}; without it the clock's time, or that of the run that is"
+        type=TIME,
+        help=f"Reference time, {TIME_FORMS}. Default: the clock, or the time of the run that is"
         " continued.",
     ),
     click.option(
@@ -126,7 +127,7 @@ conversion_options = all_of(
     ),
     click.option(
         "--level-table",
-        type=LevelTable(),
+        type=LEVEL_TABLE,
         help='The source broker\'s messageDelayLevel, such as "1s 5s 10s".',
     ),
     click.option(
@@ -144,8 +145,8 @@ conversion_options = all_of(
         type=click.Choice(["mixed", "delay", "keep"]),
         default="mixed",
         show_default=True,
-        help="What the topics of TARGET take from gRPC clients, where SOURCE does not say: all"
-        " messages, delayed ones only, or, where topics stay without a type, no delayed ones.",
+        help="What topics of TARGET accept from gRPC clients if SOURCE does not say: all messages"
+        " (mixed), only delayed ones (delay), or no delayed ones (keep).",
     ),
     click.option(
         "--on-bad-record",
@@ -177,18 +178,18 @@ conversion_options = all_of(
     ),
     click.option(
         "--owner",
-        type=Owner(),
+        type=OWNER,
         metavar="USER[:GROUP]",
-        help="To whom the target's files shall belong; only root can give them to others.",
+        help="Owner of the target's files; changing the owner requires root.",
     ),
     click.option(
         "--mode",
-        type=Mode(),
-        help="Permissions of the target's files, in octal; directories can be entered by who may"
-        " read. 644 unless given.",
+        type=MODE,
+        help="File mode of the target in octal, by default 644. Directories get execute permission"
+        " wherever read is set.",
     ),
     click.option(
-        "--levels-only", is_flag=True, help="Leave behind what waits in the source's own wheel."
+        "--levels-only", is_flag=True, help="Leave the messages of the source's own wheel behind."
     ),
     click.option(
         "--whole-log",
@@ -212,20 +213,25 @@ generate_options = all_of(
         "--body-bytes",
         click.IntRange(0, 256 << 20),
         200,
-        "How long bodies are on average.",
+        "Average length of bodies.",
     ),
     said(
         "--body-spread-percent",
         click.IntRange(0, 100),
         25,
-        "How much shorter or longer than that a body is at most.",
+        "How much shorter or longer than the average a body may be.",
     ),
-    said("--levels", LevelRange(), "1-18", "In which levels, as 3,5,7-9; an equal share in each."),
+    said(
+        "--levels",
+        LEVELS,
+        "1-18",
+        "Levels with messages, as 3,5,7-9; equal shares.",
+    ),
     said(
         "--topics",
         click.IntRange(1, 100_000),
         8,
-        "For how many topics.",
+        "Number of topics.",
     ),
     said(
         "--topic-skew-percent",
@@ -238,26 +244,26 @@ generate_options = all_of(
         "--retry-percent",
         click.IntRange(0, 100),
         0,
-        "So many wait for the retry topic of a consumer group.",
+        "Percentage that is pending for the retry topic of a consumer group.",
     ),
     said(
         "--delivered-percent",
         click.IntRange(0, 99),
         0,
-        "So many of each level were delivered before the broker stopped, without their copies."
-        " How long messages have been overdue is told by --now.",
+        "Percentage of each level that was delivered before the broker stopped; delivered copies"
+        " are not written. --now controls how overdue the rest is.",
     ),
     said(
         "--seed",
         click.IntRange(min=0),
         0,
-        "Another number makes other messages; the same number the same.",
+        "Random seed; the same seed makes the same messages.",
     ),
     said(
         "--dialect",
         click.Choice(["4.9", "5.x"]),
         "4.9",
-        "As a broker of which version writes properties and configuration files.",
+        "Version of the broker whose properties and configuration files are written.",
     ),
     said(
         "--commit-log-file-bytes",

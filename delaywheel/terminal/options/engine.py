@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from delaywheel import engine_class
 from delaywheel.terminal.options.conversion import (
     PRECISIONS,
     STORE,
@@ -17,7 +18,7 @@ from delaywheel.terminal.options.conversion import (
     all_of,
     given_level_table,
 )
-from delaywheel.terminal.options.types import LevelTable
+from delaywheel.terminal.options.types import LEVEL_TABLE
 from delaywheel.terminal.verb import loading
 from message_store.base.clock import Clock, ManualClock, SystemClock
 from message_store.base.errors import DelayStoreError, OptionsError, PrecisionError
@@ -27,6 +28,7 @@ from message_store.format.delay_levels import DelayLevels
 from message_store.format.dialect import Dialect
 from message_store.interface.delay_store import DelayStore, Finding
 from message_store.reading.engine_choice import (
+    ENGINE_NAMES,
     EngineName,
     choose_engine,
     engines_in,
@@ -65,19 +67,19 @@ class Engine(DelayStore, Protocol):
 engine_options = all_of(
     click.option(
         "--engine",
-        type=click.Choice(["levels", "wheel", "hierarchy"]),
-        help="Which engine; needed for a new store, and where two have left something. A store goes"
-        " from wheel to hierarchy, or back, by being opened with the other.",
+        type=click.Choice(ENGINE_NAMES),
+        help="Engine to use. Required for a new store, and for a store with data of two engines."
+        " Opening a wheel with hierarchy, or the reverse, converts it.",
     ),
     click.option(
         "--precision-ms",
         type=click.Choice([TO_THE_MILLISECOND, *PRECISIONS]),
-        help="How wide a slot of the wheel is; of a store that is there, it must be the same. 1,"
-        " of the hierarchy, is to the millisecond.",
+        help="Slot width in milliseconds; it must match an existing store. 1 is only available with"
+        " --engine hierarchy.",
     ),
     click.option(
         "--level-table",
-        type=LevelTable(),
+        type=LEVEL_TABLE,
         help='What the levels mean, unless RocketMQ\'s own; such as "1s 5s 10s".',
     ),
     click.option(
@@ -89,8 +91,8 @@ engine_options = all_of(
     click.option(
         "--dialect",
         type=click.Choice([dialect.value for dialect in Dialect]),
-        help="For brokers of which version files are written; unless said, for 4.9 by the levels"
-        " where no 5.x broker was, and for 5.5 otherwise.",
+        help="RocketMQ version whose file format to write. Default: 4.9 for a levels store that no"
+        " 5.x broker has used, otherwise 5.5.",
     ),
     acting_option,
 )
@@ -124,15 +126,16 @@ def opened(
     how = _settings(chosen, **settings)
     if broker_name is not None and "settings" not in how:
         how["settings"] = StoreSettings(broker_name=broker_name)
-    for other in engines_in(root):
-        if other != chosen and not takes_over(chosen, other):
-            output.warn(f"{path}: what waits in the {other} of this store is left alone")
+    for other_engine in engines_in(root):
+        if other_engine != chosen and not takes_over(chosen, other_engine):
+            output.warn(f"{path}: what waits in the {other_engine} of this store is left alone")
     is_wheel_cut = chosen == "wheel" and _has_cut_wheel(root)
     changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)
     with root.new_or_nothing():
         with loading(output), _precision_told():
-            store = _open(path, chosen, clock=clock, **how)
+            Store = engine_class(chosen)
+            store: Engine = Store.open(path, clock=clock, **how)
         with store:
             if changes is not None:
                 output.warn(f"{path}: {changes}")
@@ -145,9 +148,7 @@ def opened(
 
 @contextmanager
 def _precision_told() -> Iterator[None]:
-    """Say in words of the command line that a wheel has slots of another width. Raises OptionsError
-    then.
-    """
+    """Turn a PrecisionError into an OptionsError that names the flags."""
     try:
         yield
     except PrecisionError as error:
@@ -168,7 +169,10 @@ def _has_cut_wheel(root: StoreRoot) -> bool:
 
 def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | None) -> str | None:
     """What becomes of a store that the engine takes over from another; None where it does not."""
-    if not any(other != chosen and takes_over(chosen, other) for other in engines_in(root)):
+    if not any(
+        other_engine != chosen and takes_over(chosen, other_engine)
+        for other_engine in engines_in(root)
+    ):
         return None
     if chosen == "hierarchy":
         return (
@@ -185,20 +189,6 @@ def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | N
     )
 
 
-def _open(path: Path, engine: EngineName, **settings: Any) -> Engine:
-    if engine == "levels":
-        from legacy_levels.engine.store import LevelStore
-
-        return LevelStore.open(path, **settings)
-    if engine == "hierarchy":
-        from timer_wheel.hierarchy.store import HierarchicalWheelStore
-
-        return HierarchicalWheelStore.open(path, **settings)
-    from timer_wheel.wheel.store import WheelStore
-
-    return WheelStore.open(path, **settings)
-
-
 def _settings(
     engine: EngineName,
     *,
@@ -212,19 +202,19 @@ def _settings(
         raise click.UsageError("--precision-ms is for the wheel, and this is a store of levels")
     if engine == "wheel" and precision_ms == TO_THE_MILLISECOND:
         raise click.UsageError("--precision-ms 1 is for --engine hierarchy; a wheel has slots")
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if dialect is not None:
-        found["dialect"] = Dialect(dialect)
-        if engine != "levels" and not found["dialect"].has_wheel:
+        options["dialect"] = Dialect(dialect)
+        if engine != "levels" and not options["dialect"].has_wheel:
             raise click.UsageError(f"--dialect {dialect}: brokers of that version have no wheel")
     levels = given_level_table(level_table, broker_conf)
     if levels is not None:
-        found["levels"] = levels
+        options["levels"] = levels
     if precision_ms is not None:
-        found["precision_ms"] = int(precision_ms)
+        options["precision_ms"] = int(precision_ms)
     if broker_conf is not None:
-        found |= _of_broker(engine, broker_conf, found.get("precision_ms"))
-    return found
+        options |= _of_broker(engine, broker_conf, options.get("precision_ms"))
+    return options
 
 
 def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict[str, Any]:
@@ -233,12 +223,12 @@ def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict
 
     try:
         conf = read_broker_conf(path)
-        told = TargetSettings.from_conf(conf, precision_ms)
+        broker = TargetSettings.from_conf(conf, precision_ms)
         settings = StoreSettings(
-            commit_log_file_bytes=told.commit_log_file_bytes,
-            queue_file_bytes=told.queue_file_bytes,
-            timer_log_file_bytes=told.timer_log_file_bytes,
-            retention_ms=told.retention_hours * HOUR_MS,
+            commit_log_file_bytes=broker.commit_log_file_bytes,
+            queue_file_bytes=broker.queue_file_bytes,
+            timer_log_file_bytes=broker.timer_log_file_bytes,
+            retention_ms=broker.retention_hours * HOUR_MS,
             broker_name=conf.get("brokerName") or StoreSettings().broker_name,
         )
         if engine == "levels":
@@ -250,7 +240,7 @@ def _of_broker(engine: EngineName, path: Path, precision_ms: int | None) -> dict
         return {"settings": settings, "max_delay_ms": longest_s * 1_000}
     return {
         "settings": settings,
-        "precision_ms": told.precision_ms,
-        "roll_window_slots": told.roll_window_slots,
+        "precision_ms": broker.precision_ms,
+        "roll_window_slots": broker.roll_window_slots,
         "max_delay_ms": longest_s * 1_000,
     }

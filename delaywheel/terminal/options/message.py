@@ -6,37 +6,41 @@ from typing import IO, Any
 import click
 
 from delaywheel.terminal.options.conversion import all_of
-from delaywheel.terminal.options.message_lines import LINES, Request, due_of, requests_of
-from delaywheel.terminal.options.types import TIME_FORMS, Duration, Setting, Time
+from delaywheel.terminal.options.message_lines import (
+    LINES,
+    Request,
+    due_of,
+    requests_of,
+    require_tags,
+)
+from delaywheel.terminal.options.types import DURATION, SETTING, TIME, TIME_FORMS
 from message_store.base.durations import DURATION_FORMS
 from message_store.format.message import Message
 
 message_options = all_of(
-    click.option("--topic", help="Where the message goes when it is due."),
-    click.option("--body", help="What is in it, as text."),
+    click.option("--topic", help="Topic of the message."),
+    click.option("--body", help="Body of the message, as text."),
     click.option("--body-file", type=click.File("rb"), help="A file with the body; - is stdin."),
-    click.option("--after", "after_ms", type=Duration(), help=f"Wait so long, {DURATION_FORMS}."),
-    click.option("--at", "at_ms", type=Time(), help=f"Wait until then, {TIME_FORMS}."),
+    click.option("--after", "after_ms", type=DURATION, help=f"Wait so long, {DURATION_FORMS}."),
+    click.option("--at", "at_ms", type=TIME, help=f"Wait until then, {TIME_FORMS}."),
     click.option("--level", type=click.IntRange(min=1), help="Wait as long as this delay level."),
     click.option("--tags", help="Its tag."),
     click.option("--keys", multiple=True, help="Keys to find it by; can be given several times."),
     click.option(
         "--property",
         "properties",
-        type=Setting(),
+        type=SETTING,
         multiple=True,
         metavar="KEY=VALUE",
         help="A property of your own; can be given several times.",
     ),
-    click.option(
-        "--queue-id", type=click.IntRange(min=0), help="Into which queue of the topic, else 0."
-    ),
-    click.option("--unique-key", help="Its unique key, where it has one; else one is made."),
+    click.option("--queue-id", type=click.IntRange(min=0), help="Queue of the topic. Default: 0."),
+    click.option("--unique-key", help="Unique key. Default: generated."),
     click.option(
         LINES,
         type=click.File("r", encoding="utf-8-sig"),
-        help="A file of messages instead, one JSON object a line; - is stdin. All of them are"
-        " stored, or none.",
+        help="A file of messages instead, one JSON object a line; - is stdin. Either all of them"
+        " are stored or none.",
     ),
 )
 """The flags of ``schedule`` that say what is stored, and until when."""
@@ -74,9 +78,10 @@ def _one_request(
     unique_key: str | None,
 ) -> Request:
     if not topic:
-        raise click.UsageError(f"--topic says where the message goes, or {LINES} where many do")
+        raise click.UsageError(f"missing --topic (or use {LINES} to schedule several messages)")
     if (body is None) == (body_file is None):
-        raise click.UsageError("either --body or --body-file says what is in the message")
+        raise click.UsageError("give exactly one of --body and --body-file")
+    require_tags(tags, "--tags")
     due = due_of(at_ms, after_ms, level)
     texts = [topic, body, tags, unique_key, *keys, *(part for pair in properties for part in pair)]
     for text in texts:
@@ -85,7 +90,7 @@ def _one_request(
         message = Message(
             topic=topic,
             body=body.encode() if body is not None else body_file.read() if body_file else b"",
-            tags=tags or None,
+            tags=tags,
             keys=tuple(key for words in keys for key in words.split()),
             properties=dict(properties),
             queue_id=queue_id or 0,

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import click
 
-from delaywheel.terminal.options.types import TIME_FORMS, Duration, Time
+from delaywheel.terminal.options.types import TIME_FORMS, parse_length, parse_time
 from message_store.base.durations import DURATION_FORMS
 from message_store.base.errors import BadFieldError, DelayLimitError, UnsupportedDelayError
 from message_store.base.printable import listed
@@ -59,15 +59,22 @@ def due_of(
     at_ms: int | None, after_ms: int | None, level: int | None, *, names: str = "--{}"
 ) -> Due:
     """The one way in which a due time was given. Raises UsageError for none and for several."""
-    given = {"at": at_ms, "after": after_ms, "level": level}
-    said = [names.format(name) for name, value in given.items() if value is not None]
-    if len(said) != 1:
-        choice = ", ".join(names.format(name) for name in given)
-        found = listed(said) if said else "none of them"
-        raise click.UsageError(f"one of {choice} says when; found {found}")
+    times = {"at": at_ms, "after": after_ms, "level": level}
+    flags = [names.format(name) for name, value in times.items() if value is not None]
+    if len(flags) != 1:
+        choice = ", ".join(names.format(name) for name in times)
+        which = listed(flags) if flags else "none"
+        were = "was" if len(flags) < 2 else "were"
+        raise click.UsageError(f"give exactly one of {choice} ({which} {were} given)")
     if at_ms is not None:
         return AtMs(at_ms)
     return AfterMs(after_ms) if after_ms is not None else AtLevel(level or 0)
+
+
+def require_tags(tags: str | None, name: str) -> None:
+    """Raise UsageError for an empty tag, which no reader would find."""
+    if tags == "":
+        raise click.UsageError(f"{name} must not be empty; without it the message has no tag")
 
 
 def time_due_ms(due: Due, now_ms: int, levels: DelayLevels) -> int:
@@ -120,13 +127,13 @@ def naming_lines(requests: Sequence[Request]) -> Iterator[None]:
         yield
     except (BadFieldError, UnsupportedDelayError) as error:
         row = 0 if len(requests) == 1 else error.row
-        said = str(error).removeprefix(f"row {row}: ")
+        problem = str(error).removeprefix(f"row {row}: ")
         if isinstance(error, DelayLimitError):
-            said += "; a larger timerMaxDelaySec in --broker-conf allows more"
+            problem += "; a larger timerMaxDelaySec in --broker-conf allows more"
         line = None if row is None else requests[row].line
         if line is None:
-            raise click.UsageError(said) from error
-        raise _bad_line(line, said) from error
+            raise click.UsageError(problem) from error
+        raise _bad_line(line, problem) from error
 
 
 def _bad_line(number: int, problem: str) -> click.BadParameter:
@@ -138,23 +145,25 @@ def _request(value: Any) -> Request:
         raise ValueError("a message is a JSON object")
     for name in value:
         if name not in (*DUE_FIELDS, *OTHER_FIELDS):
-            known = ", ".join((*DUE_FIELDS, *OTHER_FIELDS))
-            raise ValueError(f"{name!r} is no field of a message; these are: {known}")
+            fields_text = ", ".join((*DUE_FIELDS, *OTHER_FIELDS))
+            raise ValueError(f"{name!r} is no field of a message; these are: {fields_text}")
     fields = _Fields(value)
     if not fields.of("topic", str):
-        raise ValueError("'topic' says where the message goes")
+        raise ValueError("'topic' is missing")
     at = fields.of("at", (str, int))
     after = fields.of("after", str)
     due = due_of(
-        None if at is None else Time().convert(str(at), None, None),
-        None if after is None else Duration().convert(after, None, None),
+        None if at is None else parse_time(str(at)),
+        None if after is None else parse_length(after),
         fields.number("level", at_least=1),
         names='"{}"',
     )
+    tags = fields.of("tags", str)
+    require_tags(tags, "'tags'")
     message = Message(
         topic=fields.of("topic", str),
         body=_body(fields),
-        tags=fields.of("tags", str) or None,
+        tags=tags,
         keys=_keys(fields.of("keys", (str, list))),
         properties=_properties(fields.of("properties", dict)),
         queue_id=fields.number("queue_id", at_least=0) or 0,
@@ -190,7 +199,7 @@ def _wrong_value(name: str, value: Any) -> ValueError:
 def _body(fields: _Fields) -> bytes:
     text, encoded = fields.of("body", str), fields.of("body_base64", str)
     if (text is None) == (encoded is None):
-        raise ValueError('either "body" or "body_base64" says what is in it')
+        raise ValueError('give exactly one of "body" and "body_base64"')
     if encoded is None:
         return str(text).encode()
     try:

@@ -2,13 +2,12 @@
 """The flags of ``compare``: which workload, which engines, which clock, what goes wrong."""
 
 import math
-from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from delaywheel.terminal.options.conversion import PRECISIONS, STORE, all_of, said
-from delaywheel.terminal.options.types import TIME_FORMS, Duration, ParamType, Time
+from delaywheel.terminal.options.types import TIME, TIME_FORMS, Parsed, parse_length
 from message_store.base.printable import listed
 
 BACKLOG, TRACE = "backlog", "trace"
@@ -35,95 +34,63 @@ def require_flags_that_apply(workload: str, clock: str) -> None:
     """Refuse a flag that was typed and that on this workload, or by this clock, does nothing."""
     context = click.get_current_context()
     for option in context.command.params:
-        known = _FOR_WORKLOADS.get(option.name or "", WORKLOADS)
+        workloads = _FOR_WORKLOADS.get(option.name or "", WORKLOADS)
         if context.get_parameter_source(option.name or "") is not ParameterSource.COMMANDLINE:
             continue
         if clock != "virtual" and option.name in _FOR_THE_VIRTUAL_CLOCK:
             raise click.UsageError(f"{option.opts[0]} needs the virtual clock")
-        if workload not in known:
-            raise click.UsageError(
-                f"{option.opts[0]} is for --workload {listed(known)}; {workload} has no use for it"
-            )
+        if workload not in workloads:
+            names = listed(workloads)
+            raise click.UsageError(f"{option.opts[0]} is for --workload {names}, not {workload}")
 
 
 class Count(click.IntRange):
-    """A whole number within a range."""
+    """A whole number within a range, which a refusal calls an integer."""
 
     name = "integer"
 
 
-class Rate(ParamType[float]):
+def _parse_rate(text: str) -> float:
     """Messages a second, above 0."""
-
-    name = "rate"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """The number."""
-        try:
-            rate = float(value)
-        except ValueError:
-            rate = math.nan
-        if not (math.isfinite(rate) and rate > 0):
-            self.fail(f"{value!r} is no number of messages a second, such as 2000", param, ctx)
-        return rate
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not (math.isfinite(rate) and rate > 0):
+        raise click.BadParameter(f"{text!r} is no number of messages a second, such as 2000")
+    return rate
 
 
-class DurationWithin(Duration):
+def _duration_within(least: str, longest: str) -> Parsed[int]:
     """A duration that is neither too short nor too long to mean anything."""
 
-    def __init__(self, least: str, longest: str) -> None:
-        self._words = f"{least} to {longest}"
-        self._bounds_ms = [Duration().convert(text, None, None) for text in (least, longest)]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The duration in milliseconds."""
-        length_ms = super().convert(value, param, ctx)
-        if not self._bounds_ms[0] <= length_ms <= self._bounds_ms[1]:
-            self.fail(f"{value!r} is not within {self._words}", param, ctx)
+    def parse(text: str) -> int:
+        length_ms = parse_length(text)
+        if not parse_length(least) <= length_ms <= parse_length(longest):
+            raise click.BadParameter(f"{text!r} is not within {least} to {longest}")
         return length_ms
 
-
-class DelayRange(ParamType[tuple[int, int]]):
-    """``30s-10m``; becomes two numbers of milliseconds."""
-
-    name = "delays"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """The shortest and the longest delay."""
-        if isinstance(value, tuple):
-            return value
-        first, _, last = value.partition("-")
-        bounds = (
-            Duration().convert(first, param, ctx),
-            Duration().convert(last or first, param, ctx),
-        )
-        if bounds[0] > bounds[1]:
-            self.fail(f"{value!r} ends before it begins", param, ctx)
-        return bounds
+    return Parsed("duration", parse)
 
 
-class Engines(ParamType[tuple[str, ...]]):
-    """``levels,wheel``; becomes a tuple of names, none of them twice."""
+def _parse_delays(text: str) -> tuple[int, int]:
+    """The shortest and the longest delay in milliseconds, from ``30s-10m``."""
+    first, _, last = text.partition("-")
+    bounds = parse_length(first), parse_length(last or first)
+    if bounds[0] > bounds[1]:
+        raise click.BadParameter(f"{text!r} ends before it begins")
+    return bounds
 
-    name = "engines"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """The names in order."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in value.split(","))
-        if not all(names):
-            self.fail(f"{value!r} is not a list of engines such as levels,wheel", param, ctx)
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                self.fail(f"{value!r} names {name} twice; --repeat runs it again", param, ctx)
-        return names
+def _parse_engines(text: str) -> tuple[str, ...]:
+    """Names in order, none of them twice, from ``levels,wheel``."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise click.BadParameter(f"{text!r} is not a list of engines such as levels,wheel")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise click.BadParameter(f"{text!r} names {name} twice; --repeat runs it again")
+    return names
 
 
 compare_options = all_of(
@@ -132,12 +99,12 @@ compare_options = all_of(
         click.Choice(WORKLOADS),
         "uniform",
         "levels: the 18 fixed delays. uniform: random times. burst: all due in one second."
-        " tdmq: a steady stream, due 30 s to 10 min later. backlog: what waits in --store."
-        " trace: the arrivals and due times of --trace.",
+        " tdmq: a steady stream, due 30 s to 10 min later. backlog: the pending messages of"
+        " --store. trace: the arrivals and due times of --trace.",
     ),
     click.option(
         "--engines",
-        type=Engines(),
+        type=Parsed("engines", _parse_engines),
         default="levels,wheel",
         show_default=True,
         metavar="NAME,...",
@@ -151,23 +118,23 @@ compare_options = all_of(
     click.option(
         "--rate",
         "rate_per_second",
-        type=Rate(),
+        type=Parsed("rate", _parse_rate),
         metavar="N",
         help="How many arrive a second; all at once unless given, tdmq 1,000.",
     ),
-    said("--body-bytes", Count(min=8, max=4 << 20), 1_024, "How long bodies are."),
-    said("--topics", Count(min=1, max=1_000), 4, "For how many topics."),
+    said("--body-bytes", Count(min=8, max=4 << 20), 1_024, "Length of bodies."),
+    said("--topics", Count(min=1, max=1_000), 4, "Number of topics."),
     said(
         "--seed",
         Count(min=0),
         1,
-        "Another number makes other messages and faults; the same number the same.",
+        "Random seed; the same seed makes the same messages and faults.",
     ),
     click.option(
         "--delays",
-        type=DelayRange(),
+        type=Parsed("delays", _parse_delays),
         metavar="MIN-MAX",
-        help="How long messages wait, such as 30s-10m; of a burst how long until its end.",
+        help="Range of delays, such as 30s-10m. For burst: time until the burst ends.",
     ),
     click.option("--store", type=STORE, help="The store whose backlog it is; it is only read."),
     click.option(
@@ -179,14 +146,19 @@ compare_options = all_of(
     click.option(
         "--now",
         "now_ms",
-        type=Time(),
-        help="With a backlog or trace, on the virtual clock: nobody looks at the engines before"
-        f" then, as if they had been stopped; {TIME_FORMS}.",
+        type=TIME,
+        help="With a backlog or trace on the virtual clock, keep the engines stopped until then:"
+        f" {TIME_FORMS}.",
     ),
-    said("--precision-ms", click.Choice(PRECISIONS), "1000", "How wide a slot of the wheels is."),
+    said(
+        "--precision-ms",
+        click.Choice(PRECISIONS),
+        "1000",
+        "Slot width of the wheels in ms.",
+    ),
     said(
         "--max-delay",
-        DurationWithin("1s", "3650d"),
+        _duration_within("1s", "3650d"),
         "3d",
         "The longest delay that the wheels take, as timerMaxDelaySec.",
         "max_delay_ms",
@@ -199,9 +171,9 @@ compare_options = all_of(
     ),
     said(
         "--tick",
-        DurationWithin("1ms", "1h"),
+        _duration_within("1ms", "1h"),
         "100ms",
-        "On the virtual clock, how often engines are looked at when something is due.",
+        "Polling interval on the virtual clock.",
         "tick_ms",
     ),
     click.option(
@@ -230,7 +202,7 @@ compare_options = all_of(
         "--report", "report_file", type=STORE, help="Also write a report with curves, as HTML."
     ),
     click.option(
-        "--directory", type=STORE, help="Where stores are made, unless where temporary files go."
+        "--directory", type=STORE, help="Where stores are made. Default: where temporary files go."
     ),
     click.option(
         "--keep", type=STORE, help="Make the stores in this new directory, and leave them there."

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people type, made into values: times, durations, levels, settings, paths.
 
-Anything that cannot be understood is a usage error, which names the flag and what it takes.
+A text that cannot be understood is a usage error, which names the flag and what it takes.
 """
 
 import errno
@@ -9,8 +9,9 @@ import grp
 import os
 import pwd
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -37,85 +38,129 @@ EPOCH_MS_DIGITS = 13
 TIME_FORMS = "ISO 8601 (UTC where it names no zone) or epoch milliseconds"
 
 
-class Time(ParamType[int]):
-    """ISO 8601 (UTC unless it says otherwise) or epoch milliseconds; becomes epoch milliseconds."""
+T = TypeVar("T")
 
-    name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The time in milliseconds."""
-        if isinstance(value, int):
-            return value
-        if value.isascii() and value.isdigit():
-            return self._epoch_ms(value, param, ctx)
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither ISO 8601 nor epoch milliseconds", param, ctx)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1000)
+class Parsed(ParamType[T]):
+    """A parameter whose text ``parse`` turns into a value. It raises BadParameter, to which click
+    adds the flag; ``name`` is what help calls the value.
+    """
 
-    def _epoch_ms(
-        self, digits: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Milliseconds, unless they would be before 1973, as seconds are, or after 2286."""
-        if len(digits) > EPOCH_MS_DIGITS:
-            self.fail(
-                f"{digits[:32]!r} is beyond the year 2286; milliseconds are wanted", param, ctx
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> T:
+        """The value; a default may be one already."""
+        return self._parse(value) if isinstance(value, str) else value
+
+
+def parse_time(text: str) -> int:
+    """Epoch milliseconds from ISO 8601 (UTC unless it says otherwise) or epoch milliseconds."""
+    if text.isascii() and text.isdigit():
+        if len(text) > EPOCH_MS_DIGITS:
+            raise click.BadParameter(
+                f"{text[:32]!r} is beyond the year 2286; milliseconds are wanted"
             )
-        if int(digits) < EPOCH_MS_MIN:
-            self.fail(f"{digits!r} looks like seconds; milliseconds are wanted", param, ctx)
-        return int(digits)
+        if int(text) < EPOCH_MS_MIN:
+            raise click.BadParameter(f"{text!r} looks like seconds; milliseconds are wanted")
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        what = f"{text!r} is neither ISO 8601 nor epoch milliseconds"
+        raise click.BadParameter(what) from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)
 
 
-class Duration(ParamType[int]):
-    """``90s``, ``1h30m``, ``250ms``, ``2d``; becomes milliseconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The duration in milliseconds."""
-        try:
-            return parse_duration(value)
-        except BadFieldError as error:
-            what = TOO_LONG if error.problem == TOO_LONG else f"not a duration {DURATION_FORMS}"
-            self.fail(f"{value!r} is {what}", param, ctx)
+def parse_length(text: str) -> int:
+    """Milliseconds from ``90s``, ``1h30m``, ``250ms``, ``2d``."""
+    try:
+        return parse_duration(text)
+    except BadFieldError as error:
+        what = TOO_LONG if error.problem == TOO_LONG else f"not a duration {DURATION_FORMS}"
+        raise click.BadParameter(f"{text!r} is {what}") from error
 
 
-class Handle(ParamType[str]):
+def _parse_handle(text: str) -> str:
     """A recall handle, as ``schedule`` prints it and RocketMQ's own clients get it."""
+    try:
+        RecallHandle.parse(text)
+    except BadFieldError as error:
+        raise click.BadParameter(str(error)) from error
+    return text
 
-    name = "handle"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The handle, once it is known to be one."""
+def _parse_levels(text: str) -> tuple[int, ...]:
+    """Levels from ``1-18`` or ``3,5,7-9``, in order, each once."""
+    levels: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
         try:
-            RecallHandle.parse(value)
-        except BadFieldError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
+            bounds = int(first), int(last or first)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r} is not like 1-18 or 3,5,7-9") from error
+        if not 1 <= bounds[0] <= bounds[1] <= DelayLevels.parse().max_level:
+            raise click.BadParameter(f"{part!r} is not within RocketMQ's levels 1 to 18")
+        levels |= set(range(bounds[0], bounds[1] + 1))
+    return tuple(sorted(levels))
 
 
-class LevelRange(ParamType[tuple[int, ...]]):
-    """Levels such as ``1-18`` or ``3,5,7-9``; becomes a tuple of numbers."""
+def _parse_level_table(text: str) -> DelayLevels:
+    """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
+    try:
+        return DelayLevels.parse(text)
+    except BadFieldError as error:
+        raise click.BadParameter(str(error)) from error
 
-    name = "levels"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The levels in order, each once."""
-        levels: set[int] = set()
-        for part in value.split(","):
-            first, _, last = part.partition("-")
-            try:
-                bounds = int(first), int(last or first)
-            except ValueError:
-                self.fail(f"{value!r} is not like 1-18 or 3,5,7-9", param, ctx)
-            if not 1 <= bounds[0] <= bounds[1] <= DelayLevels.parse().max_level:
-                self.fail(f"{part!r} is not within RocketMQ's levels 1 to 18", param, ctx)
-            levels |= set(range(bounds[0], bounds[1] + 1))
-        return tuple(sorted(levels))
+def _parse_owner(text: str) -> tuple[int, int]:
+    """User and group id from ``USER`` or ``USER:GROUP``; the default group is the user's."""
+    user, _separator, group = text.partition(":")
+    try:
+        entry = pwd.getpwuid(int(user)) if _is_id(user) else pwd.getpwnam(user)
+        user_id, group_id = entry.pw_uid, entry.pw_gid
+    except (KeyError, ValueError) as error:  # ValueError: a NUL, or half a character
+        if not _is_id(user) or not group:
+            raise click.BadParameter(f"{user!r} is no user of this machine") from error
+        user_id, group_id = int(user), -1
+    if group:
+        try:
+            group_id = int(group) if _is_id(group) else grp.getgrnam(group).gr_gid
+        except (KeyError, ValueError) as error:
+            raise click.BadParameter(f"{group!r} is no group of this machine") from error
+    return user_id, group_id
+
+
+def _is_id(text: str) -> bool:
+    """Whether this is the number of a user or group; the largest of 32 bits stands for nobody."""
+    return re.fullmatch(r"[0-9]{1,10}", text) is not None and int(text) < 2**32 - 1
+
+
+def _parse_mode(text: str) -> int:
+    """Permissions in octal, such as ``640``."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise click.BadParameter(f"{text!r} is not three octal digits such as 640")
+    return int(text, 8)
+
+
+def _parse_setting(text: str) -> tuple[str, str]:
+    """``KEY=VALUE``."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+TIME = Parsed("time", parse_time)
+DURATION = Parsed("duration", parse_length)
+HANDLE = Parsed("handle", _parse_handle)
+LEVELS = Parsed("levels", _parse_levels)
+LEVEL_TABLE = Parsed("level table", _parse_level_table)
+OWNER = Parsed("user:group", _parse_owner)
+MODE = Parsed("octal", _parse_mode)
+SETTING = Parsed("key=value", _parse_setting)
 
 
 class Place(click.Path):
@@ -140,75 +185,3 @@ class Place(click.Path):
         except ValueError:  # a NUL, or half a character, which only a manifest can have
             self.fail(f"{os.fsdecode(value)!r} cannot be a path", param, ctx)
         return super().convert(value, param, ctx)
-
-
-class LevelTable(ParamType[DelayLevels]):
-    """A broker's ``messageDelayLevel``, such as ``1s 5s 10s``."""
-
-    name = "level table"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> DelayLevels:
-        """The table."""
-        try:
-            return DelayLevels.parse(value)
-        except BadFieldError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Owner(ParamType[tuple[int, int]]):
-    """``USER``, ``USER:GROUP``, by name or number; becomes user and group id."""
-
-    name = "user:group"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """The ids; without a group that of the user."""
-        user, _separator, group = value.partition(":")
-        try:
-            known = pwd.getpwuid(int(user)) if _is_id(user) else pwd.getpwnam(user)
-            user_id, group_id = known.pw_uid, known.pw_gid
-        except (KeyError, ValueError):  # ValueError: a NUL, or half a character
-            if not _is_id(user) or not group:
-                self.fail(f"{user!r} is no user of this machine", param, ctx)
-            user_id, group_id = int(user), -1
-        if group:
-            try:
-                group_id = int(group) if _is_id(group) else grp.getgrnam(group).gr_gid
-            except (KeyError, ValueError):
-                self.fail(f"{group!r} is no group of this machine", param, ctx)
-        return user_id, group_id
-
-
-def _is_id(text: str) -> bool:
-    """Whether this is the number of a user or group; the largest of 32 bits stands for nobody."""
-    return re.fullmatch(r"[0-9]{1,10}", text) is not None and int(text) < 2**32 - 1
-
-
-class Mode(ParamType[int]):
-    """Permissions in octal, such as ``640``."""
-
-    name = "octal"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The bits."""
-        if not re.fullmatch(r"0?[0-7]{3}", value):
-            self.fail(f"{value!r} is not three octal digits such as 640", param, ctx)
-        return int(value, 8)
-
-
-class Setting(ParamType[tuple[str, str]]):
-    """``KEY=VALUE``."""
-
-    name = "key=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Key and value."""
-        key, separator, text = value.partition("=")
-        if not separator or not key:
-            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
-        return key, text

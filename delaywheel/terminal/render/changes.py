@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import attrs
+from rich.table import Table
 
-from delaywheel.terminal.render.text import count, level_name, quarantine_lines
+from delaywheel.terminal.render.text import conversion_table, count, level_name, quarantine_lines
 from message_store.base.printable import counted, iso_time, shell_word, size, when
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ def in_place_head(report: "InPlaceReport") -> Iterator[str]:
     }.get(report.state, f"{conversion.source}: {what} converted in place, {as_of}")
 
 
+def in_place_lines(report: "InPlaceReport", clock_ms: int) -> Iterator[str | Table]:
+    """``convert --in-place``."""
+    yield from in_place_head(report)
+    yield conversion_table(report.conversion)
+    yield from in_place_facts(report)
+    yield ""
+    yield from in_place_next(report, clock_ms)
+
+
 def in_place_facts(report: "InPlaceReport") -> Iterator[str]:
     """Where it goes, and where the levels stand afterwards."""
     if report.state == "nothing to do":
@@ -38,13 +48,15 @@ def in_place_facts(report: "InPlaceReport") -> Iterator[str]:
     yield f"queue of the timer topic: {entries}"
     delays = {level.level: level for level in report.conversion.levels}
     for level, place in sorted(report.offsets.items()):
-        known = delays[level]
-        name = level_name(level, known.delay_ms)
-        yield f"offset of {name}: from {count(known.from_offset)} to {count(place)}"
+        level_report = delays[level]
+        name = level_name(level, level_report.delay_ms)
+        yield f"offset of {name}: from {count(level_report.from_offset)} to {count(place)}"
     if report.backup is not None:
         yield f"the small files as they were: {report.backup}"
-    aside = attrs.evolve(report.conversion, target=report.backup or "the backup that will be made")
-    yield from quarantine_lines(aside)
+    conversion_to_backup = attrs.evolve(
+        report.conversion, target=report.backup or "the backup that will be made"
+    )
+    yield from quarantine_lines(conversion_to_backup)
 
 
 def in_place_next(report: "InPlaceReport", clock_ms: int) -> Iterator[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings, and what was set aside, as lines for people."""
+"""Findings and quarantined records as lines for people."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ _NAMES = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "
 def check_lines(report: "CheckReport") -> Iterator[str]:
     """Every finding, and what they come to."""
     if report.is_running:
-        yield f"{report.path}: a broker is at work here; the picture may move while it is looked at"
+        effect = "results may change while it is being read"
+        yield f"{report.path}: a broker is running on this store; {effect}"
     for each in report.findings:
         yield f"{_NAMES[each.severity]} {each.code}: {each.where}: {each.problem}"
         yield f"  what happens: {each.effect}"
@@ -45,7 +46,7 @@ def _load_lines(report: "CheckReport") -> Iterator[str]:
         f" {load.peak_messages:,}, {when(load.peak_ms, report.now_ms)}"
     )
     if load.lateness_ms >= 1000:
-        yield f"at {load.capacity:,} a second the latest comes {span(load.lateness_ms)} late"
+        yield f"at {load.capacity:,} a second the last one is {span(load.lateness_ms)} late"
 
 
 def account_table(quarantine: "Quarantine") -> Table:
@@ -54,48 +55,52 @@ def account_table(quarantine: "Quarantine") -> Table:
     table = new_table(names)
     for each in quarantine.accounts():
         numbers = (each.pending, each.converted, each.skipped, each.quarantined, each.put_back)
-        told = "" if each.adds_up else " (does not add up)"
-        add_row(table, f"{each.level}{told}", *map(count, numbers))
+        doubt = "" if each.adds_up else " (does not add up)"
+        add_row(table, f"{each.level}{doubt}", *map(count, numbers))
     return table
 
 
-def quarantine_lines(quarantine: "Quarantine", in_the_way: Mapping[str, str]) -> Iterator[str]:
-    """Each record that was set aside, and how it stands."""
+def quarantine_lines(
+    quarantine: "Quarantine", in_the_way: Mapping[str, str]
+) -> Iterator[str | Table]:
+    """``quarantine``: each record, and the counts of the conversion."""
     if not quarantine.records:
-        yield f"{quarantine.directory.parent.parent}: nothing was set aside here"
+        yield f"{quarantine.directory.parent.parent}: nothing was quarantined here"
+        yield account_table(quarantine)
         return
     put_back = len(quarantine.records) - len(quarantine.waiting)
     yield (
         f"{quarantine.directory}: {counted(len(quarantine.records), 'record was', 'records were')}"
-        f" set aside, {put_back:,} of them put back"
+        f" quarantined, {put_back:,} of them restored"
     )
     for record in quarantine.records:
         place = f"level {record.level}, queue offset {record.queue_offset}"
         yield f"{record.file}: {place}, {size(len(record.raw))}: {record.reason}"
         if (note := quarantine.done.get(record.file)) is not None:
             at = f"at log offset {note.commit_log_offset}, due {iso_time(note.due_ms)}"
-            yield f"  put back into {note.store} {at}"
+            yield f"  restored into {note.store} {at}"
         elif reason := in_the_way.get(record.file):
-            yield f"  cannot go back as it is: {reason}"
+            yield f"  cannot be restored as it is: {reason}"
         else:
             due = "" if record.due_ms is None else f", due {iso_time(record.due_ms)}"
-            yield f"  can be put back{due}"
+            yield f"  can be restored{due}"
+    yield account_table(quarantine)
 
 
 def put_back_lines(report: "PutBackReport") -> Iterator[str]:
     """What goes back, or went."""
-    number, into = len(report.put_back), f"put back into the {report.engine}"
+    number, into = len(report.put_back), f"restored into the {report.engine}"
     yield {
         "planned": f"{report.store}: {counted(number, 'record')} would be {into}",
         "done": f"{report.store}: {counted(number, 'record was', 'records were')} {into}",
-    }.get(report.state, f"{report.store}: nothing to put back")
+    }.get(report.state, f"{report.store}: nothing to restore")
     for row in report.put_back:
         comes = row.due_ms if row.promised_ms is None else row.promised_ms
         where = f"{row.topic}, queue {row.queue_id}, at {iso_time(comes)}"
         yield f"  {row.file}: {where}"
     for file in report.before:
-        yield f"  {file}: was put back before"
+        yield f"  {file}: was restored before"
     for file, reason in report.in_the_way.items():
         yield f"  {file}: stays here: {reason}"
     if report.state == "planned":
-        yield "nothing was written; --execute does it"
+        yield "nothing was written; --execute applies the plan"

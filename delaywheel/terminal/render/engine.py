@@ -7,12 +7,15 @@ from delaywheel.terminal.render.text import due_span, some
 from message_store.base.printable import counted, iso_time, when
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.message import StoredMessage
+from message_store.format.properties import HALF_TOPIC, LEVEL_TOPIC, OP_HALF_TOPIC, TIMER_TOPIC
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Receipt
 from message_store.reading.topic_listing import UnreadableMessage
 
 Topics = Mapping[str, Sequence[int]]
 """Topics and the numbers of their queues."""
+SYSTEM_TOPICS = {LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC}
+"""The engines' own topics: no consumer reads them."""
 LISTED_TOPICS = 20
 LISTED_RECEIPTS = 20
 SHOWN_BODY_BYTES = 60
@@ -24,8 +27,9 @@ def receipt_lines(receipts: Sequence[Receipt], now_ms: int) -> Iterator[str]:
     """
     for receipt in receipts[:LISTED_RECEIPTS]:
         is_exact = receipt.promised_ms == receipt.due_ms
-        asked = "" if is_exact else f", asked for {iso_time(receipt.due_ms)}"
-        yield f"{receipt.topic}: comes {_exactly(receipt.promised_ms, now_ms)}{asked}"
+        requested = "" if is_exact else f", requested {iso_time(receipt.due_ms)}"
+        when_due = _exactly(receipt.promised_ms, now_ms)
+        yield f"{receipt.topic}: will be delivered at {when_due}{requested}"
         yield f"handle: {receipt.handle}"
     if len(receipts) == 1:
         return
@@ -92,5 +96,6 @@ def nothing_there_line(topic: str, queue_id: int | None, topics: Topics) -> str:
     if topic in topics:
         there = some([str(number) for number in topics[topic]], LISTED_TOPICS)
         return f"nothing was ever put into queue {queue_id} of {topic}; it has {there}"
-    held = f"it holds {some(list(topics), LISTED_TOPICS)}" if topics else "it holds no topic yet"
+    own = [name for name in topics if name not in SYSTEM_TOPICS]
+    held = f"it holds {some(own, LISTED_TOPICS)}" if own else "it holds no topic yet"
     return f"nothing was ever put into {topic}; {held}"

@@ -6,24 +6,29 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from delaywheel.terminal.render.text import add_row, count, new_table, refused_lines, title
+from delaywheel.terminal.render.text import (
+    ALWAYS_SHOWN,
+    SOMETIMES_SHOWN,
+    add_row,
+    count,
+    expired_warnings,
+    new_table,
+    refused_lines,
+    title,
+)
 from message_store.base.errors import BadRecordsError
 from message_store.base.printable import counted, printable, when
 
 if TYPE_CHECKING:
     from migrate.fleet import FleetEntry
-    from migrate.report.report import ConversionReport
-
-_ALWAYS = ("pending", "converted", "overdue")
-_SOMETIMES = ("already_delivered", "expired", "skipped", "quarantined")
 
 
 def fleet_table(entries: "Sequence[FleetEntry]", clock_ms: int) -> Table:
     """A row a store, and their sum; counts that are 0 everywhere left out."""
     reports = [entry.report for entry in entries if entry.report is not None]
     shown = [
-        *_ALWAYS,
-        *(name for name in _SOMETIMES if any(report.total(name) for report in reports)),
+        *ALWAYS_SHOWN,
+        *(name for name in SOMETIMES_SHOWN if any(report.total(name) for report in reports)),
     ]
     table = new_table(["target", "state", *map(title, shown), "open before"])
     for entry in entries:
@@ -45,15 +50,6 @@ def fleet_table(entries: "Sequence[FleetEntry]", clock_ms: int) -> Table:
     return table
 
 
-def sources_table(report: "ConversionReport") -> Table:
-    """A row for each of the sources that were merged; empty for one."""
-    shown = [name for name in (*_ALWAYS, *_SOMETIMES) if name in _ALWAYS or report.total(name)]
-    table = new_table(["source", *map(title, shown)])
-    for source in report.sources:
-        add_row(table, source.source, *(count(source.total(name)) for name in shown))
-    return table
-
-
 def fleet_warnings(entries: "Sequence[FleetEntry]", clock_ms: int) -> Iterator[str]:
     """What was odd about each store that was converted now."""
     for entry in entries:
@@ -63,8 +59,7 @@ def fleet_warnings(entries: "Sequence[FleetEntry]", clock_ms: int) -> Iterator[s
         name = entry.options.target.name
         if entry.state == "converted":
             yield from (f"{name}: {warning}" for warning in report.warnings)
-        if report.open_before_ms is not None and report.open_before_ms <= clock_ms:
-            yield f"{name}: is for looking, not for booting: its wheel has already expired"
+        yield from (f"{name}: {warning}" for warning in expired_warnings(report, clock_ms))
 
 
 def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
@@ -78,6 +73,13 @@ def fleet_failures(entries: "Sequence[FleetEntry]") -> Iterator[str]:
         yield from (f"  {line}" for line in others)
         if isinstance(entry.error, BadRecordsError):
             yield from (f"  {line}" for line in refused_lines(list(entry.error.records)))  # type: ignore[arg-type]
+
+
+def fleet_lines(entries: "Sequence[FleetEntry]", clock_ms: int) -> Iterator[str | Table]:
+    """``convert`` of many stores."""
+    yield fleet_table(entries, clock_ms)
+    yield ""
+    yield from fleet_next(entries)
 
 
 def fleet_next(entries: "Sequence[FleetEntry]") -> Iterator[str]:

@@ -91,9 +91,7 @@ def _is_utf8(stream: TextIO) -> bool:
 
 
 def _make_fit(console: Console, table: Table) -> None:
-    """Where a table is wider than its place, break its headings; and where that is not enough, let
-    its lines be longer: half a number or half a time is a wrong one.
-    """
+    """Break the headings of a wide table, else widen the console: half a number is a wrong one."""
     if _whole_width(console, table) > console.width:
         for column in table.columns:
             column.header = str(column.header).replace(" ", "\n")

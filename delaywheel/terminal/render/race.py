@@ -15,6 +15,13 @@ from message_store.format.delay_levels import format_delay
 _ABSENT = "–"
 
 
+def race_lines(results: RaceResults) -> Iterator[str | Table]:
+    """``compare``."""
+    yield from head_lines(results)
+    yield race_table(results)
+    yield from tail_lines(results)
+
+
 def head_lines(results: RaceResults) -> Iterator[str]:
     """The answer, and what was asked."""
     for number, sentence in enumerate(verdict(results)):
@@ -93,13 +100,13 @@ def tail_lines(results: RaceResults) -> Iterator[str]:
         yield from _difference_lines(results.first_difference)
 
 
-def _difference_lines(found: FirstDifference) -> Iterator[str]:
-    yield f"first difference ({found.kind}; {counted(found.messages, 'message')}):"
+def _difference_lines(difference: FirstDifference) -> Iterator[str]:
+    yield f"first difference ({difference.kind}; {counted(difference.messages, 'message')}):"
     yield (
-        f"  message {found.number} for {found.topic}, put at {iso_time(found.arrival_ms)},"
-        f" asked for {iso_time(found.asked_ms)}"
+        f"  message {difference.number} for {difference.topic},"
+        f" put at {iso_time(difference.arrival_ms)}, asked for {iso_time(difference.asked_ms)}"
     )
-    for name, times in found.engines.items():
+    for name, times in difference.engines.items():
         promised = (
             "not taken" if times.promised_ms is None else f"promised {iso_time(times.promised_ms)}"
         )

@@ -6,7 +6,7 @@ Lines are not yet escaped, tables are: ``Output`` escapes each line that it prin
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -19,10 +19,16 @@ from message_store.interface.delay_store import Pending
 from migrate.report.report import COUNT_NAMES
 
 if TYPE_CHECKING:
-    from migrate.look.inspection import LevelState, TimelineSummary, WheelSummary
+    from legacy_levels.generate.store import GeneratedStore
+    from migrate.demo import DemoResult
+    from migrate.look.inspection import LevelState, StoreInspection, TimelineSummary, WheelSummary
     from migrate.report.report import BadRecord, ConversionReport
     from migrate.verify.report import Difference, VerifyReport
 
+ALWAYS_SHOWN = ("pending", "converted", "overdue")
+SOMETIMES_SHOWN = ("already_delivered", "expired", "skipped", "quarantined")
+LISTED_TOPICS = 20
+LISTED_DIFFERENCES = 100
 LISTED_RECORDS = 20
 LISTED_REASONS = 10
 UNKNOWN = "?"
@@ -180,8 +186,17 @@ def conversion_table(report: "ConversionReport") -> Table:
     return table
 
 
+def sources_table(report: "ConversionReport") -> Table:
+    """A row for each of the sources that were merged; empty for one."""
+    shown = [*ALWAYS_SHOWN, *(name for name in SOMETIMES_SHOWN if report.total(name))]
+    table = new_table(["source", *map(title, shown)])
+    for source in report.sources:
+        add_row(table, source.source, *(count(source.total(name)) for name in shown))
+    return table
+
+
 def conversion_facts(report: "ConversionReport") -> list[str]:
-    """Due times, bytes, seconds, and what was set aside."""
+    """Due times, bytes, seconds, and the quarantine."""
     seconds = report.seconds
     due = due_span(report.due_min_ms, report.due_max_ms, report.now_ms).removeprefix(", ")
     stages = (
@@ -205,7 +220,7 @@ def peak_lines(report: "ConversionReport") -> list[str]:
 
 
 def quarantine_lines(report: "ConversionReport") -> list[str]:
-    """What was set aside, and where its bytes are."""
+    """The quarantined records, and where their bytes are."""
     if not report.bad_records:
         return []
     where = f"  their raw bytes, and all reasons: {quarantine_path(report.target)}"
@@ -262,6 +277,99 @@ def what_next(report: "ConversionReport", clock_ms: int) -> list[str]:
     return lines
 
 
+def inspection_lines(inspection: "StoreInspection") -> Iterator[str | Table]:
+    """``inspect``."""
+    state = "stopped cleanly" if inspection.clean else "NOT stopped cleanly"
+    yield f"{inspection.path}: {inspection.format}, {state} ({', '.join(inspection.evidence)})"
+    next_due = inspection.next_due_ms
+    soon = "" if next_due is None else f", the next due {when(next_due, inspection.now_ms)}"
+    yield f"{count(inspection.pending)} pending, {count(inspection.overdue)} overdue{soon}"
+    yield level_table(inspection.levels, inspection.now_ms)
+    if inspection.wheel is not None:
+        yield from wheel_lines(inspection.wheel, inspection.now_ms)
+    if inspection.timeline is not None:
+        yield from timeline_lines(inspection.timeline, inspection.now_ms)
+    names = [topic.name for topic in inspection.topics]
+    yield f"{counted(len(names), 'topic')}: {some(names, LISTED_TOPICS)}"
+    for each in inspection.files:
+        sizes = f"{size(each.size_bytes)}, {size(each.disk_bytes)} on disk"
+        yield f"  {each.name}: {counted(each.files, 'file')}, {sizes}"
+
+
+def conversion_lines(
+    report: "ConversionReport", clock_ms: int, *, was_done: bool = False
+) -> Iterator[str | Table]:
+    """``convert``; ``was_done`` by an earlier run of the same command."""
+    if was_done:
+        yield f"{report.target}: this conversion was finished before; nothing was done now"
+    yield from conversion_head(report)
+    yield conversion_table(report)
+    yield sources_table(report)
+    yield from conversion_facts(report)
+    yield ""
+    yield from what_next(report, clock_ms)
+
+
+def expired_warnings(report: "ConversionReport", clock_ms: int) -> Iterator[str]:
+    """That a broker would not deliver the messages of a target, where its wheel has expired."""
+    if report.open_before_ms is not None and report.open_before_ms <= clock_ms:
+        yield (
+            "this target can only be inspected: its wheel has expired, so a broker started on it"
+            " would not deliver its messages"
+        )
+
+
+def demo_lines(result: "DemoResult", made_directory: str | None) -> Iterator[str | Table]:
+    """``demo``; ``made_directory`` is one that was made for it, which stays."""
+    yield f"A store that a real {result.broker} broker left behind, stopped at"
+    yield f"{iso_time(result.stopped_ms)}, converted as of that moment:"
+    yield ""
+    yield from conversion_head(result.report)
+    yield conversion_table(result.report)
+    yield from conversion_facts(result.report)
+    yield ""
+    yield "Verification (independent second read of both stores):"
+    yield from verification_lines(result.verification, result.target)
+    yield ""
+    yield "This target can only be inspected: a broker started today would find its slots"
+    yield "long past and deliver nothing of them. Look at both sides with"
+    yield f"  delaywheel inspect {shell_word(result.source)} --now {result.stopped_ms}"
+    yield f"  delaywheel inspect {shell_word(result.target)} --now {result.stopped_ms}"
+    if made_directory is not None:
+        yield "They stay until you remove them:"
+        yield f"  rm -r {shell_word(made_directory)}"
+
+
+def generated_lines(path: str, made: "GeneratedStore", now_ms: int) -> Iterator[str]:
+    """``generate``."""
+    delivered = made.delivered_by_level
+    pending = counted(made.messages - sum(delivered.values()), "message waits", "messages wait")
+    levels = sum(n > delivered.get(level, 0) for level, n in made.messages_by_level.items())
+    yield f"{path}: {pending} in {counted(levels, 'level')}"
+    if delivered_count := sum(delivered.values()):
+        yield counted(delivered_count, "more was delivered before", "more were delivered before")
+    due = due_span(made.due_min_ms, made.due_max_ms, now_ms)
+    yield f"{size(made.commit_log_bytes)} of commit log{due}"
+
+
+def verification_lines(report: "VerifyReport", target: str) -> Iterator[str]:
+    """``verify``: of a target that was opened, nothing that this explains."""
+    if report.was_opened:
+        yield f"{target} was opened since it was made: delivered and rolled messages have moved."
+        yield "A target can be verified only before a broker, or `delaywheel run`, first opens it."
+    yield ", ".join(account(report))
+    if not report.was_opened:
+        for difference in report.differences[:LISTED_DIFFERENCES]:
+            yield from difference_lines(difference)
+        if (more := len(report.differences) - LISTED_DIFFERENCES) > 0:
+            yield f"... and {more:,} more; --json and --differences FILE have them"
+    for problem in report.unexplained_problems:
+        often = f" ({problem.count:,} times)" if problem.count > 1 else ""
+        yield f"{problem.where}: {problem.what}{often}"
+    if not report.was_opened:
+        yield from verdict(report, target)
+
+
 def account(report: "VerifyReport") -> Iterable[str]:
     """How many messages a verification found in which state, and of how many it read some again."""
     for name in ("converted", "missing", "unexpected", "different", "quarantined"):
@@ -275,10 +383,6 @@ def account(report: "VerifyReport") -> Iterable[str]:
 
 def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
     """What a verification comes to, said of no more than what it looked at."""
-    if report.was_opened:
-        yield "it was opened since it was made: what was delivered from it, or rolled, is no longer"
-        yield "where it was put. Whether it was right can be told only before the first start"
-        return
     if not report.is_clean:
         if report.unexpected and not report.converted:
             yield "nothing that waits in the source is in the target: that was made from another"
@@ -293,8 +397,8 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
         if values
     ]
     of = f" of {' and '.join(chosen)}" if chosen else ""
-    aside = f"{report.quarantined:,}, which are in {quarantine_path(target)}"
-    but = f": all but {aside}" if report.quarantined else ""
+    kept = f"{report.quarantined:,}, which are in {quarantine_path(target)}"
+    but = f": all but {kept}" if report.quarantined else ""
     if not report.has_source:
         yield f"every message{of} is there, once, as its record says; give SOURCE to compare them"
         return

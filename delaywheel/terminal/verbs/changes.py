@@ -17,11 +17,10 @@ from message_store.base.clock import SystemClock
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
 
-_WITHOUT = "without this the plan is shown, and nothing is written."
 
-
-def _execute_option(what: str = "Do it") -> Decorator:
-    return click.option("--execute", is_flag=True, help=f"{what}; {_WITHOUT}")
+def _execute_option(when: str = "") -> Decorator:
+    text = f"{when}Apply the plan. Without this flag the plan is only printed."
+    return click.option("--execute", is_flag=True, help=text)
 
 
 def in_place_options(function: Function) -> Function:
@@ -31,7 +30,7 @@ def in_place_options(function: Function) -> Function:
         is_flag=True,
         help="Append to SOURCE itself, for its own broker; there is no TARGET. Needs no Spark.",
     )
-    return in_place(_execute_option("With --in-place: do it")(function))
+    return in_place(_execute_option("With --in-place: ")(function))
 
 
 def require_places(
@@ -72,6 +71,7 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
             "--topic-type is for a fresh TARGET; in place, topics are what the store says"
         )
     with loading(output):
+        from delaywheel.terminal.render.changes import in_place_lines
         from migrate.in_place.convert import convert_in_place
         from migrate.settings import read_broker_conf
     confs = [given[name] for name in ("broker_conf", "target_conf") if given[name] is not None]
@@ -83,7 +83,8 @@ def run_in_place(output: "Output", *, source: Path, execute: bool, **given: Any)
             execute=execute,
             progress=progress,
         )
-    output.in_place(report, SystemClock().now_ms())
+    output.warnings(report.conversion.warnings)
+    output.result(report.as_json, in_place_lines(report, SystemClock().now_ms()))
 
 
 @verb(
@@ -105,8 +106,10 @@ def retire(output: "Output", source: Path, target: Path, execute: bool) -> None:
     What was not converted stays and is still delivered by a broker on SOURCE.
     """
     with loading(output):
+        from delaywheel.terminal.render.changes import retirement_lines
         from migrate.changes.retire import retire as retire_source
-    output.retirement(retire_source(source, target, execute=execute))
+    report = retire_source(source, target, execute=execute)
+    output.result(report.as_json, retirement_lines(report))
 
 
 @verb(
@@ -115,11 +118,13 @@ def retire(output: "Output", source: Path, target: Path, execute: bool) -> None:
 @click.argument("store", type=STORE)
 @_execute_option()
 def rollback(output: "Output", store: Path, execute: bool) -> None:
-    """Take back the last change of STORE (convert --in-place, or retire), finished or not.
+    """Undo the last change of STORE (convert --in-place, or retire), finished or not.
 
     Refused once a broker has written to the store since.
     """
     with loading(output):
+        from delaywheel.terminal.render.changes import rollback_lines
         from message_store.files.store_root import StoreRoot
         from migrate.changes.undo import roll_back
-    output.rolled_back(roll_back(StoreRoot(store), execute=execute))
+    report = roll_back(StoreRoot(store), execute=execute)
+    output.result(report.as_json, rollback_lines(report))

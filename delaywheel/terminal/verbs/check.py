@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs that look for what is wrong, and bring back what was set aside: ``check``,
-``quarantine`` and ``put-back``.
+"""The verbs that find problems and restore quarantined records: ``check``, ``quarantine`` and
+``put-back``.
 """
 
 from pathlib import Path
@@ -16,15 +16,15 @@ from delaywheel.terminal.options.conversion import (
     given_level_table,
     now_option,
 )
-from delaywheel.terminal.options.types import TIME_FORMS, LevelTable, Time
+from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.clock import ManualClock
 from message_store.base.errors import DelayStoreError
 from message_store.format.delay_levels import DelayLevels
+from message_store.reading.engine_choice import ENGINE_NAMES, EngineName
 
 if TYPE_CHECKING:
     from delaywheel.terminal.render.output import Output
-    from message_store.reading.engine_choice import EngineName
 
 _BROKER_CONF = "--broker-conf"
 _TARGET_CONF = "--target-conf"
@@ -44,7 +44,7 @@ _TARGET_CONF = "--target-conf"
 )
 @click.option(
     "--level-table",
-    type=LevelTable(),
+    type=LEVEL_TABLE,
     help='The messageDelayLevel that the broker will run with, such as "1s 5s 10s".',
 )
 @click.option(
@@ -55,7 +55,7 @@ _TARGET_CONF = "--target-conf"
     help="Messages that the broker delivers in a second; the default is what RocketMQ's maintainers"
     " state for one that serves others too.",
 )
-@now_option("As of when:")
+@now_option("Reference time:")
 def check(
     output: "Output",
     store: Path,
@@ -71,6 +71,7 @@ def check(
     error. docs/CHECK.md lists all findings.
     """
     with loading(output):
+        from delaywheel.terminal.render.check import check_lines
         from migrate.check.snapshot import CheckOptions
         from migrate.check.store import check_store
         from migrate.settings import TargetSettings
@@ -91,7 +92,7 @@ def check(
     )
     with output.progress() as progress:
         report = check_store(store, options, progress)
-    output.checked(report)
+    output.result(report.as_json, check_lines(report))
     click.get_current_context().exit(DONE if report.is_healthy else FINDINGS)
 
 
@@ -112,17 +113,19 @@ def _conf(path: Path | None, flag: str) -> dict[str, str]:
 @verb("delaywheel quarantine /data/rocketmq/store-wheel")
 @click.argument("store", type=STORE)
 def quarantine(output: "Output", store: Path) -> None:
-    """List the records that a conversion has set aside: why, and what keeps them from going back.
+    """List the records in quarantine: why they are there, and what keeps them from being restored.
 
     STORE is the converted store, or the quarantine directory itself. Ends with exit code 1 when
-    some were not put back, with 0 when nothing was set aside.
+    some were not restored, with 0 when nothing is in quarantine.
     """
     with loading(output):
+        from delaywheel.terminal.render.check import quarantine_lines
         from migrate.quarantine.kept import Quarantine
         from migrate.quarantine.returned_record import in_the_way
-    found = Quarantine(store)
-    output.quarantine(found, in_the_way(found))
-    click.get_current_context().exit(FINDINGS if found.waiting else DONE)
+    kept = Quarantine(store)
+    obstacles = in_the_way(kept)
+    output.result(lambda: kept.as_json(obstacles), quarantine_lines(kept, obstacles))
+    click.get_current_context().exit(FINDINGS if kept.waiting else DONE)
 
 
 _put_back_options = all_of(
@@ -136,23 +139,23 @@ _put_back_options = all_of(
     ),
     click.option("--topic", help="Where they go, instead of what the records say."),
     click.option("--queue-id", type=click.IntRange(0, 65_535), help="Into which queue of it."),
-    click.option("--at", "due_ms", type=Time(), help=f"When they are due: {TIME_FORMS}."),
+    click.option("--at", "due_ms", type=TIME, help=f"When they are due: {TIME_FORMS}."),
     click.option(
         "--despite-damage",
         is_flag=True,
-        help="Also bodies that are not what their checksum says.",
+        help="Also restore records whose body checksum is wrong.",
     ),
     click.option(
         "--engine",
-        type=click.Choice(["levels", "wheel", "hierarchy"]),
-        help="Into what; needed where STORE has two.",
+        type=click.Choice(ENGINE_NAMES),
+        help="Engine to restore into; required if STORE has both levels and a wheel.",
     ),
-    click.option("--level-table", type=LevelTable(), help="What STORE's levels mean."),
+    click.option("--level-table", type=LEVEL_TABLE, help="What STORE's levels mean."),
     click.option(_BROKER_CONF, type=STORE, help="Its broker's configuration: maxMessageSize."),
     click.option(
         "--execute",
         is_flag=True,
-        help="Do it; without this the plan is shown, and nothing is written.",
+        help="Apply the plan. Without this flag the plan is only printed.",
     ),
     acting_option,
 )
@@ -172,19 +175,20 @@ def put_back(
     queue_id: int | None,
     due_ms: int | None,
     despite_damage: bool,
-    engine: "EngineName | None",
+    engine: EngineName | None,
     level_table: DelayLevels | None,
     broker_conf: Path | None,
     execute: bool,
     now_ms: int | None,
 ) -> None:
-    """Put records that were set aside into STORE: onto its wheel, or into its levels.
+    """Restore quarantined records into STORE: onto its wheel, or into its levels.
 
-    Without --execute the plan is shown, and nothing is written. Each record goes back once, however
-    often this is run; one that cannot go is named with the reason, and ends the command with exit
-    code 1. STORE's broker must be stopped. Verify a converted store before this, not after it.
+    Without --execute the plan is only printed. Each record is restored once, however often this is
+    run. One that cannot be restored is named with the reason, and makes the exit code 1. STORE's
+    broker must be stopped. Verify a converted store before this, not after it.
     """
     with loading(output):
+        from delaywheel.terminal.render.check import put_back_lines
         from migrate.quarantine.put_back import PutBackOptions
         from migrate.quarantine.put_back import put_back as put_records_back
         from migrate.quarantine.returned_record import Repair
@@ -205,5 +209,5 @@ def put_back(
         execute=execute,
         clock=None if now_ms is None else ManualClock(now_ms),
     )
-    output.put_back(report)
+    output.result(report.as_json, put_back_lines(report))
     click.get_current_context().exit(FINDINGS if report.in_the_way else DONE)

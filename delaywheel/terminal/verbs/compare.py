@@ -54,6 +54,7 @@ def compare(
         from compare.running.entrants import ENTRANTS
         from compare.running.race import Race, run_race
         from compare.running.work_files import left_behind, race_directory
+        from delaywheel.terminal.render.race import race_lines
     _require_engines(engines)
     if given["converted"] is None:
         _require_a_clock_for(engines, given["clock"])
@@ -82,7 +83,8 @@ def compare(
             command=shlex.join(["delaywheel", *sys.argv[1:]]),
         )
         results = run_race(race, progress, entrants)
-    output.compared(results)  # before anything else can fail: it may have taken an hour
+    # Before anything else can fail: it may have taken an hour.
+    output.result(results.as_json, race_lines(results))
     if report_file is not None:
         write_report(results, report_file)
     click.get_current_context().exit(DONE if results.is_right else FINDINGS)
@@ -93,8 +95,8 @@ def _require_engines(engines: tuple[str, ...]) -> None:
 
     for name in engines:
         if name not in ENTRANTS:
-            known = ", ".join(ENTRANTS)
-            raise click.BadParameter(f"{name!r} is none of {known}", param_hint="--engines")
+            names = ", ".join(ENTRANTS)
+            raise click.BadParameter(f"{name!r} is none of {names}", param_hint="--engines")
 
 
 def _require_a_clock_for(engines: tuple[str, ...], clock: str) -> None:
@@ -162,7 +164,7 @@ def _backlog(
 
     if converted is not None:
         if now_ms is None:
-            raise click.UsageError("--converted needs --now: as of when it was converted")
+            raise click.UsageError("--converted needs --now: the reference time of the conversion")
         require_converted(converted)
     made, unique_keys = read_backlog_workload(store, now_ms, messages, progress)
     if converted is not None and now_ms is not None:

@@ -17,7 +17,6 @@ from delaywheel.terminal.options.conversion import (
 from delaywheel.terminal.spark import Settings, started_spark
 from delaywheel.terminal.verb import loading, verb
 from delaywheel.terminal.verbs import changes, fleet
-from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 
 if TYPE_CHECKING:
@@ -54,12 +53,12 @@ def convert(
     execute: bool,
     **given: Any,
 ) -> None:
-    """Convert what waits in the levels of SOURCE into a fresh store TARGET with a wheel.
+    """Convert the pending messages in the levels of SOURCE into a fresh store TARGET with a wheel.
 
     TARGET does not exist or is empty. A run that was stopped is continued by the same command.
     With --in-place there is no TARGET: SOURCE gets the messages for its own wheel.
-    With several SOURCEs, TARGET is the directory in which each gets a target of its own; with
-    --merge it is one target for what waits in all of them.
+    With several SOURCEs, TARGET is the directory in which each gets a target of its own. With
+    --merge it is one target for the messages of all of them.
     """
     is_fleet = fleet.is_fleet(stores, manifest)
     changes.require_places(
@@ -97,8 +96,7 @@ def _convert_one(
 ) -> None:
     with loading(output):
         from migrate import convert as conversion
-        from migrate.report.finished_before import finished_before
-        from migrate.report.finished_target import refuse_file
+        from migrate.report.finished_target import finished_before, refuse_file
     if report_file is not None:
         from migrate.report.html import require_report_place, write_html_report
 
@@ -117,7 +115,7 @@ def _convert_one(
                     options, spark=spark, spark_start_s=start_s, progress=progress
                 )
     try:
-        output.conversion(report, SystemClock().now_ms(), was_done=was_done)
+        fleet.show_conversion(output, report, was_done=was_done)
     finally:
         if report_file is not None and not (was_done and report_file.exists()):
             write_html_report(report, report_file)

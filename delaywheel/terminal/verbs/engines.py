@@ -18,8 +18,8 @@ from delaywheel.terminal.options.conversion import STORE, now_option
 from delaywheel.terminal.options.engine import ENGINE_FLAGS, Engine, engine_options, opened
 from delaywheel.terminal.options.message import message_options, requested
 from delaywheel.terminal.options.message_lines import levels_beyond, naming_lines, time_due_ms
-from delaywheel.terminal.options.types import TIME_FORMS, Duration, Handle, Time
-from delaywheel.terminal.render.engine import nothing_there_line
+from delaywheel.terminal.options.types import DURATION, HANDLE, TIME, TIME_FORMS
+from delaywheel.terminal.render.engine import level_lowered_line, nothing_there_line
 from delaywheel.terminal.render.printer import OutputError
 from delaywheel.terminal.verb import DONE, FINDINGS, INTERRUPTED, loading, verb
 from message_store.base.clock import ManualClock
@@ -53,8 +53,8 @@ LEAP_MS = 3_600_000
 def schedule(output: "Output", store: Path, **given: Any) -> None:
     """Store a message now that goes into its topic later.
 
-    Prints when it will come, and the handle by which it can be cancelled. A store that is not there
-    yet is made, by the engine that --engine names.
+    Prints when it will be delivered, and the handle by which it can be cancelled. A store that does
+    not exist is made by the engine that --engine names.
 
     With --lines, every line is an object such as {"topic": "orders", "body": "cancel 42", "after":
     "90s"}. Its fields are named as the flags are; "body_base64" takes the place of "body" for what
@@ -65,7 +65,7 @@ def schedule(output: "Output", store: Path, **given: Any) -> None:
     with opened(output, store, may_be_new=True, **how) as (engine, clock):
         now_ms = clock.now_ms()
         for level in levels_beyond(requests, engine.levels):
-            output.level_lowered(level, engine.levels)
+            output.warn(level_lowered_line(level, engine.levels))
         with naming_lines(requests):
             receipts = _scheduled(engine, requests, now_ms)
     try:
@@ -90,8 +90,8 @@ def _scheduled(engine: "Engine", requests: "list[Request]", now_ms: int) -> "Seq
 
 @verb("delaywheel run /tmp/orders --json --for 10m")
 @click.argument("store", type=STORE)
-@click.option("--until", "until_ms", type=Time(), help=f"End then: {TIME_FORMS}.")
-@click.option("--for", "for_ms", type=Duration(), help=f"End after so long, {DURATION_FORMS}.")
+@click.option("--until", "until_ms", type=TIME, help=f"End then: {TIME_FORMS}.")
+@click.option("--for", "for_ms", type=DURATION, help=f"End after so long, {DURATION_FORMS}.")
 @engine_options
 def run(
     output: "Output", store: Path, until_ms: int | None, for_ms: int | None, **given: Any
@@ -99,16 +99,16 @@ def run(
     """Deliver what is due into its topics, when it is due, until Ctrl-C, --until or --for.
 
     With --json each delivery is an object on a line of its own. What was delivered is synced to the
-    disk every second. Nobody else can use the store meanwhile, also not to schedule or cancel: a
-    program that does both holds the store itself (docs/ENGINES.md).
+    disk every second. The store is locked while this runs; no other process can schedule or cancel.
+    A program that needs both opens the store itself (docs/ENGINES.md).
 
-    With --now nothing is waited for: what is due then is delivered, and with --until or --for all
-    that is due until then, as if the time had passed.
+    With --now the clock is simulated: everything due by that time, or by --until or --for, is
+    delivered immediately.
 
     Messages that cannot be read are named at the end, and make the exit code 1.
     """
     if until_ms is not None and for_ms is not None:
-        raise click.UsageError("--until and --for: one of them says when to end")
+        raise click.UsageError("--until and --for cannot be combined")
     _warn_of_gone_queues(output, StoreRoot(store), given["engine"])
     with _signals() as signals, opened(output, store, **given) as (engine, clock):
         is_by_hand = isinstance(clock, ManualClock)
@@ -129,8 +129,8 @@ def run(
         next_due_ms, now_ms = engine.next_due_ms(), clock.now_ms()
         undelivered = engine.undelivered()
     output.ran(delivered, next_due_ms, now_ms, signals[0] if signals else None)
-    for one in undelivered:
-        output.warn(f"{one.where}: {one.problem}")
+    for finding in undelivered:
+        output.warn(f"{finding.where}: {finding.problem}")
     stopped_early = bool(signals) and until_ms is not None
     code = FINDINGS if undelivered else DONE
     click.get_current_context().exit(INTERRUPTED if stopped_early else code)
@@ -148,9 +148,7 @@ def _warn_of_gone_queues(output: "Output", root: StoreRoot, engine: EngineName |
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """The name of the first SIGINT, SIGTERM or SIGHUP, once it has come; a second one acts as
-    ever.
-    """
+    """The name of the first SIGINT, SIGTERM or SIGHUP; a second signal acts as usual."""
     seen: list[str] = []
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
 
@@ -173,10 +171,10 @@ def _signals() -> Iterator[list[str]]:
 
 @verb("delaywheel cancel /tmp/orders djEgb3JkZXJzIGJyb2tlci1hIDE3OTMwMDAwOTAwMDAgT1JERVItNDI=")
 @click.argument("store", type=STORE)
-@click.argument("handles", type=Handle(), nargs=-1, required=True, metavar="HANDLE...")
+@click.argument("handles", type=HANDLE, nargs=-1, required=True, metavar="HANDLE...")
 @engine_options
 def cancel(output: "Output", store: Path, handles: tuple[str, ...], **given: Any) -> None:
-    """Take messages back by the handles that schedule printed.
+    """Cancel messages by the handles that schedule printed.
 
     Says of each that it was cancelled, already delivered, or never existed; on a wheel also that it
     was already cancelled. Ends with exit code 1 unless all were cancelled, now or before.
@@ -195,9 +193,7 @@ def cancel(output: "Output", store: Path, handles: tuple[str, ...], **given: Any
 
 
 def _cancelled(engine: "Engine", handle: str, leaves_markers: bool) -> tuple[Cancellation, bool]:
-    """The answer, and whether the message may have waited until now: a wheel writes a marker then;
-    the levels write nothing to the log, and nothing tells.
-    """
+    """The answer, and whether it may be new: a wheel writes a marker then, levels write nothing."""
     log = engine.live.log
     count = log.append_count
     answer = engine.cancel(handle)
@@ -217,7 +213,7 @@ def _cancelled(engine: "Engine", handle: str, leaves_markers: bool) -> tuple[Can
     help="Begin at this ordinal of each queue.",
 )
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
-@now_option("As of when:")
+@now_option("Reference time:")
 def read(
     output: "Output",
     store: Path,
@@ -238,6 +234,6 @@ def read(
     topics = topics_with_queues(store)
     if topic not in topics or queue_id not in (None, *topics[topic]):
         output.warn(f"{store}: {nothing_there_line(topic, queue_id, topics)}")
-    found = itertools.islice(list_topic(store, topic, queue_id=queue_id, **which), limit)
-    unreadable = output.messages(found, now_ms)
+    messages = itertools.islice(list_topic(store, topic, queue_id=queue_id, **which), limit)
+    unreadable = output.messages(messages, now_ms)
     click.get_current_context().exit(FINDINGS if unreadable else DONE)

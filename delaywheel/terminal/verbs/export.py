@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verb ``export``: what waits in a store as a Parquet file."""
+"""The verb ``export``: the pending messages of a store as a Parquet file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from delaywheel.terminal.options.conversion import STORE, now_option, offsets_option, require_window
-from delaywheel.terminal.options.types import TIME_FORMS, LevelTable, Time
+from delaywheel.terminal.options.types import LEVEL_TABLE, TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
+from message_store.base.printable import counted
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import INT_MAX
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Only this level; can be given repeatedly.",
 )
-@click.option("--due-after", "due_after_ms", type=Time(), help=f"Due then or later, {TIME_FORMS}.")
-@click.option("--due-before", "due_before_ms", type=Time(), help=f"Due before then, {TIME_FORMS}.")
+@click.option("--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}.")
+@click.option("--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}.")
 @click.option(
     "--after-crash",
     is_flag=True,
@@ -49,11 +50,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--level-table",
-    type=LevelTable(),
+    type=LEVEL_TABLE,
     help='The broker\'s messageDelayLevel, such as "1s 5s 10s"; else told by the messages.',
 )
 @offsets_option()
-@now_option("As of when a broker would start on the wheel:")
+@now_option("Assumed start time of the broker, which decides which slots it still reads:")
 def export(
     output: "Output",
     store: Path,
@@ -70,7 +71,7 @@ def export(
     offsets: str,
     now_ms: int,
 ) -> None:
-    """Write what waits in STORE to OUT.parquet, a row a message. Nothing else is written.
+    """Write the pending messages of STORE to OUT.parquet, a row a message. Nothing else is written.
 
     OUT.parquet must not exist. A message that cannot be read is a row that says why, in the column
     problem, and ends the command with exit code 1.
@@ -98,5 +99,8 @@ def export(
         )
     for warning in loss_warnings(StoreRoot(store)) if what != "wheel" else ():
         output.warn(warning)
-    output.exported(report)
+    output.warnings(report.warnings)
+    if report.unreadable:
+        output.warn(f"{report.unreadable:,} cannot be read: see the column problem")
+    output.result(report.as_json, [f"{report.out}: {counted(report.exported, 'message')}"])
     click.get_current_context().exit(FINDINGS if report.unreadable else DONE)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from delaywheel.terminal.render.output import Output
     from delaywheel.terminal.render.progress import StageProgress
+    from migrate.report.report import ConversionReport
     from migrate.settings import ConvertOptions
 
 StartSpark = Callable[["StageProgress"], AbstractContextManager[tuple["SparkSession", float]]]
@@ -31,15 +32,15 @@ MANIFEST_FLAG = "--manifest"
 manifest_option = click.option(
     MANIFEST_FLAG,
     type=STORE,
-    help="A file of many stores, each line a SOURCE, a TARGET, and flags of this command for that"
-    " store alone; or as JSON, a list of objects.",
+    help="A file of many stores. Each line is a SOURCE, a TARGET, and flags for that store alone;"
+    " or the file is a JSON list of objects.",
 )
 
 
 merge_option = click.option(
     "--merge",
     is_flag=True,
-    help="With several SOURCEs: put what waits in all of them into one TARGET, for one broker.",
+    help="With several SOURCEs: put the messages of all of them into one TARGET, for one broker.",
 )
 
 
@@ -70,6 +71,8 @@ def run_fleet(
     """
     _refuse_both(places, manifest)
     with loading(output):
+        from delaywheel.terminal.render.fleet import fleet_failures, fleet_lines, fleet_warnings
+        from delaywheel.terminal.render.progress import say_on_stderr
         from migrate.fleet import Fleet
         from migrate.report.html import require_report_place
     members = _listed(manifest, given) if manifest else _in_one_place(places, given)
@@ -82,7 +85,11 @@ def run_fleet(
         if not fleet.is_settled:
             with start_spark(progress) as (spark, _start_s):
                 fleet.convert(spark, progress)
-    output.fleet(fleet.entries, SystemClock().now_ms())
+    clock_ms, entries = SystemClock().now_ms(), fleet.entries
+    output.warnings(fleet_warnings(entries, clock_ms))
+    output.result(lambda: [entry.as_json() for entry in entries], fleet_lines(entries, clock_ms))
+    for line in fleet_failures(entries):
+        say_on_stderr(line)
     errors = [entry.error for entry in fleet.entries if entry.error is not None]
     click.get_current_context().exit(max(map(exit_code, errors), default=DONE))
 
@@ -112,10 +119,21 @@ def run_merge(
         with start_spark(progress) as (spark, start_s):
             report = convert_merged(members, spark=spark, spark_start_s=start_s, progress=progress)
     try:
-        output.conversion(report, SystemClock().now_ms())
+        show_conversion(output, report)
     finally:
         if report_file is not None:
             write_html_report(report, report_file)
+
+
+def show_conversion(
+    output: "Output", report: "ConversionReport", *, was_done: bool = False
+) -> None:
+    """The report of one target; ``was_done`` by an earlier run of the same command."""
+    from delaywheel.terminal.render.text import conversion_lines, expired_warnings
+
+    clock_ms = SystemClock().now_ms()
+    output.warnings((*report.warnings, *expired_warnings(report, clock_ms)))
+    output.result(report.as_json, conversion_lines(report, clock_ms, was_done=was_done))
 
 
 def _refuse_both(places: Sequence[Path], manifest: Path | None) -> None:
@@ -167,15 +185,15 @@ def _listed(manifest: Path, given: dict[str, Any]) -> "list[ConvertOptions]":
 def _understood(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
     """What a line says, and of the rest what was given for all."""
     line = _line.make_context("manifest", words)
-    said = {
+    typed = {
         name
         for name in line.params
         if line.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    found = {name: line.params[name] if name in said else given[name] for name in line.params}
-    if "broker_conf" in said and "level_table" not in said:
-        found["level_table"] = None  # the table of all is not that of a store with its own
-    return found
+    request = {name: line.params[name] if name in typed else given[name] for name in line.params}
+    if "broker_conf" in typed and "level_table" not in typed:
+        request["level_table"] = None  # the table of all is not that of a store with its own
+    return request
 
 
 def _entries(manifest: Path) -> Iterator[tuple[str, list[str]]]:
@@ -228,5 +246,5 @@ def _words(manifest: Path, where: str, entry: Any) -> list[str]:
 
 
 def _wrong(manifest: Path, what: str) -> click.BadParameter:
-    said = what if what.startswith(str(manifest)) else f"{manifest}: {what}"
-    return click.BadParameter(said, param_hint=MANIFEST_FLAG)
+    sentence = what if what.startswith(str(manifest)) else f"{manifest}: {what}"
+    return click.BadParameter(sentence, param_hint=MANIFEST_FLAG)

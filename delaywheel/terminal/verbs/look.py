@@ -12,7 +12,7 @@ from delaywheel.terminal.options.conversion import (
     offsets_option,
     require_window,
 )
-from delaywheel.terminal.options.types import TIME_FORMS, Time
+from delaywheel.terminal.options.types import TIME, TIME_FORMS
 from delaywheel.terminal.verb import DONE, FINDINGS, SOURCE_UNREADABLE, loading, verb
 from message_store.files.store_root import StoreRoot
 
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
 @verb("delaywheel inspect /data/rocketmq/store")
 @click.argument("store", type=STORE)
 @offsets_option()
-@now_option("As of when messages are overdue:")
+@now_option("Reference time for overdue:")
 def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
-    """Say what a directory is: version, clean or crashed, what waits in its levels and wheel.
+    """Say what a directory is: version, clean or crashed, messages in its levels and wheel.
 
     Ends with exit code 3 where the commit log has lost records: numbers may then be too high.
     """
     with loading(output):
+        from delaywheel.terminal.render.text import inspection_lines
         from migrate.look.inspect import inspect_store
         from migrate.source.warnings import log_losses
     with output.progress() as progress:
         progress("reading", 0, 0)
-        found = inspect_store(store, now_ms=now_ms, offsets=offsets)
-    output.inspection(found)
+        inspection = inspect_store(store, now_ms=now_ms, offsets=offsets)
+    output.result(inspection.as_json, inspection_lines(inspection))
+    if not output.as_json:
+        output.warnings(inspection.problems)
     click.get_current_context().exit(SOURCE_UNREADABLE if log_losses(StoreRoot(store)) else DONE)
 
 
@@ -44,16 +47,16 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
 @click.option("--topic", help="Only messages for this topic.")
 @click.option("--level", type=click.IntRange(min=1), help="Only this level.")
 @click.option("--key", help="Only messages with this unique key, or with this among their keys.")
-@click.option("--due-after", "due_after_ms", type=Time(), help=f"Due then or later, {TIME_FORMS}.")
-@click.option("--due-before", "due_before_ms", type=Time(), help=f"Due before then, {TIME_FORMS}.")
+@click.option("--due-after", "due_after_ms", type=TIME, help=f"Due then or later, {TIME_FORMS}.")
+@click.option("--due-before", "due_before_ms", type=TIME, help=f"Due before then, {TIME_FORMS}.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many messages.")
 @offsets_option()
-@now_option("As of when:")
+@now_option("Reference time:")
 def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters: Any) -> None:
     """List the messages that wait in a store, the next due first.
 
     One JSON object a line; on a terminal, unless --json is given, one message a line for people.
-    Messages that cannot be read are named on stderr, and end the command with exit code 1; a commit
+    Messages that cannot be read are named on stderr, and end the command with exit code 1. A commit
     log that has lost records ends it with exit code 3.
     """
     require_window(filters["due_after_ms"], filters["due_before_ms"])
@@ -61,10 +64,10 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
         from migrate.look.choices import absent_choices
         from migrate.look.pending import PendingFilter, pending_messages
         from migrate.source.warnings import log_losses, loss_warnings
-    found = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
+    messages = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)
-    listed, unreadable = output.pending(found, now_ms)
+    listed, unreadable = output.pending(messages, now_ms)
     if not (listed or unreadable or filters["limit"] == 0):
         named = ("topic", "level")
         topics, levels = ([filters[name]] if filters[name] is not None else [] for name in named)

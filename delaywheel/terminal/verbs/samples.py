@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from delaywheel.terminal.options.conversion import (
@@ -21,16 +22,22 @@ if TYPE_CHECKING:
 
 
 @verb("delaywheel demo")
-@click.option("--directory", type=STORE, help="Where to; unless given, where temporary files go.")
+@click.option(
+    "--directory",
+    type=STORE,
+    help="Directory for the demo stores. Default: a new temporary directory.",
+)
 @spark_options
 def demo(output: "Output", directory: Path | None, master: str, conf: Settings) -> None:
     """Convert the small real store that ships with delaywheel, and verify the result."""
     with loading(output):
+        from delaywheel.terminal.render.text import demo_lines
         from migrate.demo import run_demo
     require_shared_directory(master, directory, "--directory")
     with output.progress() as progress, started_spark(progress, master, conf) as (spark, start_s):
         result = run_demo(directory, spark=spark, spark_start_s=start_s, progress=progress)
-    output.demo(result, None if directory is not None else str(Path(result.source).parent))
+    made_directory = None if directory is not None else str(Path(result.source).parent)
+    output.result(result.as_json, demo_lines(result, made_directory))
     click.get_current_context().exit(DONE if result.verification.is_clean else FINDINGS)
 
 
@@ -40,12 +47,14 @@ def demo(output: "Output", directory: Path | None, master: str, conf: Settings) 
     "--messages", type=click.IntRange(0, 10**10), required=True, help="How many messages."
 )
 @generate_options
-@now_option("When the broker was stopped, as it were:")
+@now_option("Time at which the simulated broker stopped:")
 def generate(output: "Output", store: Path, now_ms: int, **recipe: Any) -> None:
     """Make a level store in which messages wait, as a stopped broker would have left it."""
     with loading(output):
+        from delaywheel.terminal.render.text import generated_lines
         from legacy_levels.generate.store import generate_level_store
     with output.progress() as progress:
         progress("generate", 0, 0)
         made = generate_level_store(store, now_ms=now_ms, **recipe)
-    output.generated(str(store), made, now_ms)
+    facts = {"path": str(store), **attrs.asdict(made)}
+    output.result(lambda: facts, generated_lines(str(store), made, now_ms))

@@ -20,15 +20,15 @@ _reading_options = all_of(
         "--sample",
         "read_only",
         type=click.IntRange(min=1),
-        help="Read only so many messages of each source, chosen at random, and count the others;"
-        " unless given, all are read.",
+        help="Read only so many messages of each source, chosen at random, and count the others."
+        " Default: all are read.",
     ),
     click.option(
         "--seed",
         type=click.IntRange(min=0),
         default=1,
         show_default=True,
-        help="Another number chooses other messages.",
+        help="Random seed of the sample.",
     ),
     click.option(
         "--differences",
@@ -63,9 +63,9 @@ def verify(
 ) -> None:
     """Account for every pending message of SOURCE in TARGET, reading both sides afresh.
 
-    Of a TARGET that several stores were merged into, for those of every SOURCE given. TARGET alone,
-    converted or written from a table, is looked at by itself: whether a broker would deliver what
-    its maker has counted. Ends with exit code 1 unless nothing is missing, unexpected or different.
+    If TARGET was merged from several stores, give one or more of them as SOURCE. With TARGET only,
+    check that a broker would deliver exactly the number of messages recorded when TARGET was made.
+    Ends with exit code 1 unless nothing is missing, unexpected or different.
     """
     if not stores:
         raise click.UsageError("Missing argument 'TARGET'.")
@@ -74,8 +74,8 @@ def verify(
         raise click.UsageError("--sample: there is no SOURCE to choose messages from")
     with loading(output):
         from migrate.verify import verify as verification
-        from migrate.verify.alone import require_made, verify_alone
         from migrate.verify.report import ALL, require_table_place, write_differences
+        from migrate.verify.verify import require_made, verify_alone
     require_shared_directory(master, reading["scratch"], "--scratch")
     if table is not None:
         require_table_place(table)
@@ -94,9 +94,9 @@ def verify(
             else:
                 reports = [verify_alone(target, spark=spark, options=options, progress=progress)]
     names = [str(path) for path in sources or [target]]
-    told = dict(zip(names, reports, strict=True))
+    by_source = dict(zip(names, reports, strict=True))
     if table is not None:
-        write_differences(told, table)
-    output.verifications(told, str(target))
+        write_differences(by_source, table)
+    output.verifications(by_source, str(target))
     is_clean = all(report.is_clean for report in reports)
     click.get_current_context().exit(DONE if is_clean else FINDINGS)

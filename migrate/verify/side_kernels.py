@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of pending messages as they wait in the source's delay levels."""
+"""Kernels that digest the records of a source's levels, and those of a target's wheel."""
 
 from typing import Any
 
@@ -59,14 +59,14 @@ OVERDUE_COLUMNS = 2
 OVERDUE_EARLIEST, OVERDUE_LATEST = range(OVERDUE_COLUMNS)
 """Columns of ``overdue``, a row for each slot before now, the youngest first."""
 
-_ENTRY_BYTES = TARGET_ENTRY.size
-_SIZE = TARGET_ENTRY.offset_of("size_bytes")
-_UNIT_FLAGS = TARGET_ENTRY.offset_of("flags")
-_QUEUE_OFFSET = TARGET_ENTRY.offset_of("queue_offset")
-_SLOT_TIME = TARGET_ENTRY.offset_of("slot_time_ms")
-_TAGS_HASH = TARGET_ENTRY.offset_of("tags_code")
-_UNIT_TOPIC_HASH = TARGET_ENTRY.offset_of("topic_hash")
-_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8).copy()
+_TARGET_ENTRY_BYTES = TARGET_ENTRY.size
+_TARGET_SIZE = TARGET_ENTRY.offset_of("size_bytes")
+_TARGET_UNIT_FLAGS = TARGET_ENTRY.offset_of("flags")
+_TARGET_QUEUE_OFFSET = TARGET_ENTRY.offset_of("queue_offset")
+_TARGET_SLOT_TIME = TARGET_ENTRY.offset_of("slot_time_ms")
+_TARGET_TAGS_HASH = TARGET_ENTRY.offset_of("tags_code")
+_TARGET_UNIT_TOPIC_HASH = TARGET_ENTRY.offset_of("topic_hash")
+_TARGET_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8).copy()
 
 _MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
 _SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
@@ -126,10 +126,10 @@ def _is_record_crc(record: int, size: int, facts: Any) -> bool:
 
 @inline_kernel
 def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any) -> int:
-    complaint = bookkeeping(record, _TOPIC, 0, load_i64(entry), facts)
+    complaint = bookkeeping(record, _TARGET_TOPIC, 0, load_i64(entry), facts)
     if complaint != _NONE:
         return complaint
-    if load_i64(record + QUEUE_OFFSET_PLACE) != load_i64(entry + _QUEUE_OFFSET):
+    if load_i64(record + QUEUE_OFFSET_PLACE) != load_i64(entry + _TARGET_QUEUE_OFFSET):
         return _WRONG_QUEUE_OFFSET
     if load_i32(record + _MAGIC_PLACE) != MAGIC_V1:
         return _MAGIC
@@ -148,13 +148,13 @@ def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any
     if facts[RECORD_CRC_AT] != 0 and not _is_record_crc(record, size, facts):
         return _RECORD_CRC
     tags_hash = java_hash_utf8(facts[TAGS_AT], facts[TAGS_BYTES])
-    if tags_hash not in (NOT_UTF8, load_i64(entry + _TAGS_HASH)):
+    if tags_hash not in (NOT_UTF8, load_i64(entry + _TARGET_TAGS_HASH)):
         return _TAGS_CODE
     topic_hash = java_hash_utf8(facts[REAL_TOPIC_AT], facts[REAL_TOPIC_BYTES])
-    if topic_hash not in (NOT_UTF8, load_i32(entry + _UNIT_TOPIC_HASH)):
+    if topic_hash not in (NOT_UTF8, load_i32(entry + _TARGET_UNIT_TOPIC_HASH)):
         return _TOPIC_HASH
-    slot_ms = load_i64(entry + _SLOT_TIME)
-    return _placing(facts[OUT_MS], slot_ms, load_i32(entry + _UNIT_FLAGS), rules)
+    slot_ms = load_i64(entry + _TARGET_SLOT_TIME)
+    return _placing(facts[OUT_MS], slot_ms, load_i32(entry + _TARGET_UNIT_FLAGS), rules)
 
 
 @inline_kernel
@@ -213,9 +213,9 @@ def digest_target(
     for place in range(len(topic_keys)):
         topics += topic_rows[place, TOPIC_COUNT] != 0
     for number in range(first, last):
-        entry = entries + number * _ENTRY_BYTES
+        entry = entries + number * _TARGET_ENTRY_BYTES
         log_offset = load_i64(entry)
-        size = load_i32(entry + _SIZE)
+        size = load_i32(entry + _TARGET_SIZE)
         held = is_held(log_offset, size, buffer_offset, available)
         if not held or 2 * topics >= len(topic_keys):
             return number
@@ -227,20 +227,18 @@ def digest_target(
             keep_digest(digests, number - first, hashes, facts[OUT_MS], complaint)
             queue_id = facts[REAL_QUEUE_ID]
             topics += _count_topic(hashes[TOPIC_KEY], queue_id, log_offset, topic_keys, topic_rows)
-            _note_overdue(facts[OUT_MS], load_i64(entry + _SLOT_TIME), rules, overdue)
+            _note_overdue(facts[OUT_MS], load_i64(entry + _TARGET_SLOT_TIME), rules, overdue)
         complaints[number - first] = complaint
     return last
 
 
-_ENTRY_BYTES = SOURCE_ENTRY.size
-_SIZE = SOURCE_ENTRY.offset_of("size_bytes")
+_SOURCE_ENTRY_BYTES = SOURCE_ENTRY.size
+_SOURCE_SIZE = SOURCE_ENTRY.offset_of("size_bytes")
 _QUEUE_ID = SOURCE_ENTRY.offset_of("queue_id")
-_QUEUE_OFFSET = SOURCE_ENTRY.offset_of("queue_offset")
+_SOURCE_QUEUE_OFFSET = SOURCE_ENTRY.offset_of("queue_offset")
 _OUT = SOURCE_ENTRY.offset_of("out_ms")
-_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8).copy()
+_SOURCE_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8).copy()
 
-_NONE = int(Complaint.NONE)
-_WRONG_QUEUE_OFFSET = int(Complaint.QUEUE_OFFSET)
 _LEFT_OUT = int(Complaint.LEFT_OUT)
 _DELAY = int(Complaint.DELAY)
 
@@ -270,9 +268,9 @@ def digest_source(
     the first entry that was not looked at.
     """
     for number in range(first, last):
-        entry = entries + number * _ENTRY_BYTES
+        entry = entries + number * _SOURCE_ENTRY_BYTES
         log_offset = load_i64(entry)
-        size = load_i32(entry + _SIZE)
+        size = load_i32(entry + _SOURCE_SIZE)
         if not is_held(log_offset, size, buffer_offset, available):
             return number
         record = buffer + (log_offset - buffer_offset)
@@ -280,11 +278,11 @@ def digest_source(
         if is_readable(complaint):
             queue_id = load_i32(entry + _QUEUE_ID)
             if complaint == _NONE:
-                complaint = bookkeeping(record, _TOPIC, queue_id, log_offset, facts)
+                complaint = bookkeeping(record, _SOURCE_TOPIC, queue_id, log_offset, facts)
             if complaint == _NONE and facts[DELAY] != queue_id + 1:
                 complaint = _DELAY
-            said = load_i64(record + QUEUE_OFFSET_PLACE)
-            if complaint == _NONE and said != load_i64(entry + _QUEUE_OFFSET):
+            stated_offset = load_i64(record + QUEUE_OFFSET_PLACE)
+            if complaint == _NONE and stated_offset != load_i64(entry + _SOURCE_QUEUE_OFFSET):
                 complaint = _WRONG_QUEUE_OFFSET
             if len(topics) and hashes[TOPIC_KEY] not in topics:
                 complaint = _LEFT_OUT

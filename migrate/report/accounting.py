@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The books of a conversion: from backlog, choice and plan to counts per level that add up."""
+"""The accounts of a conversion: from backlog, choice and plan to counts per level that add up."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,8 +11,7 @@ from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
 from message_store.base.printable import counted
 from message_store.format.queue_unit import QUEUE_UNIT
 from migrate.plan.plan import Amendments, Plan
-from migrate.report.due_times import DueTimes
-from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds
+from migrate.report.report import BadRecord, ConversionReport, DueTimes, LevelReport, Seconds
 from migrate.settings import WHEEL, ConvertOptions
 from migrate.write.part import Receipt
 from migrate.write.seal import topic_demands
@@ -100,25 +99,29 @@ def _level_reports(
 
 def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
     """What was odd about the source and how it was taken, as sentences."""
-    said = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
+    warnings = [*_offset_warnings(backlog), *_misplaced_offsets(backlog)]
     if not whole_log and any(max(c.stored_offset or 0, 0) < c.queue_min for c in backlog.counts):
-        said.append("what lay before such a queue may still be in the log: --whole-log looks there")
+        warnings.append(
+            "what lay before such a queue may still be in the log: --whole-log looks there"
+        )
     repaired = sum(counts.repaired for counts in backlog.counts)
     if repaired:
-        one, many = "due time was no time", "due times were no times"
-        said.append(f"{counted(repaired, one, many)}; made anew: store time + delay")
+        singular, plural = "due time was no time", "due times were no times"
+        warnings.append(f"{counted(repaired, singular, plural)}; made anew: store time + delay")
     unindexed = sum(counts.not_in_queue for counts in backlog.counts)
     if unindexed:
-        told = counted(unindexed, "message was", "messages were")
-        said.append(f"{told} in the log but not yet in a level's queue")
+        messages = counted(unindexed, "message was", "messages were")
+        warnings.append(f"{messages} in the log but not yet in a level's queue")
     if lost := sum(counts.before_queue for counts in backlog.counts):
-        said.append(f"{counted(lost, 'message')} lay in the log before a level's queue")
+        warnings.append(f"{counted(lost, 'message')} lay in the log before a level's queue")
     if mended := sum(counts.mended for counts in backlog.counts):
-        told = counted(mended, "entry", "entries")
-        said.append(f"{told} of a level's queue led nowhere; what was meant was found in the log")
-    said += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
-    said += [f"the log is damaged at {place}" for place in backlog.damaged_places]
-    return tuple(said)
+        messages = counted(mended, "entry", "entries")
+        warnings.append(
+            f"{messages} of a level's queue led nowhere; what was meant was found in the log"
+        )
+    warnings += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
+    warnings += [f"the log is damaged at {place}" for place in backlog.damaged_places]
+    return tuple(warnings)
 
 
 def _offset_warnings(backlog: LevelBacklog) -> Iterator[str]:

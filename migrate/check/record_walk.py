@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One walk over the records of pending entries: decoded in bulk, and one by one where unusual."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.base.errors import FormatError
+from message_store.base.printable import counted
+from message_store.columns.batch_codec import decode_batch
+from message_store.columns.byte_column import ByteColumn
+from message_store.columns.message_batch import StoredBatch
+from message_store.format import properties as names
+from message_store.format.message import StoredMessage
+from message_store.format.message_codec import decode_message_at
+from message_store.interface.finding_rules import FindingRule
+from migrate.check.snapshot import StoreSnapshot
+from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
+from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
+from migrate.write.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
+
+EXAMPLES = 3
+"""So many records of a kind are named in a finding."""
+
+
+@attrs.define
+class Tally:
+    """How many records of one kind there are, and the first of them."""
+
+    count: int = 0
+    examples: list[str] = attrs.field(factory=list)
+
+    def add(self, example: str, count: int = 1) -> None:
+        """Count more records; an example that is named already is not named again."""
+        self.count += count
+        if len(self.examples) < EXAMPLES and example not in self.examples:
+            self.examples.append(example)
+
+    def text(self) -> str:
+        """The count and the first examples."""
+        more = ", …" if self.count > len(self.examples) else ""
+        return f"{counted(self.count, 'record')}: {'; '.join(self.examples)}{more}"
+
+
+class RecordWalk:
+    """Counts what is wrong with the records at ``commit_log_offset`` (sorted, int64[n]).
+
+    A record counts under the first rule that it breaks. Subclasses say which records of a batch are
+    unusual, and which rules an unusual record breaks.
+    """
+
+    no_record: ClassVar[FindingRule]
+    other_size: ClassVar[FindingRule]
+    checks_crc: ClassVar[bool]
+
+    def __init__(
+        self,
+        snapshot: StoreSnapshot,
+        commit_log_offset: NDArray[np.int64],
+        size_bytes: NDArray[np.int64],
+    ) -> None:
+        self.snapshot = snapshot
+        self.commit_log_offset = commit_log_offset
+        self.size_bytes = size_bytes
+
+    def note(self, rule: FindingRule, row: int, what: str) -> None:
+        """Count a record that breaks a rule."""
+        raise NotImplementedError
+
+    def unusual(self, batch: StoredBatch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which records of a batch to look at one by one; no false negatives."""
+        raise NotImplementedError
+
+    def broken_rules(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
+        """The rules that a record breaks, with what was found."""
+        raise NotImplementedError
+
+    def count_topics(self, topics: ByteColumn) -> None:
+        """Take in the real topics of some records."""
+
+    def walk(self) -> None:
+        """Read every record once, in the order of the log."""
+        sizes = np.clip(self.size_bytes, 0, 2**31 - 1).astype(np.int32)
+        for chunk in read_chunks(self.snapshot.log, self.commit_log_offset, sizes):
+            self._walk_chunk(chunk)
+
+    def _walk_chunk(self, chunk: Chunk) -> None:
+        addresses = chunk.places
+        for row in np.flatnonzero(addresses == NOT_THERE).tolist():
+            self.note(self.no_record, chunk.first + row, "no record there")
+        present = np.flatnonzero(addresses != NOT_THERE)
+        data = chunk.buffer[: chunk.buffer_bytes]
+        sizes = _declared_sizes(data, addresses[present])
+        expected = self.size_bytes[chunk.first + present]
+        for index in np.flatnonzero(sizes != expected).tolist():
+            what = f"a record of {sizes[index]:,} bytes, its entry says {expected[index]:,}"
+            row = int(chunk.first + present[index])
+            if self._decoded(data, int(addresses[present[index]]), row) is not None:
+                self.note(self.other_size, row, what)
+        present = present[sizes == expected]
+        if not len(present):
+            return
+        try:
+            batch = decode_batch(data, addresses[present], check_crc=self.checks_crc)
+        except FormatError:
+            for row in present.tolist():
+                message = self._decoded(data, int(addresses[row]), chunk.first + row)
+                if message is not None:
+                    topic = message.properties.get(names.REAL_TOPIC, "")
+                    self.count_topics(ByteColumn.of([topic]))
+                    self._look_at(message, chunk.first + row)
+            return
+        self.count_topics(batch.property(names.REAL_TOPIC))
+        rows = chunk.first + present
+        for index in np.flatnonzero(self.unusual(batch, rows)).tolist():
+            self._look_at(batch.message(index), int(rows[index]))
+
+    def _decoded(self, data: NDArray[np.uint8], address: int, row: int) -> StoredMessage | None:
+        """The record at an address of the buffer; None, once noted, where it cannot be read."""
+        try:
+            return decode_message_at(data.data, address, check_crc=self.checks_crc)
+        except FormatError as error:
+            self.note(self.no_record, row, error.problem)
+            return None
+
+    def _look_at(self, message: StoredMessage, row: int) -> None:
+        for rule, what in self.broken_rules(message, row):
+            self.note(rule, row, what)
+            return
+
+
+def undeliverable(topics: ByteColumn) -> NDArray[np.bool_]:
+    """Which of these topics no broker delivers to; each different one is judged once."""
+    values, codes = encoded(topics)
+    is_bad = np.array([not is_deliverable_topic(topic) for topic in values], np.bool_)
+    return np.asarray(is_bad[codes])
+
+
+def encoded(column: ByteColumn) -> tuple[list[bytes], NDArray[np.int32]]:
+    """The different values of a column, and for each row which of them it is."""
+    table = column.to_arrow().dictionary_encode()
+    # Not to_numpy: that loads pandas, which takes seconds.
+    codes = np.frombuffer(table.indices.buffers()[1], np.int32, len(table))
+    return table.dictionary.to_pylist(), codes
+
+
+def _declared_sizes(data: NDArray[np.uint8], addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The lengths that the records at these addresses declare."""
+    heads = data[addresses[:, None] + np.arange(4)]
+    return np.ascontiguousarray(heads).view(">i4")[:, 0].astype(np.int64)
+
+
+def largest_record_bytes(max_message_bytes: int | None) -> int:
+    """The largest record that a wheel reads."""
+    return (max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES) + RECORD_MARGIN_BYTES
