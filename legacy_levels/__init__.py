@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 18 delay levels of RocketMQ: what waits in them, and how far their delivery has come.
+"""The 18 delay levels of RocketMQ: their pending messages, and how far delivery has come.
 
 ``LevelStore`` is loaded when it is first asked for, with NumPy and the kernels that it needs.
 """

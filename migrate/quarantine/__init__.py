@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides what becomes of records that cannot be converted: kept, and put back."""
+"""Hides what becomes of records that cannot be converted: quarantined, and restored."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hides which stores may be converted, what waits in them, and how it is read."""
+"""Hides which stores may be converted, and how their pending messages are found and read."""
