@@ -30,19 +30,15 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 #: What does not pass yet: long sentences, and phrases that the glossary replaces. A number may fall
 #: and never rise; who lowers one writes the new number here. What is not named has none of either.
 LONG_SENTENCES: dict[str, int] = {
-    "compare": 5,
-    "help": 3,
     "legacy_levels": 29,
-    "message_store": 42,
-    "migrate": 41,
+    "message_store": 41,
+    "migrate": 40,
     "timer_wheel": 54,
 }
 PHRASES: dict[str, int] = {
-    "compare": 2,
-    "docs/ARCHITECTURE.md": 3,
-    "legacy_levels": 12,
+    "legacy_levels": 11,
     "message_store": 4,
-    "migrate": 21,
+    "migrate": 19,
     "timer_wheel": 30,
 }
 

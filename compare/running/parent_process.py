@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that ends when the one that started it is gone, however that ended."""
+"""A process that ends when its parent process has ended, however that ended."""
 
 import ctypes
 import os

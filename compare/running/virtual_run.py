@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one engine through a workload on a clock by hand: nothing is waited for, and the same
-workload gives the same deliveries on every machine.
+"""Runs one engine through a workload on a clock that is set by hand.
 
-Time leaps from one event to the next: messages arrive, something is due, something goes wrong. An
-engine that runs looks around at least every second; so is this one looked at, when anything was
-put, so that what it does then is not paid for by the next delivery. It also flushes every second;
-here it does before it is ended without a last word, since only the last flush before that matters.
+Nothing is waited for, and the same workload gives the same deliveries on every machine. Time jumps
+from one event to the next: messages arrive, messages are due, a fault strikes. After a put the
+engine is called within a second, as in a real run, so the next delivery does not pay for placing.
+A real run also flushes every second. Here only the last flush before a kill matters, so it alone
+is made.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one engine through a workload on the machine's own clock: what is late is really late.
+"""Runs one engine through a workload on the machine's own clock, where lateness is real.
 
-The producer keeps to the schedule and not to the engine: a message that could not be put in time,
-because the engine was busy, is put as soon as possible, and its lateness still counts from the time
-that was asked for. An engine that stands still so pays for every message it kept waiting, and not
-only for the one in hand (else known as coordinated omission).
+The producer follows the schedule, not the engine. A message that could not be put in time, because
+the engine was busy, is put as soon as possible. Its lateness still counts from the time asked for.
+So an engine that stands still pays for every message that it kept waiting, and not for the current
+one alone (coordinated omission).
 """
 
 import gc

@@ -2,7 +2,7 @@
 """The files of a race besides the stores: its directory, columns handed from process to process,
 what the system says about a process.
 
-Nothing here is part of a store, and all of it is gone when the race is over.
+No file here is part of a store, and all are removed at the end of the race.
 """
 
 import fcntl

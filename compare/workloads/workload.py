@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A workload: which messages arrive when, and when each is wanted; their bodies made when needed.
 
-A message is its number, a row of the columns. Its body begins with that number, so that whoever
-finds it in a topic knows which one it is; the rest is a piece of one random block.
+A message is its number, a row of the columns. Its body begins with that number, which identifies
+the message in its topic. The rest of the body is a piece of one random block.
 """
 
 import attrs

@@ -147,7 +147,7 @@ compare_options = all_of(
         "--now",
         "now_ms",
         type=TIME,
-        help="With a backlog or trace on the virtual clock, keep the engines stopped until then:"
+        help="With a backlog or trace on the virtual clock, keep the engines stopped until then."
         f" {TIME_FORMS}.",
     ),
     said(
@@ -180,10 +180,10 @@ compare_options = all_of(
         "--fault",
         multiple=True,
         metavar="KIND@WHEN[+LONG]",
-        help="What goes wrong on the virtual clock, so long after the beginning: restart@10m,"
-        " kill@10m, reboot@10m (nothing is in the page cache then), kill-inside@10m (in the middle"
-        " of a delivery), clock-back@10m+1h, clock-forward@10m+1h, disk-full@10m+30s; can be given"
-        " repeatedly.",
+        help="A fault on the virtual clock, so long after the beginning; can be given repeatedly."
+        " Kinds: restart@10m, kill@10m, reboot@10m (nothing is in the page cache then),"
+        " kill-inside@10m (in the middle of a delivery), clock-back@10m+1h, clock-forward@10m+1h,"
+        " disk-full@10m+30s.",
     ),
     click.option(
         "--faults",
