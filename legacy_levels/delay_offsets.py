@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""delayOffset.json: how far each level has been delivered, read with a broker's own fallbacks.
+"""delayOffset.json: how far each level has been delivered, read and written as a broker does.
 
-A level maps to the next entry of its queue to look at; a level that is not named begins at 0. A
-broker takes the main file, or its `.bak` when the main file is missing, empty or damaged, or an
-empty table when there is neither: then everything still in the queues is delivered again.
-Limitations: a file of blanks only counts as empty, which brokers before 5.4 read as an empty table.
+A level maps to the queue offset at which delivery continues; a level that is missing begins at 0.
+
+Reading. RocketMQ: ConfigManager#load. A broker takes the main file, or its `.bak` if the main file
+is missing, empty or damaged. With neither, it delivers everything in the queues again. Limitation:
+a file of blanks counts as empty here; brokers before 5.4 read it as an empty table.
+
+Writing. RocketMQ: ScheduleMessageService#persist. A broker writes ten seconds after its start,
+every ten seconds from then on, and when it stops. 4.9 writes a new file beside the old one, 5.3
+writes over it, later versions move the old one away first; all leave the previous text as `.bak`.
+Here each file is replaced in one step. If only the process may die, and the text is not shorter, it
+is written over in one call: a kill at any point leaves a readable main file.
 """
 
 import enum
@@ -17,7 +24,7 @@ from typing import NoReturn
 import attrs
 
 from message_store.base.errors import BadFieldError, FormatError, SourceError
-from message_store.files.small_files import read_small_file
+from message_store.files.small_files import read_small_file, replace_file, write_over
 from message_store.files.store_root import StoreRoot
 from message_store.format.broker_json import (
     ConfigDialect,
@@ -28,6 +35,7 @@ from message_store.format.broker_json import (
     examine,
     write,
 )
+from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import INT_MAX, LONG_MAX, LONG_MIN, parse_long
 
 FILE_NAME = "delayOffset.json"
@@ -277,3 +285,53 @@ def _dialect_of(
         if encode_delay_offsets(offsets, dialect, version) == content:
             return dialect
     return None
+
+
+UPDATES_A_VERSION = 200
+"""So many deliveries make a new data version (`delayOffsetUpdateVersionStep`)."""
+
+
+class OffsetsWriter:
+    """Writes the table of one store.
+
+    ``text`` is what the main file holds, None when there is none; ``is_durable`` says that it is
+    known to be on the disk.
+    """
+
+    def __init__(self, root: Path, dialect: Dialect, found: DelayOffsets, now_ms: int) -> None:
+        self._path = StoreRoot(root).config_file(FILE_NAME)
+        self._dialect = dialect
+        self._version = found.main.data_version or DataVersion(timestamp_ms=now_ms)
+        self._updates = 0
+        self._lengths: dict[Path, int] = {}
+        self._is_torn = found.main.problem is not None
+        self.text = read_small_file(self._path)
+        self.is_durable = self.text is None
+
+    def count(self, deliveries: int, now_ms: int) -> None:
+        """So many offsets moved."""
+        steps, self._updates = divmod(self._updates + deliveries, UPDATES_A_VERSION)
+        if steps:
+            counter = self._version.counter + steps
+            self._version = attrs.evolve(self._version, counter=counter, timestamp_ms=now_ms)
+
+    def encode(self, offsets: Mapping[int, int]) -> bytes:
+        """The text for these offsets, level to queue offset."""
+        return encode_delay_offsets(offsets, self._dialect.config, self._version)
+
+    def write(self, text: bytes, *, is_durable: bool) -> None:
+        """Put the text in place and the one before into `.bak`. Raises TargetError.
+
+        A text that no broker can read is not kept: its `.bak` may be the only whole one.
+        """
+        if self.text not in (None, text) and not self._is_torn:
+            self._put(self._path.with_name(FILE_NAME + ".bak"), self.text, is_durable)
+        self._put(self._path, text, is_durable)
+        self.text, self._is_torn, self.is_durable = text, False, is_durable
+
+    def _put(self, path: Path, text: bytes, is_durable: bool) -> None:
+        if is_durable or len(text) < self._lengths.get(path, len(text) + 1):
+            replace_file(path, text, is_durable=is_durable)
+        else:
+            write_over(path, text)
+        self._lengths[path] = len(text)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Up to which place of the log the offsets of the levels know what was delivered.
+"""Delivery marks: up to which offset of the log the levels' offsets cover deliveries.
 
-delayOffset.json says how far each level came, and not when: after a kill the copies in the log that
-it knows of cannot be told from those that it does not. So beside it, among delaywheel's own files,
-stands what it cannot say. Two such marks are kept, each with a checksum of its text. The flushed
-one was synced after the log. The latest one survives a kill, but maybe no loss of power: it may
-then be ahead of a log that has grown again since. So a mark also has a checksum of the last record
-before it.
+delayOffset.json holds how far each level was delivered, but not when it was written. After a kill,
+copies in the log that it covers look like those that it does not. A mark beside it, among
+delaywheel's own files, adds the log's end. There are two marks, each with a checksum of its text:
+
+- The flushed mark was synced after the log.
+- The latest mark survives a kill, but not necessarily a loss of power. It may then be ahead of a
+  log that has grown again; ``last_head``, a checksum of the last record's head, detects that.
 """
 
 import json

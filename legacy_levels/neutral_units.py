@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of a level queue that nobody delivers any more: cancelled, or delivered out of turn.
 
-The levels have no format for either. Such a unit covers only the last one or two bytes of its
-record: a broker finds no record there and skips it, while the queue's end in the log, from which a
-broker tells what it still has to index, stays what it was. The due time is kept.
+RocketMQ's levels have no format for either. Such a unit points at the last one or two bytes of its
+record. A broker finds no record there and skips it. The end of the entry stays where it was,
+because from the last end a broker computes what it still has to index. The due time is kept.
 """
 
 from typing import Final

@@ -125,7 +125,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "torn-offsets-become-the-backup",
-        "legacy_levels/offsets_writer.py",
+        "legacy_levels/delay_offsets.py",
         "        if self.text not in (None, text) and not self._is_torn:",
         "        if self.text not in (None, text):",
         "tests/legacy_levels/test_offsets_writer.py::test_a_torn_table_does_not_take_the_place_of_the_whole_one",
@@ -154,8 +154,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "level-one-ms-early",
         "legacy_levels/engine/cursor.py",
-        "not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= limit_ms))",
-        "not_due = np.flatnonzero(waits & (due_ms > now_ms + 1) & (due_ms <= limit_ms))",
+        "not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= latest_due_ms))",
+        "not_due = np.flatnonzero(waits & (due_ms > now_ms + 1) & (due_ms <= latest_due_ms))",
         "tests/contract/test_level_store.py::TestLevelsOf49::test_of_neighbours_in_time_only_those_come_whose_time_has_come",
     ),
     Mutation(

@@ -11,10 +11,9 @@ from typing import Any
 import attrs
 from markupsafe import Markup
 
-from compare.report.openings import NOTHING, opening_rows
 from compare.report.pictures import draw_lateness, draw_traffic, draw_usage
 from compare.report.results import EngineResult, Lateness, RaceResults, Round
-from compare.report.verdict import same_speed, same_time, verdict, when_due
+from compare.report.verdict import NOTHING, opening_rows, same_speed, same_time, verdict, when_due
 from message_store.base.html_pages import html_environment
 from message_store.base.printable import duration, iso_time, size
 from message_store.files.small_files import replace_file

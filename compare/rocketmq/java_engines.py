@@ -22,13 +22,13 @@ from compare.report.results import Usage
 from compare.rocketmq.jars import classes, jars, missing_tools
 from compare.running.engine_watch import SAMPLE_EVERY_S, Progress
 from compare.running.observation import Costs, Delivered, Observation, RaceSettings, SeenRounds
-from compare.running.room import store_bytes
 from compare.running.work_files import (
     disk_bytes,
     make_directory,
     process_memory,
     read_workload,
     remove,
+    store_bytes,
 )
 from compare.workloads.workload import Workload
 from message_store.base.clock import SystemClock
@@ -39,9 +39,9 @@ from message_store.files.small_files import read_small_file, replace_file
 WARMUP_MESSAGES = 50_000
 WALL_CLOCK_ONLY = "races on the wall clock only: it asks the machine what time it is"
 _NOTES = (
-    "a delivery counts as seen at the time in its record, when it is not yet listed",
-    "its drain is timed by those times; it puts one by one, where ours takes batches",
-    "it also writes a key index and flushes by itself",
+    "deliveries are timed by the store time in the record, before a consumer could see them",
+    "it puts one by one, where ours takes batches",
+    "it also maintains a key index and flushes by itself",
 )
 _AFTER_MS = 60_000
 _AROUND_MS = 120_000

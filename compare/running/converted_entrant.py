@@ -16,8 +16,13 @@ from compare.report.delivered_topics import read_delivered_keys
 from compare.running.engine_process import run_in_process
 from compare.running.engine_watch import Progress
 from compare.running.observation import Delivered, Observation, RaceSettings
-from compare.running.room import copied_store_bytes
-from compare.running.work_files import copy_store, read_workload, remove, write_workload
+from compare.running.work_files import (
+    copied_store_bytes,
+    copy_store,
+    read_workload,
+    remove,
+    write_workload,
+)
 from compare.workloads.workload import Workload
 from message_store.base.errors import SourceError
 from message_store.columns.byte_column import Int64s, int64s

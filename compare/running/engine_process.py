@@ -18,7 +18,7 @@ import attrs
 from compare.report.delivered_topics import read_delivered_of
 from compare.running.engine_watch import EngineWatch, Progress
 from compare.running.engines import ENGINES, Engine
-from compare.running.faults import KILL, Fault
+from compare.running.faults import KILL, Fault, end_with
 from compare.running.observation import (
     Delivered,
     Observation,
@@ -26,7 +26,6 @@ from compare.running.observation import (
     read_observation,
     write_observation,
 )
-from compare.running.parent_process import end_with
 from compare.running.virtual_run import VirtualRun
 from compare.running.wall_run import LEAD_MS, WallRun
 from compare.running.work_files import read_workload, remove

@@ -11,7 +11,7 @@ from compare.running.engine_process import run_in_process
 from compare.running.engine_watch import Progress
 from compare.running.engines import ENGINES
 from compare.running.observation import Observation, RaceSettings
-from compare.running.room import store_bytes
+from compare.running.work_files import store_bytes
 from compare.workloads.workload import Workload
 
 

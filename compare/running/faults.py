@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong in a race on the virtual clock, and when: chosen, or drawn from a seed."""
 
+import ctypes
 import os
 import re
 import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 
 import attrs
 import numpy as np
 
-from compare.running.parent_process import end_with
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.durations import DAY_MS, DURATION_FORMS, DURATION_PATTERN, parse_duration
 from message_store.base.errors import BadFieldError
 
 _PATIENCE_S = 20
+_PR_SET_PDEATHSIG = 1
 
 
 def run_until_killed(work: Callable[[], object], call: int) -> None:
@@ -141,3 +143,13 @@ def random_faults(
         for _ in range(count)
     ]
     return tuple(sorted(drawn, key=lambda fault: fault.at_ms))
+
+
+def end_with(parent: int) -> None:
+    """Have the system kill this process when its parent, of that process id, has ended; at once
+    where that is so already. Only Linux can; elsewhere nothing is done.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)

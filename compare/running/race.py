@@ -9,8 +9,7 @@ from pathlib import Path
 import attrs
 
 from compare.report.delivered_topics import read_delivered
-from compare.report.differences import first_difference
-from compare.report.measure import Account, account, measure, of_rounds
+from compare.report.measure import Account, account, first_difference, measure, of_rounds
 from compare.report.results import EngineResult, RaceResults
 from compare.running.engine_watch import Progress
 from compare.running.entrants import ENTRANTS, Entrant

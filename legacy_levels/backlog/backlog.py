@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store's delay levels still owe: every pending message of every level, in log order.
+"""Every pending message of every level, in log order: what a conversion reads.
 
-The main door of this package for a conversion. Queues are read from their delivery offsets on,
-what the queues do not know yet is added from the log's tail, due times that cannot be ones are made
-anew, and what was already delivered is left out (``reconcile``).
+Queues are read from their delivery offsets on. Records that no queue knows yet come from the log's
+tail. Due times that cannot be right are computed again, and delivered messages are left out.
 """
 
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.cut_queues import cut_queues
 from legacy_levels.backlog.entries import (
     Entries,
     Int16Array,
@@ -20,12 +18,17 @@ from legacy_levels.backlog.entries import (
     repair_due_times,
 )
 from legacy_levels.backlog.level_table import (
-    SeenDelays,
+    ObservedDelays,
+    observe_delays,
     reconcile_level_table,
     refuse_mixed_delays,
-    see_delays,
 )
-from legacy_levels.backlog.lost_entries import FoundAgain, find_again, nothing_lost
+from legacy_levels.backlog.lost_entries import (
+    RecoveredEntries,
+    entries_as_they_are,
+    recover_entries,
+)
+from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.backlog.reconcile import LogTail, Waiting, find_delivered, read_tail
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
@@ -132,9 +135,13 @@ def read_backlog(
     whole_log = whole_log or len(cut_queues(store, queues)) > 0
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
-        seen = _see_delays(store, queues, tail, commit_log_file_bytes)
-        table = _told_table(level_table, seen)
-        again = find_again(log, queues, tail, table) if whole_log else nothing_lost(queues, tail)
+        seen = _observe_delays(store, queues, tail, commit_log_file_bytes)
+        table = _chosen_table(level_table, seen)
+        again = (
+            recover_entries(log, queues, tail, table)
+            if whole_log
+            else entries_as_they_are(queues, tail)
+        )
         entries = gather_entries(
             again.queues,
             again.missing,
@@ -178,24 +185,24 @@ def _without_hidden_cancels(entries: Entries, queues: tuple[LevelQueue, ...]) ->
     return attrs.evolve(entries, is_expired=entries.is_expired | is_neutral)
 
 
-def _see_delays(
+def _observe_delays(
     store: StoreRoot,
     queues: tuple[LevelQueue, ...],
     tail: LogTail,
     commit_log_file_bytes: int | None,
-) -> list[SeenDelays]:
+) -> list[ObservedDelays]:
     """The delays that the messages of each level in use show."""
     in_tail = {queue_id + 1 for queue_id in np.unique(tail.missing.queue_id).tolist()}
     in_use = [queue for queue in queues if len(queue) or queue.level in in_tail]
 
-    def see_one(queue: LevelQueue) -> SeenDelays:
+    def see_one(queue: LevelQueue) -> ObservedDelays:
         with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
-            return see_delays(store.path, log, queue)
+            return observe_delays(store.path, log, queue)
 
     return side_by_side(see_one, in_use)
 
 
-def _told_table(given: DelayLevels | None, seen: list[SeenDelays]) -> DelayLevels:
+def _chosen_table(given: DelayLevels | None, seen: list[ObservedDelays]) -> DelayLevels:
     refuse_mixed_delays(seen)
     return reconcile_level_table(given, {one.level: one.newest_ms for one in seen})
 
@@ -234,7 +241,7 @@ def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
 
 
 def _count(
-    again: FoundAgain, entries: Entries, delivered: BoolArray, table: DelayLevels
+    again: RecoveredEntries, entries: Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
     by_level = {queue.level: queue for queue in again.queues}
     highest = int(entries.level.max(initial=0))

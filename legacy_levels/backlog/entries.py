@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that the level queues and the log's tail hold from the offsets on, as columns."""
+"""Columns of all pending entries: from the level queues, and from the log's tail."""
 
 from bisect import bisect_left
 from itertools import pairwise
@@ -14,18 +14,6 @@ from legacy_levels.backlog.level_table import (
     WHAT_TO_DO_WITH_MIXED_DELAYS,
     WHOLE_DELAY_MS,
 )
-from legacy_levels.backlog.merge_kernel import (
-    COUNT,
-    DUE,
-    EXPIRED,
-    FIRST_OFFSET,
-    LATEST_DUE,
-    LEVEL,
-    QUEUE_FACTS,
-    UNITS,
-    UNKNOWN,
-    merge_queues,
-)
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral_size
@@ -34,9 +22,71 @@ from message_store.base.parallel import core_count, side_by_side
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.queue_unit import QUEUE_UNIT
-from message_store.kernels.raw_memory import address_of
+from message_store.kernels.cache import kernel
+from message_store.kernels.raw_memory import address_of, load_i32, load_i64, load_native, load_u8
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, read_store_times
 from message_store.reading.consume_queue import BoolArray
+
+UNITS, DUE, UNKNOWN, EXPIRED, COUNT, LEVEL, FIRST_OFFSET, LATEST_DUE = range(8)
+QUEUE_FACTS = 8
+"""A row a queue: addresses of its units, due times, and of a byte each for those that are unknown
+and expired; how many there are, the level, the first one's queue offset, the latest due time that
+is believed.
+"""
+
+_UNIT_BYTES = QUEUE_UNIT.size
+_AT_OFFSET = QUEUE_UNIT.offset_of("commit_log_offset")
+_AT_SIZE = QUEUE_UNIT.offset_of("size_bytes")
+_END = 2**63 - 1
+
+
+@kernel(
+    "boolean(int64[:, ::1], int64, int64[::1], int64[::1], int64[::1], int32[::1], int16[::1],"
+    " int64[::1], int64[::1], uint8[::1], uint8[::1])"
+)
+def merge_queues(
+    queues: Any, plausible_ms: int, heads: Any, done: Any, offsets: Any, sizes: Any, levels: Any,
+    queue_offsets: Any, due_ms: Any, is_known: Any, is_expired: Any,
+) -> bool:  # fmt: skip
+    """Fill the columns, from ``offsets`` on, with the entries of all queues by log offset; of equal
+    ones that of the first queue comes first.
+
+    False when a queue is not in order, or has an offset that no log reaches; the columns then hold
+    nothing of use. A due time is known when it is above ``plausible_ms``, not beyond the latest,
+    and not marked unknown. ``heads`` and ``done`` are scratch, an element a queue.
+    """
+    for queue in range(len(queues)):
+        done[queue] = 0
+        heads[queue] = load_i64(queues[queue, UNITS] + _AT_OFFSET) if queues[queue, COUNT] else _END
+    for row in range(len(offsets)):
+        lowest, head = 0, heads[0]
+        for queue in range(1, len(queues)):
+            if heads[queue] < head:
+                lowest, head = queue, heads[queue]
+        at = done[lowest]
+        if at == queues[lowest, COUNT]:
+            return False
+        unit = queues[lowest, UNITS] + at * _UNIT_BYTES
+        due = load_native(queues[lowest, DUE] + 8 * at)
+        offsets[row] = head
+        sizes[row] = load_i32(unit + _AT_SIZE)
+        levels[row] = queues[lowest, LEVEL]
+        queue_offsets[row] = queues[lowest, FIRST_OFFSET] + at
+        due_ms[row] = due
+        is_known[row] = (
+            due > plausible_ms
+            and due <= queues[lowest, LATEST_DUE]
+            and load_u8(queues[lowest, UNKNOWN] + at) == 0
+        )
+        is_expired[row] = load_u8(queues[lowest, EXPIRED] + at)
+        done[lowest] = at + 1
+        heads[lowest] = _END
+        if at + 1 < queues[lowest, COUNT]:
+            heads[lowest] = load_i64(unit + _UNIT_BYTES + _AT_OFFSET)
+            if heads[lowest] < head:
+                return False
+    return True
+
 
 Int16Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int16]]
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The delays of the levels, told from the store itself, and compared with what people say they are.
+"""The delays of the levels: inferred from the store, and compared with the table that a user gives.
 
-A level queue holds due times and the log holds store times; their difference is the delay that the
-level had when the message was stored. A store's `messageDelayLevel` is nowhere else in its files,
-and may have been changed while messages waited: those that wait tell, not those long delivered.
+A level queue holds due times and the log holds store times. Their difference is the delay that the
+level had when the message was stored. No other file of a store holds its `messageDelayLevel`. The
+table may have been changed while messages were pending, so only pending messages count, unless
+there are none.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +44,7 @@ _SUPPORT = 2
 
 
 @attrs.frozen
-class SeenDelays:
+class ObservedDelays:
     """The delays that the messages of one level show, in ms, the one seen last at the end."""
 
     level: int
@@ -56,7 +57,7 @@ class SeenDelays:
         return self.delays_ms[-1] if self.delays_ms else None
 
 
-def see_delays(root: Path, log: SegmentReader, queue: LevelQueue) -> SeenDelays:
+def observe_delays(root: Path, log: SegmentReader, queue: LevelQueue) -> ObservedDelays:
     """The delays of the messages that wait in a level, or of delivered ones when no waiting one
     tells: all that two messages agree on, else that of the last one.
 
@@ -65,15 +66,15 @@ def see_delays(root: Path, log: SegmentReader, queue: LevelQueue) -> SeenDelays:
     for part, are_waiting in ((queue.entries, True), (queue.history, False)):
         delays_ms = _delays_of(root, log, queue.level, part.units)
         if len(delays_ms):
-            return SeenDelays(queue.level, _supported(delays_ms), are_waiting)
-    return SeenDelays(queue.level)
+            return ObservedDelays(queue.level, _supported(delays_ms), are_waiting)
+    return ObservedDelays(queue.level)
 
 
 def infer_levels(
     root: Path, log: SegmentReader, queues: Iterable[LevelQueue]
 ) -> dict[int, int | None]:
     """For each queue's level the delay that it had last, in ms, or None when no record tells."""
-    return {queue.level: see_delays(root, log, queue).newest_ms for queue in queues}
+    return {queue.level: observe_delays(root, log, queue).newest_ms for queue in queues}
 
 
 def _delays_of(root: Path, log: SegmentReader, level: int, units: UnitArray) -> Int64Array:
@@ -113,7 +114,7 @@ def _supported(delays_ms: Int64Array) -> tuple[int, ...]:
     return tuple(shared[np.argsort(last_seen)].tolist())
 
 
-def refuse_mixed_delays(seen: Iterable[SeenDelays]) -> None:
+def refuse_mixed_delays(seen: Iterable[ObservedDelays]) -> None:
     """Raise OptionsError, showing them, where messages wait in one level with several delays."""
     mixed = [one for one in seen if one.are_waiting and len(one.delays_ms) > 1]
     if mixed:

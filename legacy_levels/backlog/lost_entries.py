@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages that a level queue knew and lost: its first files are gone, or an entry leads nowhere.
 
-The log has them, and the entries that are right tell which they are: the records of a level stand
-in the log in the order of its queue, and each says its own ordinal, which differs from its place in
-the queue by the same for all (0, where no broker has made the queue anew). Only for a log that was
-read as a whole.
+The records of a level stand in the log in the order of its queue. Each record holds its own
+ordinal, which differs from its queue offset by one number for all records of the level (0 unless a
+broker rebuilt the queue). So the undamaged entries show which record belongs to which lost one.
+This needs a log that was read as a whole.
 
-Nothing is found twice: a record is taken for an entry only where no other entry leads to it, where
-the log shows that this entry leads to no record, and where none but this one has the ordinal.
+No message is found twice. A record is taken for an entry only if no other entry leads to it, the
+log shows that this entry leads to no record, and no other record has the ordinal.
 """
 
 import attrs
@@ -29,7 +29,7 @@ _MOST_OF_AN_ORDINAL = 100
 
 
 @attrs.frozen(eq=False)
-class FoundAgain:
+class RecoveredEntries:
     """The queues with entries that lead to their records again, ``mended`` of each level; what lies
     ``before`` a queue's first entry and behind its offset, with places in the queue for queue
     offsets; and what no queue knew yet.
@@ -58,21 +58,21 @@ class _Holes:
         return np.diff(np.searchsorted(self.starts, places)) > 0
 
 
-def nothing_lost(queues: tuple[LevelQueue, ...], tail: LogTail) -> FoundAgain:
+def entries_as_they_are(queues: tuple[LevelQueue, ...], tail: LogTail) -> RecoveredEntries:
     """What is taken where nobody looks: the queues as they are."""
     none = attrs.evolve(tail.missing, rows=tail.missing.rows[:0])
-    return FoundAgain(queues=queues, before=none, missing=tail.missing)
+    return RecoveredEntries(queues=queues, before=none, missing=tail.missing)
 
 
-def find_again(
+def recover_entries(
     log: SegmentReader, queues: tuple[LevelQueue, ...], tail: LogTail, table: DelayLevels
-) -> FoundAgain:
+) -> RecoveredEntries:
     """Look for what the queues lost in the records of the whole log, which ``tail`` are."""
     records = tail.notes.level_records
     levels = (records.queue_id + 1).astype(np.int32)
     harmed = {queue.level for queue in queues if not _is_whole(queue, records, levels)}
     if not harmed:
-        return nothing_lost(queues, tail)
+        return entries_as_they_are(queues, tail)
     holes = _holes_of(log, tail.notes)
     made, before, mended, pointed = [], [records.rows[:0]], {}, [np.empty(0, np.int64)]
     for queue in queues:
@@ -86,7 +86,7 @@ def find_again(
         made.append(queue)
     missing = not_in_their_queue(tail.notes, indexed_ends(tuple(made), log))
     is_known = np.isin(missing.commit_log_offset, np.concatenate(pointed))
-    return FoundAgain(
+    return RecoveredEntries(
         queues=tuple(made),
         before=attrs.evolve(records, rows=np.concatenate(before)),
         missing=attrs.evolve(missing, rows=missing.rows[~is_known]),

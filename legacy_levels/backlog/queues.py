@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The consume queues of the delay levels: what stands in each from its delivery offset on."""
+"""The consume queues of the delay levels: the entries of each from its delivery offset on."""
 
 from pathlib import Path
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stored offset does not know: messages not yet in a queue, and messages already delivered.
+"""What a stored offset does not show: records that no queue has yet, and delivered messages.
 
-After a crash the offsets are up to ten seconds old, so that a broker would deliver again what it
-had delivered since; and the newest records may not stand in their queue yet. Both are told from the
-log: the second from its tail, the first by finding the delivered copies. Copies are matched as a
-multiset of all that survives delivery, never by the client's message id alone: retries share it,
-and some records have none.
+After a crash the offsets are up to ten seconds old, so a broker would deliver again what it
+delivered since. The newest records may not be in their queue yet. The log shows both: the second in
+its tail, the first by delivered copies. Copies are matched as a multiset of everything that
+survives delivery. The client's message id does not suffice: retries share it, and some records have
+none.
 
-Limitations: two waiting messages that are the same in every field count as one another, earliest
-due first. A message that a broker delivered before its time, because the clock had gone back or
-the level had become shorter, is only recognised where the log's own times show it.
+Limitations: of two pending messages with equal fields, the earlier due counts as delivered first. A
+message that a broker delivered early, because the clock was set back or the level was shortened, is
+only recognised if the log's own times show it.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ from message_store.reading.commit_log import (
 )
 from message_store.reading.consume_queue import BoolArray, is_filled, read_last_unit
 
-_MARKS_A_ROUND = 512
+_STARTS_A_ROUND = 512
 _NEWEST_ENTRIES = 1_024
 _CLOCK_SLACK_MS = 1_000
 
@@ -184,18 +184,18 @@ DigestRows: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 def find_delivered(
-    log: SegmentReader, waiting: Waiting, marks: Int64Array, tail: LogNotes, tail_start: int
+    log: SegmentReader, waiting: Waiting, record_starts: Int64Array, tail: LogNotes, tail_start: int
 ) -> tuple[BoolArray, int]:
     """Which of the waiting messages the log already holds a delivered copy of, and bytes read.
 
-    ``waiting`` is in log order; ``marks`` are sorted offsets of records, to find a time in the log
-    by; ``tail`` are the notes from ``tail_start`` on, so that this part is not read again.
+    ``waiting`` is in log order; ``record_starts`` are sorted offsets of records, for a search by
+    time; ``tail`` are the notes from ``tail_start`` on, so that this part is not read again.
     """
     delivered = np.zeros(len(waiting), np.bool_)
     if not len(waiting):
         return delivered, 0
     start, times_go_back = _first_stored_since(
-        log, int(waiting.earliest_ms.min()), int(waiting.commit_log_offset.min()), marks
+        log, int(waiting.earliest_ms.min()), int(waiting.commit_log_offset.min()), record_starts
     )
     before = take_notes(log, start, known_end=tail_start, stop_at=tail_start)
     found = [before.delivered_copies, tail.delivered_copies]
@@ -230,12 +230,11 @@ def have_copies(log: SegmentReader, offsets: Int64Array, size_bytes: Int64Array)
 
 
 def _first_stored_since(
-    log: SegmentReader, since_ms: int, oldest_offset: int, marks: Int64Array
+    log: SegmentReader, since_ms: int, oldest_offset: int, record_starts: Int64Array
 ) -> tuple[int, bool]:
-    """A place in the log before which nothing was stored at or after ``since_ms``; and whether the
-    log's times go back, so that only a message's own place bounds that of its copy.
-
-    ``oldest_offset``, where a record begins, is the earliest answer.
+    """An offset before which nothing was stored at or after ``since_ms``, at least
+    ``oldest_offset``; and whether store times decrease somewhere. Copies then only have to lie
+    behind their record.
     """
     starts = [begin for begin, _stored in first_store_times(log) if begin > oldest_offset]
     low, high = oldest_offset, log.end_offset
@@ -250,11 +249,12 @@ def _first_stored_since(
         bounds = low, high
         low = int(places[before - 1]) if before else low
         high = int(places[before]) if before < len(places) else high
-        between = marks[np.searchsorted(marks, low, "right") : np.searchsorted(marks, high, "left")]
+        first = np.searchsorted(record_starts, low, "right")
+        between = record_starts[first : np.searchsorted(record_starts, high, "left")]
         if not len(between) or not (is_first_round or bounds != (low, high)):
             return low, False
         is_first_round = False
-        chosen = np.linspace(0, len(between) - 1, min(_MARKS_A_ROUND, len(between)))
+        chosen = np.linspace(0, len(between) - 1, min(_STARTS_A_ROUND, len(between)))
         places = between[chosen.astype(np.int64)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over a stretch of the log that notes what concerns the levels, and nothing else."""
+"""One pass over a part of the log that notes level records and delivered copies."""
 
 import attrs
 import numpy as np

@@ -1,24 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery through the asynchronous machine of each level (``async_delivery``).
+"""Asynchronous delivery, as brokers do it: many deliveries in progress, finished in order.
 
-A disk that refuses is then no error of ``advance``: what failed stays under way and is sent again;
-but where a part of it was stored, and nobody knows which, the store has to be opened again.
+RocketMQ: DeliverDelayedMessageTimerTask#asyncDeliver, PutResultProcess, HandlePutResultTask.
+A delivery stays in progress until all before it are finished, because a level's offset only moves
+past delivered entries. A failed one is sent again at growing intervals, without end; a level that
+failed often enough starts no new ones (docs/FORMAT.md, delivery of a level).
+
+A disk that refuses is no error of ``advance`` here: the failed delivery is sent again. If a part of
+it was stored and nobody knows which, the store has to be opened again.
 """
 
 from __future__ import annotations
 
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.delivery import RETRY_MS, DueRows, LevelDelivery
-from legacy_levels.engine.put_results import AsyncLevel, AsyncPut, Resent
+from legacy_levels.engine.rules import AsyncRules
 from message_store.base.errors import TargetError
 from message_store.format.dialect import Dialect
 from message_store.reading.consume_queue import BoolArray
 from message_store.redelivery.deliveries import LogDeliveries
+
+_WAIT_STEP_MS = 100
+_LONGEST_WAIT_MS = 60_000
+
+
+class PutState(enum.Enum):
+    """Where one delivery stands."""
+
+    RUNNING = "running"
+    SUCCESS = "success"
+    EXCEPTION = "exception"
+    SKIP = "skip"
+
+
+class Resent(enum.Enum):
+    """What came of sending one again."""
+
+    STORED = "stored"
+    FAILED = "failed"
+    MISSING = "missing"
+
+
+@attrs.define
+class PendingPut:
+    """One delivery under way, by the queue offset of its entry."""
+
+    queue_offset: int
+    state: PutState = PutState.RUNNING
+    resend_count: int = 0
+    next_try_ms: int = 0
+
+
+@attrs.frozen
+class Settled:
+    """What left the queue of deliveries: stored ones, and given-up ones, by queue offset."""
+
+    stored: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
+
+
+class PendingPuts:
+    """The deliveries of one level that are under way, oldest first.
+
+    ``unsaved_skip`` is the first that was given up since one was stored: giving up saves no offset.
+    """
+
+    def __init__(self, rules: AsyncRules, *, is_4_9: bool = False) -> None:
+        self._rules = rules
+        first_wait = 0 if is_4_9 else 1
+        self._first_wait = first_wait if rules.first_wait is None else rules.first_wait
+        self._puts: deque[PendingPut] = deque()
+        self.unsaved_skip: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._puts)
+
+    @property
+    def puts(self) -> Sequence[PendingPut]:
+        """All under way, oldest first."""
+        return tuple(self._puts)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the oldest one has failed so often that nothing new is started."""
+        return bool(self._puts) and self._puts[0].resend_count > self._rules.blocked_after
+
+    @property
+    def room(self) -> int:
+        """How many more may be started; a level is refused when *more* than the limit are."""
+        return 0 if self.is_blocked else max(0, self._rules.max_pending + 1 - len(self._puts))
+
+    @property
+    def next_try_ms(self) -> int | None:
+        """When the oldest one is sent again; None when none waits for that."""
+        if self._puts and self._puts[0].state is PutState.EXCEPTION:
+            return self._puts[0].next_try_ms
+        return None
+
+    def start(self, queue_offsets: Sequence[int]) -> list[PendingPut]:
+        """These deliveries are under way now."""
+        started = [PendingPut(queue_offset) for queue_offset in queue_offsets]
+        self._puts.extend(started)
+        return started
+
+    def finish(self, put: PendingPut, *, is_stored: bool, now_ms: int) -> None:
+        """One came to its end."""
+        put.state = PutState.SUCCESS if is_stored else PutState.EXCEPTION
+        if not is_stored:
+            put.next_try_ms = now_ms + self._wait_ms(put)
+
+    def forget(self, queue_offset: int) -> None:
+        """Drop a cancelled entry."""
+        self._puts = deque(put for put in self._puts if put.queue_offset != queue_offset)
+
+    def settle(self, now_ms: int, resend: Callable[[int], Resent]) -> Settled:
+        """Let what is done leave from the front; what has failed and is due there is sent again."""
+        stored: list[int] = []
+        skipped: list[int] = []
+        while self._puts:
+            head = self._puts[0]
+            if head.state is PutState.EXCEPTION and head.next_try_ms <= now_ms:
+                self._send_again(head, now_ms, resend)
+            if head.state is PutState.SUCCESS:
+                stored.append(head.queue_offset)
+                self.unsaved_skip = None
+            elif head.state is PutState.SKIP:
+                skipped.append(head.queue_offset)
+                if self.unsaved_skip is None:
+                    self.unsaved_skip = head.queue_offset
+            elif head.state is PutState.RUNNING or head.next_try_ms > now_ms:
+                break
+            else:
+                continue
+            self._puts.popleft()
+        return Settled(tuple(stored), tuple(skipped))
+
+    def _send_again(self, put: PendingPut, now_ms: int, resend: Callable[[int], Resent]) -> None:
+        put.resend_count += 1
+        outcome = resend(put.queue_offset)
+        if outcome is Resent.STORED:
+            put.state = PutState.SUCCESS
+        elif outcome is Resent.MISSING and put.resend_count > 2 * self._rules.blocked_after:
+            put.state = PutState.SKIP
+        else:
+            put.next_try_ms = now_ms + self._wait_ms(put)
+
+    def _wait_ms(self, put: PendingPut) -> int:
+        steps = put.resend_count + self._first_wait
+        return min(steps * _WAIT_STEP_MS, _LONGEST_WAIT_MS)
+
 
 if TYPE_CHECKING:
     from legacy_levels.engine.state import LevelState
@@ -31,7 +170,7 @@ class AsyncDelivery(LevelDelivery):
         super().__init__(state)
         rules = state.rules.async_rules
         is_4_9 = state.live.dialect is Dialect.ROCKETMQ_4_9
-        self._under_way = {level: AsyncLevel(rules, is_4_9=is_4_9) for level in state.scanners}
+        self._under_way = {level: PendingPuts(rules, is_4_9=is_4_9) for level in state.cursors}
         self._now_ms = 0
         self._answers: list[LogDeliveries] = []
 
@@ -46,7 +185,7 @@ class AsyncDelivery(LevelDelivery):
         return head if unsaved is None else min(head, unsaved)
 
     def forget(self, level: int, queue_offset: int) -> None:
-        """A message was taken back."""
+        """Drop what this delivery remembers of a cancelled entry."""
         super().forget(level, queue_offset)
         if level in self._under_way:
             self._under_way[level].forget(queue_offset)
@@ -54,7 +193,7 @@ class AsyncDelivery(LevelDelivery):
     def next_due_ms(self) -> int:
         """When something is due, or sent again; ``NEVER_MS`` when nothing waits."""
         found = NEVER_MS
-        for level in self._state.scanners:
+        for level in self._state.cursors:
             try_ms = self._under_way[level].next_try_ms
             if try_ms is None:
                 found = min(found, self._next_due_of(level))
@@ -90,7 +229,7 @@ class AsyncDelivery(LevelDelivery):
             chosen &= is_before
         if not chosen.any():
             return False
-        puts: list[AsyncPut] = []
+        puts: list[PendingPut] = []
         kept = rows.of_part(chosen)
         is_stored = False
         try:
@@ -111,7 +250,7 @@ class AsyncDelivery(LevelDelivery):
                     self._under_way[part.level].forget(queue_offset)
         return is_stored
 
-    def _finish(self, put: AsyncPut, *, is_stored: bool) -> None:
+    def _finish(self, put: PendingPut, *, is_stored: bool) -> None:
         # Any level will do: how long to wait is the same rule for all.
         next(iter(self._under_way.values())).finish(put, is_stored=is_stored, now_ms=self._now_ms)
 
@@ -140,19 +279,19 @@ class AsyncDelivery(LevelDelivery):
             settled = under_way.settle(self._now_ms, partial(self._resend, level))
             gone = np.array(settled.skipped, np.int64)
             if len(gone):
-                self._state.scanners[level].pass_over(gone)
+                self._state.cursors[level].mark_delivered(gone)
 
     def _resend(self, level: int, queue_offset: int) -> Resent:
         """Put one again, synchronously."""
-        scanner = self._state.scanners[level]
-        found = scanner.queue.units(queue_offset, queue_offset + 1)
+        cursor = self._state.cursors[level]
+        found = cursor.queue.units(queue_offset, queue_offset + 1)
         entries = DueEntries(
             level,
             np.array([queue_offset], np.int64),
             found["commit_log_offset"].astype(np.int64),
             found["size_bytes"].astype(np.int64),
             found["tags_code"].astype(np.int64),
-            scanner.head,  # what lies in front of it may still wait
+            cursor.head,  # what lies in front of it may still wait
         )
         try:
             answer = self.put(DueRows.merge([entries]), np.zeros(1, np.int64), self._now_ms)
@@ -165,5 +304,5 @@ class AsyncDelivery(LevelDelivery):
         if not len(answer):
             return Resent.MISSING
         self._answers.append(answer)
-        scanner.delivered_some(entries, np.ones(1, np.bool_))
+        cursor.delivered_some(entries, np.ones(1, np.bool_))
         return Resent.STORED

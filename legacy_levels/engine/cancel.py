@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a message back out of its level: find its entry, say what became of it, neutralise it."""
+"""Cancels a message in its level: finds its entry and what became of it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def entries_of_receipt(state: LevelState, receipt: Receipt) -> list[Entry]:
     if message is None or not _is_meant(message, handle):
         return []
     level = message.queue_id + 1
-    if level not in state.all_scanners:
+    if level not in state.all_cursors:
         return []
     size_bytes = _size_at(state.live.log, receipt.commit_log_offset)
     queue_offset = find_record_end(state.queue(level), receipt.commit_log_offset + size_bytes)
@@ -80,16 +80,16 @@ def entries_of_handle(state: LevelState, handle: RecallHandle) -> list[Entry]:
     """All entries that a handle names, those already delivered or cancelled too."""
     if handle.broker_name != state.live.settings.broker_name:
         return []
-    return [entry for level in state.all_scanners for entry in _named_in(state, level, handle)]
+    return [entry for level in state.all_cursors for entry in _named_in(state, level, handle)]
 
 
 def _named_in(state: LevelState, level: int, handle: RecallHandle) -> Iterator[Entry]:
     """The entries of one level that a handle names; of many that are due then, in bulk."""
-    scanner, log = state.all_scanners[level], state.live.log
+    cursor, log = state.all_cursors[level], state.live.log
     due_then = state.runs(level).find(handle.due_ms)
     for start in range(0, len(due_then), ROWS_AT_ONCE):
         places = due_then[start : start + ROWS_AT_ONCE]
-        units = scanner.queue.units(int(places[0]), int(places[-1]) + 1)[places - places[0]]
+        units = cursor.queue.units(int(places[0]), int(places[-1]) + 1)[places - places[0]]
         neutral = places[is_neutral(units)].tolist()
         whole = is_message(units)
         places, units = places[whole], units[whole]
@@ -120,12 +120,12 @@ def _is_meant(message: StoredMessage, handle: RecallHandle) -> bool:
 
 def _entry_at(state: LevelState, level: int, queue_offset: int) -> Entry | None:
     """An entry with its record's place, which a neutral unit does not tell."""
-    scanner = state.all_scanners[level]
-    [unit] = scanner.queue.units(queue_offset, queue_offset + 1)
+    cursor = state.all_cursors[level]
+    [unit] = cursor.queue.units(queue_offset, queue_offset + 1)
     offset, size_bytes = int(unit["commit_log_offset"]), int(unit["size_bytes"])
     if size_bytes == PRE_BLANK_SIZE:
         return None
-    waits = scanner.still_waits(queue_offset)
+    waits = cursor.still_waits(queue_offset)
     waits &= queue_offset not in state.to_repeat.get(level, ())  # it came before, and comes again
     fate = Fate.WAITS if waits else Fate.DELIVERED
     if size_bytes <= DELIVERED_BYTES:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a level store that is open: findings for a person, worst first."""
+"""What is wrong with an open level store: findings for an operator, worst first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from legacy_levels.engine.async_delivery import AsyncDelivery
-from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.engine.waiting_records import (
     are_plain_numbers,
     equals,
@@ -48,10 +48,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
         lambda: _of_offsets(state),
         lambda: undelivered(state),
         lambda: _of_delivery(state, delivery),
-        *(
-            (lambda scanner=scanner: _of_level(state, scanner))
-            for scanner in state.scanners.values()
-        ),
+        *((lambda cursor=cursor: _of_level(state, cursor)) for cursor in state.cursors.values()),
     ]
     for part in parts:
         try:
@@ -193,14 +190,14 @@ def _of_delivery(state: LevelState, delivery: LevelDelivery) -> Iterator[Finding
                 )
 
 
-def _of_level(state: LevelState, scanner: LevelScanner) -> Iterator[Finding]:
+def _of_level(state: LevelState, cursor: LevelCursor) -> Iterator[Finding]:
     beyond, early = 0, 0
     now_ms = state.live.clock.now_ms()
-    is_known = scanner.level <= state.table.max_level
-    delay_ms = state.table.delay_ms(scanner.level) if is_known else 0
+    is_known = cursor.level <= state.table.max_level
+    delay_ms = state.table.delay_ms(cursor.level) if is_known else 0
     named = 0
     newest_ms = -1
-    for first, units, waits in scanner.waiting():
+    for first, units, waits in cursor.waiting():
         rows = np.flatnonzero(waits)
         due_ms = units["tags_code"][rows].astype(np.int64)
         beyond += int((due_ms > now_ms + delay_ms).sum())
@@ -210,12 +207,12 @@ def _of_level(state: LevelState, scanner: LevelScanner) -> Iterator[Finding]:
             newest_ms = int(rising[-1])
         offsets = units["commit_log_offset"][rows].astype(np.int64)
         sizes = units["size_bytes"][rows].astype(np.int64)
-        for finding in _of_records(state, scanner.level, first + rows, offsets, sizes):
+        for finding in _of_records(state, cursor.level, first + rows, offsets, sizes):
             if named < _MOST_NAMED:
                 named += 1
                 yield finding
-    where = state.table.describe(scanner.level)
-    if not is_known and len(scanner):
+    where = state.table.describe(cursor.level)
+    if not is_known and len(cursor):
         yield Finding(
             Severity.WARNING,
             where,

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One level's queue as its delivery sees it: where the head is, and what is due at a time.
+"""``LevelCursor``: how far a level is delivered, and which of its entries are due.
 
-In a level all delays are equal, so that due times rise along the queue and what is due stands at
-its head. Some entries are out of turn, due earlier than one before them: those promised for the
-moment they were stored, and all that came after a clock was set back. A broker lets them wait for
-their head; here they are remembered and delivered at their time. Pure but for the queue it reads.
+RocketMQ: offsetTable.get(level), DeliverDelayedMessageTimerTask#executeOnTimeup. All delays of a
+level are equal, so due times rise along its queue and due entries stand at its head. Some entries
+are out of turn, due earlier than one in front of them: those that were due when they were stored,
+and all that came after a clock was set back. A broker delivers them when the one in front is due;
+here they are delivered at their own time. No I/O besides the queue that is given.
 """
 
 from collections.abc import Collection, Iterator
@@ -44,9 +45,9 @@ class UnitQueue(Protocol):
 
 @attrs.frozen(eq=False)
 class DueEntries:
-    """Entries of one level that are due, by queue offset; those from ``stop`` on are out of turn.
+    """Due entries of one level, by queue offset; those from ``stop`` on are out of turn.
 
-    Everything before ``stop`` is either here or nobody's message any more.
+    ``stop`` is the level's next offset once these are delivered.
     """
 
     level: int
@@ -109,7 +110,7 @@ class _Early:
         self.first_ms = int(self.due_ms.min(initial=NEVER_MS))
 
 
-class LevelScanner:
+class LevelCursor:
     """Where delivery of a level stands.
 
     ``head`` is the first entry that still waits, ``head_due_ms`` when it is due. ``done`` are queue
@@ -155,7 +156,7 @@ class LevelScanner:
             self._note(due_ms[waits], (first + np.flatnonzero(waits)).astype(np.int64))
 
     def waiting(self, from_offset: int | None = None) -> Iterator[tuple[int, UnitArray, BoolArray]]:
-        """The entries from the head on in pieces: first queue offset, units, which of them wait."""
+        """The entries from the head on in pieces: first queue offset, units, which are pending."""
         first = self.head if from_offset is None else max(from_offset, self.head)
         while first < self.queue.max_offset:
             units = self.queue.units(first, min(first + _LONGEST_LOOK, self.queue.max_offset))
@@ -221,14 +222,16 @@ class LevelScanner:
     # --- what goes out ----------------------------------------------------------------------------
 
     def due_entries(
-        self, now_ms: int, *, limit_ms: int = NEVER_MS, most: int = NEVER_MS
+        self, now_ms: int, *, latest_due_ms: int = NEVER_MS, most: int = NEVER_MS
     ) -> DueEntries:
         """Everything that is due at ``now_ms``, in the order of the queue; of what is in turn at
         most so many.
 
-        What is due beyond ``limit_ms`` counts as due now, which is what a broker does.
+        An entry due later than ``latest_due_ms`` counts as due now. RocketMQ:
+        ScheduleMessageService#correctDeliverTimestamp, with now + the level's delay. By default no
+        entry does.
         """
-        offsets, units, stop = self._in_turn(now_ms, limit_ms, most)
+        offsets, units, stop = self._in_turn(now_ms, latest_due_ms, most)
         early = self._out_of_turn(now_ms, stop)
         if len(early):
             for first, run in self._runs(early):
@@ -247,17 +250,17 @@ class LevelScanner:
         )
 
     def _in_turn(
-        self, now_ms: int, limit_ms: int, most: int
+        self, now_ms: int, latest_due_ms: int, most: int
     ) -> tuple[list[Int64Array], list[UnitArray], int]:
         """What is due from the head on up to the first entry that is not."""
         offsets: list[Int64Array] = []
         found: list[UnitArray] = []
         place, look = self.head, _FIRST_LOOK
-        while place < self.queue.max_offset and not now_ms < self.head_due_ms <= limit_ms:
+        while place < self.queue.max_offset and not now_ms < self.head_due_ms <= latest_due_ms:
             units = self.queue.units(place, min(place + look, self.queue.max_offset))
             waits = self._waits(units, place)
             due_ms = units["tags_code"].astype(np.int64)
-            not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= limit_ms))
+            not_due = np.flatnonzero(waits & (due_ms > now_ms) & (due_ms <= latest_due_ms))
             count = int(not_due[0]) if len(not_due) else len(units)
             chosen = np.flatnonzero(waits[:count])
             is_enough = len(chosen) > most
@@ -307,14 +310,14 @@ class LevelScanner:
         self._early.add(entries.due_ms[left], entries.queue_offset[left])
         self._move_head(stop)
 
-    def pass_over(self, queue_offsets: Int64Array) -> None:
-        """These were delivered, whoever did it; their units do not say so."""
+    def mark_delivered(self, queue_offsets: Int64Array) -> None:
+        """Note entries that were delivered although their units do not show it."""
         if len(queue_offsets):
             self.done = np.union1d(self.done, queue_offsets)
             self.rescan()
 
     def forget(self, queue_offset: int) -> None:
-        """The entry there will not be delivered: its unit says so by now."""
+        """Drop a cancelled entry; its unit is neutral already."""
         self._early.settle()
         if len(self._early.queue_offset):
             self._early.keep(self._early.queue_offset != queue_offset)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is due in all levels goes to its topics: by due time, and among equals in log order.
+"""Delivers what is due in all levels, by due time, and in log order where due times are equal.
 
-A record that can go nowhere is passed over, or blocks its level (``LevelRules``). Half messages of
-transactions are dropped, as brokers do. A message of a topic that is too long for brokers of 4.9 is
-held in a store that is written for them, and comes when the store is opened for 5.x.
+RocketMQ: DeliverDelayedMessageTimerTask#executeOnTimeup, #syncDeliver,
+ScheduleMessageService#messageTimeup (4.9.7); there each level has a thread of its own. A record
+that cannot be delivered is passed over, or blocks its level (``LevelRules``). Half messages of
+transactions are dropped, as brokers do. A message whose topic is too long for brokers of 4.9 is
+held in a store of 4.9, and delivered once the store is opened for 5.x.
 """
 
 from __future__ import annotations
@@ -134,11 +136,11 @@ class LevelDelivery:
 
     def next_due_ms(self) -> int:
         """When something is due, or tried again; ``NEVER_MS`` when nothing waits."""
-        return min(map(self._next_due_of, self._state.scanners), default=NEVER_MS)
+        return min(map(self._next_due_of, self._state.cursors), default=NEVER_MS)
 
     def _next_due_of(self, level: int) -> int:
-        scanner, now_ms = self._state.scanners[level], self._state.live.clock.now_ms()
-        due_ms = scanner.next_due_ms
+        cursor, now_ms = self._state.cursors[level], self._state.live.clock.now_ms()
+        due_ms = cursor.next_due_ms
         if due_ms == NEVER_MS:
             return NEVER_MS
         if self._is_beyond(level, now_ms):
@@ -147,9 +149,10 @@ class LevelDelivery:
 
     def _is_beyond(self, level: int, now_ms: int) -> bool:
         """Whether a level's head is due so late that it is delivered at once, as brokers do."""
-        limit_ms = self._state.limit_ms(level, now_ms)
+        latest_due_ms = self._state.latest_due_ms(level, now_ms)
         return (
-            limit_ms is not None and limit_ms < self._state.scanners[level].head_due_ms < NEVER_MS
+            latest_due_ms is not None
+            and latest_due_ms < self._state.cursors[level].head_due_ms < NEVER_MS
         )
 
     def offset_to_save(self, level: int, head: int) -> int:
@@ -157,7 +160,7 @@ class LevelDelivery:
         return head
 
     def forget(self, level: int, queue_offset: int) -> None:
-        """A message was taken back."""
+        """Drop what this delivery remembers of a cancelled entry."""
         self._held.get(level, set()).discard(queue_offset)
 
     def deliver(self, now_ms: int) -> LogDeliveries:
@@ -181,29 +184,29 @@ class LevelDelivery:
         """These entries of a level were put, but for those that turned out to be held."""
         if held := self._held.get(part.level):
             mask &= ~np.isin(part.queue_offset, [*held])
-        scanner = self._state.scanners[part.level]
+        cursor = self._state.cursors[part.level]
         if mask.all():
-            scanner.delivered(part)
+            cursor.delivered(part)
         else:
-            scanner.delivered_some(part, mask)
+            cursor.delivered_some(part, mask)
 
     def _due_parts(self, now_ms: int) -> list[DueEntries]:
         return [
             self._due_in(level, now_ms, NEVER_MS)
-            for level, scanner in self._state.scanners.items()
-            if scanner.next_due_ms <= now_ms or self._is_beyond(level, now_ms)
+            for level, cursor in self._state.cursors.items()
+            if cursor.next_due_ms <= now_ms or self._is_beyond(level, now_ms)
         ]
 
     def _due_in(self, level: int, now_ms: int, most: int) -> DueEntries:
         """What of a level may be put now; of what is in turn at most so many."""
-        limit_ms = self._state.limit_ms(level, now_ms)
-        limit_ms = NEVER_MS if limit_ms is None else limit_ms
+        latest_due_ms = self._state.latest_due_ms(level, now_ms)
+        latest_due_ms = NEVER_MS if latest_due_ms is None else latest_due_ms
         held = self._held.get(level, ())
         most = most + len(held)
-        scanner = self._state.scanners[level]
-        found = scanner.due_entries(now_ms, limit_ms=limit_ms, most=most)
+        cursor = self._state.cursors[level]
+        found = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
         if self._corrects_due_times(found, now_ms):
-            found = scanner.due_entries(now_ms, limit_ms=limit_ms, most=most)
+            found = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
         self._blocked_until_ms.pop(level, None)
         if held:
             found = found.without(held)
@@ -225,7 +228,7 @@ class LevelDelivery:
         early.write(live, level, found.queue_offset[early.rows])
         corrected = self._state.corrected_due_times
         corrected[level] = corrected.get(level, 0) + len(early.rows)
-        self._state.scanners[level].rescan()
+        self._state.cursors[level].rescan()
         return True
 
     def _deliver_rows(self, rows: DueRows, now_ms: int) -> tuple[LogDeliveries, int]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the entries of a level queue that are due at one time, or lie at one place of the log.
+"""Finds entries of a level queue by due time, or by the end of their record.
 
-Places in the log rise along a queue without exception. Due times rise in a few long runs: a new one
-begins wherever an entry is due earlier than the one before it. Where there are so many runs that
-bisecting each costs more than reading them, all of it is compared at once.
+Log offsets rise along a queue without exception. Due times rise in a few long runs; a new run
+begins at each entry that is due earlier than the one before it. If there are so many runs that
+bisecting each costs more than reading all entries, all are compared.
 """
 
 import bisect

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes in: which level a message waits in, its record, its entry, its receipt."""
+"""Schedules messages: chooses the level, stores the record and its queue entry, makes the receipt.
+
+RocketMQ: CommitLog#asyncPutMessage, where the topic of a delayed message is replaced.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from message_store.columns.message_batch import MessageBatch
 
 
-class LevelScheduling:
+class LevelIntake:
     """Appends messages to log and level queues; the store's lock is the caller's."""
 
     def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
@@ -36,8 +39,8 @@ class LevelScheduling:
         self._is_exact = rounding == "exact"
         ranked = sorted((delay, level) for level, delay in enumerate(state.table.delays_ms, 1))
         self._delays_ms, self._ranked = [list(column) for column in zip(*ranked, strict=True)]
-        self._scanners = state.scanners
-        self._queues = {level: state.queue(level) for level in state.scanners}
+        self._cursors = state.cursors
+        self._queues = {level: state.queue(level) for level in state.cursors}
         settings = state.live.settings
         self._broker_name = settings.broker_name
         form = RecordForm.of(state.live.dialect, settings)
@@ -70,7 +73,7 @@ class LevelScheduling:
         queue = self._queues[level]
         queue_offset = queue.max_offset
         receipt = self._intake.store(message, queue, due_ms, promised_ms, now_ms, level, None)
-        self._scanners[level].appended(queue_offset, promised_ms)
+        self._cursors[level].appended(queue_offset, promised_ms)
         return receipt
 
     # --- many -------------------------------------------------------------------------------------
@@ -140,7 +143,7 @@ class LevelScheduling:
             units["size_bytes"] = sizes[rows]
             units["tags_code"] = promised_ms[rows]
             first = self._queues[level].append(units)
-            self._scanners[level].appended_many(first, promised_ms[rows])
+            self._cursors[level].appended_many(first, promised_ms[rows])
 
 
 def _rows_of(levels: Int64s) -> dict[int, Int64s]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the levels came, written down: delayOffset.json for brokers, the marks for ourselves.
+"""Saves how far the levels are delivered: delayOffset.json for brokers, the marks for ourselves.
 
-At an interval as brokers do it, which survives a kill; at a flush after everything that it speaks
-of, so that it also survives a loss of power.
+RocketMQ: ScheduleMessageService#persist. At an interval, as brokers do it, which survives a kill;
+at a flush after everything that it covers, which also survives a loss of power.
 
-Entries that were delivered out of turn are neutralised for brokers. First, and on disk before it, a
-mark names them, because a neutral entry alone does not say which copy is its own: an equal message
-that still waits would be taken for delivered.
+Entries that were delivered out of turn are neutralised for brokers, in this order: sync the log,
+write a mark that names them, neutralise them, sync the queues. Without the mark, recovery would
+match their copy with an equal message that is still pending.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from legacy_levels.delay_offsets import OffsetsWriter
 from legacy_levels.delivery_marks import (
     FLUSHED_NAME,
     LATEST_NAME,
@@ -27,12 +28,11 @@ from legacy_levels.delivery_marks import (
     write_mark,
 )
 from legacy_levels.neutral_units import DELIVERED_BYTES
-from legacy_levels.offsets_writer import OffsetsWriter
 from message_store.base.errors import TargetError
 from message_store.reading.consume_queue import Int64Array
 
 if TYPE_CHECKING:
-    from legacy_levels.engine.cursor import LevelScanner
+    from legacy_levels.engine.cursor import LevelCursor
     from legacy_levels.engine.state import LevelState
 
 _LOG_BYTES_A_MARK = 64 << 20
@@ -59,7 +59,7 @@ class _Snapshot:
         return self.has_same_deliveries(other) and self.log_end == other.log_end
 
 
-class LevelProgress:
+class OffsetPersistence:
     """Writes down where the levels of one store stand."""
 
     def __init__(self, state: LevelState, hold: Callable[[int, int], int]) -> None:
@@ -156,12 +156,12 @@ class LevelProgress:
     def _snapshot(self) -> _Snapshot:
         # The log of a store in doubt may hold deliveries that nobody has counted.
         self._state.live.log.require_unbroken()
-        scanners, log = self._state.scanners, self._state.live.log
+        cursors, log = self._state.cursors, self._state.live.log
         return _Snapshot(
             log.end,
-            {level: self._hold(level, scanner.head) for level, scanner in scanners.items()},
-            {level: scanner.queue.max_offset for level, scanner in scanners.items()},
-            {level: scanner.done for level, scanner in scanners.items() if len(scanner.done)},
+            {level: self._hold(level, cursor.head) for level, cursor in cursors.items()},
+            {level: cursor.queue.max_offset for level, cursor in cursors.items()},
+            {level: cursor.done for level, cursor in cursors.items() if len(cursor.done)},
             log.last_start,
             log.head_checksum(log.last_start),
         )
@@ -169,9 +169,9 @@ class LevelProgress:
     def _neutralise(self, snapshot: _Snapshot) -> None:
         """Let the units say what was delivered out of turn; copies and mark are on disk by now."""
         for level, done in snapshot.done.items():
-            scanner = self._state.scanners[level]
-            neutralise(self._state, scanner, np.intersect1d(done, scanner.done), DELIVERED_BYTES)
-            scanner.done = np.setdiff1d(scanner.done, done)
+            cursor = self._state.cursors[level]
+            neutralise(self._state, cursor, np.intersect1d(done, cursor.done), DELIVERED_BYTES)
+            cursor.done = np.setdiff1d(cursor.done, done)
 
     def _put(self, snapshot: _Snapshot, *, is_durable: bool) -> None:
         text = self._writer.encode(self._table(snapshot.offsets))
@@ -201,14 +201,14 @@ class LevelProgress:
 
 
 def neutralise(
-    state: LevelState, scanner: LevelScanner, queue_offsets: Int64Array, size_bytes: int
+    state: LevelState, cursor: LevelCursor, queue_offsets: Int64Array, size_bytes: int
 ) -> None:
     """Make these entries, in order, ones that nobody delivers.
 
     Raises TargetError; the store is in doubt then: nobody knows which of them are.
     """
     try:
-        state.queue(scanner.level).neutralise(queue_offsets, size_bytes)
+        state.queue(cursor.level).neutralise(queue_offsets, size_bytes)
     except TargetError:
         state.live.log.break_off()
         raise

@@ -1,14 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""After a kill: which waiting entries the log already holds a delivered copy of.
+"""Where delivery of each level continues, and which pending entries were delivered before a kill.
 
-A broker delivers these again. Copies are told by all that survives delivery, as a multiset, so that
-equal messages are each delivered once (``reconcile``).
+delayOffset.json is a few seconds old after a kill, and damage may have changed it. A delivery mark
+(``delivery_marks``) belongs to one offset of the log:
+
+- The log ends at the mark: nobody has delivered anything since, so the mark is believed. A garbled
+  or older delayOffset.json would lose or repeat messages.
+- The log continues behind the mark: a broker may have delivered since. After an orderly stop its
+  offsets are believed, unless they are lower than the mark's, because offsets never decrease. After
+  a kill the mark counts, and the copies in the log behind it show the later deliveries.
+- After a loss of power the files may be ahead of the log. The latest mark then names a record that
+  the log does not have.
+- After an orderly stop, an offset that delayOffset.json and its `.bak` share is believed over a
+  lower mark: that is how `retire` moves levels past converted messages.
+
+A broker repeats what was delivered after its last saved offset. Copies are matched by everything
+that survives delivery, as a multiset, so that of equal messages each is delivered once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -16,11 +31,118 @@ import numpy as np
 from legacy_levels.backlog.reconcile import Waiting, find_delivered, match_copies
 from legacy_levels.copies.kernels import NOTE_COLUMNS
 from legacy_levels.copies.log_notes import LogNotes, digest_level_records, take_notes
-from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.delay_offsets import (
+    FILE_NAME,
+    DelayOffsets,
+    OffsetsChoice,
+    OffsetsFile,
+    read_delay_offsets,
+)
+from legacy_levels.delivery_marks import (
+    FLUSHED_NAME,
+    DeliveryMark,
+    Run,
+    checksum,
+    is_of_a_lost_log,
+    mark_to_trust,
+    read_mark,
+)
+from legacy_levels.engine.cursor import LevelCursor
+from legacy_levels.neutral_units import is_message
+from message_store.base.errors import SourceError
 from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
 from message_store.format.delay_levels import DelayLevels
+from message_store.format.java_numbers import LONG_MAX
+from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.commit_log import BoolArray, Int64Array
+from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
+
+if TYPE_CHECKING:
+    from message_store.writing.store import LiveStore
+
+
+@attrs.frozen(eq=False)
+class Start:
+    """The offsets to go on from, by level.
+
+    ``done`` are queue offsets behind them that were delivered out of turn. ``since`` is the place
+    in the log that the offsets belong to, None where that is not known. ``counted`` are the offsets
+    of a delayOffset.json that is ahead: what lies before them was delivered if the log has a copy,
+    of whatever time. ``distrust`` says why delayOffset.json is not believed.
+    """
+
+    found: DelayOffsets
+    offsets: Mapping[int, int]
+    since: int | None = None
+    done: Mapping[int, Sequence[Run]] = attrs.field(factory=dict)
+    counted: Mapping[int, int] = attrs.field(factory=dict)
+    distrust: str | None = None
+
+
+def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
+    """Read the offsets and the marks, and change nothing.
+
+    Raises SourceError where no offsets can be read and no mark is there.
+    """
+    root = live.root.path
+    if choice is not OffsetsChoice.AUTO or live.settings.repeat_after_kill:
+        chosen = read_delay_offsets(root, choice)
+        return Start(chosen, chosen.offsets)
+    found = _broker_offsets(root)
+    mark = mark_to_trust(root, live.log)
+    if mark is None:
+        found = found or read_delay_offsets(root)
+        return Start(found, found.offsets)
+    path = live.root.config_file(FILE_NAME)
+    table = checksum(read_small_file(path))
+    is_whole = found is not None and found.main.problem is None
+    if found is None:
+        nothing = OffsetsFile(path, None, "not used")
+        found = DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
+    is_lost = is_of_a_lost_log(root, table, live.log)
+    agreed = _agreed_offsets(found) if live.was_clean and not is_lost else {}
+    if mark.log_end == live.log.end:
+        start = _by_mark(mark, found, agreed)
+        # After a close the file is what was written last; a kill may have come before that.
+        expected = mark.tables[-1:] if live.was_clean else mark.tables
+        is_other = any(found.offset_of(level) != at for level, at in start.offsets.items())
+        if is_whole and is_other and table not in expected:
+            return attrs.evolve(start, distrust="it was changed since the levels were saved")
+        return start
+    is_older = any(found.offset_of(level) < at for level, at in mark.offsets.items())
+    # The same file beside a longer log: the levels were killed, and another engine closed it.
+    is_ours = is_lost or table in mark.tables
+    if live.was_clean and is_whole and not is_older and not is_ours:
+        return Start(found, found.offsets)
+    start = attrs.evolve(_by_mark(mark, found, agreed), counted=found.offsets)
+    if is_whole and is_older:
+        return attrs.evolve(start, distrust="it is older than the last that was saved")
+    return start
+
+
+def _by_mark(mark: DeliveryMark, found: DelayOffsets, agreed: Mapping[int, int]) -> Start:
+    offsets = {level: at for level, at in found.offsets.items() if level not in mark.offsets}
+    offsets |= {level: max(at, agreed.get(level, 0)) for level, at in mark.offsets.items()}
+    return Start(found, offsets, mark.log_end, mark.done)
+
+
+def _agreed_offsets(found: DelayOffsets) -> Mapping[int, int]:
+    """The offsets that both files say."""
+    main, backup = found.main, found.backup
+    if main.problem or backup.problem or main.offsets is None or backup.offsets is None:
+        return {}
+    return dict(main.offsets.items() & backup.offsets.items())
+
+
+def _broker_offsets(root: Path) -> DelayOffsets | None:
+    """What a broker would start from; None where it would not start."""
+    try:
+        return read_delay_offsets(root)
+    except SourceError:
+        return None
 
 
 @attrs.frozen(eq=False)
@@ -39,7 +161,7 @@ _NOTHING_COUNTED: Mapping[int, int] = MappingProxyType({})
 
 
 def delivered_already(
-    scanners: Sequence[LevelScanner],
+    cursors: Sequence[LevelCursor],
     log: LiveLog,
     *,
     since: int | None,
@@ -49,7 +171,7 @@ def delivered_already(
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
-    ``since`` is the place in the log before which the scanners know of every delivery; None where
+    ``since`` is the place in the log before which the cursors know of every delivery; None where
     only times can tell. ``counted`` are offsets of each level that a broker saved: what lies before
     them it delivered at whatever time. ``newest_ms`` is a time before which no copy was stored that
     is not in the log: what is due later is not looked for. What is due at once waits in the
@@ -57,7 +179,7 @@ def delivered_already(
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
-            found = _candidates(scanners, newest_ms)
+            found = _candidates(cursors, newest_ms)
             waiting = Waiting(
                 found.commit_log_offset, found.size_bytes.astype(np.int32), found.due_ms
             )
@@ -69,16 +191,16 @@ def delivered_already(
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
             last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            found = _candidates(scanners, last_ms, table, counted)
+            found = _candidates(cursors, last_ms, table, counted)
             delivered = _match(reader, found, copies, table.shortest_level)
     return {
-        scanner.level: np.sort(found.queue_offset[delivered & (found.level == scanner.level)])
-        for scanner in scanners
+        cursor.level: np.sort(found.queue_offset[delivered & (found.level == cursor.level)])
+        for cursor in cursors
     }
 
 
 def _candidates(
-    scanners: Iterable[LevelScanner],
+    cursors: Iterable[LevelCursor],
     newest_ms: int,
     table: DelayLevels | None = None,
     counted: Mapping[int, int] = _NOTHING_COUNTED,
@@ -86,17 +208,17 @@ def _candidates(
     """What waits and is, or may have been, due by then, and what is counted as delivered."""
     rows: list[Int64Array] = []
     at_once = 0 if table is None else table.shortest_level
-    for scanner in scanners:
-        for first, units, waits in scanner.waiting():
+    for cursor in cursors:
+        for first, units, waits in cursor.waiting():
             due_ms = units["tags_code"].astype(np.int64)
-            sooner_ms = table.delay_ms(at_once) if table and scanner.level == at_once else 0
-            is_counted = first + np.arange(len(units)) < counted.get(scanner.level, 0)
+            sooner_ms = table.delay_ms(at_once) if table and cursor.level == at_once else 0
+            is_counted = first + np.arange(len(units)) < counted.get(cursor.level, 0)
             chosen = np.flatnonzero(waits & (is_counted | (due_ms - sooner_ms <= newest_ms)))
             picked = units[chosen]
             rows.append(
                 np.stack(
                     [
-                        np.full(len(chosen), scanner.level, np.int64),
+                        np.full(len(chosen), cursor.level, np.int64),
                         first + chosen,
                         picked["commit_log_offset"].astype(np.int64),
                         picked["size_bytes"].astype(np.int64),
@@ -113,12 +235,12 @@ def _candidates(
 def _match(
     reader: SegmentReader, found: _Candidates, copies: LogNotes, at_once_level: int
 ) -> BoolArray:
-    """Which of these have a copy that lies behind them in the log and is not older than their time,
-    unless a broker counts them as delivered: it delivers early after its clock was set back.
+    """Which of these have a delivered copy.
 
-    Times alone do not tell: within one millisecond a message may be delivered and its like be
-    scheduled. What was due at once is known by its entry alone: where that was lost with the power
-    and made anew, it says a delay later. So a copy that none of these explains is one of those.
+    A copy counts only if it lies behind the record and is not older than the due time; if a broker
+    counts the message as delivered, any time will do, because it delivers early after its clock was
+    set back. Exception: an entry of the shortest level that was rebuilt after a power cut shows
+    store time + delay although it was due at once. Copies left over are matched with those.
     """
     digests, is_record = digest_level_records(reader, found.commit_log_offset, found.size_bytes)
     delivered = np.zeros(len(found.level), np.bool_)
@@ -138,3 +260,31 @@ def _match(
             digests[rows], behind[rows], copies.digests[is_left], places[is_left]
         )
     return delivered
+
+
+_LOOKED_AT = 4_096
+
+
+def refuse_lost_first_files(live: LiveStore, start: Start) -> None:
+    """Raise SourceError where a queue that ``delaywheel`` flushed begins behind its offset, though
+    the log still has records of what stood there: the level would pass over them for good.
+    """
+    if read_mark(live.root.path, FLUSHED_NAME) is None:
+        return
+    for queue in live.queues.of_topic(LEVEL_TOPIC):
+        level, first = queue.queue_id + 1, queue.segments.min_offset // QUEUE_UNIT.size
+        stored = start.offsets.get(level, 0)
+        if not queue.segments.starts or stored >= first:
+            continue
+        units = queue.units(first, first + _LOOKED_AT)
+        messages = units[is_message(units)]["commit_log_offset"]
+        stop = min(int(messages.min(initial=LONG_MAX)), live.log.end)
+        if queue.queue_id in Dispatcher(live.log, live.queues, live.levels).queue_ids(
+            LEVEL_TOPIC, live.log.min_offset, stop
+        ):
+            raise SourceError(
+                f"{queue.segments.directory}: the queue of level {level} has lost its first files:"
+                f" delivery is to go on at {stored:,}, and it begins at {first:,}; take them from a"
+                " backup; or remove this directory, and the queue is made again from the log, with"
+                " what was cancelled; nothing was changed"
+            )

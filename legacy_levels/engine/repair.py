@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a queue tells that cannot be: due times that are none, made anew; entries that a loss of
-power left half neutralised; and messages of another level table, refused.
+"""Wrong entries of level queues: due times that are computed again, entries that a loss of power
+left half neutral, and messages of another level table, which are refused.
 
-A broker of 4.9 that builds a queue anew after a crash writes the hash of the tag where the due time
-belongs, and then delivers everything at once. That is replaced by the due time itself.
+A broker of 4.9 that rebuilds a queue after a crash writes the hash of the tag in the place of the
+due time, and then delivers everything at once. Here the due time itself is restored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS, WHOLE_DELAY_MS, shown_delays
-from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.neutral_units import NEUTRAL_SIZES, is_message, is_neutral
 from message_store.base.errors import OptionsError
 from message_store.files.segments import SegmentReader
@@ -37,7 +37,7 @@ _SIZE_AT = QUEUE_UNIT.offset_of("size_bytes")
 _SIZE_FIELD_BYTES = 4
 
 
-def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
+def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
     """Correct what is no due time in the units that wait; returns how many of them had a time that
     damage has changed.
 
@@ -46,16 +46,16 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
     log; and the last one, whose time none behind it limits. ``find_wrong_due_times`` looks at the
     others when they are due.
     """
-    if scanner.level > live.levels.max_level:
+    if cursor.level > live.levels.max_level:
         return 0
-    latest_ms = live.clock.now_ms() + live.levels.delay_ms(scanner.level)
-    is_plausible = scanner.next_due_ms > PLAUSIBLE_DUE_MS and scanner.newest_ms <= latest_ms
-    is_plausible &= not len(find_wrong_due_times(live, scanner.level, scanner.last_unit()).rows)
-    if not len(scanner) or (is_plausible and scanner.is_in_order):
+    latest_ms = live.clock.now_ms() + live.levels.delay_ms(cursor.level)
+    is_plausible = cursor.next_due_ms > PLAUSIBLE_DUE_MS and cursor.newest_ms <= latest_ms
+    is_plausible &= not len(find_wrong_due_times(live, cursor.level, cursor.last_unit()).rows)
+    if not len(cursor) or (is_plausible and cursor.is_in_order):
         return 0
     repaired = damaged = 0
     newest_ms = 0
-    for first, units, waits in scanner.waiting():
+    for first, units, waits in cursor.waiting():
         rows = np.flatnonzero(waits)
         due_ms = units["tags_code"][rows].astype(np.int64)
         before_ms = np.maximum.accumulate(np.append(newest_ms, due_ms))[:-1]
@@ -64,13 +64,13 @@ def repair_due_times(live: LiveStore, scanner: LevelScanner) -> int:
         doubted |= (due_ms > behind_ms) | (due_ms > latest_ms)
         doubted[-1:] = True
         rows, newest_ms = rows[doubted], int(due_ms.max(initial=newest_ms))
-        found = find_wrong_due_times(live, scanner.level, units[rows])
+        found = find_wrong_due_times(live, cursor.level, units[rows])
         replaced = units["tags_code"][rows[found.rows]].astype(np.int64)
         damaged += int((replaced != replaced.astype(np.int32)).sum())  # no hash of a tag
         repaired += len(found.rows)
-        found.write(live, scanner.level, first + rows[found.rows])
+        found.write(live, cursor.level, first + rows[found.rows])
     if repaired:
-        scanner.rescan()
+        cursor.rescan()
     return damaged
 
 
@@ -106,15 +106,15 @@ def find_wrong_due_times(live: LiveStore, level: int, units: UnitArray) -> Wrong
     return WrongDueTimes(rows, right)
 
 
-def finish_half_neutral(live: LiveStore, scanner: LevelScanner) -> int:
+def finish_half_neutral(live: LiveStore, cursor: LevelCursor) -> int:
     """Neutralise the entries of which only one half says so; returns how many those were.
 
     A disk keeps a sector whole, so that only those can be meant of which the log's place lies in
     one sector and the size in the next. Nobody was told that they still wait.
     """
-    queue = live.queue(LEVEL_TOPIC, scanner.level - 1)
+    queue = live.queue(LEVEL_TOPIC, cursor.level - 1)
     finished = 0
-    for first, units, _ in scanner.waiting():
+    for first, units, _ in cursor.waiting():
         places = (first + np.arange(len(units))) * QUEUE_UNIT.size % queue.segments.file_bytes
         rows = np.flatnonzero((places + _SIZE_AT) % _SECTOR_BYTES == 0)
         whole = _with_both_halves(live.log, units[rows])
@@ -122,7 +122,7 @@ def finish_half_neutral(live: LiveStore, scanner: LevelScanner) -> int:
             queue.overwrite(first + int(rows[row]), *whole[row].tolist())
             finished += 1
     if finished:
-        scanner.rescan()
+        cursor.rescan()
     return finished
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a level store behaves where brokers lose, repeat or hurry messages: safe if nothing is said,
-a broker's own way by name.
+"""Choices of a level store where brokers lose, repeat or deliver messages early.
+
+The defaults are safe; a broker's own way has to be chosen by name.
 """
 
 from typing import Literal

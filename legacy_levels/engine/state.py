@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an open level store consists of, and how it is found when it is opened.
+"""The state of an open level store, and how opening finds it.
 
-Where the levels stand is told by delayOffset.json, by the marks beside it (``level_start``), and
-after a kill by the log's own copies (``level_recovery``).
+RocketMQ: ScheduleMessageService#load, #correctDelayOffset (4.9.7).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.cut_queues import refuse_lost_first_files
 from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.delivery_marks import (
@@ -25,15 +23,15 @@ from legacy_levels.delivery_marks import (
     mark_to_trust,
     read_mark,
 )
-from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.engine.due_search import DueRuns
+from legacy_levels.engine.recovery import Start, refuse_lost_first_files, where_to_start
 from legacy_levels.engine.repair import (
     finish_half_neutral,
     refuse_another_table,
     repair_due_times,
 )
 from legacy_levels.engine.rules import LevelRules
-from legacy_levels.level_start import Start, where_to_start
 from legacy_levels.neutral_units import is_message
 from message_store.base.printable import counted
 from message_store.files.notes import NoteFile
@@ -43,6 +41,11 @@ from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.reading.consume_queue import Int64Array, UnitArray
 from message_store.writing.dispatch import Dispatcher
+
+if TYPE_CHECKING:
+    from message_store.writing.queue import LiveQueue
+    from message_store.writing.recovery import Extent
+    from message_store.writing.store import LiveStore
 
 FILE_NAME = "levels-skipped.json"
 
@@ -68,10 +71,6 @@ class SkippedMessages(NoteFile[SkippedMessage]):
     def __init__(self, root: Path) -> None:
         path = StoreRoot(root).own / FILE_NAME
         super().__init__(path, SkippedMessage, lambda one: (one.level, one.queue_offset))
-
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
 
 
 @attrs.frozen
@@ -116,12 +115,6 @@ def _end(live: LiveStore, level: int) -> int:
     return 0 if queue is None else queue.max_offset
 
 
-if TYPE_CHECKING:
-    from message_store.writing.queue import LiveQueue
-    from message_store.writing.recovery import Extent
-    from message_store.writing.store import LiveStore
-
-
 @attrs.frozen
 class Correction:
     """A stored offset that lay outside its queue."""
@@ -147,21 +140,21 @@ class LevelState:
     table: DelayLevels
     rules: LevelRules
     found: DelayOffsets
-    scanners: dict[int, LevelScanner]
+    cursors: dict[int, LevelCursor]
     skipped: SkippedMessages
     losses: Losses = attrs.field(factory=Losses)
     distrust: str | None = None
     corrections: list[Correction] = attrs.field(factory=list)
     already_delivered: int = 0
     to_repeat: dict[int, Int64Array] = attrs.field(factory=dict)
-    left_alone: dict[int, LevelScanner] = attrs.field(factory=dict)
+    left_alone: dict[int, LevelCursor] = attrs.field(factory=dict)
     corrected_due_times: dict[int, int] = attrs.field(factory=dict)
     _runs: dict[int, DueRuns] = attrs.field(factory=dict)
 
     @property
-    def all_scanners(self) -> dict[int, LevelScanner]:
+    def all_cursors(self) -> dict[int, LevelCursor]:
         """Those of every level with a queue, also of those that nothing is delivered from."""
-        return self.scanners | self.left_alone
+        return self.cursors | self.left_alone
 
     def queue(self, level: int) -> LiveQueue:
         """The queue of a level."""
@@ -173,7 +166,7 @@ class LevelState:
             self._runs[level] = DueRuns(self.queue(level))
         return self._runs[level]
 
-    def limit_ms(self, level: int, now_ms: int) -> int | None:
+    def latest_due_ms(self, level: int, now_ms: int) -> int | None:
         """The latest time for which a level can hold a message, where one due later than that is
         delivered at once; None where it is waited for.
         """
@@ -184,8 +177,8 @@ class LevelState:
     def first_waiting_log_offset(self) -> int:
         """Where in the log the oldest message that waits lies; the log's end for none."""
         found = [self.live.log.end]
-        for scanner in self.all_scanners.values():
-            [*units] = scanner.queue.units(scanner.head, scanner.head + 1)
+        for cursor in self.all_cursors.values():
+            [*units] = cursor.queue.units(cursor.head, cursor.head + 1)
             found += [int(unit["commit_log_offset"]) for unit in units]
         return min(found)
 
@@ -235,32 +228,32 @@ def open_levels(
     state = LevelState(
         live, live.levels, rules, start.found, {}, skipped, losses=losses, distrust=start.distrust
     )
-    scanner_of = partial(
-        _scanner,
+    cursor_of = partial(
+        _cursor,
         state,
         start=start,
         may_tell_losses=bool(start.offsets) and offsets_choice is OffsetsChoice.AUTO,
     )
     for level in sorted(levels):
-        state.scanners[level] = scanner_of(level)
+        state.cursors[level] = cursor_of(level)
         if not live.was_clean:
-            finish_half_neutral(live, state.scanners[level])
-        if corrected := repair_due_times(live, state.scanners[level]):
+            finish_half_neutral(live, state.cursors[level])
+        if corrected := repair_due_times(live, state.cursors[level]):
             state.corrected_due_times[level] = corrected
     for level in sorted(beyond):
-        state.left_alone[level] = scanner_of(level)
+        state.left_alone[level] = cursor_of(level)
     if start.since is not None:
         is_known = start.since >= live.log.end
     else:  # of a clean store that has lost its offsets the log alone tells what was delivered
         is_chosen = bool(start.offsets) or offsets_choice is not OffsetsChoice.AUTO
-        waits = any(len(scanner) for scanner in state.scanners.values())
+        waits = any(len(cursor) for cursor in state.cursors.values())
         is_known = live.was_clean and (is_chosen or not waits)
     if not is_known:
         _settle_after_kill(state, start)
     return state
 
 
-def _scanner(state: LevelState, level: int, start: Start, *, may_tell_losses: bool) -> LevelScanner:
+def _cursor(state: LevelState, level: int, start: Start, *, may_tell_losses: bool) -> LevelCursor:
     """A level from its offset on, moved into the queue as a broker corrects it.
 
     RocketMQ: ScheduleMessageService#correctDelayOffset. Without ``may_tell_losses`` the offset does
@@ -277,9 +270,9 @@ def _scanner(state: LevelState, level: int, start: Start, *, may_tell_losses: bo
         state.corrections.append(Correction(level, stored, head))
     if may_tell_losses and len(lost):
         state.skipped.add(_notes_of_lost(level, lost, units))
-    scanner = LevelScanner(level, queue, head)
-    scanner.pass_over(done)
-    return scanner
+    cursor = LevelCursor(level, queue, head)
+    cursor.mark_delivered(done)
+    return cursor
 
 
 def _lost_messages(
@@ -318,9 +311,9 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
 
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
-    scanners = list(state.scanners.values())
+    cursors = list(state.cursors.values())
     found = delivered_already(
-        scanners,
+        cursors,
         log,
         since=start.since,
         counted=start.counted,
@@ -331,5 +324,5 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
     if state.live.settings.repeat_after_kill:
         state.to_repeat = found
     else:
-        for scanner in scanners:
-            scanner.pass_over(found[scanner.level])
+        for cursor in cursors:
+            cursor.mark_delivered(found[cursor.level])

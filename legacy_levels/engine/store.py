@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``LevelStore``: RocketMQ's delay levels, on the files that its brokers write.
 
-Each message waits in the queue of its level, whose entries hold due times, until it is appended to
-its real topic. What is due at once waits in the level with the shortest delay and comes at once; a
-broker that takes over lets it wait for those in front. Limitations: a delay that is no level's is
-rounded up to the next; a longer one than the longest is refused.
+RocketMQ: ScheduleMessageService (4.9.7). A message is pending in the queue of its level, whose
+entries hold due times, until it is appended to its real topic. A message due at once is put into
+the level with the shortest delay and delivered immediately; a broker that takes over delivers it
+after those in front. Limitations: a delay between two levels is rounded up to the longer one; a
+delay beyond the longest level is refused.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from legacy_levels.broker_version import dialect_of
-from legacy_levels.delay_offsets import OffsetsChoice
+from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile, read_delay_offsets
 from legacy_levels.engine.async_delivery import AsyncDelivery
 from legacy_levels.engine.cancel import Fate, entries_of_handle, entries_of_receipt, verdict
 from legacy_levels.engine.check import check_levels, undelivered
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.delivery import LevelDelivery
-from legacy_levels.engine.intake import LevelScheduling
-from legacy_levels.engine.pending import PendingFilter, iterate_pending
-from legacy_levels.engine.progress import LevelProgress, neutralise
+from legacy_levels.engine.intake import LevelIntake
+from legacy_levels.engine.progress import OffsetPersistence, neutralise
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
+from legacy_levels.engine.waiting_records import PendingFilter, iterate_pending
 from legacy_levels.neutral_units import CANCELLED_BYTES
 from message_store.base.closed_on_exit import ClosedOnExit
+from message_store.files.config_files import TOPICS, read_config
+from message_store.files.small_files import is_ordinary_file, is_present, read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import LONG_MAX
@@ -47,6 +49,38 @@ from message_store.interface.delay_store import (
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
+
+
+def dialect_of(root: StoreRoot) -> Dialect:
+    """The dialect to open a store with when nobody says one; 4.9 for a new one.
+
+    Raises SourceError where the disk refuses.
+    """
+    offsets = read_delay_offsets(root.path, OffsetsChoice.NONE)
+    files = (offsets.main, offsets.backup)
+    written = [Dialect(file.dialect.value) for file in files if file.dialect is not None]
+    newer = [dialect for dialect in written if dialect is not Dialect.ROCKETMQ_4_9]
+    if newer:
+        return newer[0]
+    return Dialect.ROCKETMQ_5_5 if _was_of_5x(root, files) else Dialect.ROCKETMQ_4_9
+
+
+def _was_of_5x(root: StoreRoot, files: tuple[OffsetsFile, ...]) -> bool:
+    """Whether anything is there that brokers of 4.9 do not make."""
+    return (
+        any(file.data_version is not None for file in files)
+        or is_present(root.timer_wheel)
+        or is_present(root.timer_queue())
+        or (is_ordinary_file(root.abort) and bool(read_small_file(root.abort)))
+        or _topics_have_attributes(root)
+    )
+
+
+def _topics_have_attributes(root: StoreRoot) -> bool:
+    table = read_config(root.path, TOPICS).value.get("topicConfigTable")
+    topics = table.values() if isinstance(table, dict) else ()
+    return any(isinstance(topic, dict) and "attributes" in topic for topic in topics)
+
 
 if TYPE_CHECKING:
     from message_store.base.clock import Clock
@@ -68,10 +102,10 @@ class LevelStore(ClosedOnExit):
     def __init__(self, state: LevelState, rounding: Literal["up", "exact"]) -> None:
         self.state = state
         self.live = state.live
-        self._scheduling = LevelScheduling(state, rounding)
+        self._scheduling = LevelIntake(state, rounding)
         is_async = state.rules.async_delivery
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
-        self._progress = LevelProgress(state, self._delivery.offset_to_save)
+        self._progress = OffsetPersistence(state, self._delivery.offset_to_save)
         self._group = self.live.group(self._progress.flush)
         self._first_call_ms: int | None = None
         self._last_look_ms: int | None = None
@@ -201,8 +235,8 @@ class LevelStore(ClosedOnExit):
             on_wheel = self.live.first_record(TIMER_TOPIC)
             keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
         if self.live.clean(now_ms, keep_from, lambda: None):
-            for scanner in self.state.all_scanners.values():
-                scanner.queue_was_cut()
+            for cursor in self.state.all_cursors.values():
+                cursor.queue_was_cut()
 
     def next_due_ms(self) -> int | None:
         """The earliest time at which ``advance`` would deliver something."""
@@ -244,10 +278,10 @@ class LevelStore(ClosedOnExit):
                 entries = entries_of_handle(self.state, handle)
             waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
             for entry in waiting:
-                scanner = self.state.all_scanners[entry.level]
+                cursor = self.state.all_cursors[entry.level]
                 place = np.array([entry.queue_offset], np.int64)
-                neutralise(self.state, scanner, place, CANCELLED_BYTES)
-                scanner.forget(entry.queue_offset)
+                neutralise(self.state, cursor, place, CANCELLED_BYTES)
+                cursor.forget(entry.queue_offset)
                 self._delivery.forget(entry.level, entry.queue_offset)
             return Cancellation.CANCELLED if waiting else verdict(entries)
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records behind entries of level queues, read in bulk: who waits, for which topic and queue.
+"""The records behind entries of level queues, read in bulk: topic, queue and key of each.
 
-Rows whose record is missing or damaged are told apart from the others, with the reason.
+``read_waiting`` separates rows whose record is missing or damaged, with the reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from message_store.interface.delay_store import Pending
 from message_store.reading.consume_queue import BoolArray
 
 if TYPE_CHECKING:
+    from legacy_levels.engine.cursor import LevelCursor
+    from legacy_levels.engine.state import LevelState
     from message_store.format.message import StoredMessage
     from message_store.writing.log import LiveLog
 
@@ -174,3 +177,56 @@ def are_plain_numbers(column: ByteColumn) -> BoolArray:
         digits = column.data[column.starts[rows] + place]
         found[rows] = (digits >= ord("0")) & (digits <= ord("9"))
     return np.asarray(found)
+
+
+@attrs.frozen
+class PendingFilter:
+    """The filters of ``DelayStore.pending``."""
+
+    topic: str | None = None
+    level: int | None = None
+    due_after_ms: int | None = None
+    due_before_ms: int | None = None
+    unique_key: str | None = None
+
+
+def iterate_pending(state: LevelState, wanted: PendingFilter) -> Iterator[Pending]:
+    """Level after level in the order of its queue. Records that are none are left out."""
+    for level, cursor in state.cursors.items():
+        if wanted.level in (None, level):
+            pieces = _of_level(state, cursor, wanted)
+            while True:
+                with state.live.reading():
+                    piece = next(pieces, None)
+                if piece is None:
+                    break
+                yield from piece
+
+
+def _of_level(
+    state: LevelState, cursor: LevelCursor, wanted: PendingFilter
+) -> Iterator[list[Pending]]:
+    for _, units, waits in cursor.waiting():
+        due_ms = units["tags_code"].astype(np.int64)
+        if wanted.due_after_ms is not None:
+            waits &= due_ms >= wanted.due_after_ms
+        if wanted.due_before_ms is not None:
+            waits &= due_ms < wanted.due_before_ms
+        rows = np.flatnonzero(waits)
+        offsets = units["commit_log_offset"][rows].astype(np.int64)
+        sizes = units["size_bytes"][rows].astype(np.int64)
+        due_ms = due_ms[rows]
+        for part in read_waiting(state.live.log, offsets, sizes):
+            passes = np.ones(len(part.rows), np.bool_)
+            if wanted.topic is not None:
+                passes &= equals(part.real_topic, wanted.topic.encode(errors="surrogatepass"))
+            if wanted.unique_key is not None:
+                passes &= equals(part.unique_key, wanted.unique_key.encode(errors="surrogatepass"))
+            found = []
+            for row in np.flatnonzero(passes).tolist():
+                place = int(part.rows[row])
+                with contextlib.suppress(FormatError):
+                    found.append(
+                        part.pending(row, cursor.level, int(due_ms[place]), int(sizes[place]))
+                    )
+            yield found

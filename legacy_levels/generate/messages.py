@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of a made-up level store, a chunk at a time: who is stored when, and as what."""
+"""The messages of a generated level store, a chunk at a time: levels, times and content."""
 
 from collections.abc import Iterator
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a level store with any number of pending messages, as fast as the disk takes it.
+"""Generates a level store with any number of pending messages, as fast as the disk takes it.
 
-The store is what a broker would have left behind at ``now_ms`` that had been receiving messages at
-one steady rate for each level: unless asked otherwise everything still waits, a level's messages
-are as old as its delay at most, and the log is in the order of storing. The same arguments make the
-same bytes. Work is done in chunks, one made while another is written, so memory does not grow with
-the number of messages.
+The store looks as if a broker had received messages at a steady rate for each level until
+``now_ms``. Unless asked otherwise all messages are pending, each younger than its level's delay,
+and the log is in the order of storing. Equal arguments give equal bytes. One chunk is generated
+while another is written, so memory does not grow with the number of messages.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

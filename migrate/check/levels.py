@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from legacy_levels.backlog.cut_queues import cut_queues
 from legacy_levels.backlog.level_table import PLAUSIBLE_DUE_MS
+from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError

@@ -16,7 +16,7 @@ import numpy as np
 
 from legacy_levels.backlog.backlog import LevelBacklog, read_backlog
 from legacy_levels.backlog.entries import Int16Array
-from legacy_levels.backlog.gone_queues import GoneQueue, gone_queues
+from legacy_levels.backlog.lost_queues import GoneQueue, gone_queues
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from message_store.base.errors import DelayStoreError, FormatError, SourceError

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.cut_queues import cut_queues_of
+from legacy_levels.backlog.lost_queues import cut_queues_of
 from legacy_levels.backlog.queues import levels_with_queue
 from legacy_levels.backlog.reconcile import find_indexed_end
 from legacy_levels.neutral_units import is_message

@@ -126,7 +126,7 @@ class Door:
         offset = self.live.log.append(size, place)
         queue.append_one(offset, size, code)
         if self.engine == "levels":
-            self.store.state.scanners[made.queue_id + 1].appended(queue_offset, code)
+            self.store.state.cursors[made.queue_id + 1].appended(queue_offset, code)
         self.live.remember_topic(one.topic, one.queue_id)
         return offset
 

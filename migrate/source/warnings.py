@@ -6,8 +6,7 @@ that were retired.
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from legacy_levels.backlog.cut_queues import cut_queues_of
-from legacy_levels.backlog.gone_queues import gone_queues
+from legacy_levels.backlog.lost_queues import cut_queues_of, gone_queues
 from message_store.base.errors import SourceError
 from message_store.base.printable import iso_time, shell_word
 from message_store.files.segments import Segment, SegmentReader

@@ -12,8 +12,7 @@ from compare.running.engine_watch import Progress
 from compare.running.engines import ENGINES, Engine
 from compare.running.observation import Observation, RaceSettings
 from compare.running.race import Race, no_progress, run_race
-from compare.running.room import store_bytes
-from compare.running.work_files import read_workload
+from compare.running.work_files import read_workload, store_bytes
 from compare.workloads.made_up import Recipe, make_workload
 from compare.workloads.workload import Workload
 from message_store.base.clock import Clock

@@ -8,8 +8,7 @@ import attrs
 import numpy as np
 import pytest
 
-from compare.report.differences import first_difference
-from compare.report.measure import account, measure, of_rounds
+from compare.report.measure import account, first_difference, measure, of_rounds
 from compare.report.results import FaultSeen, Lateness, LatenessCurve, Opening, Usage
 from compare.report.verdict import verdict
 from compare.running.observation import (

@@ -11,7 +11,7 @@ from tests.source_laws import ROOT
 
 CHILD = """
 import os, sys, time
-from compare.running.parent_process import end_with
+from compare.running.faults import end_with
 end_with(int(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(600)

@@ -13,7 +13,7 @@ import pytest
 
 from legacy_levels import LevelStore
 from legacy_levels.engine import delivery as level_delivery
-from legacy_levels.engine.cursor import LevelScanner
+from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.engine.rules import LevelRules
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message
 from message_store.base.errors import TargetError
@@ -54,7 +54,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
     [
         (open_wheel, Turning, "_move_on"),
         (open_wheel, LiveQueue, "append"),
-        (open_levels, LevelScanner, "delivered"),
+        (open_levels, LevelCursor, "delivered"),
         (open_levels, LiveQueue, "append"),
     ],
     ids=["wheel before its account", "wheel before queues", "levels before theirs", "levels too"],

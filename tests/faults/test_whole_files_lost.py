@@ -403,7 +403,7 @@ def test_of_very_many_lost_messages_the_last_note_says_how_many_follow(tmp_path:
     for file in files[:-1]:
         file.unlink()
     store = opened("levels", tmp_path, START_MS)
-    lost = store.state.scanners[3].head
+    lost = store.state.cursors[3].head
     assert lost > 1_000
     assert f"and those of {lost - 1_000} messages behind it" in store.state.skipped.all()[-1].reason
     store.close()

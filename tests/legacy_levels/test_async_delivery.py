@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from legacy_levels.engine.put_results import AsyncLevel, PutState, Resent, Settled
+from legacy_levels.engine.async_delivery import PendingPuts, PutState, Resent, Settled
 from legacy_levels.engine.rules import AsyncRules
 
 RULES = AsyncRules()
@@ -28,13 +28,13 @@ class Disk:
 NOBODY = Disk(Resent.FAILED)
 
 
-def started(offsets: Iterable[int], rules: AsyncRules = RULES) -> AsyncLevel:
-    level = AsyncLevel(rules)
+def started(offsets: Iterable[int], rules: AsyncRules = RULES) -> PendingPuts:
+    level = PendingPuts(rules)
     level.start(list(offsets))
     return level
 
 
-def finish(level: AsyncLevel, *outcomes: bool, now_ms: int = 0) -> None:
+def finish(level: PendingPuts, *outcomes: bool, now_ms: int = 0) -> None:
     for put, is_stored in zip(level.puts, outcomes, strict=False):
         level.finish(put, is_stored=is_stored, now_ms=now_ms)
 

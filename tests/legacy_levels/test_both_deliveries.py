@@ -53,7 +53,7 @@ def test_a_record_that_says_no_topic_blocks_its_level_as_in_4_9(
         assert next_ms is not None
         assert next_ms > bench.clock.now_ms(), "nobody has to try without a pause"
         assert bench.advance(store, 4_000) == [b"body 3"]
-        assert store.state.scanners[1].head == poisoned
+        assert store.state.cursors[1].head == poisoned
 
 
 @WAYS

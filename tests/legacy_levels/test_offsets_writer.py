@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from legacy_levels.delay_offsets import DataVersion, read_delay_offsets
-from legacy_levels.offsets_writer import OffsetsWriter
+from legacy_levels.delay_offsets import DataVersion, OffsetsWriter, read_delay_offsets
 from message_store.format.dialect import Dialect
 from tests.independent.raw_files import parse_fastjson
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import cli
-from legacy_levels.backlog.gone_queues import gone_queues
+from legacy_levels.backlog.lost_queues import gone_queues
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert

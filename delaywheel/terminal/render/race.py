@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rich.table import Table
 
-from compare.report.openings import opening_rows
 from compare.report.results import EngineResult, FirstDifference, Lateness, RaceResults
-from compare.report.verdict import verdict, when_due
+from compare.report.verdict import opening_rows, verdict, when_due
 from delaywheel.terminal.render.text import add_row, new_table
 from message_store.base.printable import counted, duration, iso_time, size
 from message_store.format.delay_levels import format_delay

@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level queues that are gone altogether: what waited there is in the log alone, and no entry says
-so.
+"""Level queues that lost files: all of them, or the first or last ones.
 
-A broker makes a level's directory with its first message, and so a level without one is mostly one
-that was never used. That it was is told by its delivery offset, or by its records in the newest
-part of the log. Limitations: a level that was last used before that part, and has no offset, is
-taken for one that was not.
+The log still has the records, unless retention took them. Two kinds of evidence:
+
+- A queue without any file. A broker makes a level's directory with its first message, so a missing
+  directory mostly means an unused level. The level's delivery offset, or records of it in the
+  newest part of the log, show that the level was used. Limitation: a level without an offset that
+  was last used before that part of the log counts as unused.
+- A queue that is shorter than at the last flush, or that begins behind its offset. Only the marks
+  of ``delaywheel`` show this; a store that only brokers used has none.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.queues import levels_with_queue
+from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queues
 from legacy_levels.backlog.reconcile import find_indexed_end
 from legacy_levels.copies.log_notes import take_notes
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
+from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError
 from message_store.base.parallel import side_by_side
+from message_store.base.printable import counted
 from message_store.files.segments import SegmentReader, list_directories, list_segments
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -31,6 +38,56 @@ from message_store.reading.consume_queue import (
     is_filled,
     read_queue,
 )
+
+_ENTRIES = ("entry", "entries")
+
+
+@attrs.frozen
+class CutQueue:
+    """A level's queue that lacks ``count`` entries, and how that shows."""
+
+    level: int
+    directory: Path
+    count: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.problem}"
+
+
+def cut_queues(store: StoreRoot, queues: Iterable[LevelQueue]) -> tuple[CutQueue, ...]:
+    """The queues of a store at rest that were longer at the last flush, or begin behind their
+    offset; in order of level. A queue without any file is one of ``gone_queues``.
+    """
+    mark = read_mark(store.path, FLUSHED_NAME)
+    if mark is None:
+        return ()
+    found = (_cut(store, mark, queue) for queue in queues)
+    return tuple(cut for cut in found if cut is not None)
+
+
+def _cut(store: StoreRoot, mark: DeliveryMark, queue: LevelQueue) -> CutQueue | None:
+    level, directory = queue.level, store.level_queue(queue.level)
+    if (count := mark.ends.get(level, 0) - queue.queue_max) > 0:
+        told = f"the queue of level {level} has lost its last {counted(count, *_ENTRIES)}"
+        return CutQueue(level, directory, count, told)
+    stored = max(mark.offsets.get(level, 0), queue.stored_offset or 0)
+    if (count := queue.queue_min - stored) > 0 and level in mark.ends:
+        told = f"the queue of level {level} lacks {counted(count, *_ENTRIES)} from its offset on"
+        return CutQueue(level, directory, count, told)
+    return None
+
+
+def cut_queues_of(store: StoreRoot) -> tuple[CutQueue, ...]:
+    """The same, for those who have not read the queues; none where they cannot be told."""
+    if read_mark(store.path, FLUSHED_NAME) is None:
+        return ()
+    offsets = read_delay_offsets(store.path, OffsetsChoice.NONE)
+    try:
+        return cut_queues(store, open_level_queues(store.path, offsets))
+    except FormatError:
+        return ()
+
 
 _TAIL_BYTES = 8 << 20
 """So much of the log is looked at: with the queues' newest entries some 60 ms of a store in whose
