@@ -23,11 +23,7 @@ from legacy_levels.backlog.level_table import (
     reconcile_level_table,
     refuse_mixed_delays,
 )
-from legacy_levels.backlog.lost_entries import (
-    RecoveredEntries,
-    entries_as_they_are,
-    recover_entries,
-)
+from legacy_levels.backlog.lost_entries import RecoveredEntries, recover_entries
 from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.backlog.reconcile import LogTail, Waiting, find_delivered, read_tail
@@ -137,18 +133,14 @@ def read_backlog(
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, commit_log_file_bytes)
         table = _chosen_table(level_table, seen)
-        again = (
-            recover_entries(log, queues, tail, table)
-            if whole_log
-            else entries_as_they_are(queues, tail)
-        )
+        recovered = recover_entries(log, queues, tail, table, is_whole_log=whole_log)
         entries = gather_entries(
-            again.queues,
-            again.missing,
+            recovered.queues,
+            recovered.missing,
             table,
             newest_ms=tail.newest_ms,
             log_min=log.min_offset,
-            before=again.before,
+            before=recovered.before,
         )
         entries = _without_hidden_cancels(doubt_neutral_entries(log, entries), queues)
         entries, earliest_ms = repair_due_times(log, entries, table)
@@ -160,7 +152,7 @@ def read_backlog(
             level=pending.level,
             queue_offset=pending.queue_offset,
             due_ms=pending.due_ms,
-            counts=_count(again, entries, delivered, table),
+            counts=_count(recovered, entries, delivered, table),
             level_table=table,
             offsets=offsets,
             log_min=log.min_offset,
@@ -241,13 +233,13 @@ def _picked(levels: Int16Array, mask: BoolArray) -> Int16Array:
 
 
 def _count(
-    again: RecoveredEntries, entries: Entries, delivered: BoolArray, table: DelayLevels
+    recovered: RecoveredEntries, entries: Entries, delivered: BoolArray, table: DelayLevels
 ) -> tuple[LevelCounts, ...]:
-    by_level = {queue.level: queue for queue in again.queues}
+    by_level = {queue.level: queue for queue in recovered.queues}
     highest = int(entries.level.max(initial=0))
     is_before = ~entries.in_queue
     if is_before.any():
-        is_before &= np.isin(entries.commit_log_offset, again.before.commit_log_offset)
+        is_before &= np.isin(entries.commit_log_offset, recovered.before.commit_log_offset)
     is_pending = ~entries.is_expired & ~delivered
     is_repaired = is_pending & ~entries.is_known & (entries.due_ms > 0)
     number_of = {
@@ -274,7 +266,7 @@ def _count(
                 queue_min=0 if queue is None else queue.queue_min,
                 queue_max=0 if queue is None else queue.queue_max,
                 from_queue_offset=0 if queue is None else queue.from_queue_offset,
-                mended=again.mended.get(level, 0),
+                mended=recovered.mended.get(level, 0),
                 **{name: found[level] for name, found in number_of.items() if level <= highest},
             )
         )

@@ -58,25 +58,29 @@ class _Holes:
         return np.diff(np.searchsorted(self.starts, places)) > 0
 
 
-def entries_as_they_are(queues: tuple[LevelQueue, ...], tail: LogTail) -> RecoveredEntries:
-    """What is taken where nobody looks: the queues as they are."""
-    none = attrs.evolve(tail.missing, rows=tail.missing.rows[:0])
-    return RecoveredEntries(queues=queues, before=none, missing=tail.missing)
-
-
 def recover_entries(
-    log: SegmentReader, queues: tuple[LevelQueue, ...], tail: LogTail, table: DelayLevels
+    log: SegmentReader,
+    queues: tuple[LevelQueue, ...],
+    tail: LogTail,
+    table: DelayLevels,
+    *,
+    is_whole_log: bool,
 ) -> RecoveredEntries:
-    """Look for what the queues lost in the records of the whole log, which ``tail`` are."""
+    """Look for lost entries of the queues in ``tail``, if that is the whole log; else the queues
+    stay as they are.
+    """
     records = tail.notes.level_records
     levels = (records.queue_id + 1).astype(np.int32)
-    harmed = {queue.level for queue in queues if not _is_whole(queue, records, levels)}
-    if not harmed:
-        return entries_as_they_are(queues, tail)
+    damaged: set[int] = set()
+    if is_whole_log:
+        damaged = {queue.level for queue in queues if not _is_whole(queue, records, levels)}
+    if not damaged:
+        none = attrs.evolve(tail.missing, rows=tail.missing.rows[:0])
+        return RecoveredEntries(queues=queues, before=none, missing=tail.missing)
     holes = _holes_of(log, tail.notes)
     made, before, mended, pointed = [], [records.rows[:0]], {}, [np.empty(0, np.int64)]
     for queue in queues:
-        if queue.level in harmed and queue.level <= table.max_level:
+        if queue.level in damaged and queue.level <= table.max_level:
             own = attrs.evolve(records, rows=records.rows[levels == queue.level])
             level = _Level(log, queue, own, holes)
             queue = level.mend(table.delay_ms(queue.level))
