@@ -27,7 +27,7 @@ def test_everything_comes_once_and_not_early(tmp_path: Path, name: str) -> None:
     assert (result.delivered, result.is_right) == (60, True)
     assert result.lateness_ms is not None
     assert result.lateness_ms.p50 >= 0
-    assert result.cpu_percent > 0
+    assert result.cpu_percent >= 0  # counted in ticks of 10 ms: a race this small may take none
     assert result.usage.at_ms
 
 
