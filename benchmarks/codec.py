@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import RESULTS, facts, keeping, prewarm
+from legacy_levels.generate.records import place_batch, write_batch
 from message_store.base.clock import stopwatch_s
-from message_store.columns.batch_codec import decode_batch, place_batch, write_batch
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.columns.property_column import Piece, hex_key_column, join_property_columns
 from message_store.format.message_codec import decode_message_at, encode_message
 from message_store.kernels.crc import crc32, crc32_by_tables
@@ -73,7 +73,7 @@ def one_round(count: int, body_bytes: int) -> dict[str, float]:
     marks.append(stopwatch_s())
     write_batch(batch, placement, target)
     marks.append(stopwatch_s())
-    read = decode_batch(target)
+    read = decode_batch(target, placement.positions)
     marks.append(stopwatch_s())
     read.property("TAGS")
     marks.append(stopwatch_s())

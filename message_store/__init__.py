@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What both engines stand on: messages, logs, queues and time. Knows no engine.
 
-``MessageBatch`` and ``MemoryStore`` are loaded when they are first asked for: they bring the weight
-of NumPy, Arrow and the codec with them, and ``delaywheel --help`` needs none of it.
+``MessageBatch`` and ``MemoryStore`` are loaded on first use: they import NumPy and Arrow, which
+``delaywheel --help`` does not need.
 """
 
 from typing import TYPE_CHECKING, Any

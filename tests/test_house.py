@@ -79,15 +79,9 @@ TEMPORARY_FILES = {
 }
 ARCHIVES = {"migrate/demo.py": "shutil.unpack_archive"}
 
-#: These know their store; they are to know its log and its queues.
-ONE_STORE = {
-    f"message_store.writing.{name}"
-    for name in ("cut_log", "dispatch", "losses", "recovery", "retention", "store")
-}
 #: Modules that still set fields of objects of others, and how many times. It may only fall.
 FIELDS_OF_OTHERS = {
     "compare/running/virtual_run.py": 1,
-    "message_store/writing/store.py": 2,
     "migrate/quarantine/put_back.py": 2,
     "timer_wheel/handover/to_wheel.py": 1,
     "timer_wheel/hierarchy/opening.py": 6,
@@ -175,7 +169,7 @@ def test_a_prefix_is_a_folder_that_nobody_made() -> None:
 
 
 def test_no_modules_import_each_other_not_even_for_types() -> None:
-    assert [circle for circle in circles(PRODUCT) if set(circle) - ONE_STORE] == []
+    assert circles(PRODUCT) == []
 
 
 def test_a_field_belongs_to_its_class() -> None:

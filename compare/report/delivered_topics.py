@@ -13,9 +13,8 @@ import numpy as np
 from compare.running.observation import Delivered
 from compare.workloads.workload import NUMBER_BYTES, QUEUES
 from message_store.base.errors import FormatError
-from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import Bytes, Int64s
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.files.segments import SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, UNIQUE_KEY

@@ -14,7 +14,7 @@ def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[
     """Two rows for every time that engines were opened again: a title, what it means, and a cell an
     engine.
     """
-    for kind, at_ms, openings in side_by_side(ran):
+    for kind, at_ms, openings in parallel_map(ran):
         yield (
             f"opened again, {kind} after {duration(at_ms)}",
             "until it knew what is due next; what came from the disk",
@@ -24,7 +24,7 @@ def opening_rows(ran: Sequence[EngineResult]) -> Iterator[tuple[str, str, tuple[
         yield "… its first delivery", "so long for so many messages", delivered
 
 
-def side_by_side(
+def parallel_map(
     ran: Sequence[EngineResult],
 ) -> Iterator[tuple[str, int, tuple[Opening | None, ...]]]:
     """Kind and time of every fault after which some engine was opened again, and each engine's
@@ -83,7 +83,7 @@ def verdict(results: RaceResults) -> tuple[str, ...]:
 def _soonest_open(ran: Sequence[EngineResult]) -> Iterator[str]:
     """Who was soonest open again, once for each kind of end; nobody where all took no time."""
     longest: dict[str, dict[str, float]] = {}
-    for kind, _at_ms, openings in side_by_side(ran):
+    for kind, _at_ms, openings in parallel_map(ran):
         for engine, opening in zip(ran, openings, strict=True):
             if opening is not None:
                 took_ms = longest.setdefault(kind, {})

@@ -29,7 +29,7 @@ from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.backlog.reconcile import LogTail, Waiting, find_delivered, read_tail
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from message_store.base.errors import UncleanStoreError
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -191,7 +191,7 @@ def _observe_delays(
         with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
             return observe_delays(store.path, log, queue)
 
-    return side_by_side(see_one, in_use)
+    return parallel_map(see_one, in_use)
 
 
 def _chosen_table(given: DelayLevels | None, seen: list[ObservedDelays]) -> DelayLevels:

@@ -18,7 +18,7 @@ from legacy_levels.backlog.queues import LevelQueue
 from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral_size
 from message_store.base.errors import OptionsError
-from message_store.base.parallel import core_count, side_by_side
+from message_store.base.parallel import core_count, parallel_map
 from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -150,7 +150,7 @@ def merged_entries(
     """The entries of these queues, none of them empty, in log order; None when a queue is not in
     order by itself.
     """
-    expired = side_by_side(lambda queue: queue.is_expired(log_min), queues)
+    expired = parallel_map(lambda queue: queue.is_expired(log_min), queues)
     columns = [
         (np.ascontiguousarray(queue.entries.units), queue.due_ms, queue.due_is_unknown, is_expired)
         for queue, is_expired in zip(queues, expired, strict=True)
@@ -181,7 +181,7 @@ def merged_entries(
             entries.is_expired[rows].view(np.uint8),
         )  # fmt: skip
 
-    return entries if all(side_by_side(merge, _pieces(queues, facts))) else None
+    return entries if all(parallel_map(merge, _pieces(queues, facts))) else None
 
 
 def _pieces(
@@ -232,7 +232,7 @@ def sorted_entries(
     def of_queue(queue: LevelQueue) -> Entries:
         return _of_queue(queue, table, newest_ms, log_min)
 
-    parts = side_by_side(of_queue, [queue for queue in queues if len(queue)])
+    parts = parallel_map(of_queue, [queue for queue in queues if len(queue)])
     queue_ends = {queue.level: queue.queue_max for queue in queues}
     parts += _of_tail(missing, table, queue_ends)
     if before is not None:
@@ -245,7 +245,7 @@ def sorted_entries(
         return np.concatenate([getattr(part, name) for part in parts])[order]
 
     names = [field.name for field in attrs.fields(Entries)]
-    return Entries(*side_by_side(in_order, names))
+    return Entries(*parallel_map(in_order, names))
 
 
 def _latest_due_ms(queue: LevelQueue, table: DelayLevels, newest_ms: int) -> int:

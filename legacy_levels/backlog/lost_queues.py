@@ -26,7 +26,7 @@ from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from message_store.base.printable import counted
 from message_store.files.segments import SegmentReader, list_directories, list_segments
 from message_store.files.store_root import StoreRoot
@@ -148,7 +148,7 @@ def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
 
     Only below the newest record that any queue knows: what lies behind it, none may know yet.
     """
-    newest = side_by_side(lambda level: _newest_entries(store.level_queue(level)), levels)
+    newest = parallel_map(lambda level: _newest_entries(store.level_queue(level)), levels)
     with SegmentReader(store.commit_log) as log:
         places = [units["commit_log_offset"].astype(np.int64) for units in newest]
         end = find_indexed_end(store.path, log).log_offset

@@ -8,7 +8,7 @@ import numpy as np
 
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice
 from legacy_levels.neutral_units import is_neutral
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from message_store.files.segments import Segment, SegmentReader, list_directories
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX
@@ -98,7 +98,7 @@ def open_level_queues(
         stored = offsets.offsets.get(level)
         return open_level_queue(root, level, stored, queue_file_bytes=queue_file_bytes)
 
-    return tuple(side_by_side(open_one, levels_with_queue(root)))
+    return tuple(parallel_map(open_one, levels_with_queue(root)))
 
 
 def levels_with_queue(root: Path) -> list[int]:

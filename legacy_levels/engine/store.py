@@ -172,7 +172,7 @@ class LevelStore(ClosedOnExit):
             try:  # all_or_broken, but for what entering it costs
                 return self._scheduling.schedule(message, due)
             except BaseException:
-                live.doubt_what_follows(count)
+                live.break_if_appended(count)
                 raise
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:

@@ -14,9 +14,8 @@ import attrs
 import numpy as np
 
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import ByteColumn, Int64s
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
 from message_store.format.java_numbers import INT_MAX, parse_long

@@ -26,8 +26,8 @@ from legacy_levels.generate.messages import (
     body_block,
     topic_names,
 )
+from legacy_levels.generate.records import place_batch, write_batch
 from message_store.base.errors import BadFieldError, TargetError
-from message_store.columns.batch_codec import place_batch, write_batch
 from message_store.columns.byte_column import Int64s
 from message_store.columns.message_batch import StoredBatch
 from message_store.files.config_files import (
@@ -40,7 +40,7 @@ from message_store.files.config_files import (
     encode_groups,
     encode_topics,
 )
-from message_store.files.segments import SegmentWriter
+from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import refuse_dangling_link, replace_file
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES, QUEUE_FILE_BYTES, StoreRoot
 from message_store.format import properties as names
@@ -201,9 +201,9 @@ class _StoreWriter:
     ) -> None:
         self.last_stored_ms = 0
         self._now_ms = now_ms
-        self._log = SegmentWriter(root.commit_log, commit_log_file_bytes)
+        self._log = LiveSegments(root.commit_log, commit_log_file_bytes)
         self._queues = {
-            level: SegmentWriter(root.level_queue(level), queue_file_bytes) for level in levels
+            level: LiveSegments(root.level_queue(level), queue_file_bytes) for level in levels
         }
         self._counts = dict.fromkeys(self._queues, 0)
         self._delivered = dict.fromkeys(self._queues, 0)

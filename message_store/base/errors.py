@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error this project raises on purpose, in one tree.
 
-Facts are attributes and the message is built from them, so that a caller can act on a fact and a
-person can read the sentence. Decoders given arbitrary bytes raise :class:`FormatError` or one of
-its children, and nothing else.
+An error keeps its facts as attributes and builds its message from them. Decoders given arbitrary
+bytes raise :class:`FormatError` or one of its children, and nothing else.
 """
 
+import errno
+import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -151,3 +153,18 @@ class BadRecordsError(MigrationError):
 
 class VerificationError(MigrationError):
     """Source and target disagree."""
+
+
+_TOO_MANY_FILES = os.strerror(errno.EMFILE)
+
+
+def reason_of(error: Exception) -> str:
+    """What the operating system says; for too many open files also the limit and its command.
+
+    Errors of a library that have the system's text only are understood too.
+    """
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if not reason.endswith(_TOO_MANY_FILES):  # and not those of the whole system
+        return reason
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"{reason}: this process may open {limit:,}; raise that limit (`ulimit -n`)"

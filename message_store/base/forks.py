@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process has open stays its own when it forks.
 
-A child that went on writing would write beside its parent, under the parent's lock, and threads
-that the parent's libraries have running are missing in it.
+A child that continued writing would write beside its parent, under the parent's lock. It also lacks
+the threads that the parent's libraries run.
 """
 
 import os

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same work on several things at once, in threads: for what spends its time in NumPy, kernels
-or the disk, which all let other threads run.
+"""The same work on several things at once, in threads.
+
+It is for work in NumPy, in kernels or on the disk, which all release the GIL.
 """
 
 import os
@@ -17,16 +18,16 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def side_by_side(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+def parallel_map(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
     """The answers for all items, in their order, one thread a core; the first error is raised.
 
     One behind another where there may be no more threads, as when the main one has ended.
 
-    >>> side_by_side(len, ["a", "bcd"])
+    >>> parallel_map(len, ["a", "bcd"])
     [1, 3]
     """
     items = list(items)
-    with ThreadPoolExecutor(core_count(), "side-by-side") as threads:
+    with ThreadPoolExecutor(core_count(), "parallel-map") as threads:
         try:
             answers = threads.map(work, items)
         except RuntimeError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A column of byte strings for kernels: where each one lies in a block of memory.
 
-Nothing is copied to make one: an Arrow column, a dictionary of few values and the records of a log
-buffer are all "starts and lengths within a block". Records cannot tell an absent value from an
-empty one, so neither does a column: a null becomes the empty string.
+Nothing is copied to make one: Arrow columns, dictionaries and records in a log buffer are all
+"starts and lengths within a block". A record cannot tell an absent value from an empty one, nor can
+a column: a null becomes the empty string.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

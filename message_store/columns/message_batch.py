@@ -10,13 +10,24 @@ import attrs
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError
 from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.columns.property_column import find_property_column
 from message_store.format import properties as names
+from message_store.format.layout import Buffer
 from message_store.format.message import Host, Message, StoredMessage
-from message_store.format.record_layout import BYTE_COLUMNS, MAGIC_V1, NUMBER_COLUMNS
+from message_store.format.message_codec import decode_message_at
+from message_store.format.record_layout import (
+    BYTE_COLUMNS,
+    MAGIC_V1,
+    NUMBER_COLUMNS,
+)
+from message_store.kernels.batch import (
+    TABLE_LENGTH,
+    read_records,
+)
 from message_store.kernels.raw_memory import address_of
 
 _ZEROS: Any = attrs.Factory(lambda batch: np.zeros(len(batch.body), np.int64), takes_self=True)
@@ -214,10 +225,32 @@ class StoredBatch:
         """The values of one property, as a broker reads them; empty where a record has none."""
         return find_property_column(self.properties_text, name)
 
-    def address_table(self) -> Int64s:
-        """The addresses of all columns, as ``batch_kernels`` expects them; keep the batch alive."""
-        numbers = [getattr(self, name) for name in NUMBER_COLUMNS]
-        table = [0 if column is None else address_of(column) for column in numbers]
-        for name in BYTE_COLUMNS:
-            table.extend(getattr(self, name).addresses)
-        return int64s(table)
+
+def decode_batch(
+    buffer: Buffer | NDArray[np.uint8],
+    positions: Int64s,
+    *,
+    check_crc: bool = True,
+) -> StoredBatch:
+    """The records at these byte positions (int64, one dimension) of a buffer.
+
+    The byte columns point into the buffer. Raises FormatError, as the scalar codec does, for the
+    first position without a record.
+    """
+    data = np.frombuffer(buffer, np.uint8)
+    places = int64s(positions)
+    columns = np.empty((len(NUMBER_COLUMNS) + 2 * len(BYTE_COLUMNS), len(places)), np.int64)
+    table = np.zeros(TABLE_LENGTH, np.int64)
+    rows = iter(columns)
+    numbers: dict[str, Any] = {name: next(rows) for name in NUMBER_COLUMNS}
+    spans = {name: (next(rows), next(rows)) for name in BYTE_COLUMNS}
+    table[: len(NUMBER_COLUMNS)] = [address_of(column) for column in numbers.values()]
+    for place, span in enumerate(spans.values()):
+        base = len(NUMBER_COLUMNS) + 3 * place
+        table[base + 1 : base + 3] = [address_of(column) for column in span]
+    bad = read_records(address_of(data), data.size, places, table, check_crc)
+    if bad >= 0:
+        decode_message_at(data.data, int(places[bad]), check_crc=check_crc)
+        raise AssertionError("the two codecs disagree about what a record is")
+    found: dict[str, Any] = {name: ByteColumn(data, *span) for name, span in spans.items()}
+    return StoredBatch(**found, **numbers)

@@ -3,8 +3,7 @@
 
 Where Java puts address, process and class loader stand ten random bytes, new for every process,
 every fork and every column. The six bytes behind them (Java: four of time, two of a counter) count
-up from zero. Tools that read the time of a message from its key find the beginning of the month
-there, and so look for the message from then on.
+up from zero. Tools that read a message's time from its key find the beginning of the month there.
 """
 
 import itertools

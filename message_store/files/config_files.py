@@ -2,9 +2,9 @@
 """topics.json, subscriptionGroup.json and consumerOffset.json: read leniently, written as a broker
 would.
 
-Reading takes the main file, else its `.bak`, else what can be saved of the main one, else nothing:
-a store whose configuration is damaged still has its messages. Every member of an entry is kept,
-known or not, so that a copy loses nothing.
+Reading takes the main file, else its `.bak`, else the readable part of the main one, else nothing.
+A store with a damaged configuration still has its messages. Every member of an entry is kept, known
+or not, so that a copy loses nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -179,8 +179,13 @@ def encode_topics(
     topics: Iterable[TopicConfig], dialect: ConfigDialect = ConfigDialect.ROCKETMQ_5_3
 ) -> bytes:
     """topics.json for these topics, by name. The 5.3 way of writing is read by all brokers."""
+    return write(topics_value(topics, dialect), dialect)
+
+
+def topics_value(topics: Iterable[TopicConfig], dialect: ConfigDialect) -> JsonObject:
+    """The value of a topics.json for these topics."""
     entries = {topic.name: topic.as_members() for topic in topics}
-    return _encode_table("topicConfigTable", entries, dialect)
+    return _table_value("topicConfigTable", entries, dialect)
 
 
 def encode_groups(
@@ -190,7 +195,7 @@ def encode_groups(
     entries: dict[str, JsonObject] = {
         group.name: {**group.members, "groupName": group.name} for group in groups
     }
-    return _encode_table("subscriptionGroupTable", entries, dialect)
+    return write(_table_value("subscriptionGroupTable", entries, dialect), dialect)
 
 
 def encode_consumer_offsets(
@@ -205,12 +210,14 @@ def encode_consumer_offsets(
     return write({"offsetTable": table}, dialect)
 
 
-def _encode_table(name: str, entries: Mapping[str, JsonObject], dialect: ConfigDialect) -> bytes:
+def _table_value(
+    name: str, entries: Mapping[str, JsonObject], dialect: ConfigDialect
+) -> JsonObject:
     version: JsonObject = {"counter": 1, "timestamp": 0}
     if dialect.has_state_version:
         version = {"counter": 1, "stateVersion": 0, "timestamp": 0}
     table: JsonObject = {key: _sorted_members(entries[key], dialect) for key in sorted(entries)}
-    return write({"dataVersion": version, name: table}, dialect)
+    return {"dataVersion": version, name: table}
 
 
 def _sorted_members(members: JsonObject, dialect: ConfigDialect) -> JsonObject:

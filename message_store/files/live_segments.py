@@ -2,11 +2,10 @@
 """A row of segment files that is open for writing: written by ``pwrite``, read by ``pread`` or by
 mappings that cannot be written to.
 
-Files are made at their full length, sparse. A full disk is an OSError and no SIGBUS, because
-nothing is ever written through a mapping; reading through one is safe because the store's lock is
-ours, so that nobody cuts the files short. Limitation: where the disk cannot give back a page that
-is read through a mapping, the kernel ends the process with SIGBUS. Nothing here locks: whoever owns
-the row does.
+Files are made at their full length, sparse. Nothing is written through a mapping, so a full disk
+is an OSError and no SIGBUS. Reading through one is safe: the process holds the store's lock, so
+nobody truncates the files. Limitation: where the disk cannot read a page of a mapping, the kernel
+ends the process with SIGBUS. Nothing here locks; the owner of the row does.
 """
 
 import errno
@@ -20,7 +19,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import SourceError, TargetError, TruncatedRecordError
+from message_store.base.errors import SourceError, TargetError, TruncatedRecordError, reason_of
 from message_store.files.segments import (
     list_segments,
     require_appendable,
@@ -47,13 +46,15 @@ class _Mapping:
 
 
 class LiveSegments:
-    """A row of files of one size. Offsets are those of the row, and may lie in any file.
+    """A row of files of one size. An offset counts bytes from the row's beginning.
 
-    Files that are there decide the size; ``file_bytes`` is that of a row without files. ``root`` is
-    the directory down to which new directories are synced, and ``root_identity`` which one stood
+    Existing files decide the size; ``file_bytes`` is that of a row without files, and
+    ``noted_bytes``, if known, the least that the files of a row with one file have. ``root`` is the
+    directory down to which new directories are synced, and ``root_identity`` which one stood
     there when the store was opened; ``on_open`` is called before a file is
     opened, and may ``close`` the row: what it needs, it opens again. Raises SourceError for a row
-    that nobody can append to; a last file that is too short is lengthened.
+    that nobody can append to; a last file that is too short is lengthened. ``found_end`` is where
+    the files ended before that.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LiveSegments:
         directory: Path,
         file_bytes: int,
         *,
+        noted_bytes: int | None = None,
         root: Path | None = None,
         root_identity: tuple[int, int] | None = None,
         on_open: Callable[[], None] = lambda: None,
@@ -77,12 +79,14 @@ class LiveSegments:
         self._unsynced_names: set[Path] = set()
         self._being_synced: list[tuple[set[int], set[Path]]] = []
         self._short_bytes: int | None = None
-        self._load()
+        self.found_end = 0
+        self._load(noted_bytes)
 
-    def _load(self) -> None:
+    def _load(self, noted_bytes: int | None) -> None:
         segments = list_segments(self.directory)
-        self.file_bytes = require_appendable(segments, self.file_bytes)
+        self.file_bytes = require_appendable(segments, self.file_bytes, noted_bytes)
         self.starts = [segment.start_offset for segment in segments]
+        self.found_end = self.starts[-1] + segments[-1].length_bytes if segments else 0
         if segments and segments[-1].length_bytes < self.file_bytes:
             self._short_bytes = segments[-1].length_bytes
             self._lengthen(self.starts[-1])
@@ -186,7 +190,7 @@ class LiveSegments:
 
     def error(self, what: str, start: int, error: OSError) -> TargetError:
         """What to raise when the disk has refused something about a file."""
-        return TargetError(f"{self.path_of(start)}: cannot be {what}: {error.strerror}")
+        return TargetError(f"{self.path_of(start)}: cannot be {what}: {reason_of(error)}")
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -209,23 +213,22 @@ class LiveSegments:
             view = view[count:]
 
     def zero_from(self, offset: int) -> int:
-        """Make everything from ``offset`` on zeros, and take away the files that begin behind it.
+        """Zero everything from ``offset`` on, and remove the files that begin behind it.
 
-        From the back to the front, so that what was valid behind ``offset`` is never reached while
-        it is still there. Holes stay holes. Returns how many bytes were not zero. Raises
-        TargetError.
+        It works from the back to the front: valid bytes behind ``offset`` never follow zeroed ones.
+        Holes stay holes. Returns how many bytes were not zero. Raises TargetError.
         """
         while self.starts and self.starts[-1] > offset:
             self._remove(self.starts[-1])
-        found = 0
+        nonzero_bytes = 0
         pieces = list(self._data_pieces(self.starts[-1], offset)) if self.starts else []
         for place, size_bytes in reversed(pieces):
             used = np.flatnonzero(np.frombuffer(self.read_at(place, size_bytes), np.uint8))
             if len(used):
                 first, last = int(used[0]), int(used[-1]) + 1
                 self.write_at(place + first, memoryview(_ZEROS)[: last - first])
-                found += len(used)
-        return found
+                nonzero_bytes += len(used)
+        return nonzero_bytes
 
     def has_data_from(self, offset: int) -> bool:
         """Whether any file holds any byte but zero from ``offset`` on."""
@@ -254,7 +257,7 @@ class LiveSegments:
             sync_directory(path.parent)
             sync_directory(path.parent.parent)
         except OSError as error:
-            raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+            raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
 
     def find(self, wanted: bytes, offset: int) -> int:
         """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
@@ -279,7 +282,7 @@ class LiveSegments:
                 if error.errno == errno.ENXIO:  # no data behind this place
                     return
                 path = self.path_of(start)
-                raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+                raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
             while place < hole:
                 size_bytes = min(hole - place, _ZEROING_BYTES)
                 yield start + place, size_bytes
@@ -325,7 +328,9 @@ class LiveSegments:
         try:
             data = os.pread(self.descriptor(start), size_bytes, offset - start)
         except OSError as error:
-            raise SourceError(f"{self.path_of(start)}: cannot be read: {error.strerror}") from error
+            raise SourceError(
+                f"{self.path_of(start)}: cannot be read: {reason_of(error)}"
+            ) from error
         if len(data) != size_bytes:
             raise self._missing(offset, size_bytes)
         return data
@@ -353,12 +358,12 @@ class LiveSegments:
         )
 
     def addresses(self, offsets: Int64s) -> Int64s:
-        """Where in memory each of these offsets is, for kernels; -1 outside the row.
+        """The memory address of each offset (int64), for kernels; -1 outside the row.
 
         From an address to the end of its file all bytes can be read, until the file is deleted or
-        the row closed. Files are mapped when one of their offsets is asked for.
+        the row closed. A file is mapped when one of its offsets is first requested.
         """
-        found = np.full(len(offsets), -1, np.int64)
+        addresses = np.full(len(offsets), -1, np.int64)
         indexes = (offsets - self.min_offset) // self.file_bytes
         if len(indexes) and int(indexes.min()) == int(indexes.max()) and indexes[0] >= 0:
             present = [int(indexes[0])]  # the most frequent case, and it needs no sorting
@@ -368,8 +373,8 @@ class LiveSegments:
             if 0 <= index < len(self.starts):
                 start = self.starts[index]
                 here = indexes == index
-                found[here] = offsets[here] + (self._mapping(start).address - start)
-        return found
+                addresses[here] = offsets[here] + (self._mapping(start).address - start)
+        return addresses
 
     def address_of_file(self, start: int) -> int:
         """Where in memory the file that begins at ``start`` is."""
@@ -380,7 +385,8 @@ class LiveSegments:
             try:
                 memory = mmap.mmap(self.descriptor(start), self.file_bytes, prot=mmap.PROT_READ)
             except (OSError, ValueError) as error:
-                raise SourceError(f"{self.path_of(start)}: cannot be mapped: {error}") from error
+                path = self.path_of(start)
+                raise SourceError(f"{path}: cannot be mapped: {reason_of(error)}") from error
             array = np.frombuffer(memory, np.uint8)
             self._mappings[start] = _Mapping(memory, array, int(array.ctypes.data))
         return self._mappings[start]
@@ -388,9 +394,9 @@ class LiveSegments:
     # --- syncing and closing ----------------------------------------------------------------------
 
     def begin_sync(self) -> Unsynced:
-        """Take note of all that was written and not synced; ``finish`` may run without a lock.
+        """Note all that was written and not synced; ``finish`` may run without a lock.
 
-        What another thread is still waiting for counts as not synced.
+        Data that another thread is still syncing counts as not synced.
         """
         note = (set(self._dirty), set(self._unsynced_names))
         for starts, names in tuple(self._being_synced):  # whoever is done leaves without a lock

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of fixed size in a row, each named by the offset of its first byte: logs and queues.
 
-Reading is by ``pread`` and never by mapping: a file that another process cuts short is then a short
-read and an error with an offset, where a mapping would kill the process with SIGBUS. Limitations:
-the writer is for rows that are new; the parts of a converted store are written by
-``migrate.write.staging``.
+Reading is by ``pread`` and never by mapping. If another process truncates a file, that is a short
+read and an error with an offset; a mapping would kill the process with SIGBUS.
 """
 
 import bisect
@@ -17,11 +15,15 @@ from pathlib import Path
 import attrs
 
 from message_store.base.closed_on_exit import ClosedOnExit
-from message_store.base.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
+from message_store.base.errors import (
+    BadFieldError,
+    SourceError,
+    TruncatedRecordError,
+    reason_of,
+)
 from message_store.format.java_numbers import LONG_MAX
 
 NAME_DIGITS = 20
-_OPEN_FILES = 16
 _PAGE_BYTES = 4096
 _PAGES = memoryview(bytes(16 * _PAGE_BYTES))
 
@@ -51,7 +53,7 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
     A missing directory is an empty row. Raises SourceError when it cannot be read, and
     BadFieldError for a name that is beyond any offset: no broker starts on one.
     """
-    found = []
+    segments = []
     for entry in _entries(directory):
         is_named = len(entry.name) == NAME_DIGITS and entry.name.isascii() and entry.name.isdigit()
         if is_named and entry.is_file(follow_symlinks=False):
@@ -62,21 +64,24 @@ def list_segments(directory: Path) -> tuple[Segment, ...]:
                 raise _unreadable(path, error) from error
             if int(entry.name) > LONG_MAX - facts.st_size:
                 raise BadFieldError("a file named beyond any offset", path=path)
-            found.append(Segment(int(entry.name), facts.st_size, path, facts.st_mtime_ns))
-    return tuple(sorted(found, key=lambda segment: segment.start_offset))
+            segments.append(Segment(int(entry.name), facts.st_size, path, facts.st_mtime_ns))
+    return tuple(sorted(segments, key=lambda segment: segment.start_offset))
 
 
-def require_appendable(segments: Sequence[Segment], file_bytes: int) -> int:
-    """The size of the files of a row that something can be appended to; ``file_bytes`` is that of a
-    row without files.
+def require_appendable(
+    segments: Sequence[Segment], file_bytes: int, noted_bytes: int | None = None
+) -> int:
+    """The size of the files of a row that something can be appended to.
 
+    It is ``file_bytes`` for a row without files, and at least ``noted_bytes`` for a row with one
+    file, which may have been cut short. The last file may be too short: its maker was stopped.
     Raises SourceError for a row with gaps, with files of several sizes, or with names that are no
-    multiples of the size. The last file may be too short: its maker was stopped.
+    multiples of the size.
     """
     if len(segments) > 1:
         file_bytes = segments[1].start_offset - segments[0].start_offset
     elif segments:
-        file_bytes = segments[0].length_bytes or file_bytes
+        file_bytes = max(segments[0].length_bytes, noted_bytes or 0) or file_bytes
     for index, segment in enumerate(segments):
         if segment.start_offset != segments[0].start_offset + index * file_bytes:
             raise SourceError(f"{segment.path}: a file before this one is missing")
@@ -127,7 +132,7 @@ def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -
         raise OSError(errno.ENOSPC, "only a part could be written")
 
 
-def make_pages(descriptor: int, begin: int, wanted: int, file_bytes: int) -> int:
+def prefault_by_zeroing(descriptor: int, begin: int, wanted: int, file_bytes: int) -> int:
     """Let the kernel find the pages of a file from ``begin`` to ``wanted`` and some behind them, by
     writing the zeros that are there already; returns where they end, at most at the file's end.
 
@@ -160,7 +165,7 @@ def _entries(directory: Path) -> "list[os.DirEntry[str]]":
 
 
 def _unreadable(path: Path, error: OSError) -> SourceError:
-    return SourceError(f"{path}: cannot be read: {error.strerror}")
+    return SourceError(f"{path}: cannot be read: {reason_of(error)}")
 
 
 class SegmentReader(ClosedOnExit):
@@ -229,7 +234,7 @@ class SegmentReader(ClosedOnExit):
                 done += count
         except OSError as error:
             raise SourceError(
-                f"{segment.path}: cannot be read at {offset}: {error.strerror}"
+                f"{segment.path}: cannot be read at {offset}: {reason_of(error)}"
             ) from error
         return done
 
@@ -259,53 +264,6 @@ class SegmentReader(ClosedOnExit):
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptors[segment.start_offset] = os.open(segment.path, flags)
         return self._descriptors[segment.start_offset]
-
-    def close(self) -> None:
-        """Give the files back; closing twice is fine."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-
-class SegmentWriter(ClosedOnExit):
-    """A row of new segment files, each made at its full length and sparse when it is first written.
-
-    Nothing is synced: what is written this way can be made again. Use as a context manager, or call
-    :meth:`close`.
-    """
-
-    def __init__(self, directory: Path, file_bytes: int) -> None:
-        self.directory = directory
-        self.file_bytes = file_bytes
-        self._descriptors: dict[int, int] = {}
-
-    def write_at(self, offset: int, data: memoryview) -> None:
-        """Put these bytes at ``offset`` of the row, across files where need be.
-
-        Raises TargetError when the disk refuses.
-        """
-        data = data.cast("B")
-        while data.nbytes:
-            start = offset - offset % self.file_bytes
-            here = data[: start + self.file_bytes - offset]
-            try:
-                count = os.pwrite(self._descriptor(start), here, offset - start)
-            except OSError as error:
-                raise TargetError(
-                    f"{self.directory / segment_name(start)}: cannot be written at "
-                    f"{offset - start}: {error.strerror}"
-                ) from error
-            offset += count
-            data = data[count:]
-
-    def _descriptor(self, start: int) -> int:
-        if start not in self._descriptors:
-            if len(self._descriptors) == _OPEN_FILES:
-                os.close(self._descriptors.pop(min(self._descriptors)))
-            self.directory.mkdir(parents=True, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._descriptors[start] = os.open(self.directory / segment_name(start), flags, 0o644)
-            os.ftruncate(self._descriptors[start], self.file_bytes)
-        return self._descriptors[start]
 
     def close(self) -> None:
         """Give the files back; closing twice is fine."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from message_store.base.errors import FormatError, SourceError, TargetError
+from message_store.base.errors import FormatError, SourceError, TargetError, reason_of
 
 SMALL_FILE_MAX_BYTES = 256 << 20
 """A configuration file larger than this is no configuration file."""
@@ -41,7 +41,7 @@ def read_small_file(path: Path) -> bytes | None:
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read()
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
     finally:
         os.close(descriptor)
 
@@ -53,7 +53,7 @@ def _open_for_reading(path: Path) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise SourceError(f"{path}: cannot be read: no ordinary file")
@@ -84,7 +84,7 @@ def read_extents(path: Path, size_bytes: int, what: str) -> list[tuple[int, byte
             (at, piece) for begin, end in extents for at, piece in _pieces(descriptor, begin, end)
         ]
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
     finally:
         os.close(descriptor)
 
@@ -140,7 +140,7 @@ def _mode_of(path: Path) -> int | None:
     except OSError as error:
         if error.errno in _NOT_THERE:
             return None
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: bool = True) -> None:
@@ -170,7 +170,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644, is_durable: b
         if is_durable:
             sync_directory(path.parent)
     except OSError as error:
-        raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
+        raise TargetError(f"{path}: cannot be written: {reason_of(error)}") from error
 
 
 def make_directories(path: Path, *, is_durable: bool = True) -> None:
@@ -226,7 +226,7 @@ class InPlaceFile:
             if is_new:
                 sync_directory(path.parent)
         except OSError as error:
-            raise TargetError(f"{path}: cannot be opened: {error.strerror}") from error
+            raise TargetError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
     def write(self, content: bytes | memoryview, *, at: int = 0, durably: bool = False) -> None:
         """Put ``content`` at a place of the file; ``durably`` comes back when it is on disk."""
@@ -236,14 +236,14 @@ class InPlaceFile:
             if durably:
                 os.fdatasync(self._descriptor)
         except OSError as error:
-            raise TargetError(f"{self._path}: cannot be written: {error.strerror}") from error
+            raise TargetError(f"{self._path}: cannot be written: {reason_of(error)}") from error
 
     def another_handle(self) -> int:
         """A handle of its own for the file, which the caller closes."""
         try:
             return os.dup(self._descriptor)
         except OSError as error:
-            raise TargetError(f"{self._path}: cannot be opened: {error.strerror}") from error
+            raise TargetError(f"{self._path}: cannot be opened: {reason_of(error)}") from error
 
     def close(self) -> None:
         """Give the file back; closing twice is fine."""
@@ -280,7 +280,7 @@ def remove_file(path: Path, *, is_durable: bool = False) -> None:
         if is_durable and path.parent.is_dir():
             sync_directory(path.parent)
     except OSError as error:
-        raise TargetError(f"{path}: cannot be removed: {error.strerror}") from error
+        raise TargetError(f"{path}: cannot be removed: {reason_of(error)}") from error
 
 
 def sync_file(path: str | Path) -> None:
@@ -317,4 +317,4 @@ def _lines_of(descriptor: int, path: Path) -> Iterator[bytes]:
         with os.fdopen(descriptor, "rb") as file:
             yield from file
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error

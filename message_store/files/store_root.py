@@ -21,6 +21,7 @@ from message_store.base.errors import (
     StoreLockedError,
     TargetError,
     UnsupportedStoreError,
+    reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
 from message_store.files.segments import list_directories, list_segments
@@ -129,7 +130,7 @@ class StoreRoot:
             self._require_readable()
         except OSError as error:
             place = error.filename or self.path
-            raise SourceError(f"{place}: cannot be read: {error.strerror}") from error
+            raise SourceError(f"{place}: cannot be read: {reason_of(error)}") from error
 
     def _require_readable(self) -> None:
         if not self.path.exists():
@@ -168,9 +169,8 @@ class StoreRoot:
         """Raise SourceError where the log is lost: nothing can be read of what waits."""
         if self.has_lost_log:
             raise SourceError(
-                f"{self.commit_log}: no commit log file is there, but consume queues are, which a"
-                " broker deletes when it finds no log; do not start one here, and take the commit"
-                " log from a backup"
+                f"{self.commit_log}: no commit log file is there, but consume queues are; take the"
+                " log from a backup, and start no broker: it would delete them"
             )
 
     def require_inside(self, *paths: Path) -> None:
@@ -218,7 +218,8 @@ class StoreRoot:
             descriptor = None
         except OSError as error:
             raise SourceError(
-                f"{self.lock}: cannot be opened, so that a broker may be running: {error.strerror}"
+                f"{self.lock}: cannot be opened, so that a broker may be running:"
+                f" {reason_of(error)}"
             ) from error
         if descriptor is None:
             yield
@@ -244,7 +245,7 @@ class StoreRoot:
         try:
             descriptor = os.open(self.lock, flags, 0o644)
         except OSError as error:
-            raise TargetError(f"{self.lock}: cannot be opened: {error.strerror}") from error
+            raise TargetError(f"{self.lock}: cannot be opened: {reason_of(error)}") from error
         lock = StoreLock(descriptor)
         try:
             lock.take(fcntl.F_WRLCK)
@@ -255,7 +256,7 @@ class StoreRoot:
             lock.release()
             if refusal is not None:
                 raise refusal from error
-            raise TargetError(f"{self.lock}: cannot be locked: {error.strerror}") from error
+            raise TargetError(f"{self.lock}: cannot be locked: {reason_of(error)}") from error
         except BaseException:  # Ctrl-C: as long as it is open it keeps everybody out
             lock.release()
             raise
@@ -279,7 +280,7 @@ class StoreRoot:
             except OSError as error:
                 if directory == self.path.parent and isinstance(error, PermissionError):
                     continue  # it need not be ours
-                raise TargetError(f"{directory}: cannot be synced: {error.strerror}") from error
+                raise TargetError(f"{directory}: cannot be synced: {reason_of(error)}") from error
 
     def mark_stopped(self) -> None:
         """Take the `abort` file away, durably, as the last thing of all. Raises TargetError."""
@@ -288,7 +289,7 @@ class StoreRoot:
                 os.unlink(self.abort)
             sync_directory(self.path)
         except OSError as error:
-            raise TargetError(f"{self.abort}: cannot be removed: {error.strerror}") from error
+            raise TargetError(f"{self.abort}: cannot be removed: {reason_of(error)}") from error
 
     def discard(self, *, keeps_directory: bool) -> None:
         """Take away all that is in it, as far as the disk allows: a store that was not finished."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written and is not on disk yet, and how many threads wait for one sync of it."""
+"""Data that was written and is not on disk yet, and one sync of it for many threads."""
 
 import os
 import threading
@@ -8,14 +8,15 @@ from pathlib import Path
 
 import attrs
 
-from message_store.base.errors import TargetError
+from message_store.base.errors import TargetError, reason_of
 from message_store.files.small_files import sync_directory
 
 
 @attrs.frozen(eq=False)
 class Unsynced:
-    """What a row had written at one moment and nobody had synced; its own handles, so that the row
-    goes on meanwhile.
+    """The unsynced files and directories of a row at one moment.
+
+    It has handles of its own, so that the row can be used, or closed, during the sync.
     """
 
     descriptors: tuple[int, ...]
@@ -23,8 +24,8 @@ class Unsynced:
     on_done: Callable[[], None]
 
     def finish(self) -> None:
-        """Come back when all of it is on disk. Raises TargetError: what is there is then unknown,
-        because a failed sync is not reported twice.
+        """Return when all of it is on disk. Raises TargetError; nobody knows then what is on disk,
+        because the kernel does not report a failed sync twice.
         """
         left = list(self.descriptors)
         try:
@@ -35,15 +36,17 @@ class Unsynced:
                 sync_directory(directory)
             self.on_done()
         except OSError as error:
-            raise TargetError(f"cannot be synced: {error.strerror}") from error
+            raise TargetError(f"cannot be synced: {reason_of(error)}") from error
         finally:
             for descriptor in left:
                 os.close(descriptor)
 
 
 def handles_of_its_own(descriptors: Iterable[int]) -> tuple[int, ...]:
-    """A second handle for each of these files, made before the next is asked for: opening that may
-    close the one before. Raises OSError and what the asking raises, and keeps none then.
+    """A second handle for each of these files.
+
+    Each descriptor is duplicated before the next is fetched, because fetching may close earlier
+    ones. On any error all copies are closed. Raises OSError, and what fetching raises.
     """
     copies: list[int] = []
     try:
@@ -58,8 +61,8 @@ def handles_of_its_own(descriptors: Iterable[int]) -> tuple[int, ...]:
 class GroupSync:
     """Lets many threads share one piece of work that makes everything before it durable.
 
-    Whoever comes while ``work`` runs waits for the next run, which one of those waiting does for
-    all: what they wrote may have been too late for the run under way.
+    A thread that calls while ``work`` runs waits for the next run, because its data may have been
+    too late for this one. One of the waiting threads does that run for all.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -70,9 +73,9 @@ class GroupSync:
         self._is_running = False
 
     def run(self) -> None:
-        """Come back when a run that began after this call is done.
+        """Return when a run that began after this call is done.
 
-        Raises what ``work`` raises; the others then try for themselves.
+        Raises what ``work`` raises; the other threads then try for themselves.
         """
         number = done = 0
         try:

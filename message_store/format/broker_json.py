@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """RocketMQ's configuration texts: what fastjson reads, and byte for byte what it writes.
 
-The texts look like JSON and are none: integer keys stand without quotes. :func:`examine` reads one
-as a broker does and says what is wrong with one that a broker refuses; :func:`parse` only takes
-what a broker takes; :func:`write` makes the text that a given broker version would have made.
-What is accepted was tried with the jars of 4.9.7, 5.3.3, 5.4.0 and 5.5.0. Where they differ
-(single words as keys, a text of blanks only) the stricter one is followed.
+The texts look like JSON and are none: integer keys stand without quotes.
+
+- :func:`examine` reads a text as a broker does, and says why brokers refuse it.
+- :func:`parse` takes only what a broker takes.
+- :func:`write` makes the text that a given broker version would have made.
+
+The rules were tried with the jars of 4.9.7, 5.3.3, 5.4.0 and 5.5.0. Where those differ (single
+words as keys, a text of blanks only) the stricter one is followed.
 """
 
 import enum

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store's own ``checkpoint`` file: up to which time everything was flushed.
 
-One page of 4,096 bytes. Newer brokers know more fields at its end; a field that a version does not
-know is 0 in a file of its own, and left as it was in a file of another (docs/FORMAT.md,
-checkpoint).
+One page of 4,096 bytes. Newer brokers know more fields at its end. A version that does not know a
+field writes 0 for it in a new file, and does not change it in another version's (docs/FORMAT.md).
 """
 
 import attrs

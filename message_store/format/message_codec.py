@@ -81,12 +81,12 @@ def record_size_at(buffer: Buffer, offset: int) -> int:
     that is cut off.
     """
     view = memoryview(buffer)
-    magic = head_layout(0).decode_at(_padded_head(view, offset), 0)["magic"]
+    head = head_layout(0).decode_at(_padded_head(view, offset), 0)
+    magic, size_bytes = head["magic"], head["size_bytes"]
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise BadMagicError(
             "no message begins here", offset=offset, expected="0xDAA320A7", found=hex(magic % 2**32)
         )
-    size_bytes = head_layout(0).decode_at(_padded_head(view, offset), 0)["size_bytes"]
     if size_bytes < SMALLEST_RECORD_BYTES:
         raise BadFieldError("a record smaller than any can be", offset=offset, found=size_bytes)
     if size_bytes > view.nbytes - offset:

@@ -2,8 +2,8 @@
 """What a message must be to be stored for later and delivered: the rules of brokers and of safety.
 
 Every store refuses the same messages, in the same words, before it writes anything. A broker checks
-some of this when a client sends, and some only when the message is due: what fails then is lost, or
-blocks all that is due behind it (docs/FORMAT.md, properties).
+some of these rules only when the message is due. A message that fails then is lost, or blocks all
+that are due behind it (docs/FORMAT.md, properties).
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a record of the timer topic must be, so that a broker can place it and deliver it.
 
-One record that breaks a rule stops a stock broker's wheel for ever, at its queue entry or at its
-slot, or is lost when it is due. Everything that writes such records keeps these rules: conversions,
-tables, engines, what is put back; their kernels take nothing that is refused here. ``check`` looks
-for records of others that break them.
+A record that breaks a rule stops a stock broker's wheel for ever, or is lost when it is due. All
+code that writes such records keeps these rules: conversions, tables, engines and restored records;
+their kernels accept nothing that is refused here. ``check`` looks for records of others that break
+them.
 """
 
 from collections.abc import Iterator

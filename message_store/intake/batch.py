@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many messages → the records that wait for their time: ``scheduled_records`` for columns.
+"""Many messages → the records that wait for their time: ``intake.records`` for columns.
 
-Law: the bytes are those that ``draft`` makes of each row, and what it refuses is refused in its
-words, with the number of the first such row. All rows are looked at before one is written.
+Law: the bytes are those that ``RecordMaker`` makes of each row. What it refuses is refused in its
+words, with the row's number. All rows are checked before one is written.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ from message_store.intake.kernels import (
     fill_rows,
     measure_rows,
 )
-from message_store.intake.records import PLAIN_FORM, RecordForm, draft, topic_run
+from message_store.intake.records import PLAIN_FORM, RecordForm, require_storable, topic_run
 from message_store.kernels.raw_memory import address_of
 
 Fill = Callable[[slice, Int64s, int], None]
@@ -171,7 +171,7 @@ def _refuse(
             raise BadFieldError(problem, found=found).of_row(row) from error
     wanted: dict[str, Any] = {"out_ms" if is_timed else "delay_level": due}
     try:
-        draft(batch.message(row), system_topic=system_topic, form=form, **wanted)
+        require_storable(batch.message(row), system_topic=system_topic, form=form, **wanted)
     except BadFieldError as error:
         refused = BadFieldError(
             f"row {row}: {error.problem}", expected=error.expected, found=error.found

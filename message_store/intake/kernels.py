@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of records that wait: look at every row before any is stored, then write them.
 
-The first only ever says yes or no; ``scheduled_records`` says what is wrong with a row. Both are
+The first only ever says yes or no; ``intake.records`` says what is wrong with a row. Both are
 held equal to it by property tests. Property texts are written straight into the record: joined
 ahead, they cost half as much again as all the rest.
 """
@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 from message_store.columns.unique_keys import UNIQUE_KEY_CHARS
 from message_store.format import properties as names
 from message_store.format.message_rules import QUEUE_ID_MAX
-from message_store.format.record_layout import BODY_RUN, CRC_MASK, HEAD_V4_V4, PROPERTIES_RUN
+from message_store.format.record_layout import BODY_RUN, CRC_MASK, PROPERTIES_RUN
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.crc import crc32
+from message_store.kernels.log import (
+    AT_BODY_CRC,
+    AT_FLAG,
+    AT_LOG_OFFSET,
+    AT_QUEUE_ID,
+    AT_QUEUE_OFFSET,
+    AT_SIZE,
+)
 from message_store.kernels.message_rules import (
     are_closed_entries,
     is_deliverable,
@@ -52,12 +60,6 @@ limits in bytes, and addresses and lengths of a head that lacks only a row's own
 system topic's run.
 """
 
-_AT_SIZE = HEAD_V4_V4.offset_of("size_bytes")
-_AT_BODY_CRC = HEAD_V4_V4.offset_of("body_crc")
-_AT_QUEUE_ID = HEAD_V4_V4.offset_of("queue_id")
-_AT_FLAG = HEAD_V4_V4.offset_of("flag")
-_AT_QUEUE_OFFSET = HEAD_V4_V4.offset_of("queue_offset")
-_AT_COMMIT_LOG_OFFSET = HEAD_V4_V4.offset_of("commit_log_offset")
 _BODY_LENGTH_BYTES = BODY_RUN.length.size
 _PROPERTIES_LENGTH_BYTES = PROPERTIES_RUN.length.size
 _CLOSER = 2
@@ -206,12 +208,12 @@ def fill_rows(
         record = target + positions[row] - positions[first]
         body, length = _text(table, _BODY, row), _length(table, _BODY, row)
         copy_bytes(record, facts[HEAD], facts[HEAD_BYTES])
-        store_i32(record + _AT_SIZE, sizes[row])
-        store_i32(record + _AT_BODY_CRC, int(crc32(body, length)) & CRC_MASK)
-        store_i32(record + _AT_QUEUE_ID, queue_ids[row])
-        store_i32(record + _AT_FLAG, _number(table, _FLAG, row))
-        store_i64(record + _AT_QUEUE_OFFSET, queue_offsets[row])
-        store_i64(record + _AT_COMMIT_LOG_OFFSET, positions[row])
+        store_i32(record + AT_SIZE, sizes[row])
+        store_i32(record + AT_BODY_CRC, int(crc32(body, length)) & CRC_MASK)
+        store_i32(record + AT_QUEUE_ID, queue_ids[row])
+        store_i32(record + AT_FLAG, _number(table, _FLAG, row))
+        store_i64(record + AT_QUEUE_OFFSET, queue_offsets[row])
+        store_i64(record + AT_LOG_OFFSET, positions[row])
         place = record + facts[HEAD_BYTES]
         store_i32(place - _BODY_LENGTH_BYTES, length)
         copy_bytes(place, body, length)

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One message → the record that waits for its time, in the system topic of levels or of the wheel.
+"""One message → its pending record, in the system topic of levels or of the wheel.
 
-A record that waits names where it goes: REAL_TOPIC first and REAL_QID near the end, between them
-what brokers and users put there, DELAY (levels) behind UNIQ_KEY or TIMER_OUT_MS (wheel) last. All
-that is the same for the messages of one topic, tag and queue is encoded once and remembered.
-``scheduled_batch`` does the same for columns, byte for byte (docs/FORMAT.md, properties).
+The record's first property is its destination, REAL_TOPIC; REAL_QID is near the end. Brokers' and
+users' properties lie between. DELAY (levels) follows UNIQ_KEY; TIMER_OUT_MS (wheel) is last. What
+messages of one topic, tag and queue share is encoded once and kept. ``intake.batch`` does the same
+for columns, byte for byte (docs/FORMAT.md, properties).
 """
 
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import attrs
 
 from message_store.base.errors import BadFieldError
 from message_store.columns.unique_keys import new_unique_key
 from message_store.format import properties as names
+from message_store.format.dialect import Dialect
 from message_store.format.java_numbers import string_hash
 from message_store.format.layout import Layout
 from message_store.format.message import LOCAL_HOST, Host, Message
@@ -42,10 +43,7 @@ from message_store.format.record_layout import (
     head_layout,
 )
 from message_store.format.timer_record_rules import host_problem
-
-if TYPE_CHECKING:
-    from message_store.format.dialect import Dialect
-    from message_store.writing.settings import StoreSettings
+from message_store.writing.settings import StoreSettings
 
 _pack_length = PROPERTIES_RUN.length.packer.pack
 
@@ -68,7 +66,7 @@ class RecordForm:
     retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES
 
     @classmethod
-    def of(cls, dialect: "Dialect", settings: "StoreSettings") -> "RecordForm":
+    def of(cls, dialect: Dialect, settings: StoreSettings) -> "RecordForm":
         """The form that a store's brokers read."""
         return cls(
             closes_properties=dialect.closes_properties,
@@ -179,11 +177,6 @@ class RecordMaker:
         self._frames: dict[tuple[str, str | None, int, int | None], _Frame] = {}
         self._stamp = 0, 0, form.stamp(0, 0)
 
-    @property
-    def frame_count(self) -> int:
-        """For how many of them it keeps something now."""
-        return len(self._frames)
-
     def _new_frame(self, topic: str, tags: str | None, queue_id: int, level: int | None) -> _Frame:
         check_numbers(queue_id, 0)
         check_topic(topic, self._form.retry_topic_max_bytes)
@@ -265,60 +258,16 @@ class RecordMaker:
 _maker = lru_cache(maxsize=64)(RecordMaker)
 
 
-@attrs.frozen(eq=False)
-class Draft:
-    """A record that lacks only what is known when it gets its place.
-
-    ``tags_code`` is the hash of the message's tag; 0 where there is none.
-    """
-
-    size_bytes: int
-    tags_code: int
-    unique_key: str
-    _maker: RecordMaker
-    _wanted: tuple[Message, int | None, int | None, Iterable[tuple[str, str]]]
-
-    def record(
-        self,
-        queue_id: int,
-        queue_offset: int,
-        commit_log_offset: int,
-        now_ms: int,
-        born_ms: int | None = None,
-    ) -> bytes:
-        """The record for this place in the system topic's queue and in the log, stored now.
-
-        It is born now too, if not told otherwise.
-        """
-        return self._maker.record(
-            *self._wanted,
-            queue_id,
-            queue_offset,
-            lambda _: commit_log_offset,
-            now_ms,
-            now_ms if born_ms is None else born_ms,
-        )[0]
-
-
-def draft(
+def require_storable(
     message: Message,
     *,
     system_topic: str,
-    unique_key: str | None = None,
     delay_level: int | None = None,
     out_ms: int | None = None,
-    extra: Iterable[tuple[str, str]] = (),
     form: RecordForm = PLAIN_FORM,
-) -> Draft:
-    """The record in which ``message`` waits, before it has a place.
-
-    The unique key is the message's own, or a new one, if none is given. ``extra`` are properties
-    that the engine itself adds behind the user's. Raises BadFieldError for a message that cannot be
-    stored, or that no broker could deliver.
+) -> str:
+    """Raise BadFieldError for a message that no record can hold or no broker deliver; returns its
+    unique key, or a new one where it has none.
     """
-    message = attrs.evolve(message, unique_key=unique_key or message.unique_key)
-    wanted = delay_level, out_ms, tuple(extra)
     maker = _maker(system_topic, form)
-    record, _, tags_code, key = maker.record(message, *wanted, 0, 0, lambda _: 0, 0, 0)
-    stamped = attrs.evolve(message, unique_key=key)
-    return Draft(len(record), tags_code, key, maker, (stamped, *wanted))
+    return maker.record(message, delay_level, out_ms, (), 0, 0, lambda _: 0, 0, 0)[3]

@@ -2,8 +2,8 @@
 """THE interface: what every engine promises, and the values it speaks.
 
 ``WheelStore``, ``LevelStore`` and ``MemoryStore`` keep this contract; whoever holds one of them
-need not know which. Times are epoch milliseconds; a store reads a clock only to stamp what it
-stores, so ``advance`` can be driven through a simulated week in a second.
+need not know which. Times are epoch milliseconds. A store reads its clock only to stamp records, so
+``advance`` can be driven through a simulated week in a second.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine can promise, as pure functions: the time asked for → the time it will keep.
 
-A rule is asked only for times that are still to come (what is past is promised for now, by every
-engine), and answers with that time or a later one, or with now where delivering at once is its way
-out. ``MemoryStore`` takes a rule, so that it can stand
-beside any engine and promise what that engine promises.
+A rule is asked only for times in the future: every engine promises a past time for now. It answers
+with that time or a later one, or with now where it delivers at once. ``MemoryStore`` takes a rule,
+so that it promises what the engine beside it promises.
 """
 
 from collections.abc import Callable

@@ -2,10 +2,10 @@
 """How the compiled kernels of this project are made: explicit signatures, no GIL, and a cache that
 cannot go stale.
 
-numba checks only the kernel's own source file before it trusts a cached one, so a constant derived
-from a layout in another module would keep its old value after that module changed. The cache
-directory is therefore named by a digest of every source that the kernel's module imports, directly
-or not. Cache files are executable code: the directory belongs to the user alone.
+numba compares only the kernel's own source file with a cached kernel. A constant from a layout in
+another module would keep its old value after that module changed. So the name of the cache
+directory is a digest of every source that the kernel's module imports, directly or not. Cache files
+are executable code: the directory belongs to the user alone.
 """
 
 import ast

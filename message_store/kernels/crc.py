@@ -2,10 +2,10 @@
 """CRC-32 for kernels, equal to ``zlib.crc32``: by carry-less multiplication where the processor has
 it, else by tables.
 
-A call of zlib from Python costs 150 ns and more a record. Sixteen tables take 16 bytes a step;
-`pclmulqdq` folds 64 bytes into 16 and leaves only those and a short tail to the tables. Which of
-the two is behind :func:`crc32` is decided when this module is imported. (zlib as Python ships it
-does 1.4 GB/s of one large buffer, this 20.)
+A call of zlib from Python costs 150 ns and more a record. Sixteen tables take 16 bytes a step.
+`pclmulqdq` folds 64 bytes into 16 and leaves only those and a short tail to the tables. (Gopal et
+al., "Fast CRC computation using PCLMULQDQ", Intel 2009.) The import of this module decides which of
+the two is behind :func:`crc32`. One large buffer takes 20 GB/s here, 1.4 GB/s in Python's zlib.
 """
 
 from typing import Any

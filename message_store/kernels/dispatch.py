@@ -45,10 +45,11 @@ _SECTOR_BYTES = 512
 
 @kernel("int64(int64, int64, int64, int64, int64[:,::1], int64[::1])")
 def list_records(file: int, place: int, file_bytes: int, start: int, rows: Any, found: Any) -> int:
-    """Note the whole records of a file from ``place`` on, as many as ``rows`` has room for.
+    """List the whole records of a file from byte ``place`` on; returns how many.
 
-    ``file`` is where the file is in memory and ``start`` its offset in the log. ``found`` gets
-    where the walk stopped and why (RECORD: for want of room). Returns how many.
+    ``file`` is the file's memory address and ``start`` its commit log offset. ``rows`` is an int64
+    table, a row for each of ``ROW_FIELDS`` and a column for each record. ``found`` (int64,
+    ``FOUND_LENGTH``) gets where the walk stopped and why (RECORD: ``rows`` is full).
     """
     parts = found[3:]
     count = 0
@@ -99,10 +100,11 @@ def _lost_a_sector(file: int, start: int, end: int) -> bool:
 
 @kernel("int64(int64, int64, int64, int64, int64, int64[::1])")
 def walk_file(file: int, place: int, file_bytes: int, start: int, synced: int, found: Any) -> int:
-    """Walk the whole records of a file from ``place`` on; returns how many.
+    """Walk the whole records of a file from byte ``place`` on; returns how many.
 
-    Those that begin behind ``synced`` may be torn where no checksum tells. ``found`` gets where the
-    walk stopped, why, and where in the file the last record begins.
+    Records behind the commit log offset ``synced`` may be torn where no checksum covers them.
+    ``found`` (int64, ``FOUND_LENGTH``) gets where the walk stopped, why, and where in the file the
+    last record begins.
     """
     count = 0
     while True:

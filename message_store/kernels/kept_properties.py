@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that walk a properties text once: where its record goes, its tag, and what stays behind.
+"""Kernels that walk a properties text once: destination, tag, and the entries that are dropped.
 
-Equal to ``redelivered_record.redelivered_properties`` and to what ``properties.split_entries``
+Equal to ``redelivery.record.redelivered_properties`` and to what ``properties.split_entries``
 keeps (docs/FORMAT.md, properties).
 """
 
@@ -25,9 +25,9 @@ from message_store.kernels.raw_memory import (
 )
 from message_store.kernels.text import equal_bytes
 
-TOPIC_VALUE, QUEUE_VALUE, TAGS_VALUE, GONE = 0, 2, 4, 6
-"""What a walk leaves behind: address and length of three values, and how many bytes stay behind."""
-SPOTS = 7
+TOPIC_VALUE, QUEUE_VALUE, TAGS_VALUE, DROPPED = 0, 2, 4, 6
+"""A walk's result: address and length of three values, and how many bytes are dropped."""
+WALK_FIELDS = 7
 
 _REAL_TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _REAL_QUEUE_ID = np.frombuffer(names.REAL_QUEUE_ID.encode(), np.uint8)
@@ -102,23 +102,23 @@ def entry_end_at(place: int, end: int) -> int:
 
 @inline_kernel
 def walk_properties(
-    place: int, end: int, mask: np.uint64, dropped: int, dropped_count: int, spots: int
+    place: int, end: int, mask: np.uint64, dropped: int, dropped_count: int, walked: int
 ) -> None:
-    """Find in a properties text where its record goes, its tag, and how much stays behind.
+    """Find in a properties text its record's destination, its tag, and how much is dropped.
 
-    As in Java the last of equal names counts, and an empty value does not. ``spots`` is the address
-    of as many numbers.
+    As in Java the last of equal names counts, and an empty value does not. ``walked`` is the
+    address of ``WALK_FIELDS`` int64s, which get the result.
     """
-    for spot in range(SPOTS):
-        store_native(spots + 8 * spot, 0)
+    for field in range(WALK_FIELDS):
+        store_native(walked + 8 * field, 0)
     while place < end:
         name_end = name_end_at(place, end)
         stop = entry_end_at(name_end, end)
         length = name_end - place
         if stop > name_end:
             if _is_dropped(place, length, mask, dropped, dropped_count):
-                gone = load_native(spots + 8 * GONE)
-                store_native(spots + 8 * GONE, gone + stop + 1 - place)
+                dropped_bytes = load_native(walked + 8 * DROPPED)
+                store_native(walked + 8 * DROPPED, dropped_bytes + stop + 1 - place)
             elif stop > name_end + 1:
                 which = -1
                 if _is(place, length, _REAL_TOPIC):
@@ -128,8 +128,8 @@ def walk_properties(
                 elif _is(place, length, _TAGS):
                     which = TAGS_VALUE
                 if which >= 0:
-                    store_native(spots + 8 * which, name_end + 1)
-                    store_native(spots + 8 * which + 8, stop - name_end - 1)
+                    store_native(walked + 8 * which, name_end + 1)
+                    store_native(walked + 8 * which + 8, stop - name_end - 1)
         place = stop + 1
 
 
@@ -152,11 +152,11 @@ def _copy_kept(
 
 
 @inline_kernel
-def kept_bytes(properties: int, length: int, gone: int, suffix: int) -> int:
+def kept_bytes(properties: int, length: int, dropped_bytes: int, suffix: int) -> int:
     """The length of the new properties, given how much of them stays behind."""
     if length == 0 or load_u8(properties + length - 1) == _CLOSER:
-        return length - gone + suffix
-    return max(length + 1 - gone + suffix - 1, 0)
+        return length - dropped_bytes + suffix
+    return max(length + 1 - dropped_bytes + suffix - 1, 0)
 
 
 @inline_kernel
@@ -175,15 +175,15 @@ def whole_number(place: int, length: int) -> int:
 
 @inline_kernel
 def fill_properties(
-    out: int, properties: int, length: int, suffix: int, suffix_bytes: int, gone: int,
+    out: int, properties: int, length: int, suffix: int, suffix_bytes: int, dropped_bytes: int,
     mask: np.uint64, dropped: int, dropped_count: int,
 ) -> None:  # fmt: skip
     """The properties with their length in front; what is not closed stays so."""
-    new_length = kept_bytes(properties, length, gone, suffix_bytes)
+    new_length = kept_bytes(properties, length, dropped_bytes, suffix_bytes)
     store_i16(out, new_length)
     place = out + _LENGTH_BYTES
     end = place + new_length
-    if gone:
+    if dropped_bytes:
         text_end = properties + length
         place = _copy_kept(place, end, properties, text_end, mask, dropped, dropped_count)
     else:

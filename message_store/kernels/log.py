@@ -48,8 +48,13 @@ AT_FLAG = HEAD_V4_V4.offset_of("flag")
 AT_QUEUE_OFFSET = HEAD_V4_V4.offset_of("queue_offset")
 AT_LOG_OFFSET = HEAD_V4_V4.offset_of("commit_log_offset")
 AT_SYS_FLAG = HEAD_V4_V4.offset_of("sys_flag")
+AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
+AT_BORN_IP = HEAD_V4_V4.offset_of("born_ip")
+AT_BORN_PORT = HEAD_V4_V4.offset_of("born_port")
 AT_STORE_TIME = HEAD_V4_V4.offset_of("store_timestamp_ms")
 AT_STORE_IP = HEAD_V4_V4.offset_of("store_ip")
+AT_STORE_PORT = HEAD_V4_V4.offset_of("store_port")
+AT_RECONSUMED = HEAD_V4_V4.offset_of("reconsume_times")
 AT_PREPARED = HEAD_V4_V4.offset_of("prepared_transaction_offset")
 HEAD_BYTES = HEAD_V4_V4.size
 IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
@@ -62,7 +67,7 @@ _TOPIC_LENGTH_V2 = TOPIC_RUN_V2.length.size
 _PROPERTIES_LENGTH = PROPERTIES_RUN.length.size
 
 ROWS_AHEAD = 16
-"""How many records ahead memory is asked for what will be read."""
+"""How many records ahead of its use memory is prefetched."""
 _TAIL_BYTES = 256
 LINE_BYTES = 64
 _WHOLE_BYTES = 2048
@@ -127,10 +132,10 @@ def body_is_whole(record: int, parts: int) -> bool:
 @inline_kernel
 def record_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
     """What begins at an address where ``room`` bytes are at hand and the file has ``file_room``."""
-    found = head_at(record, room, file_room, log_offset, parts)
-    if found == RECORD and not body_is_whole(record, parts):
+    kind = head_at(record, room, file_room, log_offset, parts)
+    if kind == RECORD and not body_is_whole(record, parts):
         return NO_RECORD
-    return found
+    return kind
 
 
 @inline_kernel
@@ -158,10 +163,10 @@ def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int)
 
 
 @inline_kernel
-def come_near(record: int, size: int) -> None:
-    """Begin to load what is read of a record besides its body: its head, and what ends it.
+def prefetch_head_and_tail(record: int, size: int) -> None:
+    """Prefetch a record's head and its end, which are read besides its body.
 
-    No processor guesses where that lies, and memory takes longer than all the work.
+    Hardware prefetchers cannot predict these addresses, and cache misses dominate the time.
     """
     if record >= 0:
         prefetch(record)
@@ -172,8 +177,8 @@ def come_near(record: int, size: int) -> None:
 
 
 @inline_kernel
-def come_whole(place: int, size: int) -> None:
-    """Begin to load all that is copied next, or as much of it as a processor then follows alone."""
+def prefetch_whole(place: int, size: int) -> None:
+    """Prefetch a record's first 2 KiB: from there on the hardware prefetcher follows alone."""
     if place >= 0:
         for line in range(place, place + min(size, _WHOLE_BYTES), LINE_BYTES):
             prefetch(line)

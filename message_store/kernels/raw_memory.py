@@ -2,8 +2,8 @@
 """Loads, stores and copies at raw addresses, for kernels: big-endian as Java wrote, unaligned,
 unchecked.
 
-Nothing here checks a bound. A kernel that takes a length or an offset from a file compares it with
-what holds it before it comes here; ``address_of`` is the one place where an address is made.
+Nothing here checks a bound: a kernel has compared every length and offset from a file with what
+holds it. ``address_of`` is the one place where an address is made.
 """
 
 from typing import Any

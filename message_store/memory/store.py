@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole interface over one sorted list, in memory: the model that the engines are tested
-against, and a delay queue for programs that need not outlive their process.
+"""The whole interface over one sorted list, in memory.
+
+It is the model against which the engines are tested, and a delay queue for programs whose messages
+need not outlive their process.
 
 Limitation: it keeps every message it was given, also delivered ones, as long as it lives.
 """
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -23,20 +25,81 @@ from message_store.format.message import LOCAL_HOST, Message, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.recall_handle import RecallHandle
 from message_store.format.record_layout import MAGIC_V1, MAGIC_V2, TOPIC_MAX_CHARS_V1
-from message_store.intake.records import draft
+from message_store.intake.records import require_storable
 from message_store.interface.delay_store import (
     AfterMs,
     AtLevel,
     AtMs,
     BatchReceipt,
     Cancellation,
+    Delivered,
     Due,
     Finding,
     Pending,
     Receipt,
 )
 from message_store.interface.promise_rules import PromiseRule, exact
-from message_store.memory.topics import MemoryDeliveries, MemoryTopic, MemoryTopics
+
+if TYPE_CHECKING:
+    from message_store.columns.message_batch import StoredBatch
+
+Queues = dict[int, list[StoredMessage]]
+
+
+@attrs.frozen(eq=False)
+class MemoryDeliveries:
+    """What one ``advance`` delivered; see ``Deliveries``."""
+
+    _messages: tuple[StoredMessage, ...]
+    _promised_ms: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __getitem__(self, index: int) -> Delivered:
+        return Delivered(self._messages[index], self._promised_ms[index])
+
+    def __iter__(self) -> Iterator[Delivered]:
+        return map(Delivered, self._messages, self._promised_ms)
+
+    def to_batch(self) -> "StoredBatch":
+        """The same as columns."""
+        from message_store.columns.message_batch import StoredBatch
+
+        return StoredBatch.of(self._messages)
+
+
+@attrs.frozen(eq=False)
+class MemoryTopic:
+    """A topic's queues; see ``TopicReader``."""
+
+    _queues: Mapping[int, list[StoredMessage]]
+
+    def read(
+        self, queue_id: int, from_offset: int, max_messages: int = 32
+    ) -> tuple[StoredMessage, ...]:
+        """A part of one queue, in order."""
+        start = max(0, from_offset)
+        return tuple(self._queues.get(queue_id, ())[start : start + max_messages])
+
+
+@attrs.frozen(eq=False)
+class MemoryTopics:
+    """Every topic that something was delivered to, or that was asked for."""
+
+    _topics: dict[str, Queues] = attrs.field(factory=dict, init=False)
+
+    def append(self, message: StoredMessage) -> StoredMessage:
+        """Put a message at the end of its queue; answers it with its ordinal there."""
+        queues = self._topics.setdefault(message.topic, {})
+        queue = queues.setdefault(message.queue_id, [])
+        queue.append(attrs.evolve(message, queue_offset=len(queue)))
+        return queue[-1]
+
+    def reader(self, name: str) -> MemoryTopic:
+        """A topic's queues, also those of later deliveries."""
+        return MemoryTopic(self._topics.setdefault(name, {}))
+
 
 if TYPE_CHECKING:
     from message_store.columns.byte_column import Int64s
@@ -134,8 +197,8 @@ class MemoryStore(ClosedOnExit):
 
     def _entry(self, message: Message, due_ms: int, now_ms: int, commit_log_offset: int) -> _Entry:
         promised_ms = now_ms if due_ms <= now_ms else self._promise(due_ms, now_ms)
-        # An engine's record is drafted and thrown away: what engines refuse is refused here too.
-        unique_key = draft(message, system_topic=names.LEVEL_TOPIC, delay_level=1).unique_key
+        # What engines refuse is refused here too.
+        unique_key = require_storable(message, system_topic=names.LEVEL_TOPIC, delay_level=1)
         record = _record(message, unique_key, now_ms, commit_log_offset)
         receipt = Receipt(
             unique_key, message.topic, due_ms, promised_ms, commit_log_offset, BROKER_NAME

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commit log read in bulk: where it ends, what time its files begin, record heads by offset.
 
-Nothing here looks at one message at a time. A record counts when its magic, length, own offset,
-parts and body checksum all fit; bytes behind the last record may be stale and mean nothing.
+A record counts when its magic, length, own offset, parts and body checksum all fit. Bytes behind
+the last record may be stale and mean nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,12 +64,12 @@ class LogBounds:
 
 
 class LogWalk:
-    """Goes through a log from one offset on, a buffer at a time, and hands each to a kernel.
+    """Walks a log from one offset on, a buffer at a time, and gives each buffer to a kernel.
 
-    ``visit(address, length, base, file_room)`` looks at records from the start of a buffer and
-    answers where it stopped and why (``log_kernels``). At a place where no record begins the walk
-    ends: what follows may be stale. Below ``known_end``, where records are known to follow, it goes
-    on with the next one that names its own offset, or with the next file.
+    ``visit(address, length, base, file_room)`` reads records from the start of a buffer and returns
+    where it stopped and why (``kernels.log``). The walk ends where no record begins: the following
+    bytes may be stale. Below ``known_end``, where records are known to follow, it continues with
+    the next record that names its own offset, or with the next file.
     """
 
     def __init__(self, reader: SegmentReader, *, known_end: int = 0) -> None:

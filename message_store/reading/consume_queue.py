@@ -2,9 +2,8 @@
 """Consume queues: 20 bytes a message that say where in the log it is. Read as whole ranges, never
 entry by entry.
 
-A queue's files are made at full size and filled from the front, so that a queue of a few hundred
-entries is a sparse file of 6,000,000 bytes: only the used part is read. Where delay levels are
-concerned, the third field holds the due time (docs/FORMAT.md, consume queue).
+A queue's files are made at full size, sparse, and filled from the front: only the used part is
+read. In a level queue the third field holds the due time (docs/FORMAT.md, consume queue).
 """
 
 from itertools import pairwise

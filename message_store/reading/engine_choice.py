@@ -7,7 +7,7 @@ Knows them by name and neither by import: whoever may import them maps the name 
 from pathlib import Path
 from typing import Literal, get_args
 
-from message_store.base.errors import OptionsError, SourceError
+from message_store.base.errors import OptionsError, SourceError, reason_of
 from message_store.files.segments import list_directories, list_segments
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
@@ -39,12 +39,12 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
     if not has_wheel:
         has_levels |= is_present(store.config_file(DELAY_OFFSETS_NAME))
     has_hierarchy = is_present(hierarchy_mark(store))
-    found: dict[EngineName, bool] = {
+    has_engine: dict[EngineName, bool] = {
         "levels": has_levels,
         "wheel": has_wheel and not has_hierarchy,
         "hierarchy": has_hierarchy,
     }
-    return tuple(name for name, is_there in found.items() if is_there)
+    return tuple(name for name, is_there in has_engine.items() if is_there)
 
 
 def hierarchy_mark(store: StoreRoot) -> Path:
@@ -64,12 +64,13 @@ def require_engine(store: StoreRoot, engine: EngineName) -> None:
     there makes a store of two engines, which each need their own calls. A broker's store that has
     both is left to whoever asks.
     """
-    found = engines_in(store)
-    if found and engine not in found and not any(takes_over(engine, held) for held in found):
-        held = " and ".join(found)
+    engines = engines_in(store)
+    if engines and engine not in engines and not any(takes_over(engine, each) for each in engines):
+        present = engines[0]  # of two engines, one is the asked one or is taken over by it
         raise OptionsError(
-            f"{store.path}: is a store of {_NAMED[held]}; nothing was ever put into its"
-            f" {engine}: leave --engine away, or use another directory{_TO_A_WHEEL.get(held, '')}"
+            f"{store.path}: is a store of {_NAMED[present]}; nothing was ever put into its"
+            f" {engine}: leave --engine away, or use another directory"
+            f"{_TO_A_WHEEL.get(present, '')}"
         )
 
 
@@ -86,10 +87,10 @@ def choose_engine(
         store.require_readable()
     if asked is not None:
         return asked
-    found = () if is_new else engines_in(store)
-    if len(found) == 1:
-        return found[0]
-    what = "both levels and a wheel" if found else "neither levels nor a wheel yet"
+    engines = () if is_new else engines_in(store)
+    if len(engines) == 1:
+        return engines[0]
+    what = "both levels and a wheel" if engines else "neither levels nor a wheel yet"
     raise OptionsError(
         f"{store.path}: holds {what}: choose with --engine levels or --engine wheel (or hierarchy)"
     )
@@ -102,4 +103,4 @@ def _is_new(path: Path) -> bool:
     try:
         return not any(path.iterdir())
     except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error

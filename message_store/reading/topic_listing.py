@@ -65,8 +65,8 @@ def list_topic(
 
 def _queues(topic: Path) -> list[tuple[int, Path]]:
     """The queues of a topic in order of their numbers."""
-    found = [path for path in list_directories(topic) if path.name.isdecimal()]
-    return sorted((int(path.name), path) for path in found)
+    directories = [path for path in list_directories(topic) if path.name.isdecimal()]
+    return sorted((int(path.name), path) for path in directories)
 
 
 def _messages(

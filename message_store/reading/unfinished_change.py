@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a change of a store in place was stopped before its end: until somebody finishes it, or
-undoes it, messages may stand in the levels and on the wheel.
+"""Whether a change of a store in place was stopped before its end.
+
+Until somebody finishes or undoes it, messages may be in the levels and on the wheel.
 """
 
 import json
@@ -23,7 +24,7 @@ UNDOING = "rolling back"
 """What it says of one that is being taken back."""
 
 
-def told_unfinished_change(root: StoreRoot) -> str | None:
+def describe_unfinished_change(root: StoreRoot) -> str | None:
     """What to say of a store of which a change was stopped in its middle."""
     for directory in list_directories(root.own):
         if not directory.name.startswith(BACKUP_PREFIX):
@@ -59,6 +60,6 @@ def _ways_on(root: StoreRoot, facts: dict[str, Any]) -> str:
 
 
 def refuse_unfinished_change(root: StoreRoot) -> None:
-    """Raise SourceError for a store that ``told_unfinished_change`` has something to say of."""
-    if told := told_unfinished_change(root):
+    """Raise SourceError for a store that ``describe_unfinished_change`` has something to say of."""
+    if told := describe_unfinished_change(root):
         raise SourceError(told)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are due go on: many at once, from the log to its end, with their queue units.
+"""Delivers or rolls many due records at once: appends them to the log and to their queues.
 
-Law: the bytes are those of ``redelivered_record``. Kernels measure all rows, the log gives every
-one its place, kernels fill them in; a row of unusual shape is made by the scalar code at its own
-place, and one that is damaged or can go nowhere is named and left out.
+Law: the bytes are those of ``redelivery.record``. Kernels measure all rows, the log gives each its
+offset, and kernels write them. The scalar code makes a row of unusual shape, at its own offset. A
+row that is damaged, or whose destination is unknown, is reported and left out.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -18,7 +17,6 @@ import numpy as np
 from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import ByteColumn, Int64s, int64s
 from message_store.format.message import StoredMessage
-from message_store.format.message_codec import encode_message
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.raw_memory import address_of
@@ -27,9 +25,9 @@ from message_store.redelivery.kernels import (
     DESTINATION,
     NEW_SIZE,
     TAGS_CODE,
-    doubt_bodies,
     fill_records,
     fill_units,
+    mark_damaged_bodies,
     number_rows,
 )
 from message_store.redelivery.measured import Measured, dropped_table
@@ -43,9 +41,7 @@ from message_store.redelivery.record import (
     tags_code_of,
     topic_problem,
 )
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
+from message_store.writing.store import LiveStore
 
 __all__ = [
     "FROM_LEVEL",
@@ -97,16 +93,16 @@ def redeliver(
     given = store, int64s(offsets), int64s(sizes), how, suffixes, prepared, store_ms
     with store.reading():
         try:
-            return _Work(*given, known=known).run()
+            return _Redelivery(*given, known=known).run()
         except _DamagedBodyError:  # nothing was stored: now look at all before anything is written
-            return _Work(*given, doubts_bodies=True).run()
+            return _Redelivery(*given, doubts_bodies=True).run()
 
 
 class _DamagedBodyError(Exception):
     """A body did not have its checksum when it was copied."""
 
 
-class _Work:
+class _Redelivery:
     """One call of ``redeliver``; a row of input keeps its number until all are measured."""
 
     def __init__(
@@ -144,9 +140,9 @@ class _Work:
     def measure(self) -> None:
         """See for every row that its successor can be made, or what is wrong with it."""
         if self.doubts_bodies:
-            doubt_bodies(self.addresses, self.sizes, self.found)
+            mark_damaged_bodies(self.addresses, self.sizes, self.found)
         if self.how.topic is None:
-            self._doubt_destinations()
+            self._mark_unusable_destinations()
         new_sizes = self.found[NEW_SIZE]
         new_sizes[new_sizes > self.log.file_bytes - END_OF_FILE_MIN_BYTES] = 0
         for odd in np.flatnonzero(new_sizes == 0).tolist():
@@ -156,7 +152,7 @@ class _Work:
             except FormatError as error:
                 self.bad.append((odd, error))
 
-    def _doubt_destinations(self) -> None:
+    def _mark_unusable_destinations(self) -> None:
         """Leave to the scalar code, which says what is wrong, what nothing can be delivered to."""
         found = self.found
         for number, destination in enumerate(self.table.destinations()):
@@ -181,23 +177,7 @@ class _Work:
         self.found[TAGS_CODE, row] = tags_code_of(message)
 
     def _message(self, row: int) -> StoredMessage:
-        """The record at a row's place, by the strict codec."""
-        offset, size_bytes = int(self.offsets[row]), int(self.sizes[row])
-        message = self.log.record(offset, size_bytes)
-        if message.commit_log_offset != offset:
-            raise BadFieldError(
-                "the record says that it lies elsewhere",
-                offset=offset,
-                found=message.commit_log_offset,
-            )
-        if (told := len(encode_message(message))) != size_bytes:
-            raise BadFieldError(
-                "the record has another length than its queue unit says",
-                offset=offset,
-                expected=size_bytes,
-                found=told,
-            )
-        return message
+        return self.log.record(int(self.offsets[row]), int(self.sizes[row]))
 
     def _odd_record(
         self, row: int, message: StoredMessage, *, queue_offset: int, position: int

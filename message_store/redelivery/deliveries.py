@@ -4,22 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from message_store.base.errors import TruncatedRecordError
-from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import Int64s, int64s
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.interface.delay_store import Delivered
 from message_store.kernels.batch import gather
 from message_store.kernels.raw_memory import address_of
-from message_store.writing.record_addresses import record_addresses
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
+from message_store.writing.store import LiveStore
 
 
 @attrs.frozen(eq=False)
@@ -70,7 +65,7 @@ class LogDeliveries:
         """All of them as columns, in memory of their own."""
         packed = np.empty(int(self.sizes.sum()), np.uint8)
         with self.store.reading():
-            addresses = record_addresses(self.store.log, self.offsets, self.sizes)
+            addresses = self.store.log.record_addresses(self.offsets, self.sizes)
             for row in np.flatnonzero(self.offsets < self.store.log.min_offset)[:1].tolist():
                 raise _deleted(int(self.offsets[row]))
             for row in np.flatnonzero(addresses < 0)[:1].tolist():

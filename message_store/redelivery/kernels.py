@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many records that waited → the records that take them on: the fast path for those of usual shape.
+"""Kernels that make the delivered or rolled copies of many records of usual shape.
 
-Two passes over records that lie in memory, each at an address of its own. The first checks a
-record, finds where it goes and says how long its successor is; the second, when every place is
-known, writes it. A record of any other shape is marked unusual and left to ``redelivered_record``,
-so that every reason for refusing one is written once, in plain Python. Bodies are checked by the
-second pass, while they are copied.
+There are two passes. The first checks a record, finds its destination and
+the length of its successor. The second writes the successors when every offset is known, and checks
+the bodies while it copies them. A record of any other shape is marked unusual and left to
+``redelivery.record``: every reason for refusing one is written once, in plain Python.
 """
 
 from typing import Any
@@ -27,11 +26,11 @@ from message_store.format.record_layout import (
 )
 from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.kept_properties import (
-    GONE,
+    DROPPED,
     QUEUE_VALUE,
-    SPOTS,
     TAGS_VALUE,
     TOPIC_VALUE,
+    WALK_FIELDS,
     fill_properties,
     kept_bytes,
     lengths_mask,
@@ -59,10 +58,10 @@ from message_store.kernels.log import (
     TOPIC_AT,
     TOPIC_BYTES,
     body_is_whole,
-    come_near,
-    come_whole,
     find_parts,
     head_at,
+    prefetch_head_and_tail,
+    prefetch_whole,
 )
 from message_store.kernels.raw_memory import (
     copy_bytes,
@@ -86,9 +85,9 @@ from message_store.redelivery.destinations import (
     find_or_add,
 )
 
-NEW_SIZE, DESTINATION, TAGS_CODE, GONE_BYTES = range(4)
-"""What the first pass finds of a row: the length of its successor (0: unusual), the number of its
-destination, the hash of its tag, and how many bytes of its properties stay behind.
+NEW_SIZE, DESTINATION, TAGS_CODE, DROPPED_BYTES = range(4)
+"""Columns of the first pass's result: length of the row's successor (0: unusual), number of its
+destination, hash of its tag, and bytes of its properties that are dropped.
 """
 FOUND_COLUMNS = 4
 
@@ -149,33 +148,33 @@ def measure_records(
     of destinations was full.
     """
     parts = np.zeros(PARTS, np.int64)
-    spots = np.zeros(SPOTS, np.int64)
+    walked = np.zeros(WALK_FIELDS, np.int64)
     mask = lengths_mask(dropped)
     names, names_count = dropped.ctypes.data, dropped.shape[0]
     table, table_slots, table_used = destinations.ctypes.data, slots.ctypes.data, used.ctypes.data
     for row in range(start, len(addresses)):
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
-        come_near(addresses[ahead], sizes[ahead])
+        prefetch_head_and_tail(addresses[ahead], sizes[ahead])
         found[NEW_SIZE, row] = 0
         record, size = addresses[row], sizes[row]
         if record < 0 or not _is_usual(record, size, offsets[row], parts.ctypes.data):
             continue
         properties, length = record + parts[PROPERTIES_AT], parts[PROPERTIES_BYTES]
         walk_properties(
-            properties, properties + length, mask, names, names_count, spots.ctypes.data
+            properties, properties + length, mask, names, names_count, walked.ctypes.data
         )
-        new_length = kept_bytes(properties, length, spots[GONE], suffix_lengths[row])
-        tags_code = java_hash_utf8(spots[TAGS_VALUE], spots[TAGS_VALUE + 1])
+        new_length = kept_bytes(properties, length, walked[DROPPED], suffix_lengths[row])
+        tags_code = java_hash_utf8(walked[TAGS_VALUE], walked[TAGS_VALUE + 1])
         if new_length > PROPERTIES_MAX_BYTES or tags_code == NOT_UTF8:
             continue
         number = 0
         if not is_fixed:
-            queue_id = whole_number(spots[QUEUE_VALUE], spots[QUEUE_VALUE + 1])
-            topic_bytes = spots[TOPIC_VALUE + 1]
+            queue_id = whole_number(walked[QUEUE_VALUE], walked[QUEUE_VALUE + 1])
+            topic_bytes = walked[TOPIC_VALUE + 1]
             if queue_id < 0 or topic_bytes <= 0:
                 continue
             number = find_or_add(
-                spots[TOPIC_VALUE], topic_bytes, queue_id, table, table_slots, len(slots),
+                walked[TOPIC_VALUE], topic_bytes, queue_id, table, table_slots, len(slots),
                 table_used,
             )  # fmt: skip
             if number == TABLE_FULL:
@@ -188,14 +187,15 @@ def measure_records(
         found[NEW_SIZE, row] = size + growth
         found[DESTINATION, row] = number
         found[TAGS_CODE, row] = tags_code
-        found[GONE_BYTES, row] = spots[GONE]
+        found[DROPPED_BYTES, row] = walked[DROPPED]
     return len(addresses)
 
 
 @kernel("int64(int64[::1], int64[::1])")
-def touch_records(addresses: Any, sizes: Any) -> int:
-    """Read every line of memory of these records, so that it is near when they are copied. What it
-    returns says nothing: reading for nothing would be left out.
+def read_all_lines(addresses: Any, sizes: Any) -> int:
+    """Read every cache line of these records, so that copying them finds them in the cache.
+
+    The sum is returned only so that LLVM keeps the loads.
     """
     total = 0
     for row in range(len(addresses)):
@@ -207,7 +207,7 @@ def touch_records(addresses: Any, sizes: Any) -> int:
 
 
 @kernel("void(int64[::1], int64[::1], int64[:, ::1])")
-def doubt_bodies(addresses: Any, sizes: Any, found: Any) -> None:
+def mark_damaged_bodies(addresses: Any, sizes: Any, found: Any) -> None:
     """Mark as unusual the rows whose bodies are damaged, among those found usual."""
     parts = np.zeros(PARTS, np.int64)
     for row in range(len(addresses)):
@@ -279,7 +279,7 @@ def fill_records(
         # Copying waited for memory at the beginning of every record: a third of its time, and half
         # where records that follow each other lie apart.
         ahead = min(row + _COPIED_AHEAD, len(addresses) - 1)
-        come_whole(addresses[ahead], sizes[ahead])
+        prefetch_whole(addresses[ahead], sizes[ahead])
         record = addresses[row]
         if record < 0 or not find_parts(record, sizes[row], parts.ctypes.data):
             continue
@@ -310,7 +310,7 @@ def fill_records(
         properties, length = record + parts[PROPERTIES_AT], parts[PROPERTIES_BYTES]
         suffix = suffix_block + suffix_starts[row]
         fill_properties(
-            place, properties, length, suffix, suffix_lengths[row], found[GONE_BYTES, row],
+            place, properties, length, suffix, suffix_lengths[row], found[DROPPED_BYTES, row],
             mask, names, names_count,
         )  # fmt: skip
     return -1

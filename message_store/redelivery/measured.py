@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first pass over records that go on finds of them, which can be had before they are due.
+"""The result of the first pass over due records, which can be computed before they are due.
 
-It depends on a record, which stays as it is, on the rules by which it is rewritten, and on the
-length of what is added to it. Looking at records that lie apart in a large log takes a quarter to a
-third of a delivery: every one of them comes from memory.
+It depends on the record, which does not change, on the rules of rewriting, and on the length of
+what is added. The first pass is a quarter to a third of a delivery from a large
+log: every record is a cache miss.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -18,13 +17,9 @@ from numpy.typing import NDArray
 from message_store.columns.byte_column import ByteColumn, Int64s
 from message_store.kernels.raw_memory import address_of
 from message_store.redelivery.destinations import DestinationTable
-from message_store.redelivery.kernels import FOUND_COLUMNS, measure_records, touch_records
-from message_store.writing.record_addresses import record_addresses
-
-if TYPE_CHECKING:
-    from message_store.redelivery.record import Rewrite
-    from message_store.writing.store import LiveStore
-
+from message_store.redelivery.kernels import FOUND_COLUMNS, measure_records, read_all_lines
+from message_store.redelivery.record import Rewrite
+from message_store.writing.store import LiveStore
 
 Bools = NDArray[np.bool_]
 
@@ -76,7 +71,7 @@ class Measured:
         how = attrs.evolve(how, takes_long_topics=takes_long)
         if known is not None and (known.begins, known.how) != (log.min_offset, how):
             known = None
-        addresses = record_addresses(log, offsets, sizes)
+        addresses = log.record_addresses(offsets, sizes)
         found = np.zeros((FOUND_COLUMNS, len(offsets)), np.int64)
         table = DestinationTable() if known is None else known.table.copy()
         if how.topic is not None:
@@ -98,9 +93,9 @@ class Measured:
             found[:, rest] = part.found
         return this
 
-    def come_near(self) -> None:
-        """Bring the whole records near, for who is going to copy them at once."""
-        touch_records(self.addresses, self.sizes)
+    def prefetch(self) -> None:
+        """Bring the whole records into the cache, because they will be copied at once."""
+        read_all_lines(self.addresses, self.sizes)
 
     def _take_over(self, known: Measured) -> Int64s:
         """Copy what is known of these records; returns the rows of which nothing is."""

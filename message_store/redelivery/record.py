@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One record that waited → the one that takes it on: to its real topic, or back into the wheel.
+"""The delivered or rolled copy of one pending record: the slow path that is obviously right.
 
-This is the slow path that is obviously right; ``redelivery`` does the same for many and is held
-equal to it byte for byte (docs/FORMAT.md, commit log record).
+``redelivery.batch`` does the same for many records. A property test holds the two equal byte for
+byte (docs/FORMAT.md, commit log record). RocketMQ: ScheduleMessageService#messageTimeup and
+TimerMessageStore#convert (5.5.0).
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `checkpoint` of a store that is open: never more than what was synced.
 
-It serves whoever opens the store after a crash. Brokers up to 5.4 look for the newest log file that
-begins three seconds before its times; so the times given while the store is open are those of the
-beginning of the file that was being written, and not of its newest record: also a log whose times
-jump is then read from before the first record that may be missing in a queue. Where the last synced
-record begins is written for every dialect while the store is open: brokers before 5.5 pass it over,
-we do not; a store that is closed keeps it only if its brokers know it.
+The next opening after a crash reads it. Brokers up to 5.4 recover from the newest log file that
+begins three seconds before its times. So the times of an open store are those of the first record
+of the file that is being written, not of the newest record. A log whose clock jumped is then read
+from before the first record that a queue may lack. The offset of the last synced record is written
+for every dialect while the store is open: brokers before 5.5 ignore it. A closed store keeps it
+only if its brokers know it.
 """
 
 import attrs
@@ -18,20 +18,21 @@ from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.dialect import Dialect
 from message_store.writing.log import LiveLog
 
-_SOMEWHERE = 1
-"""In place of 0, which would say that nobody wrote the field: somewhere in the first file."""
+_OFFSET_UNKNOWN = 1
+"""Written in place of offset 0, which would say that nobody wrote the field."""
 
 
 class LiveCheckpoint:
-    """The file, and what was synced.
-
-    ``found`` is what it said at opening, ``nothing_was_synced`` whether it knew of no record.
+    """The file, and how much was synced. ``at_opening`` is what it said when the store was opened,
+    ``nothing_was_synced`` whether that named no record.
     """
 
     def __init__(self, root: StoreRoot, dialect: Dialect, log: LiveLog) -> None:
         content = read_small_file(root.checkpoint)
-        self.found = StoreCheckpoint.decode(content or b"")
-        self.nothing_was_synced = content is not None and self.found.commit_log_timestamp_ms == 0
+        self.at_opening = StoreCheckpoint.decode(content or b"")
+        self.nothing_was_synced = (
+            content is not None and self.at_opening.commit_log_timestamp_ms == 0
+        )
         self._root = root
         self._dialect = dialect
         self._log = log
@@ -43,7 +44,7 @@ class LiveCheckpoint:
     @property
     def synced_place(self) -> int:
         """Where the last record begins that was known to be on disk at opening; -1 for none."""
-        place = self.found.queue_commit_log_offset
+        place = self.at_opening.queue_commit_log_offset
         return -1 if place == 0 or self.nothing_was_synced else place
 
     def log_is_synced(self, last_start: int) -> None:
@@ -62,10 +63,10 @@ class LiveCheckpoint:
         begun_ms = self._log.store_time_ms(max(file_start, self._log.min_offset)) if synced else 0
         self._put(
             attrs.evolve(
-                self.found,
+                self.at_opening,
                 commit_log_timestamp_ms=begun_ms,
                 queue_timestamp_ms=begun_ms,
-                queue_commit_log_offset=max(synced, _SOMEWHERE),
+                queue_commit_log_offset=max(synced, _OFFSET_UNKNOWN),
             ).encode(),
             durably=durably,
         )
@@ -78,7 +79,7 @@ class LiveCheckpoint:
         newest_ms = self._log.store_time_ms(self._log.last_start)
         self._put(
             attrs.evolve(
-                self.found,
+                self.at_opening,
                 commit_log_timestamp_ms=newest_ms,
                 queue_timestamp_ms=newest_ms,
                 queue_commit_log_offset=self._log.last_start,

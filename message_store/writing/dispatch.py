@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch at recovery: every record of a part of the log to its queue, unless that has it.
+"""Dispatch at recovery: give each queue the entries of records that it lacks.
 
-A queue has a record when its last entry ends behind it. An entry that is there but torn, some of
-its bytes still zero, is written again. One that was neutralised stays neutralised.
+A queue has a record when its last entry's record ends behind it. A torn entry, in which some bytes
+are still zero, is written again. A neutral entry stays neutral.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -125,7 +125,7 @@ class Dispatcher:
     def _records(self, start: int, end: int) -> Iterator[_Rows]:
         """What lies between two places where records begin, in the order of the log."""
         segments = self._log.segments
-        found = np.zeros(FOUND_LENGTH, np.int64)
+        walked = np.zeros(FOUND_LENGTH, np.int64)
         columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)
         while start < end:
             file_start = start - start % segments.file_bytes
@@ -136,13 +136,13 @@ class Dispatcher:
                 segments.file_bytes,
                 file_start,
                 columns,
-                found,
+                walked,
             )
             yield _Rows(columns[:, :count], file, file_start)
-            start = file_start + int(found[0])
-            if found[1] == FILE_ENDS:
+            start = file_start + int(walked[0])
+            if walked[1] == FILE_ENDS:
                 start = file_start + segments.file_bytes
-            elif found[1] != RECORD and start < end:
+            elif walked[1] != RECORD and start < end:
                 start = self._log.next_record(start)  # past a damaged one
                 if start < 0:
                     return

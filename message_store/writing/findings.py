@@ -13,17 +13,17 @@ _ENTRIES = ("entry", "entries")
 def queue_findings(store: LiveStore) -> Iterator[Finding]:
     """What queues had lost when the store was opened, and what became of it."""
     for (topic, queue_id), count in store.losses.entries.items():
-        brought_back = store.losses.brought_back.get((topic, queue_id), 0)
+        rebuilt = store.losses.rebuilt.get((topic, queue_id), 0)
         where = f"consumequeue {topic}/{queue_id}"
-        if brought_back:
+        if rebuilt:
             yield Finding(
                 Severity.WARNING,
                 where,
                 f"{counted(count, *_ENTRIES)} that a flush had written were missing at its end",
-                f"{counted(brought_back, 'was', 'were')} made again from the log",
+                f"{counted(rebuilt, 'was', 'were')} rebuilt from the log",
                 "find out what removed or overwrote the queue's files",
             )
-        if lost := count - brought_back:
+        if lost := count - rebuilt:
             yield Finding(
                 Severity.ERROR,
                 where,

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commit log open for writing: records go to its end, all of an append or none.
 
-An append writes everything but the first record's first eight bytes, its size and magic, and then
-those: a process that is killed anywhere before leaves a log that ends where it ended. Nothing here
-locks; the store does.
+An append writes the first record's first eight bytes, its size and magic, last. A process that is
+killed before that leaves a log that ends where it ended. Nothing here locks; the store does.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import Final, Self
 from zlib import crc32
 
 import numpy as np
@@ -21,7 +22,7 @@ from message_store.base.errors import (
     TruncatedRecordError,
 )
 from message_store.files.live_segments import LiveSegments
-from message_store.files.segments import make_pages, write_small
+from message_store.files.segments import prefault_by_zeroing, write_small, write_whole
 from message_store.files.unsynced import Unsynced
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at, record_size_at
@@ -36,7 +37,9 @@ from message_store.format.record_layout import (
     SMALLEST_RECORD_BYTES,
     SYS_BORN_HOST_IPV6,
 )
-from message_store.writing.pieces import PIECE_BYTES, PieceWriter, pieces_of
+from message_store.kernels.batch import place_records
+from message_store.kernels.dispatch import last_record_of, read_store_times
+from message_store.reading.commit_log import NO_TIME
 
 Int64s = NDArray[np.int64]
 Fill = Callable[[slice, Int64s, int], None]
@@ -48,15 +51,16 @@ _MAGIC_AT = HEAD_V4_V4.offset_of("magic")
 _MAGICS_BEGIN = (MAGIC_V1 % (1 << 32)).to_bytes(4, "big")[:3]  # those of both kinds of records
 _PIECES_FOR_A_THREAD = 4
 _NO_ROOM = -1
+PIECE_BYTES: Final = 1 << 20
+"""About how much is written at once: what a core's own cache still holds when it is written."""
 
 
 class LiveLog:
     """The log's files, and where it ends.
 
-    ``end`` is where the next record goes, or the blank before it; ``last_start`` is where the last
-    record begins, 0 when there is none. Both are the business of whoever opened the log: it is
-    found by recovery. ``file_bytes`` is the size of each file,
-    ``append_count`` how many appends there were.
+    ``end`` is the offset of the next record, or of the blank before it; ``last_start`` that of the
+    last record, 0 when there is none. Recovery finds both. ``file_bytes`` is the size of each file,
+    ``append_count`` how many appends there were. RocketMQ: CommitLog (4.9.7).
     """
 
     def __init__(self, segments: LiveSegments, end: int, last_start: int) -> None:
@@ -78,6 +82,12 @@ class LiveLog:
     def min_offset(self) -> int:
         """Where the log begins."""
         return self.segments.min_offset
+
+    def end_at(self, end: int, last_start: int = 0) -> None:
+        """Let the log end at the offset ``end``, its last record begin at ``last_start``: recovery
+        has found them.
+        """
+        self.end, self.last_start = end, last_start
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -149,7 +159,7 @@ class LiveLog:
         wanted = self.end + size_bytes + END_OF_FILE_MIN_BYTES
         if wanted > self._ready_end:
             begin = max(self.end, self._ready_end) - start
-            end = make_pages(self._descriptor, begin, wanted - start, self.file_bytes)
+            end = prefault_by_zeroing(self._descriptor, begin, wanted - start, self.file_bytes)
             self._ready_end = start + end
         self._room_end = self._ready_end
 
@@ -165,8 +175,6 @@ class LiveLog:
         the record of row ``i`` to ``target_address + positions[i] - positions[rows.start]``.
         Raises as ``append``; what ``fill`` raises goes through, and nothing is stored then.
         """
-        from message_store.kernels.batch import place_records
-
         positions = np.empty(len(sizes), np.int64)
         if not len(sizes):
             return positions
@@ -191,8 +199,8 @@ class LiveLog:
     def _write_pieces(self, positions: Int64s, sizes: Int64s, fill: Fill) -> bytes:
         """Write all rows; returns the first eight bytes, in whose place zeros are written.
 
-        While one piece is being written the next is filled: a kernel takes half of the time for
-        finding and cleaning fresh pages, and another core has nothing to do.
+        One piece is written while the next is filled: half of a write's time goes into allocating
+        fresh pages, which another core can do.
         """
         pieces, head = pieces_of(positions, self.file_bytes), b""
         with PieceWriter(self.segments, in_a_thread=len(pieces) >= _PIECES_FOR_A_THREAD) as writer:
@@ -218,7 +226,7 @@ class LiveLog:
             self._write_blank(int(ends[row]))
 
     def _undo(self) -> None:
-        """Take away what a failed append has written: it must not come to light behind the next."""
+        """Zero what a failed append has written: it must not be valid behind the next one."""
         self._room_end = _NO_ROOM
         was_broken, self.is_broken = self.is_broken, True  # so it stays if anything stops this
         with suppress(DelayStoreError):
@@ -277,6 +285,14 @@ class LiveLog:
         is_inside = (offsets >= self.min_offset) & (offsets < self.end)
         return self.segments.addresses(np.where(is_inside, offsets, -1))
 
+    def record_addresses(self, offsets: Int64s, sizes: Int64s) -> Int64s:
+        """The memory address of each record; -1 for one that does not lie in the log and in one
+        file. Valid while the store's lock is held.
+        """
+        addresses = self.addresses(offsets)
+        addresses[(sizes <= 0) | (sizes > self.rooms(offsets))] = -1
+        return addresses
+
     def rooms(self, offsets: Int64s) -> Int64s:
         """How many bytes each of these offsets has behind it, in its file and in the log."""
         in_file = self.file_bytes - offsets % self.file_bytes
@@ -306,9 +322,6 @@ class LiveLog:
         """The same for many, and ``NO_TIME`` of ``commit_log`` where no record begins, or none
         of that size.
         """
-        from message_store.kernels.dispatch import read_store_times
-        from message_store.reading.commit_log import NO_TIME
-
         times = np.full(len(offsets), NO_TIME, np.int64)
         offsets = np.ascontiguousarray(offsets, np.int64)
         wanted = np.zeros(len(offsets), np.int64)
@@ -319,8 +332,8 @@ class LiveLog:
         return times
 
     def head_checksum(self, offset: int) -> int:
-        """What tells the record at ``offset`` from any other that may come to lie there, after a
-        loss of power took it and the log grew again; 0 where the log does not go on so far.
+        """CRC-32 of the record's first 91 bytes; 0 if the log is shorter. It distinguishes the
+        record from another one appended at the same offset after a power loss.
         """
         if not self.holds(offset, SMALLEST_RECORD_BYTES):
             return 0
@@ -361,8 +374,6 @@ class LiveLog:
 
     def _last_time_ms(self, start: int) -> int:
         """When the last record of a full file was stored."""
-        from message_store.kernels.dispatch import last_record_of
-
         if start not in self._last_times_ms:
             address = self.segments.address_of_file(start)
             place = last_record_of(address, self.file_bytes)
@@ -370,3 +381,67 @@ class LiveLog:
             last = start + place if place >= 0 else start + self.file_bytes
             self._last_times_ms[start] = self.store_time_ms(last)
         return self._last_times_ms[start]
+
+
+class PieceWriter:
+    """Writes pieces into a log's files, one behind another; with a thread, while its caller goes on
+    to make the next one. Leaving it waits for the last.
+    """
+
+    def __init__(self, segments: LiveSegments, *, in_a_thread: bool) -> None:
+        self._segments = segments
+        self._thread = ThreadPoolExecutor(1) if in_a_thread else None
+        self._file_start = 0
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._thread is not None:
+            try:
+                self._thread.shutdown()
+            finally:  # an interrupt stops no write, and what fails now takes away what was written
+                self._thread.shutdown()
+        if kind is None:
+            self._wait()
+
+    def write(self, offset: int, piece: memoryview) -> None:
+        """Write a piece, which lies in one file, when the one before is written; the caller keeps
+        it as it is until the next ``write`` comes back. Raises TargetError for either.
+        """
+        if self._thread is None:
+            self._segments.write_at(offset, piece)
+            return
+        self._wait()
+        segments = self._segments
+        self._file_start = offset - offset % segments.file_bytes
+        # All that changes the row is done here: its owner's lock is held by this thread.
+        segments.make_file(self._file_start)
+        segments.mark_dirty(self._file_start)
+        descriptor, place = segments.descriptor(self._file_start), offset - self._file_start
+        try:
+            self._writing = self._thread.submit(write_whole, descriptor, piece, place)
+        except RuntimeError:  # there may be no more threads, as when the main one has ended
+            self._thread = None
+            segments.write_at(offset, piece)
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except OSError as error:
+            raise self._segments.error("written", self._file_start, error) from error
+
+
+def pieces_of(positions: Int64s, file_bytes: int) -> list[slice]:
+    """Rows that are written together: near each other, in one file."""
+    pieces, first, count = [], 0, len(positions)
+    while first < count:
+        start = int(positions[first])
+        limit = min(start + PIECE_BYTES, start - start % file_bytes + file_bytes)
+        stop = int(np.searchsorted(positions, limit))
+        pieces.append(slice(first, stop))
+        first = stop
+    return pieces

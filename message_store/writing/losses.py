@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long log and queues were when a store was closed, and what of that is missing when it is
-opened.
+"""How long log and queues were when they were last synced, and what of that is missing now.
 
 A queue whose file was removed looks like one that never had more, and a log that was cut short like
-one that ended there. Brokers that work on the store in between only make both longer.
+one that ended there. Ends are noted only when they are on disk, and brokers only make log and
+queues longer. So a shorter log or queue is damage and no loss of power. A shorter queue is rebuilt
+from the log. A shorter log is refused: its lost part may have delivered or cancelled messages.
 """
 
 import json
@@ -12,42 +13,55 @@ from typing import Any, Self
 
 import attrs
 
+from message_store.base.errors import SourceError
+from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import (
     read_small_file,
     remove_file,
     replace_file,
 )
 from message_store.files.store_root import StoreRoot
+from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
+from message_store.format.record_layout import SMALLEST_RECORD_BYTES
+from message_store.writing.dispatch import Dispatcher
+from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import QueueSet
 
 ENDS_NAME = "queue-ends.json"
+LOG_FILE_NAME = "log-file-bytes.json"
 
 
 @attrs.frozen
 class StoreEnds:
-    """Where the log ended, and each queue by topic and queue id (as the next queue offset)."""
+    """Where the log ended; the next and the first queue offset of each queue, by topic and id."""
 
     log_end: int
     queues: Mapping[tuple[str, int], int]
+    begins: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, log_end: int, queues: QueueSet) -> Self:
         """The ends of an open store; level queues have a mark of their own."""
-        ends = {
-            (queue.topic, queue.queue_id): queue.max_offset
+        noted = {
+            (queue.topic, queue.queue_id): queue
             for queue in queues
             if queue.topic != LEVEL_TOPIC and queue.max_offset
         }
-        return cls(log_end, ends)
+        ends = {name: queue.max_offset for name, queue in noted.items()}
+        begins = {name: queue.first_offset for name, queue in noted.items()}
+        return cls(log_end, ends, begins)
 
     @classmethod
     def read(cls, root: StoreRoot) -> Self | None:
         """The ends that were last written down; None where no readable note is."""
         try:
             facts: Any = json.loads(read_small_file(root.own / ENDS_NAME) or b"")
-            queues = {(str(name), int(number)): int(end) for name, number, end in facts["queues"]}
-            return cls(int(facts["log_end"]), queues)
+            ends, begins = (
+                {(str(topic), int(queue_id)): int(at) for topic, queue_id, at in rows}
+                for rows in (facts["queues"], facts.get("begins", []))
+            )
+            return cls(int(facts["log_end"]), ends, begins)
         except (ValueError, KeyError, TypeError, OverflowError):
             return None
 
@@ -62,8 +76,11 @@ class StoreEnds:
 
     def write(self, root: StoreRoot) -> None:
         """Write them down, durably. Raises TargetError."""
-        queues = [[topic, queue_id, end] for (topic, queue_id), end in self.queues.items()]
-        text = json.dumps({"log_end": self.log_end, "queues": queues})
+        ends, begins = (
+            [[topic, queue_id, at] for (topic, queue_id), at in rows.items()]
+            for rows in (self.queues, self.begins)
+        )
+        text = json.dumps({"log_end": self.log_end, "queues": ends, "begins": begins})
         replace_file(root.own / ENDS_NAME, text.encode())
 
     def lacking(self, queues: QueueSet) -> dict[tuple[str, int], int]:
@@ -76,17 +93,41 @@ class StoreEnds:
         return {name: count for name, count in lacking.items() if count > 0}
 
 
+def refuse_lost_beginnings(
+    root: StoreRoot, log: LiveLog, queues: QueueSet, levels: DelayLevels
+) -> None:
+    """Raise SourceError where a queue has lost its first files, though the log has their records.
+
+    Retention too removes first files, and then has removed their records before.
+    """
+    ends = StoreEnds.read(root)
+    for (topic, queue_id), begin in () if ends is None else ends.begins.items():
+        queue = queues.find(topic, queue_id)
+        if queue is None or not queue.segments.starts or queue.first_offset <= begin:
+            continue
+        stop = queue.first_record_of_files(log.end)
+        if stop <= log.min_offset:
+            continue
+        lost_ids = Dispatcher(log, queues, levels).queue_ids(topic, log.min_offset, stop)
+        if queue_id in lost_ids:
+            raise SourceError(
+                f"{queue.segments.directory}: the queue begins at {queue.first_offset:,}, and began"
+                f" at {begin:,}: its first files are lost. Take them from a backup, or remove this"
+                " directory to have the queue rebuilt; nothing was changed"
+            )
+
+
 @attrs.frozen
 class StoreLosses:
     """What was missing when a store was opened: bytes of the log's end, and entries of queues.
 
-    ``entries`` counts those that each queue lacked, by topic and queue id, ``brought_back`` how
-    many of them were made again from the log.
+    ``entries`` counts those that each queue lacked, by topic and queue id, ``rebuilt`` how
+    many of them were rebuilt from the log.
     """
 
     log_bytes: int = 0
     entries: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
-    brought_back: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
+    rebuilt: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
 
     @classmethod
     def after_recovery(
@@ -102,5 +143,93 @@ class StoreLosses:
         if ends is None:
             return cls()
         lacking = ends.lacking(queues)
-        brought_back = {name: count - lacking.get(name, 0) for name, count in lacked.items()}
-        return cls(max(0, ends.log_end - log_end), lacked, brought_back)
+        rebuilt = {name: count - lacking.get(name, 0) for name, count in lacked.items()}
+        return cls(max(0, ends.log_end - log_end), lacked, rebuilt)
+
+
+_HEAD_BYTES = 8
+_PAGE_BYTES = 4_096
+
+
+def cut_log(root: StoreRoot) -> str | None:
+    """What the log of a store has lost of its end, in a sentence; None for nothing.
+
+    Looks at the lengths of files and at two places of the log. Raises SourceError.
+    """
+    ends = StoreEnds.read(root)
+    if ends is None or ends.log_end <= 0:
+        return None
+    with SegmentReader(root.commit_log) as log:
+        last_byte = ends.log_end - 1
+        segment = log.segment_at(last_byte)
+        if segment is None:
+            known = [each for each in log.segments if each.start_offset <= last_byte]
+            if log.segments and not known:  # retention has taken it
+                return None
+            end = known[-1].start_offset + known[-1].length_bytes if known else 0
+            return _sentence(root, log, ends.log_end, end)
+        start = segment.start_offset
+        # The last bytes of a record hold its topic or properties, and are never all zeros.
+        tail_bytes = min(SMALLEST_RECORD_BYTES, ends.log_end - start)
+        is_full = ends.log_end == start + log.file_bytes
+        tail = log.read_at(ends.log_end - tail_bytes, tail_bytes)
+        if any(log.read_at(start, _HEAD_BYTES)) and (is_full or any(tail)):
+            return None
+        return _sentence(root, log, ends.log_end, start)
+
+
+def require_whole_log(root: StoreRoot) -> None:
+    """Raise SourceError where the log ends before the end that was written down."""
+    told = cut_log(root)
+    if told is not None:
+        raise SourceError(f"{told}; {way_out(root)}")
+
+
+def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
+    """Raise SourceError where a log whose records end at ``log_end`` was longer when it was synced.
+
+    To be called before anything is written to the store.
+    """
+    ends = StoreEnds.read(root)
+    if ends is None or ends.log_end <= log_end:
+        return
+    with SegmentReader(root.commit_log) as log:
+        told = _sentence(root, log, ends.log_end, log_end)
+    raise SourceError(f"{told}; {way_out(root)}; nothing was changed")
+
+
+def way_out(root: StoreRoot) -> str:
+    """What an operator can do."""
+    return (
+        f"take the log from a backup; or remove {root.own / ENDS_NAME} to go on without these"
+        " bytes: what was delivered or cancelled there is then delivered again"
+    )
+
+
+def _sentence(root: StoreRoot, log: SegmentReader, noted_end: int, log_end: int) -> str:
+    start = (noted_end - 1) // log.file_bytes * log.file_bytes if log.file_bytes else 0
+    path = root.commit_log / segment_name(start)
+    if len(log.segments) == 1 and log.file_bytes % _PAGE_BYTES:  # the only file was itself cut
+        path = log.segments[0].path
+    return (
+        f"{path}: the log ends at {log_end:,}, and {noted_end:,} was synced: its last"
+        f" {noted_end - log_end:,} bytes are lost"
+    )
+
+
+def noted_log_file_bytes(root: StoreRoot) -> int | None:
+    """The size of the store's log files as it was noted; None where no readable note is."""
+    try:
+        facts: Any = json.loads(read_small_file(root.own / LOG_FILE_NAME) or b"")
+        return int(facts["log_file_bytes"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+
+
+def note_log_file_bytes(root: StoreRoot, file_bytes: int) -> None:
+    """Write down the size of the store's log files, durably: the only file of a log, once it is cut
+    short, does not tell it any more. Raises TargetError.
+    """
+    if noted_log_file_bytes(root) != file_bytes:
+        text = json.dumps({"log_file_bytes": file_bytes})
+        replace_file(root.own / LOG_FILE_NAME, text.encode())

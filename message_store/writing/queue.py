@@ -18,7 +18,7 @@ from message_store.format.queue_unit import MAX_NEUTRAL_BYTES, PRE_BLANK, PRE_BL
 from message_store.reading.consume_queue import UnitArray, is_filled, read_queue
 
 NEUTRAL_SIZE = 1
-"""The size in a unit that nobody delivers any more: it points at the last byte of its record."""
+"""Size of an entry that nobody delivers any more: it points at the last byte of its record."""
 
 NATIVE_UNIT = QUEUE_UNIT.dtype.newbyteorder("=")
 
@@ -36,8 +36,8 @@ class LiveQueue:
     ``max_offset`` is the queue offset that the next entry gets, ``min_offset`` that of the oldest
     one whose record the log still has; ``end_position`` is where in the log the last entry's record
     ends, 0 when there is none. Made by ``open_queue``.
-    ``neutral_rest`` are the places in the log to which those entries led that the last ``cut`` took
-    away and that were no messages, or lacked a size.
+    ``neutral_rest`` are the commit log offsets of the entries that the last ``cut`` removed and
+    that were neutral or lacked a size. RocketMQ: ConsumeQueue (4.9.7).
     """
 
     def __init__(self, topic: str, queue_id: int, segments: LiveSegments) -> None:
@@ -47,19 +47,20 @@ class LiveQueue:
         self.min_offset = 0
         self.max_offset = 0
         self.end_position = 0
-        self.has_stale_rest = False
+        self.needs_repair = False
         self.neutral_rest: Int64s = np.empty(0, np.int64)
         self._file_start = 0
         self._file_end = _NO_ROOM
         self._descriptor = -1
 
     def load(self, log_min: int) -> None:
-        """Find where the entries begin and end, by a broker's rule: the first unit without a size,
-        in the last three files, is the end. Raises FormatError and SourceError for a queue in which
-        that cannot be told.
+        """Find where the entries begin and end: the first unit without a size, in the last three
+        files, is the end. RocketMQ: ConsumeQueue#recover (4.9.7).
+
+        Raises FormatError and SourceError for a queue in which that cannot be told.
         """
         segments = self.segments
-        # The three files in which a queue may end, and the one before, if all three are empty.
+        # A queue ends in one of its last three files, or before them if those are empty.
         first = min(segments.starts[-_FILES_AT_THE_END:], default=0) // _UNIT_BYTES
         entries = read_queue(
             segments.directory, file_bytes=segments.file_bytes, from_queue_offset=first
@@ -70,7 +71,7 @@ class LiveQueue:
             self.end_position = self._end_of(entries.units[-1:])
         self.correct_min_offset(log_min)
         ends_in_nothing = bool(len(entries)) and not bool(is_filled(entries.units[-1:])[0])
-        self.has_stale_rest = (
+        self.needs_repair = (
             entries.is_damaged
             or ends_in_nothing
             or segments.has_data_from(self.max_offset * _UNIT_BYTES)
@@ -153,13 +154,12 @@ class LiveQueue:
             self.end_position = commit_log_offset + size_bytes
 
     def neutralise(self, queue_offsets: Int64s, size_bytes: int) -> None:
-        """Let these entries, in order, cover no more than so many bytes at the ends of their
-        records, which is a message to nobody; those that are not there are passed over.
+        """Rewrite entries to point at the last ``size_bytes`` bytes of their records.
 
-        The queue's end stays what it is. A disk takes a page whole or not at all; of an entry that
-        crosses one the size is written first, so that whatever a kill or a refusal leaves of it is
-        one as it was, or one that nobody delivers. Raises TargetError; any of them may be written
-        then.
+        Brokers find no record there and skip them. ``queue_offsets`` ascend; those that the queue
+        does not have are ignored. The queue's end does not change. The size of an entry that
+        crosses a page is written first: whatever a kill leaves of it is the old entry, or one that
+        nobody delivers. Raises TargetError; any of the entries may be written then.
         """
         for run in self._runs(queue_offsets):
             first, last = int(run[0]), int(run[-1])
@@ -176,7 +176,7 @@ class LiveQueue:
 
     def _runs(self, queue_offsets: Int64s) -> list[Int64s]:
         """The entries that are there, those of one page together; one that crosses a page alone."""
-        first = self.segments.min_offset // _UNIT_BYTES
+        first = self.first_offset
         there = (queue_offsets >= first) & (queue_offsets < self.max_offset)
         offsets = np.asarray(queue_offsets[there], np.int64)
         if not len(offsets):
@@ -193,9 +193,10 @@ class LiveQueue:
         return self.max_offset * _UNIT_BYTES
 
     def begin_at(self, queue_offset: int) -> None:
-        """Let a queue that leads to no record begin at this queue offset, as a broker does for a
-        topic whose first record is not its first any more: units before it, in its file, say
-        nothing. A queue of such units only was left by a process that was killed here.
+        """Let a queue without entries begin at this queue offset; blank units fill its first file
+        up to there. RocketMQ: ConsumeQueue#fillPreBlank (4.9.7).
+
+        A queue of blank units only was left by a process that was killed here, and begins anew.
         """
         if self.end_position or queue_offset == self.max_offset:
             return
@@ -214,12 +215,13 @@ class LiveQueue:
         self.min_offset = self.max_offset = queue_offset
 
     def cut(self, log_end: int) -> int:
-        """Take away the entries at the end whose records do not lie before ``log_end``, and
-        whatever else is behind the end; returns how many entries that were.
+        """Remove the entries at the end whose records do not lie before ``log_end``, and all bytes
+        behind the end; returns how many entries were removed.
+        RocketMQ: ConsumeQueue#truncateDirtyLogicFiles (4.9.7).
         """
         kept = self.max_offset
-        while kept > self.segments.min_offset // _UNIT_BYTES:
-            low = max(self.segments.min_offset // _UNIT_BYTES, kept - 4096)
+        while kept > self.first_offset:
+            low = max(self.first_offset, kept - 4096)
             units = self.units(low, kept)
             # The sum could be beyond what 64 bits hold.
             rooms = log_end - np.maximum(units["commit_log_offset"], 0)
@@ -238,7 +240,7 @@ class LiveQueue:
         last = self.units(kept - 1, kept)
         self.end_position = self._end_of(last) if len(last) else 0
         self.min_offset = min(self.min_offset, kept)
-        self.has_stale_rest = False
+        self.needs_repair = False
         return taken
 
     # --- reading ----------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ class LiveQueue:
         """The entries from one queue offset up to another, as far as there are files for them; a
         copy, in the machine's byte order.
         """
-        first = max(from_offset, self.segments.min_offset // _UNIT_BYTES)
+        first = max(from_offset, self.first_offset)
         return self._stored(first, max(first, min(to_offset, self.max_offset)))
 
     def _stored(self, first: int, last: int) -> UnitArray:
@@ -261,10 +263,22 @@ class LiveQueue:
             done += size_bytes
         return stored.astype(NATIVE_UNIT)
 
+    @property
+    def first_offset(self) -> int:
+        """The queue offset at which the files begin."""
+        return self.segments.min_offset // _UNIT_BYTES
+
     def first_record(self, otherwise: int) -> int:
-        """Where in the log the record of the first entry lies; ``otherwise`` without entries."""
-        first = self.units(self.min_offset, self.min_offset + 1)
-        return int(first["commit_log_offset"][0]) if len(first) else otherwise
+        """The commit log offset of the first entry's record; ``otherwise`` without entries."""
+        return self._record_at(self.min_offset, otherwise)
+
+    def first_record_of_files(self, otherwise: int) -> int:
+        """The same for the first entry that a file has, though the log may not have its record."""
+        return self._record_at(self.first_offset, otherwise)
+
+    def _record_at(self, queue_offset: int, otherwise: int) -> int:
+        unit = self.units(queue_offset, queue_offset + 1)
+        return int(unit["commit_log_offset"][0]) if len(unit) else otherwise
 
     # --- syncing and keeping ----------------------------------------------------------------------
 
@@ -278,7 +292,9 @@ class LiveQueue:
         self.begin_sync().finish()
 
     def delete_before(self, log_min: int) -> list[Path]:
-        """Take away the files whose records the log does not have any more, never the last one."""
+        """Remove the files whose records the log does not have any more, never the last one.
+        RocketMQ: ConsumeQueue#deleteExpiredFile (4.9.7).
+        """
         try:
             return self.segments.delete_before(self._begin_of_needed(log_min))
         finally:  # what it leads to is gone, also where a file stays
@@ -307,7 +323,9 @@ class LiveQueue:
         return max(self.segments.starts, default=0) if begin is None else begin
 
     def correct_min_offset(self, log_min: int) -> None:
-        """Let the queue begin with the first entry whose record the log still has."""
+        """Let the queue begin with the first entry whose record the log still has.
+        RocketMQ: ConsumeQueue#correctMinOffset (4.9.7).
+        """
         first = self._begin_of_needed(log_min) // _UNIT_BYTES  # a kill may have left files before
         while True:
             units = self.units(first, first + self.segments.file_bytes // _UNIT_BYTES)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The consume queues of a store that is open for writing.
 
-A broker has one size of queue file for all queues and refuses to start on another, so new queues
-take the size of those that are there.
+A broker has one size of queue file for all queues and refuses to start on another. So new queues
+take the size of the existing ones.
 """
 
 from collections.abc import Iterator
@@ -58,8 +58,8 @@ class QueueSet:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             if not is_topic_name(topic) or queue_id < 0:
-                found = f"{topic!r}, queue {queue_id}"
-                raise BadFieldError("a topic that can have no queue", found=found)
+                asked = f"{topic!r}, queue {queue_id}"
+                raise BadFieldError("a topic that can have no queue", found=asked)
             queue = self._queues[topic, queue_id] = self._open(topic, queue_id)
         return queue
 
@@ -129,8 +129,8 @@ def queue_file_bytes(root: StoreRoot, default_file_bytes: int) -> int:
         lengths = [segment.length_bytes for segment in list_segments(directory)]
         if lengths and lengths[0] % QUEUE_UNIT.size:
             raise SourceError(
-                f"{directory}: a file of {lengths[0]} bytes, no multiple of {QUEUE_UNIT.size}: it"
-                " was cut short; take it from a backup, or remove it, and it is made again"
+                f"{directory}: a file of {lengths[0]} bytes was cut short: no multiple of"
+                f" {QUEUE_UNIT.size}; take it from a backup, or remove it to have it rebuilt"
             )
         if lengths and lengths[0]:
             return lengths[0]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opening a store for writing has to put right: the log's end, and what queues do not know.
+"""Recovery at the opening of a store: find the end of the log, and complete the queues.
 
-The log is walked, every checksum included, from a place before which everything is known to be
-whole and in its queues. It ends before the first thing that is no record. What lies behind is made
-zeros, because the rest of a torn append would come to light behind the next one. Each record goes
-to its queue unless that has it.
+The log is walked, with every checksum, from an offset before which everything is known to be whole
+and in its queues. It ends before the first bytes that are no record. Everything behind is zeroed:
+the rest of a torn append would be valid again behind the next one. Each record goes to its queue
+unless that has it.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,15 +20,16 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LMQ_PREFIX
 from message_store.format.queue_unit import PRE_BLANK_SIZE, QUEUE_UNIT
 from message_store.format.record_layout import (
-    END_OF_FILE_MIN_BYTES,
     HEAD_V4_V4,
     MAGIC_V1,
     MAGIC_V2,
     SMALLEST_RECORD_BYTES,
 )
+from message_store.kernels.dispatch import FOUND_LENGTH, walk_file
+from message_store.kernels.log import FILE_ENDS
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.dispatch import Dispatcher
-from message_store.writing.log import LiveLog
+from message_store.writing.log import PUBLISHED_LAST_BYTES, LiveLog
 from message_store.writing.queue import LiveQueue
 from message_store.writing.queue_set import QueueSet
 
@@ -37,16 +38,15 @@ SAVED_NAME = "commitlog-behind"
 
 _QUEUE_FILES_IN_DOUBT = 3
 _BEGIN = HEAD_V4_V4.part("size_bytes", "magic")
-_HEAD = END_OF_FILE_MIN_BYTES
 _ENTRIES_LOOKED_AT = 4_096
 _ENTRIES_AT_ONCE = 64
 
 
 @attrs.frozen
 class Recovery:
-    """What was found and done: the log from ``start`` to ``end`` was walked.
+    """What recovery found and did: it walked the log from ``start`` to ``end``.
 
-    ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` told of
+    ``dispatched`` entries were missing in their queues, ``repaired`` were torn, ``cut`` led to
     records behind the log's end; ``zeroed_bytes`` behind it were not zero. Whole records among them
     are in the file ``saved``.
     """
@@ -62,9 +62,10 @@ class Recovery:
 
 @attrs.frozen
 class Extent:
-    """The log as it was found: walked from ``start`` and whole up to ``end``; its last record
-    begins at ``last_start``, -1 when that was not met on the way. Queues have to be compared with
-    the log from ``dispatch_from`` on; those in ``doubted`` may have entries that lead nowhere.
+    """The log before recovery: walked from ``start`` and whole up to ``end``.
+
+    Its last record begins at ``last_start``, -1 when the walk met none. Queues have to be compared
+    with the log from ``dispatch_from`` on; those in ``doubted`` may have entries that lead nowhere.
     """
 
     start: int
@@ -93,18 +94,18 @@ def survey(
 ) -> Extent:
     """Find where the log ends, and change nothing.
 
-    A queue's entry tells where the log goes on only if a record of that queue begins there: a
+    An entry of a queue tells how far the log goes only if a record of that queue begins there: a
     damaged entry would end the log anywhere. Raises SourceError when the log is damaged where it
-    was known to be whole: what follows the damage would be lost without a word.
+    was known to be whole: all records behind the damage would be lost silently.
     """
-    log.end = log.segments.end_offset
+    log.end_at(log.segments.found_end)  # a short last file was lengthened by zeros
     known = [_newest_record(log, queue) for queue in queues if queue.min_offset < queue.max_offset]
     own = [one for one in known if not one.queue.topic.startswith(LMQ_PREFIX)]
     newest_end, last_start = max(((one.end, one.start) for one in own), default=(-1, -1))
     if was_clean and newest_end >= 0:
         start = newest_end
     else:
-        start, last_start = _unclean_start(log, queues, checkpoint.found), -1
+        start, last_start = _unclean_start(log, queues, checkpoint.at_opening), -1
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
     synced = LONG_MAX if was_clean else checkpoint.synced_place
     end, last_record = _find_end(log, start, synced)
@@ -141,13 +142,10 @@ def recover(
     end = extent.end
     saved = _save_records_behind(log, queues, end, keep_in)
     zeroed_bytes = log.segments.zero_from(end)
-    log.end = end
-    log.last_start = extent.last_start
-    if log.last_start < 0:
-        log.last_start = _last_known(queues, end)
+    log.end_at(end, extent.last_start if extent.last_start >= 0 else _last_known(queues, end))
     cut = 0
     for queue in queues:
-        if queue.end_position > end or queue.has_stale_rest:
+        if queue.end_position > end or queue.needs_repair:
             cut += queue.cut(end)
             queue.correct_min_offset(log.min_offset)
     doubted = {(one.queue.topic, one.queue.queue_id): one.end for one in extent.doubted}
@@ -159,7 +157,7 @@ def recover(
     elif lost:
         dispatcher.run(log.min_offset, end, only=lost)
     if not extent.is_clean:
-        _doubt_what_is_on_disk(log, queues, start)
+        _mark_unsynced(log, queues, start)
     return Recovery(
         start,
         end,
@@ -180,7 +178,7 @@ def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
     The head of the record is compared, so that a damaged body takes no part in it. What was
     neutralised tells nothing. A queue of multi-dispatch leads to records of other queues.
     """
-    is_doubted = queue.has_stale_rest
+    is_doubted = queue.needs_repair
     is_of_others = queue.topic.startswith(LMQ_PREFIX)
     first = max(queue.min_offset, queue.max_offset - _ENTRIES_LOOKED_AT)
     for high in range(queue.max_offset, first, -_ENTRIES_AT_ONCE):
@@ -205,8 +203,8 @@ def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
 
 
 def _unclean_start(log: LiveLog, queues: QueueSet, checkpoint: StoreCheckpoint) -> int:
-    """Where a record begins before which everything is on disk; the beginning of its file where
-    that is not known to the record.
+    """The offset of a record before which everything is on disk, or of the first one in its file.
+    RocketMQ: CommitLog#isMappedFileMatchedRecover (4.9.7).
     """
     starts = log.segments.starts
     if not any(queue.max_offset * QUEUE_UNIT.size > queue.segments.min_offset for queue in queues):
@@ -226,8 +224,8 @@ def _unclean_start(log: LiveLog, queues: QueueSet, checkpoint: StoreCheckpoint) 
 
 
 def _is_of_our_making(log: LiveLog, checkpoint: StoreCheckpoint) -> bool:
-    """Whether a store of ours wrote this while it was open: all that lies before its place, which
-    the log has, is on disk. A broker's place says what was put into queues.
+    """Whether an open delaywheel store wrote this checkpoint: then everything before its offset was
+    synced. A broker's offset only says what was dispatched.
     """
     place = checkpoint.queue_commit_log_offset
     begun_ms = log.store_time_ms(place - place % log.file_bytes)
@@ -250,29 +248,25 @@ def _is_record(log: LiveLog, offset: int) -> bool:
 
 
 def _find_end(log: LiveLog, start: int, synced: int) -> tuple[int, int]:
-    """Where the log ends that is whole from ``start`` on, and where its last record begins there,
-    -1 for none.
+    """The end of the whole records from ``start`` on, and the offset of the last one; -1 for
+    none.
     """
     segments = log.segments
-    if start >= segments.end_offset:
+    if start >= segments.found_end:
         return start, -1
-    if not any(segments.read_at(start, _HEAD)):  # nothing was ever begun here
+    if not any(segments.read_at(start, PUBLISHED_LAST_BYTES)):  # nothing was ever begun here
         return start, -1
-    from message_store.kernels.dispatch import FOUND_LENGTH, walk_file
-    from message_store.kernels.log import FILE_ENDS
-
-    found = np.zeros(FOUND_LENGTH, np.int64)
+    walked = np.zeros(FOUND_LENGTH, np.int64)
     end, last = start, -1
-    while start < segments.end_offset:
+    while start < segments.found_end:
         file_start = start - start % segments.file_bytes
         address = segments.address_of_file(file_start)
-        count = walk_file(
-            address, start - file_start, segments.file_bytes, file_start, synced, found
-        )
+        found_bytes = min(segments.file_bytes, segments.found_end - file_start)
+        count = walk_file(address, start - file_start, found_bytes, file_start, synced, walked)
         if count:
-            end, last = file_start + int(found[0]), file_start + int(found[2])
+            end, last = file_start + int(walked[0]), file_start + int(walked[2])
         start = file_start + segments.file_bytes
-        if found[1] != FILE_ENDS or start >= segments.end_offset:
+        if walked[1] != FILE_ENDS or start >= segments.found_end:
             break
         end = start  # the next file was made before the last one was said to end
     return end, last
@@ -282,7 +276,7 @@ def _refuse_damage(
     log: LiveLog, queues: QueueSet, checkpoint: LiveCheckpoint, extent: Extent
 ) -> None:
     """Raise SourceError when the log ends where it cannot have ended."""
-    synced, end = checkpoint.found.queue_commit_log_offset, extent.end
+    synced, end = checkpoint.at_opening.queue_commit_log_offset, extent.end
     if extent.is_clean and _goes_beyond_the_files(log, end):
         raise SourceError(
             f"{log.segments.directory}: the record at {end} goes on behind the end of its file,"
@@ -307,8 +301,8 @@ def _refuse_damage(
 
 
 def _goes_beyond_the_files(log: LiveLog, offset: int) -> bool:
-    """Whether a record begins here of which the last file has only a part: none is written so."""
-    room_bytes = log.segments.end_offset - offset
+    """Whether a record begins here of which the last file had only a part: none is written so."""
+    room_bytes = log.segments.found_end - offset
     if not _BEGIN.size <= room_bytes < log.file_bytes:
         return False
     begin = _BEGIN.decode_at(log.segments.read_at(offset, _BEGIN.size), 0)
@@ -336,7 +330,7 @@ def _save_records_behind(
 
 
 def _last_known(queues: Iterable[LiveQueue], end: int) -> int:
-    """The newest record that a queue tells of, where the walk has met none."""
+    """The newest record to which a queue leads, where the walk has met none."""
     starts = [0]
     for queue in queues:
         if 0 < queue.end_position <= end:
@@ -345,8 +339,8 @@ def _last_known(queues: Iterable[LiveQueue], end: int) -> int:
     return max(starts)
 
 
-def _doubt_what_is_on_disk(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> None:
-    """What a killed process wrote is in memory and maybe nowhere else: the next sync takes it."""
+def _mark_unsynced(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> None:
+    """Let the next sync include what a killed process wrote: it may be in memory only."""
     for file_start in log.segments.starts:
         if file_start + log.file_bytes > start:
             log.segments.doubt(file_start)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes away what is older than a store keeps it: log files, and the files that only led into them.
+"""Removes log files that are older than the retention, and queue files that led only into them.
 
-A file that cannot be removed, because somebody holds it or its directory may not be written to,
-keeps nobody from delivering: it is said, and tried again.
+A file that cannot be removed does not stop delivery: ``check`` reports it, and it is tried again.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store root open for writing: its log, its queues, its lock, and how it begins and ends.
 
-What both engines stand on. It knows records and queues and no delays, but for one thing that
-brokers do at dispatch: a level's entry holds its due time in place of the hash of its tag.
+Both engines stand on it. It knows records and queues and no delays. One exception: as in brokers,
+the entry of a level queue holds the due time in place of the tag's hash.
 """
 
 import os
@@ -17,6 +17,7 @@ from message_store.base.errors import (
     StoreClosedError,
     TargetError,
     UnsupportedStoreError,
+    reason_of,
 )
 from message_store.base.forks import belongs_to_this_process
 from message_store.files.live_segments import LiveSegments
@@ -35,9 +36,15 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import HALF_TOPIC, LEVEL_TOPIC, TIMER_TOPIC
 from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.checkpoint import LiveCheckpoint
-from message_store.writing.cut_log import refuse_cut_log
 from message_store.writing.log import LiveLog
-from message_store.writing.losses import StoreEnds, StoreLosses
+from message_store.writing.losses import (
+    StoreEnds,
+    StoreLosses,
+    note_log_file_bytes,
+    noted_log_file_bytes,
+    refuse_cut_log,
+    refuse_lost_beginnings,
+)
 from message_store.writing.pages_ahead import PagesAhead
 from message_store.writing.queue import LiveQueue
 from message_store.writing.queue_set import QueueSet
@@ -115,15 +122,18 @@ class LiveStore:
         try:
             extent = survey(self.log, self.queues, self._checkpoint, was_clean=self.was_clean)
             refuse_cut_log(self.root, extent.end)
-            files_end, self.log.end = self.log.end, extent.end
+            files_end = self.log.end
+            self.log.end_at(extent.end)
+            refuse_lost_beginnings(self.root, self.log, self.queues, self.levels)
             before_recovery(self, extent)
         except BaseException:
             for segments in (self.log.segments, *(queue.segments for queue in self.queues)):
                 segments.restore_length()
             raise
-        self.log.end = files_end  # recovery looks behind the end
+        self.log.end_at(files_end)  # recovery looks behind the end
         self.root.sync_names()
         self.root.mark_open(self.dialect.abort_text(os.getpid()))
+        note_log_file_bytes(self.root, self.log.file_bytes)
         ends = StoreEnds.read(self.root)
         lacked = {} if ends is None else ends.lacking(self.queues)
         recovery = recover(
@@ -148,10 +158,10 @@ class LiveStore:
         """Open the store at ``path`` for writing, and make it when nothing is there.
 
         A store that was not stopped cleanly is recovered first. ``before_recovery`` is called when
-        log and queues were looked at and nothing was changed: what it raises leaves the store as it
-        was. Raises StoreLockedError when
-        somebody has it open, UnsupportedStoreError and SourceError for one that cannot be written
-        to (the sentence says why; nothing is changed then), TargetError when the disk refuses.
+        log and queues were read and nothing was changed; an error that it raises leaves the store
+        unchanged. Raises StoreLockedError when somebody has the store open, TargetError when the
+        disk refuses. Raises SourceError, and UnsupportedStoreError, for a store that cannot be
+        written to, and changes nothing then.
         """
         root = StoreRoot(path)
         _refuse_unwritable(root)
@@ -212,28 +222,28 @@ class LiveStore:
 
     @contextmanager
     def all_or_broken(self) -> Iterator[None]:
-        """Around what appends to the log and then tells others of it.
+        """Around an append to the log and the queue entries or indexes that follow it.
 
-        Stopped in between, by whatever it is, the log holds what nobody knows: nothing more is
-        taken until the store is opened again and recovered, because a second try would repeat.
+        If anything stops it in between, the log holds records that no queue knows, and a second
+        try would repeat them. So the log is broken until the store is opened again and recovered.
         """
         count = self.log.append_count
         try:
             yield
         except BaseException:
-            self.doubt_what_follows(count)
+            self.break_if_appended(count)
             raise
 
-    def doubt_what_follows(self, append_count: int) -> None:
-        """Take nothing more if anything was appended since the log had this count."""
+    def break_if_appended(self, append_count: int) -> None:
+        """Break the log if anything was appended since its ``append_count`` was this."""
         if self.log.append_count != append_count:
             self.log.break_off()
 
     def require_in_place(self) -> None:
         """Raise TargetError when the store's directory was moved or removed while it was open.
 
-        A new one must not come to be in its place: it would get the other half of the store. What
-        was taken is in the moved one, to be recovered as after a kill.
+        A new directory must not be made in its place: it would get the other half of the store.
+        The moved one has everything so far, and is recovered as after a kill.
         """
         try:
             require_same_directory(self.root.path, self._identity)
@@ -251,10 +261,10 @@ class LiveStore:
     # --- durability -------------------------------------------------------------------------------
 
     def sync_log(self) -> None:
-        """Come back when every record appended so far is on disk.
+        """Return when every record appended so far is on disk; the lock is held for a moment only.
 
-        The lock is held for a moment only. Raises TargetError; nothing can be appended then until
-        the store is opened again, because nobody knows what is on disk.
+        Raises TargetError. Nothing can be appended then until the store is opened again, because
+        nobody knows what is on disk.
         """
         with self.lock:
             self.require_open()
@@ -264,7 +274,7 @@ class LiveStore:
             last_start = self.log.last_start
             if len(self.queues) > self._queues_noted:
                 self._ends_to_note = len(self.queues), StoreEnds.of(self.log.end, self.queues)
-        self.finish(unsynced.finish)
+        self.sync_or_break(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
 
     def sync_queues(self) -> None:
@@ -277,7 +287,7 @@ class LiveStore:
         for queue in dirty:
             with self.reading():
                 unsynced = queue.begin_sync()
-            self.finish(unsynced.finish)
+            self.sync_or_break(unsynced.finish)
         self._checkpoint.queues_are_synced(last_start)
         self._note_ends()
 
@@ -286,8 +296,8 @@ class LiveStore:
         self.sync_queues()
 
     def _note_ends(self) -> None:
-        """Write down which queues there are, when there are more: if one is gone after a kill or a
-        loss of power, that is noticed. What is written was on disk before.
+        """Note which queues there are when there are more than noted, so that a queue that is lost
+        after a kill is missed. What is noted was synced before.
         """
         with self.lock:
             note, self._ends_to_note = self._ends_to_note, None
@@ -299,11 +309,11 @@ class LiveStore:
                 ends.write(self.root)
                 self._queues_noted = count
 
-    def finish(self, work: Callable[[], None]) -> None:
-        """Do what makes something durable; when it fails, nothing more is taken.
+    def sync_or_break(self, work: Callable[[], None]) -> None:
+        """Do ``work``, which makes something durable; when it fails, the log is broken.
 
-        The disk tells one handle of a file that a write was lost, and the next sync succeeds. So
-        nothing counts as durable beside a sync that fails or after it: one at a time. Raises
+        The kernel reports a lost write to one handle of a file only, and the next sync succeeds.
+        So syncs run one at a time, and nothing counts as durable after one that failed. Raises
         TargetError.
         """
         with self._syncing:
@@ -317,9 +327,9 @@ class LiveStore:
             self.log.require_unbroken()
 
     def write_checkpoint(self, *, durably: bool = False) -> None:
-        """Say in `checkpoint` what was synced so far; cheap where nothing changed.
+        """Write to `checkpoint` how much was synced; cheap where nothing changed.
 
-        The lock is not held while the disk takes its time.
+        The lock is not held during the sync.
         """
         with self.lock:
             self.require_open()
@@ -327,7 +337,7 @@ class LiveStore:
             self._checkpoint.write()
             unsynced = self._checkpoint.begin_sync() if durably else None
         if unsynced is not None:
-            self.finish(unsynced.finish)
+            self.sync_or_break(unsynced.finish)
 
     def clean(self, now_ms: int, keep_from: int, make_known: Callable[[], None]) -> list[Path]:
         """Let retention remove old files; see ``LiveRetention.clean``. Raises StoreClosedError."""
@@ -341,8 +351,8 @@ class LiveStore:
         self.write_checkpoint(durably=True)
 
     def group(self, work: Callable[[], None]) -> GroupSync:
-        """A ``flush`` that many threads may call at once: they share the work. Behind it, and with
-        nobody waiting, pages are found for what is stored until the next.
+        """A ``flush`` that many threads may call at once: they share the work. After each, a
+        background thread prepares log pages for what is stored until the next.
         """
 
         def work_and_look_ahead() -> None:
@@ -358,10 +368,10 @@ class LiveStore:
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush, say that the store was stopped cleanly, and let go of it; twice is fine.
+        """Flush, mark the store as stopped cleanly, and release it; closing twice is fine.
 
-        A store that a failed write has left in doubt is let go of as after a kill: the next one who
-        opens it recovers it. Raises TargetError when the last flush fails.
+        After a failed write the store is released as after a kill: the next opening recovers it.
+        Raises TargetError when the last flush fails.
         """
         with self.lock:
             if self.is_closed:
@@ -378,7 +388,7 @@ class LiveStore:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Let go of everything without a last word, as a kill would."""
+        """Release everything and write nothing more, as a kill would."""
         with self.lock:
             if self._is_parents:
                 return
@@ -398,9 +408,10 @@ class LiveStore:
 
 
 def _refuse_unwritable(root: StoreRoot) -> None:
-    """Raise SourceError (UnsupportedStoreError where it is a kind of store that we know) for a
-    directory that we cannot append to; make one that is not there. Raises TargetError where the
-    disk refuses that.
+    """Make the directories of a new store, and raise SourceError for one that nobody can append to.
+
+    That is UnsupportedStoreError for a known kind of store. Raises TargetError where the disk
+    refuses a directory.
     """
     try:
         make_directories(root.path)
@@ -415,9 +426,9 @@ def _refuse_unwritable(root: StoreRoot) -> None:
             root.commit_log.mkdir()
             sync_directory(root.path)
     except (FileExistsError, NotADirectoryError) as error:
-        raise SourceError(f"{root.path}: cannot be a store: {error.strerror}") from error
+        raise SourceError(f"{root.path}: cannot be a store: {reason_of(error)}") from error
     except OSError as error:
-        raise TargetError(f"{root.path}: cannot be written to: {error.strerror}") from error
+        raise TargetError(f"{root.path}: cannot be written to: {reason_of(error)}") from error
     root.require_readable()
     refuse_unfinished_change(root)
     for name, what in (
@@ -440,5 +451,10 @@ def _has_segments(directory: Path) -> bool:
 
 def _open_log(root: StoreRoot, settings: StoreSettings) -> LiveLog:
     """The log, its end not known yet."""
-    segments = LiveSegments(root.commit_log, settings.commit_log_file_bytes, root=root.path)
+    segments = LiveSegments(
+        root.commit_log,
+        settings.commit_log_file_bytes,
+        noted_bytes=noted_log_file_bytes(root),
+        root=root.path,
+    )
     return LiveLog(segments, segments.min_offset, 0)

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 import attrs
 import numpy as np
 
-from message_store.files.config_files import TOPICS, TopicConfig, encode_topics, read_config
+from message_store.files.config_files import TOPICS, TopicConfig, read_config, topics_value
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
-from message_store.format.broker_json import JsonObject, parse, write
+from message_store.format.broker_json import JsonObject, write
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
 from message_store.format.queue_unit import PRE_BLANK_SIZE
@@ -34,27 +34,25 @@ class LiveTopic:
     def read(
         self, queue_id: int, from_offset: int, max_messages: int = 32
     ) -> tuple[StoredMessage, ...]:
-        """A part of one queue, in order; entries without a message (neutralised, or filled in
-        before the first) are passed over.
-        """
+        """A part of one queue, in order, without neutral and blank entries."""
         with self._reading():
             queue = self._queues.find(self.name, queue_id)
             if queue is None:
                 return ()
             first = max(from_offset, queue.min_offset)
-            found: list[StoredMessage] = []
-            while len(found) < max_messages and first < queue.max_offset:
-                units = queue.units(first, first + max_messages - len(found))
+            messages: list[StoredMessage] = []
+            while len(messages) < max_messages and first < queue.max_offset:
+                units = queue.units(first, first + max_messages - len(messages))
                 rows = np.flatnonzero(
                     ~is_neutral(units) & (units["size_bytes"] != PRE_BLANK_SIZE)
                 ).tolist()
-                found += [self._message(units[row], first + row) for row in rows]
+                messages += [self._message(units[row], first + row) for row in rows]
                 first += len(units)
-            return tuple(found)
+            return tuple(messages)
 
     def _message(self, unit: np.void, queue_offset: int) -> StoredMessage:
-        """The message of an entry. Where it stands the queue says: whoever reads on behind it would
-        miss messages if a record said otherwise of itself, as one with a flipped bit does.
+        """The message of an entry, with the entry's queue offset: a flipped bit in the record's own
+        would make readers continue at a wrong one.
         """
         message = self._log.record(int(unit["commit_log_offset"]), int(unit["size_bytes"]))
         if message.queue_offset == queue_offset:
@@ -63,15 +61,15 @@ class LiveTopic:
 
 
 def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -> bool:
-    """See that topics.json knows each of these topics with at least so many queues.
+    """Give topics.json each of these topics with at least so many queues; returns whether it
+    lacked any.
 
-    What is there stays, a topic's own settings too, so that a broker that takes over has a route
-    for everything. The file that was there becomes `.bak`, as a broker does it. Returns whether
-    anything was missing. Raises SourceError and TargetError.
+    A broker that opens the store then has a route for every topic. Existing topics and their
+    settings stay. The old file becomes `.bak`, as with a broker. Raises SourceError and
+    TargetError.
     """
     text = read_config(root.path, TOPICS)
-    table = text.value.get("topicConfigTable")
-    members: JsonObject = table if isinstance(table, dict) else {}
+    members = _table(text.value)
     missing = {}
     for name, count in queues.items():
         entry = members.get(name)
@@ -86,10 +84,8 @@ def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -
             )
     if not missing:
         return False
-    fresh = parse(encode_topics(missing.values(), dialect.config))
-    assert isinstance(fresh, dict)  # made here
-    added = fresh["topicConfigTable"]
-    assert isinstance(added, dict)
+    fresh = topics_value(missing.values(), dialect.config)
+    added = _table(fresh)
     merged: JsonObject = {**fresh, **text.value, "topicConfigTable": {**members, **added}}
     path = root.config_file(TOPICS)
     before = read_small_file(path)
@@ -97,3 +93,8 @@ def merge_topics(root: StoreRoot, queues: Mapping[str, int], dialect: Dialect) -
         replace_file(path.with_name(path.name + ".bak"), before)
     replace_file(path, write(merged, dialect.config))
     return True
+
+
+def _table(value: JsonObject) -> JsonObject:
+    table = value.get("topicConfigTable")
+    return table if isinstance(table, dict) else {}

@@ -26,7 +26,7 @@ from message_store.format.java_numbers import parse_long
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
-from message_store.writing.cut_log import cut_log
+from message_store.writing.losses import cut_log
 from migrate.check.record_walk import EXAMPLES
 from migrate.check.snapshot import StoreSnapshot
 from migrate.look.files import ROCKETMQ_4, file_rows, guess_format, row_faults

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
 from message_store.base.printable import counted
-from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at

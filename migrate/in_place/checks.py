@@ -31,7 +31,7 @@ from message_store.format.message_codec import decode_message_at
 from message_store.format.record_layout import BLANK_RECORD
 from message_store.reading.commit_log import find_log_end, first_store_times
 from message_store.reading.consume_queue import read_last_unit, read_queue
-from message_store.writing.cut_log import require_whole_log
+from message_store.writing.losses import require_whole_log
 from message_store.writing.queue_set import queue_file_bytes
 from message_store.writing.settings import StoreSettings
 from migrate.changes.note import Ends

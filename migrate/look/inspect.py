@@ -33,7 +33,7 @@ from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.commit_log import NO_TIME
-from message_store.reading.unfinished_change import told_unfinished_change
+from message_store.reading.unfinished_change import describe_unfinished_change
 from migrate.changes.note import IN_PLACE, unfinished_change
 from migrate.look.files import FormatGuess, count_files, guess_format, row_problems
 from migrate.look.inspection import (
@@ -142,7 +142,7 @@ class _Inspection:
         )
 
     def _note_state(self) -> None:
-        change = told_unfinished_change(self.store)
+        change = describe_unfinished_change(self.store)
         if change is not None:
             self.problems.append(change)
         elif not self.store.was_stopped_cleanly:

@@ -20,9 +20,8 @@ from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
-from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
@@ -69,7 +69,7 @@ def store_plan(
     def save(name: str) -> None:
         save_array(staging.plan_array(name), arrays[name])
 
-    side_by_side(save, arrays)
+    parallel_map(save, arrays)
     facts = {
         "identity": plan.identity,
         "sources": [str(source.absolute()) for source in sources],

@@ -27,7 +27,7 @@ from message_store.base.printable import counted
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
-from message_store.writing.cut_log import require_whole_log
+from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
 from migrate.plan.plan import Amendments, Plan
 from migrate.plan.stored_plan import request_of

@@ -12,7 +12,7 @@ from message_store.base.printable import iso_time, shell_word
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import refuse_unfinished_change
-from message_store.writing.cut_log import cut_log, way_out
+from message_store.writing.losses import cut_log, way_out
 from migrate.changes.note import RETIRE, Change, changes_of
 from migrate.look.files import row_problems
 

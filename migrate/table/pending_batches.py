@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from message_store.base.errors import FormatError
-from message_store.columns.batch_codec import decode_batch
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.columns.property_column import find_property_column
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot

@@ -23,7 +23,7 @@ from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
-from message_store.writing.cut_log import require_whole_log
+from message_store.writing.losses import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
 from migrate.source.level_delays import told_table
 from timer_wheel.format.timer_due import FINEST_MS, is_overdue, promised_times

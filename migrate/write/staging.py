@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError, SourceError, StoreLockedError, TargetError
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from message_store.files.small_files import (
     identity_of,
     refuse_dangling_link,
@@ -290,7 +290,7 @@ def sync_tree(directory: Path, *, but: Path | None = None) -> None:
     """
     with target_errors(directory):
         tree = [entry for entry in os.walk(directory) if but is None or Path(entry[0]) != but]
-        side_by_side(
+        parallel_map(
             sync_file, [os.path.join(parent, name) for parent, _, files in tree for name in files]
         )
         for parent, _, _ in tree:

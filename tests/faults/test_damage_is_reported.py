@@ -112,6 +112,7 @@ TARGETS = {
         Target("topics.json", "config/topics.json", ALL, nothing),
         Target("checkpoint", "checkpoint", ALL, nothing),
         Target("queue ends", "delaywheel/queue-ends.json", ALL, nothing),
+        Target("log file size", "delaywheel/log-file-bytes.json", ALL, nothing),
     )
 }
 

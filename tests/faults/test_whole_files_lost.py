@@ -19,7 +19,7 @@ from legacy_levels.backlog.backlog import read_backlog
 from message_store import AfterMs, AtMs, ManualClock, Message, Severity
 from message_store.base.errors import DelayStoreError, SourceError
 from message_store.files.store_root import StoreRoot
-from message_store.writing.cut_log import cut_log
+from message_store.writing.losses import cut_log
 from message_store.writing.settings import StoreSettings
 from migrate.check.snapshot import CheckOptions
 from migrate.check.store import check_store
@@ -213,7 +213,7 @@ def test_a_file_that_is_lost_loses_nothing_without_a_word(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_topic_s_queue_that_is_lost_is_made_again_from_the_log(
+def test_a_topic_s_queue_that_is_lost_is_rebuilt_from_the_log(
     built: Built, kind: str, tmp_path: Path
 ) -> None:
     copy = tmp_path / "store"
@@ -224,7 +224,7 @@ def test_a_topic_s_queue_that_is_lost_is_made_again_from_the_log(
     assert set(topics_of(store)) == built.delivered
     [told] = [each for each in store.check() if each.where == "consumequeue orders/0"]
     assert told.severity is Severity.WARNING
-    assert "made again from the log" in told.effect
+    assert "rebuilt from the log" in told.effect
     while len(store.advance(END_MS)):
         pass
     assert topics_of(store) == Counter(set(range(COUNT)) - built.cancelled)

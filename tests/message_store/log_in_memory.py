@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from message_store.base.errors import StoreClosedError, TruncatedRecordError
+from message_store.base.errors import BadFieldError, StoreClosedError, TruncatedRecordError
 from message_store.columns.byte_column import Int64s
 from message_store.format.dialect import Dialect
 from message_store.format.message import StoredMessage
-from message_store.format.message_codec import decode_message_at
+from message_store.format.message_codec import decode_message_at, encode_message
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
 from message_store.kernels.batch import place_records
@@ -48,10 +48,18 @@ class MemoryLog:
         rooms: Int64s = np.clip(np.minimum(in_file, self.end - offsets), 0, None)
         return rooms
 
+    def record_addresses(self, offsets: Int64s, sizes: Int64s) -> Int64s:
+        addresses = self.addresses(offsets)
+        addresses[(sizes <= 0) | (sizes > self.rooms(offsets))] = -1
+        return addresses
+
     def record(self, offset: int, size_bytes: int) -> StoredMessage:
         if not 0 <= offset <= self.end - size_bytes:
             raise TruncatedRecordError("no record here", offset=offset)
-        return decode_message_at(self.data[offset : offset + size_bytes].tobytes())
+        message = decode_message_at(self.data[offset : offset + size_bytes].tobytes())
+        if message.commit_log_offset != offset or len(encode_message(message)) != size_bytes:
+            raise BadFieldError("a record of another place or length", offset=offset)
+        return message
 
     def append_rows(self, sizes: Int64s, fill: Callable[[slice, Int64s, int], None]) -> Int64s:
         positions = np.empty(len(sizes), np.int64)

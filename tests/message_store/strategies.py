@@ -6,7 +6,7 @@ their log, by the bulk codec.
 import numpy as np
 from hypothesis import strategies as st
 
-from message_store.columns.batch_codec import Placement, place_batch, write_batch
+from legacy_levels.generate.records import Placement, place_batch, write_batch
 from message_store.columns.byte_column import Bytes
 from message_store.columns.message_batch import StoredBatch
 from message_store.files.store_root import COMMIT_LOG_FILE_BYTES

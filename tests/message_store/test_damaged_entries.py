@@ -21,7 +21,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.findings import queue_findings
-from message_store.writing.losses import ENDS_NAME
+from message_store.writing.losses import ENDS_NAME, LOG_FILE_NAME
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
@@ -256,7 +256,36 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
         store = opened(copy)
         left = [message.body for message, _ in log_records(store)]
         assert left == bodies[: len(left)]
+        assert store.log.file_bytes == SMALL.commit_log_file_bytes
         store.abandon()
+
+
+@pytest.mark.parametrize("length", [0, 1, 700])
+@pytest.mark.parametrize("has_note", [True, False])
+def test_the_length_to_which_the_only_log_file_was_cut_is_not_the_size_of_log_files(
+    tmp_path: Path, length: int, has_note: bool
+) -> None:
+    """Nothing was synced, so a shorter log is no damage; a broker of this store would not start on
+    files of the shorter length. A store of older versions has no note until it is opened.
+    """
+    store = opened(tmp_path)
+    note = tmp_path / "delaywheel" / LOG_FILE_NAME
+    assert note.exists(), "before the first log file"
+    append(store, stored(b"x"))
+    store.abandon()
+    if not has_note:
+        note.unlink()
+        opened(tmp_path).abandon()
+        assert note.exists()
+    log = tmp_path / "commitlog" / ("0" * 20)
+    os.truncate(log, length)
+    store = LiveStore.open(tmp_path, settings=StoreSettings())
+    for _ in range(2):
+        append(store, stored(b"y" * (SMALL.commit_log_file_bytes // 2)))
+    store.close()
+    lengths = {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()}
+    assert lengths == {SMALL.commit_log_file_bytes}
+    assert len(list((tmp_path / "commitlog").iterdir())) == 2
 
 
 @pytest.mark.parametrize("file_bytes", [5_000, 100_000, 10**8, 1 << 20])

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from message_store.base.errors import BadFieldError, FormatError, TargetError, TruncatedRecordError
-from message_store.columns.batch_codec import find_records
-from message_store.format.message_codec import encode_message
+from message_store.format.message_codec import encode_message, record_size_at
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
 from message_store.reading.commit_log import NO_TIME
 from message_store.writing.store import LiveStore
@@ -123,7 +122,7 @@ def test_a_batch_of_many_files_is_what_the_scalar_codec_reads(store: LiveStore) 
     assert require_sound(store) == [b"first", *bodies]
     assert len(store.log.segments.starts) > 10
     file = store.log.segments.view(FILE_BYTES, FILE_BYTES)
-    assert len(find_records(file)) > 1
+    assert record_size_at(file, record_size_at(file, 0)) > 0  # more than one record
 
 
 class FullDisk:

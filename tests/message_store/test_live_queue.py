@@ -85,7 +85,7 @@ def test_what_was_appended_is_what_is_read_one_by_one_or_in_rows(
         assert np.array_equal(read.units.astype(NATIVE_UNIT), entries(0, total))
         again = queue_at(queue.segments.directory)
         assert (again.max_offset, again.end_position) == (total, total * 100)
-        assert not again.has_stale_rest
+        assert not again.needs_repair
         again.close()
 
 
@@ -221,7 +221,7 @@ def test_a_stale_rest_behind_the_end_is_noticed(
     data[20 * 20 : 21 * 20] = bytes(20)
     path.write_bytes(data)
     again = queue_at(tmp_path / "queue")
-    assert again.has_stale_rest
+    assert again.needs_repair
     assert again.max_offset == 270
     assert again.cut(10**9) == 0
     assert not again.segments.has_data_from(270 * 20)
@@ -238,7 +238,7 @@ def test_only_the_last_files_are_read_to_find_the_end(tmp_path: Path, count: int
     after = queue_at(tmp_path / "queue")
     whole = read_queue(tmp_path / "queue")
     assert (after.max_offset, after.end_position) == (whole.queue_max, count * 100)
-    assert (after.min_offset, after.has_stale_rest) == (0, False)
+    assert (after.min_offset, after.needs_repair) == (0, False)
     assert np.array_equal(after.units(0, count), entries(0, count))
     after.close()
 
@@ -251,7 +251,7 @@ def test_a_queue_that_ends_in_a_damaged_file_has_files_behind_its_end(
     damaged = tmp_path / "queue" / f"{FILE_BYTES:020d}"
     damaged.write_bytes(damaged.read_bytes()[:1000] + bytes(FILE_BYTES - 1000))
     opened = queue_at(tmp_path / "queue", log_min)
-    assert opened.has_stale_rest
+    assert opened.needs_repair
     assert opened.max_offset == 300
     assert opened.min_offset == min(log_min // 100, 300)
     opened.close()

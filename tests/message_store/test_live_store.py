@@ -138,14 +138,14 @@ def test_a_flush_that_a_store_was_let_go_of_under_ends(
     append(store, stored(b"x"))
     append(store, stored(b"y", queue_id=1))
     store.remember_topic("orders", 1)
-    real = store.finish
+    real = store.sync_or_break
 
     def finish(work: Callable[[], None]) -> None:
         real(work)
         if any(not queue.segments.is_dirty for queue in store.queues):
             store.abandon()
 
-    monkeypatch.setattr(store, "finish", finish)
+    monkeypatch.setattr(store, "sync_or_break", finish)
     with pytest.raises(StoreClosedError):
         store.flush()
     assert not (tmp_path / "store/config").exists()

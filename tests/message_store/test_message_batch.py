@@ -10,15 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from legacy_levels.generate.records import place_batch, write_batch
 from message_store.base.errors import BadFieldError, FormatError
-from message_store.columns.batch_codec import (
-    decode_batch,
-    find_records,
-    place_batch,
-    write_batch,
-)
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import MessageBatch, StoredBatch
+from message_store.columns.message_batch import MessageBatch, StoredBatch, decode_batch
 from message_store.columns.property_column import (
     find_property_column,
     hex_key_column,
@@ -29,7 +24,6 @@ from message_store.format.message_codec import (
     body_crc,
     decode_message_at,
     encode_message,
-    record_size_at,
 )
 from message_store.format.properties import decode_properties, encode_properties
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_BLANK
@@ -43,6 +37,7 @@ from tests.message_store.strategies import (
 )
 
 HOST = Host.of("127.0.0.1", 10911)
+FIRST = np.zeros(1, np.int64)
 
 
 def test_a_message_has_no_empty_unique_key() -> None:
@@ -104,7 +99,7 @@ def test_each_codec_reads_what_the_other_wrote(messages: list[StoredMessage]) ->
         attrs.evolve(each, commit_log_offset=position)
         for each, position in zip(messages, positions, strict=True)
     ]
-    batch = decode_batch(log)
+    batch = decode_batch(log, np.array(positions, np.int64))
     assert [batch.message(row) for row in range(len(batch))] == placed
     data, placement = encode_batch(StoredBatch.of(messages))
     assert [decode_message_at(data.data, at) for at in placement.positions.tolist()] == placed
@@ -122,10 +117,16 @@ def test_the_body_checksum_is_computed_where_none_is_given(messages: list[Stored
 def test_both_codecs_refuse_the_same_damage_with_the_same_words(
     messages: list[StoredMessage], data: st.DataObject
 ) -> None:
-    log = bytearray(log_of(messages, 0, 1 << 20)[0])
+    whole, positions = log_of(messages, 0, 1 << 20)
+    log = bytearray(whole)
     place = data.draw(st.integers(0, len(log) - 1))
     log[place] ^= data.draw(st.integers(1, 255))
-    assert outcome(lambda: read_by_scalar(bytes(log))) == outcome(lambda: read_in_bulk(bytes(log)))
+
+    def in_bulk() -> list[StoredMessage]:
+        batch = decode_batch(log, np.array(positions, np.int64))
+        return [batch.message(row) for row in range(len(batch))]
+
+    assert outcome(in_bulk) == outcome(lambda: [decode_message_at(log, at) for at in positions])
 
 
 @given(st.binary(max_size=400), st.integers(0, 100))
@@ -140,34 +141,6 @@ def outcome(read: Callable[[], list[StoredMessage]]) -> object:
         return read()
     except FormatError as error:
         return type(error), str(error)
-
-
-def read_in_bulk(log: bytes) -> list[StoredMessage]:
-    batch = decode_batch(log)
-    return [batch.message(row) for row in range(len(batch))]
-
-
-def read_by_scalar(log: bytes) -> list[StoredMessage]:
-    messages, place = [], 0
-    while any(log[place : place + 8]):
-        if len(log) - place >= 8:
-            blank = BLANK_RECORD.decode_at(log, place)
-            if blank["magic"] == MAGIC_BLANK:
-                if blank["size_bytes"] < 8:
-                    raise BadFieldError(
-                        "a blank smaller than itself", offset=place, found=blank["size_bytes"]
-                    )
-                place += blank["size_bytes"]
-                continue
-        # First find all records, then read them: the first error is that of the walk.
-        place += record_size_at(log, place)
-    place = 0
-    while any(log[place : place + 8]):
-        size = BLANK_RECORD.decode_at(log, place)["size_bytes"]
-        if BLANK_RECORD.decode_at(log, place)["magic"] != MAGIC_BLANK:
-            messages.append(decode_message_at(log, place))
-        place += size
-    return messages
 
 
 # --- the edges of a log file ---------------------------------------------------------------------
@@ -191,11 +164,11 @@ def test_the_blank_says_exactly_what_was_left_and_zeros_follow_it() -> None:
     assert data[112:224].tobytes() == blank.ljust(112, b"\0")
 
 
-def test_reading_passes_over_the_blanks_between_files() -> None:
+def test_records_of_several_files_are_read_at_their_places() -> None:
     messages = [message(queue_offset=n) for n in range(7)]
     data, placement = encode_batch(StoredBatch.of(messages), 0, 300)
     assert placement.end > 3 * 300
-    batch = decode_batch(data)
+    batch = decode_batch(data, placement.positions)
     assert batch.queue_offset.tolist() == list(range(7))
     assert batch.commit_log_offset.tolist() == placement.positions.tolist()
 
@@ -214,7 +187,7 @@ def test_a_log_that_ends_where_no_blank_fits_is_refused() -> None:
 def test_an_empty_batch_is_an_empty_log() -> None:
     data, placement = encode_batch(StoredBatch.of([]), 12)
     assert (data.size, placement.end) == (0, 12)
-    assert len(decode_batch(b"")) == 0
+    assert len(decode_batch(b"", np.empty(0, np.int64))) == 0
 
 
 def test_too_small_a_target_is_refused_before_anything_is_written() -> None:
@@ -255,40 +228,15 @@ def test_columns_of_different_length_are_refused() -> None:
         attrs.evolve(batch, queue_id=np.zeros(1))
 
 
-# --- finding records ------------------------------------------------------------------------------
-
-
-def test_the_unused_end_of_a_file_ends_the_walk() -> None:
-    record = encode_message(message())
-    assert find_records(record * 2 + bytes(100)).tolist() == [0, 112]
-    assert find_records(record + bytes(3)).tolist() == [0]
-
-
-def test_a_blank_that_goes_on_beyond_the_buffer_ends_the_walk() -> None:
-    blank = BLANK_RECORD.encode(size_bytes=500, magic=MAGIC_BLANK)
-    assert find_records(encode_message(message()) + blank).tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("rest", "error"),
-    [
-        (b"\x07" * 20, "no message begins here at offset 112"),
-        (encode_message(message())[:-1], "cut off at offset 112"),
-        (b"\x01", "no room for a record at offset 112"),
-        (BLANK_RECORD.encode(size_bytes=7, magic=MAGIC_BLANK), "smaller than itself"),
-    ],
-)
-def test_what_is_neither_record_nor_blank_is_refused(rest: bytes, error: str) -> None:
-    with pytest.raises(FormatError, match=error):
-        find_records(encode_message(message()) + rest)
+# --- checksums ------------------------------------------------------------------------------------
 
 
 def test_a_damaged_body_is_read_only_when_the_checksum_is_waived() -> None:
     log = bytearray(encode_message(message()))
     log[log.index(b"hello")] ^= 1
     with pytest.raises(FormatError, match="the body is damaged at offset 0"):
-        decode_batch(bytes(log))
-    assert decode_batch(bytes(log), check_crc=False).body[0] == b"iello"
+        decode_batch(bytes(log), FIRST)
+    assert decode_batch(bytes(log), FIRST, check_crc=False).body[0] == b"iello"
 
 
 # --- properties as columns ------------------------------------------------------------------------
@@ -335,7 +283,8 @@ def test_a_value_with_a_separator_is_refused_by_row(value: str) -> None:
 
 
 def test_properties_of_a_batch_are_found_in_place() -> None:
-    batch = decode_batch(encode_message(message()) + encode_message(message(properties_text=b"")))
+    log, positions = log_of([message(), message(properties_text=b"")], 0, 1 << 20)
+    batch = decode_batch(log, np.array(positions, np.int64))
     assert list(batch.property("TAGS")) == [b"TagA", b""]
 
 

@@ -17,8 +17,7 @@ from message_store.base.errors import (
     FormatError,
     TruncatedRecordError,
 )
-from message_store.columns.batch_codec import decode_batch
-from message_store.columns.message_batch import StoredBatch
+from message_store.columns.message_batch import StoredBatch, decode_batch
 from message_store.format.message import Host, Message, StoredMessage
 from message_store.format.message_codec import (
     body_crc,
@@ -70,7 +69,7 @@ def test_known_bytes_are_their_known_message(name: str) -> None:
 @VECTOR
 def test_the_bulk_codec_knows_the_vectors_too(name: str) -> None:
     known = VECTORS[name][0]
-    assert decode_batch(bytes_of(name)).message(0) == known
+    assert decode_batch(bytes_of(name), np.zeros(1, np.int64)).message(0) == known
     data, placement = encode_batch(StoredBatch.of([known]), known.commit_log_offset)
     assert data.tobytes() == bytes_of(name)
     assert placement.positions.tolist() == [known.commit_log_offset]
@@ -277,4 +276,4 @@ def test_nobody_looks_at_the_checksum_of_an_empty_body() -> None:
     empty = attrs.evolve(LEVEL_OPEN, body=b"", body_crc=7)
     record = encode_message(empty)
     assert decode_message_at(record) == empty
-    assert decode_batch(record).message(0) == empty
+    assert decode_batch(record, np.zeros(1, np.int64)).message(0) == empty

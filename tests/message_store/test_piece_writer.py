@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import SMALL, append, append_rows, require_sound, stored
 
@@ -25,7 +25,7 @@ LATE = """
 import concurrent.futures.thread, sys, threading, time
 from pathlib import Path
 from message_store.writing.store import LiveStore
-from message_store.base.parallel import side_by_side
+from message_store.base.parallel import parallel_map
 from tests.message_store.live_workload import SMALL, append_rows, require_sound, stored
 
 def late():
@@ -33,7 +33,7 @@ def late():
         time.sleep(0.01)
     with_rows = LiveStore.open(Path(sys.argv[1]), settings=SMALL)
     append_rows(with_rows, [stored(bytes([number]) * 5_000) for number in range(30)])
-    print(len(require_sound(with_rows)), side_by_side(len, ["a", "bcd"]), flush=True)
+    print(len(require_sound(with_rows)), parallel_map(len, ["a", "bcd"]), flush=True)
     with_rows.close()
 
 threading.Thread(target=late).start()
@@ -69,9 +69,9 @@ def test_a_process_that_may_have_no_more_threads_writes_by_itself(
     monkeypatch.setattr(threading.Thread, "start", start)
     append_rows(store, MANY)
     assert require_sound(store) == [message.body for message in MANY]
-    assert side_by_side(len, ["a", "bcd"]) == [1, 3]
+    assert parallel_map(len, ["a", "bcd"]) == [1, 3]
     with pytest.raises(RuntimeError, match="of the work"):
-        side_by_side(_refuse, ["a", "bcd"])
+        parallel_map(_refuse, ["a", "bcd"])
 
 
 def _refuse(_: str) -> int:

@@ -47,10 +47,10 @@ from message_store.redelivery.record import (
     redelivered_properties,
     tags_code_of,
 )
-from message_store.redelivery.wheel_stamps import wheel_stamps
 from tests.message_store.log_in_memory import MemoryStoreFloor
 from tests.message_store.strategies import hosts, int32s, int64s
 from tests.message_store.vectors import CRC_PROPERTY, message
+from timer_wheel.timers.timer_properties import wheel_stamps
 
 NOW_MS = 1_793_000_000_123
 

@@ -18,11 +18,11 @@ from message_store.format.message_codec import encode_message
 from message_store.interface.delay_store import Delivered, Deliveries
 from message_store.redelivery.batch import FROM_LEVEL, FROM_WHEEL, ROLLED, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.redelivery.wheel_stamps import wheel_stamps
 from message_store.writing.queue import LiveQueue
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.message_store.vectors import message
+from timer_wheel.timers.timer_properties import wheel_stamps
 
 NOW_MS = 1_793_000_000_123
 SMALL_FILES = StoreSettings(commit_log_file_bytes=16_384, queue_file_bytes=400)

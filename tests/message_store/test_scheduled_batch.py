@@ -19,9 +19,10 @@ from message_store.format.message_rules import RESERVED_PROPERTIES, SizeLimits
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.format.timer_record_rules import timer_record_faults
 from message_store.intake.batch import BatchDraft, draft_batch, levels_for
-from message_store.intake.records import PLAIN_FORM, RecordForm, draft
+from message_store.intake.records import PLAIN_FORM, RecordForm
 from message_store.kernels.raw_memory import address_of
 from tests.message_store import vectors
+from tests.message_store.drafts import draft
 from tests.message_store.strategies import hosts, waiting_messages
 
 NOW_MS = 1_700_000_000_123

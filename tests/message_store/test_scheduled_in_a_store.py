@@ -13,9 +13,10 @@ from message_store.format.dialect import Dialect
 from message_store.format.message import Message
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.intake.batch import draft_batch
-from message_store.intake.records import Draft, RecordForm, draft
+from message_store.intake.records import RecordForm
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
+from tests.message_store.drafts import Draft, draft
 
 NOW_MS = 1_793_000_000_123
 SETTINGS = StoreSettings(commit_log_file_bytes=8_192)

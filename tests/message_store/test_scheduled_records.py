@@ -16,9 +16,10 @@ from message_store.format.message_codec import body_crc, decode_message_at, enco
 from message_store.format.message_rules import RESERVED_PROPERTIES, SizeLimits
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC, encode_properties
 from message_store.format.record_layout import PROPERTIES_MAX_BYTES
-from message_store.intake.records import MOST_FRAMES, Draft, RecordForm, RecordMaker, draft
+from message_store.intake.records import MOST_FRAMES, RecordForm, RecordMaker
 from message_store.writing.settings import StoreSettings
 from tests.message_store import vectors
+from tests.message_store.drafts import Draft, draft
 from tests.message_store.strategies import hosts, int32s, int64s, waiting_messages
 
 NOW_MS = 1_700_000_000_123
@@ -132,7 +133,7 @@ def test_a_maker_keeps_only_so_many_topics() -> None:
         message = attrs.evolve(VECTOR, topic=f"t{number}")
         record = maker.record(message, 5, None, (), 0, 0, lambda _: 0, NOW_MS, NOW_MS)[0]
         assert b"REAL_TOPIC\x01t%d\x02" % number in record
-    assert maker.frame_count <= MOST_FRAMES
+    assert len(maker._frames) <= MOST_FRAMES
 
 
 def test_a_given_key_goes_before_the_messages_own_and_a_new_one_comes_last() -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from message_store.base.errors import BadFieldError, SourceError, TargetError, TruncatedRecordError
+from message_store.base.errors import BadFieldError, SourceError, TruncatedRecordError
 from message_store.files.segments import (
     SegmentReader,
-    SegmentWriter,
     list_directories,
     list_segments,
     segment_name,
@@ -120,36 +119,3 @@ def test_a_reader_is_closed_twice_without_harm(tmp_path: Path) -> None:
     reader.read_at(0, 1)
     reader.close()
     reader.close()
-
-
-def test_a_writer_makes_full_files_that_are_sparse(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path / "row", 1 << 20) as writer:
-        writer.write_at((1 << 20) - 2, memoryview(b"abcd"))
-        writer.write_at(10, memoryview(b"ten"))
-    files = sorted((tmp_path / "row").iterdir())
-    assert [file.name for file in files] == [segment_name(0), segment_name(1 << 20)]
-    assert {file.stat().st_size for file in files} == {1 << 20}
-    assert all(file.stat().st_blocks * 512 < 1 << 18 for file in files)
-    with SegmentReader(tmp_path / "row") as reader:
-        assert reader.read_at((1 << 20) - 3, 6) == b"\0abcd\0"
-        assert reader.read_at(9, 5) == b"\0ten\0"
-
-
-def test_a_writer_goes_through_any_number_of_files_with_few_open(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 4
-    with SegmentWriter(tmp_path / "row", 8) as writer:
-        writer.write_at(0, memoryview(content))
-        writer.write_at(3, memoryview(b"!"))
-        assert len(writer._descriptors) <= 16
-        writer.close()
-    with SegmentReader(tmp_path / "row") as reader:
-        assert reader.read_at(0, len(content)) == content[:3] + b"!" + content[4:]
-
-
-def test_a_writer_without_permission_says_where(tmp_path: Path) -> None:
-    (tmp_path / "row").write_text("a file where a directory should be")
-    with (
-        pytest.raises(TargetError, match=r"row.*cannot be written at 0"),
-        SegmentWriter(tmp_path / "row", 8) as writer,
-    ):
-        writer.write_at(0, memoryview(b"x"))

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from message_store import ManualClock, Severity
+from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.findings import queue_findings
 from message_store.writing.losses import ENDS_NAME, StoreEnds, StoreLosses
 from message_store.writing.store import LiveStore
-from tests.message_store.live_workload import NOW_MS, SMALL, append, stored
+from tests.message_store.live_workload import NOW_MS, SMALL, append, append_rows, stored
 
 ENTRIES = 5
 
@@ -47,7 +48,7 @@ def read_all(store: LiveStore, topic: str) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("kind", ["gone", "empty", "zeros", "directory"])
 @pytest.mark.parametrize("was_killed", [False, True], ids=["closed", "killed"])
-def test_a_queue_that_was_removed_is_made_again_from_the_log(
+def test_a_queue_that_was_removed_is_rebuilt_from_the_log(
     closed: Path, kind: str, was_killed: bool
 ) -> None:
     store = opened(closed)
@@ -77,6 +78,46 @@ def test_a_queue_that_was_removed_is_made_again_from_the_log(
     assert again.losses == StoreLosses()
     assert read_all(again, "orders") == [*wanted["orders"], (ENTRIES, b"later")]
     again.abandon()
+
+
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("kind", ["gone", "empty", "zeros"])
+def test_a_queue_that_lost_one_of_its_files_is_rebuilt_or_refused(
+    tmp_path: Path, kind: str, index: int
+) -> None:
+    bodies = [b"%d" % number for number in range(600)]
+    store = opened(tmp_path)
+    append_rows(store, [stored(body, topic="orders") for body in bodies])
+    store.close()
+    directory = tmp_path / "consumequeue/orders/0"
+    file = sorted(directory.iterdir())[index]
+    size_bytes = file.stat().st_size
+    file.unlink()
+    if kind != "gone":
+        file.touch()
+        os.truncate(file, size_bytes if kind == "zeros" else 0)
+    if kind != "zeros" and index < 2:
+        with pytest.raises(SourceError, match=str(directory)):
+            opened(tmp_path)
+        shutil.rmtree(directory)
+    store = opened(tmp_path)
+    read: list[tuple[int, bytes]] = []
+    while messages := store.topic("orders").read(0, len(read), 100):
+        read += [(each.queue_offset, each.body) for each in messages]
+    assert read == list(enumerate(bodies))
+    assert len(list(queue_findings(store))) == 1
+    store.close()
+
+
+def test_first_files_that_retention_removed_are_not_lost(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    append_rows(store, [stored(b"%d" % number, topic="orders") for number in range(600)])
+    store.close()
+    store = opened(tmp_path)
+    removed = store.clean(NOW_MS + 2 * SMALL.retention_ms, store.log.end, lambda: None)
+    assert tmp_path / "consumequeue/orders/0" / f"{0:020}" in removed
+    store.abandon()  # the note still has the old beginning
+    opened(tmp_path).close()
 
 
 def test_entries_whose_records_the_log_has_lost_too_are_told(closed: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 import pytest
 
-from message_store.base import parallel as side_by_side
+from message_store.base import parallel as parallel_map
 from message_store.base.errors import DelayStoreError
 from tests.simulation.bench import Bench
 from tests.simulation.migrations import MIGRATIONS, Migration
@@ -300,7 +300,7 @@ def watched(disk: SimulatedDisk) -> Iterator[None]:
         return call
 
     with pytest.MonkeyPatch.context() as patch, _no_waiting(), simulated(disk):
-        patch.setattr(side_by_side, "core_count", lambda: 1)
+        patch.setattr(parallel_map, "core_count", lambda: 1)
         patch.setattr(time, "perf_counter", lambda: 0.0)  # how long it took is in reports
         numbers = itertools.count()
         patch.setattr(secrets, "token_hex", lambda size: f"{next(numbers):0{2 * size}x}")

@@ -172,7 +172,7 @@ def test_records_are_brought_near_once_and_shortly_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     touched: list[int] = []
-    monkeypatch.setattr(Measured, "come_near", lambda records: touched.append(len(records.offsets)))
+    monkeypatch.setattr(Measured, "prefetch", lambda records: touched.append(len(records.offsets)))
     store, clock, _ = look_at(tmp_path / "store", monkeypatch)
     store.schedule(Message("A", b"3"), AtMs(T0 + 900))
     for left_ms in (600, 400, 200, 160, 120, 80, 40):

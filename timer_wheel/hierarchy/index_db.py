@@ -14,7 +14,13 @@ import attrs
 import numpy as np
 import rocksdict
 
-from message_store.base.errors import DelayStoreError, FormatError, SourceError, TargetError
+from message_store.base.errors import (
+    DelayStoreError,
+    FormatError,
+    SourceError,
+    TargetError,
+    reason_of,
+)
 from message_store.base.forks import belongs_to_this_process
 from message_store.files.small_files import (
     identity_of,
@@ -228,8 +234,8 @@ class IndexDb:
     def _sync(self) -> None:
         """Wait for the disk here: the library would let no other thread run meanwhile.
 
-        Called inside ``LiveStore.finish``: after a sync that failed the next one succeeds, although
-        what was written before is lost. Raises TargetError.
+        Called inside ``LiveStore.sync_or_break``: after a failed sync the next one succeeds,
+        although data is lost. Raises TargetError.
         """
         try:
             for path in self.path.glob("*.log"):
@@ -237,7 +243,7 @@ class IndexDb:
                     sync_file(path)
             sync_directory(self.path)
         except OSError as error:
-            raise TargetError(f"{self.path}: cannot be synced: {error.strerror}") from error
+            raise TargetError(f"{self.path}: cannot be synced: {reason_of(error)}") from error
 
     def move(self, batch: "IndexBatch") -> None:
         """Make changes that put what stands in one place into another: what holds stays true."""
@@ -316,7 +322,7 @@ def _id_key(era: int, bucket: int, queue_offset: int) -> bytes:
 
 
 def _ours(path: Path, error: Exception) -> DelayStoreError:
-    text = " ".join(str(error).split())
+    text = " ".join(reason_of(error).split())
     if "lock hold by current process" in text or "While lock file" in text:
         return SourceError(f"{path}: somebody else has it open: {text}")
     if text.startswith(("Corruption", "Invalid argument")) or "No such file" in text:

@@ -10,11 +10,11 @@ import numpy as np
 from message_store.columns.byte_column import int64s
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.redelivery.batch import ROLLED, redeliver
-from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import store_times_ms, together
 from timer_wheel.timers.rows import Bools
+from timer_wheel.timers.timer_properties import wheel_stamps
 
 LOOK_EVERY_MS = 60_000
 

@@ -184,7 +184,7 @@ class HierarchicalWheelStore(TimerStore):
             batch = index.prepare(tidies=self._is_closed)
         store.sync_log()
         store.sync_queues()
-        store.finish(lambda: index.write(batch, durably=True))
+        store.sync_or_break(lambda: index.write(batch, durably=True))
         with self._use():
             index.written(batch)
             index.lost.save()

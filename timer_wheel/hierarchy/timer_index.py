@@ -232,7 +232,7 @@ class TimerIndex:
 
     def write(self, batch: Batch, *, durably: bool) -> None:
         """Give the batch to the database; whoever calls holds no lock, but is within
-        ``LiveStore.finish``, so that one at a time writes. Raises TargetError.
+        ``LiveStore.sync_or_break``, so that one at a time writes. Raises TargetError.
 
         A close may overtake a flush that has prepared an older batch: that one is not written. The
         later batch was prepared without knowing whether the older would be, and has all of it.
@@ -269,7 +269,7 @@ class TimerIndex:
     def write_now(self, *, durably: bool, tidies: bool = False) -> None:
         """Bring the database to this moment. Raises TargetError."""
         batch = self.prepare(tidies=tidies)
-        self.store.finish(lambda: self.write(batch, durably=durably))
+        self.store.sync_or_break(lambda: self.write(batch, durably=durably))
         self.written(batch)
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.redelivery.batch import FROM_WHEEL, Redelivered, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
-from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again, store_times_ms
 from timer_wheel.timers.rows import TimerFacts, delivery_order
+from timer_wheel.timers.timer_properties import wheel_stamps
 
 _PLACED_WITHIN_MS = 1_000
 

@@ -10,7 +10,6 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.kernels.cache import kernel
 from message_store.kernels.log import store_time_at
 from message_store.writing.log import LiveLog
-from message_store.writing.record_addresses import record_addresses
 from timer_wheel.format.hierarchy_due import due_times
 from timer_wheel.format.index_layouts import (
     FLAG_ALWAYS,
@@ -34,7 +33,7 @@ def _read_store_times(addresses: Any, times_ms: Any) -> None:
 
 def store_times_ms(log: LiveLog, offsets: Int64s, sizes: Int64s) -> Int64s:
     """The store time of the record at each of these places; 0 where the log has none."""
-    addresses = record_addresses(log, offsets, sizes)
+    addresses = log.record_addresses(offsets, sizes)
     times_ms = np.empty(len(addresses), np.int64)
     _read_store_times(addresses, times_ms)
     return times_ms

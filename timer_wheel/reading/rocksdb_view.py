@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from message_store.base.errors import SourceError, UnsupportedStoreError
+from message_store.base.errors import SourceError, UnsupportedStoreError, reason_of
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict
@@ -58,7 +58,7 @@ def _files(directory: Path) -> list[tuple[Path, int]]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise SourceError(f"{directory}: cannot be read: {error.strerror}") from error
+        raise SourceError(f"{directory}: cannot be read: {reason_of(error)}") from error
     return sorted(found)
 
 
@@ -150,4 +150,4 @@ def _as_source_error(directory: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise SourceError(f"{directory}: RocksDB cannot read it: {error}") from error
+        raise SourceError(f"{directory}: RocksDB cannot read it: {reason_of(error)}") from error

@@ -33,8 +33,8 @@ from message_store.kernels.log import (
     PROPERTIES_AT,
     PROPERTIES_BYTES,
     ROWS_AHEAD,
-    come_near,
     find_parts,
+    prefetch_head_and_tail,
     prepared_offset_at,
     store_time_at,
 )
@@ -159,7 +159,7 @@ def is_any_to_be_read(addresses: Int64s, sizes: Int64s) -> bool:
     """
     for row in range(len(addresses)):
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
-        come_near(addresses[ahead], sizes[ahead])
+        prefetch_head_and_tail(addresses[ahead], sizes[ahead])
         is_there = addresses[row] >= 0 and sizes[row] >= LONGEST_HEAD_BYTES
         if is_there and prepared_offset_at(addresses[row]) < 0:
             return True
@@ -230,7 +230,7 @@ def read_timer_records(
     spots = np.empty(_SPOTS, np.int64)
     for row in range(len(addresses)):
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
-        come_near(addresses[ahead], sizes[ahead])
+        prefetch_head_and_tail(addresses[ahead], sizes[ahead])
         record = addresses[row]
         if record < 0 or not _is_record(record, sizes[row], offsets[row], parts.ctypes.data):
             facts[STATUS, row] = MISSING

@@ -74,7 +74,7 @@ class TimerStore(ClosedOnExit, ABC):
             try:  # all_or_broken, but for what entering it costs
                 return self._intake.schedule(message, due, now_ms)
             except BaseException:
-                store.doubt_what_follows(count)
+                store.break_if_appended(count)
                 raise
 
     def put(self, message: Message) -> Receipt:

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from message_store.base.clock import Clock
-from message_store.base.errors import FormatError, TargetError
+from message_store.base.errors import FormatError, TargetError, reason_of
 from message_store.files.small_files import (
     InPlaceFile,
     read_small_file,
@@ -290,4 +290,4 @@ def _disk_may_refuse(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise TargetError(f"{directory}: cannot be written: {error.strerror}") from error
+        raise TargetError(f"{directory}: cannot be written: {reason_of(error)}") from error

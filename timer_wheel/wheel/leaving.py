@@ -85,11 +85,13 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
     if len(goes):
         _name(timers, goes)
         _unhang_done(timers, until_ms)
-        timers.store.finish(timers.log.segments.sync)
+        timers.store.sync_or_break(timers.log.segments.sync)
         timers.files.write_wheel(timers.wheel, timers.log.end)
-        timers.store.finish(timers.files.sync_wheel)
+        timers.store.sync_or_break(timers.files.sync_wheel)
         past_ms = timers.wheel.hand_ms - timers.precision_ms
-        put_away(timers.log, goes, past_ms, lambda: timers.store.finish(timers.log.segments.sync))
+        put_away(
+            timers.log, goes, past_ms, lambda: timers.store.sync_or_break(timers.log.segments.sync)
+        )
     timers.done, timers.repeating_until_ms = _NOTHING, 0
 
 

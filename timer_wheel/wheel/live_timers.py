@@ -294,7 +294,7 @@ class LiveTimers:
             to_ms = max(to_ms, last_ms - (_ROUND_SLOTS - 1) * self.precision_ms)
         to_ms = min(to_ms, self.wheel.hand_ms)
         self.files.save(to_ms, self.placed_end)
-        self.store.finish(self.files.sync_saved)
+        self.store.sync_or_break(self.files.sync_saved)
         self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
         self._first_needed = 0
         self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)

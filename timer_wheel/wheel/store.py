@@ -154,12 +154,12 @@ class WheelStore(TimerStore):
         if timers.is_repeating:
             place_all(timers, self._clock.now_ms())
         own = timers.state_to_flush()
-        self._store.finish(timers.log.segments.sync)
+        self._store.sync_or_break(timers.log.segments.sync)
         known = timers.files.checkpoint  # of the flush, which synced the wheel's file as well
         unsynced = timers.files.begin_checkpoint_sync(
             known.flush_position, own, known.last_queue_offset
         )
-        self._store.finish(unsynced.finish)
+        self._store.sync_or_break(unsynced.finish)
 
     def _find_next_due(self) -> int | None:
         return next_due_ms(self._timers, self._recall_marks())
@@ -213,16 +213,16 @@ class WheelStore(TimerStore):
             timers.files.write_wheel(timers.wheel, timers.log.end)
             position = timers.log.end
             unsynced = timers.log.segments.begin_sync()
-        store.finish(unsynced.finish)
+        store.sync_or_break(unsynced.finish)
         # Nobody waits for a disk with the lock held: it may take as long as many slots are wide.
         with self._use():
             unsynced = timers.files.begin_wheel_sync()
-        store.finish(unsynced.finish)
+        store.sync_or_break(unsynced.finish)
         with self._use():
             if timers.files.own is not known:  # retention went by in between, and knew more
                 own = timers.files.own
             unsynced = timers.files.begin_checkpoint_sync(position, own, placed_end)
-        store.finish(unsynced.finish)
+        store.sync_or_break(unsynced.finish)
         with self._use():
             # After a crash they are counted anew, after a close they are believed.
             timers.write_metrics(durably=self._is_closed)

@@ -24,12 +24,12 @@ from message_store.redelivery.batch import (
 )
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.measured import Measured
-from message_store.redelivery.wheel_stamps import wheel_stamps
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.lost_messages import LostMessage, LostMessages
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, delivery_order
+from timer_wheel.timers.timer_properties import wheel_stamps
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers, Unplaced
 from timer_wheel.wheel.log import KnownSlot
 from timer_wheel.wheel.recall_search import are_older
@@ -100,7 +100,7 @@ class Foresight:
         if is_last_chance:
             self._is_finished = True
             if int(self.records.sizes.sum()) <= _NEAR_BYTES:
-                self.records.come_near()
+                self.records.prefetch()
 
     def _has_grown(self, count: int) -> bool:
         """Whether there is much in the slot that is not known; a little is found soon enough when
