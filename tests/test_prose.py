@@ -30,12 +30,12 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 #: What does not pass yet: long sentences, and phrases that the glossary replaces. A number may fall
 #: and never rise; who lowers one writes the new number here. What is not named has none of either.
 LONG_SENTENCES: dict[str, int] = {
-    "legacy_levels": 29,
+    "legacy_levels": 17,
     "migrate": 40,
     "timer_wheel": 54,
 }
 PHRASES: dict[str, int] = {
-    "legacy_levels": 11,
+    "legacy_levels": 4,
     "migrate": 19,
     "timer_wheel": 30,
 }
