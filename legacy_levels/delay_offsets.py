@@ -117,15 +117,15 @@ class DelayOffsets:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the files, as sentences; a missing `.bak` alone is nothing wrong."""
-        found = [self.main.problem]
+        sentences = [self.main.problem]
         if self.main.problem is not None or not self.backup.is_missing:
-            found.append(self.backup.problem)
-        return tuple(problem for problem in found if problem is not None)
+            sentences.append(self.backup.problem)
+        return tuple(problem for problem in sentences if problem is not None)
 
     def by_choice(self) -> dict[OffsetsChoice, Mapping[int, int]]:
         """What each choice would take as the table, for those that are possible."""
-        found = {OffsetsChoice.MAIN: self.main.offsets, OffsetsChoice.BACKUP: self.backup.offsets}
-        possible = {choice: table for choice, table in found.items() if table is not None}
+        tables = {OffsetsChoice.MAIN: self.main.offsets, OffsetsChoice.BACKUP: self.backup.offsets}
+        possible = {choice: table for choice, table in tables.items() if table is not None}
         return {**possible, OffsetsChoice.NONE: MappingProxyType({})}
 
 
@@ -298,13 +298,15 @@ class OffsetsWriter:
     known to be on the disk.
     """
 
-    def __init__(self, root: Path, dialect: Dialect, found: DelayOffsets, now_ms: int) -> None:
+    def __init__(
+        self, root: Path, dialect: Dialect, offsets_read: DelayOffsets, now_ms: int
+    ) -> None:
         self._path = StoreRoot(root).config_file(FILE_NAME)
         self._dialect = dialect
-        self._version = found.main.data_version or DataVersion(timestamp_ms=now_ms)
+        self._version = offsets_read.main.data_version or DataVersion(timestamp_ms=now_ms)
         self._updates = 0
         self._lengths: dict[Path, int] = {}
-        self._is_torn = found.main.problem is not None
+        self._is_torn = offsets_read.main.problem is not None
         self.text = read_small_file(self._path)
         self.is_durable = self.text is None
 

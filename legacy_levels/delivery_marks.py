@@ -72,8 +72,8 @@ class DeliveryMark:
         """
         try:
             facts: Any = json.loads(text)
-            told = facts.pop(_CHECKSUM, None)
-            if told not in (None, crc32(json.dumps(facts).encode())):
+            stored_checksum = facts.pop(_CHECKSUM, None)
+            if stored_checksum not in (None, crc32(json.dumps(facts).encode())):
                 return None
             return cls(
                 log_end=int(facts["log_end"]),

@@ -51,32 +51,32 @@ def read_delivered_keys(path: Path, from_ms: int) -> list[tuple[str, int]]:
     root = StoreRoot(path)
     topics = [name for name in topics_with_queues(path) if name not in (LEVEL_TOPIC, TIMER_TOPIC)]
     offsets, sizes = _entries(root, topics)
-    found: list[tuple[str, int]] = []
+    keys_and_times: list[tuple[str, int]] = []
     with SegmentReader(root.commit_log) as log:
         for buffer, starts in _windows(log, offsets, sizes):
             for batch in _decoded(buffer, starts):
                 keys = (key.decode("utf-8", "replace") for key in batch.property(UNIQUE_KEY))
                 rows = zip(keys, batch.store_timestamp_ms.tolist(), strict=True)
-                found += [(key, time_ms) for key, time_ms in rows if time_ms >= from_ms]
-    return found
+                keys_and_times += [(key, time_ms) for key, time_ms in rows if time_ms >= from_ms]
+    return keys_and_times
 
 
 def read_delivered_of(store: DelayStore, topics: Sequence[str]) -> Delivered:
     """The same of an open store without files, by its topics' readers."""
-    found = []
+    messages_read = []
     for topic in topics:
         reader = store.topic(topic)
         for queue_id in range(QUEUES):
             place = 0
             while messages := reader.read(queue_id, place, _READ_AT_ONCE):
                 place = messages[-1].queue_offset + 1
-                found += [
+                messages_read += [
                     (each.commit_log_offset, each.body, each.store_timestamp_ms)
                     for each in messages
                 ]
-    found.sort()
-    numbers = [int.from_bytes(body[:NUMBER_BYTES], "big") for _offset, body, _ms in found]
-    return Delivered(numbers, [stored_ms for _offset, _body, stored_ms in found])
+    messages_read.sort()
+    numbers = [int.from_bytes(body[:NUMBER_BYTES], "big") for _offset, body, _ms in messages_read]
+    return Delivered(numbers, [stored_ms for _offset, _body, stored_ms in messages_read])
 
 
 def _entries(root: StoreRoot, topics: Sequence[str]) -> tuple[Int64s, Int64s]:

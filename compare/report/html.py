@@ -69,11 +69,11 @@ def write_report(results: RaceResults, path: Path) -> None:
 
 def _notes(ran: Sequence[EngineResult]) -> dict[str, list[str]]:
     """What to know of an engine, by the note: several may share one."""
-    found: dict[str, list[str]] = {}
+    engines_of_note: dict[str, list[str]] = {}
     for engine in ran:
         for note in engine.notes:
-            found.setdefault(note, []).append(engine.name)
-    return found
+            engines_of_note.setdefault(note, []).append(engine.name)
+    return engines_of_note
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ def _speeds(ran: Sequence[EngineResult], title: str, hint: str, name: str) -> Ro
 
 
 def _lateness(ran: Sequence[EngineResult], title: str, field: str, name: str) -> Row:
-    found: list[Lateness | None] = [getattr(engine, field) for engine in ran]
-    values: list[Any] = [None if each is None else getattr(each, name) for each in found]
+    lateness: list[Lateness | None] = [getattr(engine, field) for engine in ran]
+    values: list[Any] = [None if each is None else getattr(each, name) for each in lateness]
     best = _best(ran, values, min, lambda first, other: same_time(values[first], values[other]))
     cells = [
         Cell(NOTHING if value is None else duration(value), is_best=number in best)
@@ -140,13 +140,13 @@ def _best(
 
     To be fast, or near, is no merit of an engine that did something wrong.
     """
-    known = [number for number, value in enumerate(values) if value is not None]
-    right = [number for number in known if ran[number].is_right]
+    measured = [number for number, value in enumerate(values) if value is not None]
+    right = [number for number in measured if ran[number].is_right]
     if not right:
         return set()
     best = pick(right, key=values.__getitem__)
     near = {number for number in right if number == best or is_same(best, number)}
-    return near if len(near) < len(known) else set()
+    return near if len(near) < len(measured) else set()
 
 
 def _mistakes(ran: Sequence[EngineResult], title: str, name: str) -> Row:
@@ -162,7 +162,7 @@ def _costs(
 
 
 def _range(rounds: Sequence[Round], name: str, text: Callable[[float], str]) -> str:
-    values = [value for one in rounds if (value := getattr(one, name)) is not None]
+    values = [value for each_round in rounds if (value := getattr(each_round, name)) is not None]
     if len(values) < 2 or text(min(values)) == text(max(values)):
         return ""
     return f"{text(min(values))} – {text(max(values))}"

@@ -85,45 +85,45 @@ def account(workload: Workload, seen: Observation) -> Account:
 
 
 def _first_of(number: Int64s, times: Int64s, count: int) -> Int64s:
-    found = np.zeros(count, np.int64)
-    found[number[::-1]] = times[::-1]  # the first of several is written last
-    return found
+    first = np.zeros(count, np.int64)
+    first[number[::-1]] = times[::-1]  # the first of several is written last
+    return first
 
 
-def measure(name: str, workload: Workload, seen: Observation, known: Account) -> EngineResult:
+def measure(name: str, workload: Workload, seen: Observation, messages: Account) -> EngineResult:
     """The figures of one run."""
-    once = known.taken & (known.count > 0)
-    late_ms = (known.first_seen_ms - known.asked_ms)[once]
-    after_promise_ms = (known.first_seen_ms - known.promised_ms)[once]
+    once = messages.taken & (messages.count > 0)
+    late_ms = (messages.first_seen_ms - messages.asked_ms)[once]
+    after_promise_ms = (messages.first_seen_ms - messages.promised_ms)[once]
     costs = seen.costs
-    taken = int(known.taken.sum())
+    taken = int(messages.taken.sum())
     delivered = int(once.sum())
     # Where nobody saw an engine deliver, what its files say is all that is known.
     drained = int(seen.rounds.counts.sum()) or len(seen.delivered or ())
-    one = _round(costs, taken, drained)
+    figures = _round(costs, taken, drained)
     return EngineResult(
         name=name,
-        put_per_second=one.put_per_second,
-        drain_per_second=one.drain_per_second,
-        through_per_second=one.through_per_second,
+        put_per_second=figures.put_per_second,
+        drain_per_second=figures.drain_per_second,
+        through_per_second=figures.through_per_second,
         lateness_ms=Lateness.of(late_ms),
         lateness_after_promise_ms=Lateness.of(after_promise_ms),
-        early=int(known.was_early.sum()),
-        missing=int(known.was_missed.sum()),
-        duplicates=int(known.repeats.sum()),
+        early=int(messages.was_early.sum()),
+        missing=int(messages.was_missed.sum()),
+        duplicates=int(messages.repeats.sum()),
         not_taken=len(workload) - taken,
         taken=taken,
         delivered=delivered,
         woken=int(np.count_nonzero(seen.rounds.counts)),
-        cpu_percent=one.cpu_percent,
+        cpu_percent=figures.cpu_percent,
         peak_memory_bytes=costs.peak_memory_bytes,
         peak_private_bytes=max(seen.usage.memory_bytes, default=0),
         bytes_on_disk=costs.bytes_on_disk,
         lateness_curve=LatenessCurve.of(late_ms),
         lateness_after_promise_curve=LatenessCurve.of(after_promise_ms),
-        traffic=_traffic(workload, seen, known, once),
+        traffic=_traffic(workload, seen, messages, once),
         usage=seen.usage,
-        rounds=(one,),
+        rounds=(figures,),
         faults=seen.faults,
         version=seen.version,
         notes=seen.notes,
@@ -148,11 +148,11 @@ def _per_second(count: int, seconds: float) -> float | None:
 
 
 def _traffic(
-    workload: Workload, seen: Observation, known: Account, once: NDArray[np.bool_]
+    workload: Workload, seen: Observation, messages: Account, once: NDArray[np.bool_]
 ) -> Traffic:
     """In and out over time, in a readable number of buckets of a readable width."""
-    out_ms = known.first_seen_ms[once] - seen.start_ms
-    in_ms = (workload.arrival_ms - workload.start_ms)[known.taken]
+    out_ms = messages.first_seen_ms[once] - seen.start_ms
+    in_ms = (workload.arrival_ms - workload.start_ms)[messages.taken]
     last_ms = int(max(out_ms.max(initial=0), in_ms.max(initial=0)))
     width_ms = next((w for w in _BUCKET_CHOICES_MS if last_ms < w * _BUCKETS), last_ms + 1)
     buckets = last_ms // width_ms + 1
@@ -169,15 +169,15 @@ def of_rounds(results: Sequence[EngineResult]) -> EngineResult:
     Counts of what is wrong are those of the worst run. Lateness is that of the run in the middle by
     its median.
     """
-    rounds = tuple(one for result in results for one in result.rounds)
+    rounds = tuple(figures for result in results for figures in result.rounds)
     ranked = sorted(results, key=lambda result: _middle_lateness(result.lateness_ms))
     return attrs.evolve(
         ranked[len(ranked) // 2],
-        put_per_second=_middle([one.put_per_second for one in rounds]),
-        drain_per_second=_middle([one.drain_per_second for one in rounds]),
-        through_per_second=_middle([one.through_per_second for one in rounds]),
-        cpu_percent=statistics.median(one.cpu_percent for one in rounds),
-        peak_memory_bytes=max(one.peak_memory_bytes for one in rounds),
+        put_per_second=_middle([figures.put_per_second for figures in rounds]),
+        drain_per_second=_middle([figures.drain_per_second for figures in rounds]),
+        through_per_second=_middle([figures.through_per_second for figures in rounds]),
+        cpu_percent=statistics.median(figures.cpu_percent for figures in rounds),
+        peak_memory_bytes=max(figures.peak_memory_bytes for figures in rounds),
         early=max(result.early for result in results),
         missing=max(result.missing for result in results),
         duplicates=max(result.duplicates for result in results),
@@ -197,13 +197,13 @@ def _middle_lateness(lateness: Lateness | None) -> float:
 def _middle_opening(seen: Sequence[FaultSeen]) -> FaultSeen:
     """One fault of several runs: that of the run which took the middle time to open again."""
     opened = [(each.opening.open_s, each) for each in seen if each.opening is not None]
-    ranked = sorted(opened, key=lambda one: one[0])
+    ranked = sorted(opened, key=lambda timed: timed[0])
     return ranked[len(ranked) // 2][1] if ranked else seen[-1]
 
 
 def _middle(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return statistics.median(measured) if measured else None
 
 
 OTHER_TIMES = "other times"
@@ -215,26 +215,26 @@ def _differ(columns: list[Int64s]) -> _Rows:
     return np.asarray(np.any([column != columns[0] for column in columns[1:]], axis=0))
 
 
-def _some_only(known: _Columns) -> _Rows:
-    everywhere = np.all([each.taken for each in known], axis=0)
-    return np.asarray(everywhere & np.any([each.count == 0 for each in known], axis=0))
+def _some_only(accounts: _Columns) -> _Rows:
+    everywhere = np.all([each.taken for each in accounts], axis=0)
+    return np.asarray(everywhere & np.any([each.count == 0 for each in accounts], axis=0))
 
 
-def _repeated(known: _Columns) -> _Rows:
-    return np.asarray(np.any([each.repeats > 0 for each in known], axis=0))
+def _repeated(accounts: _Columns) -> _Rows:
+    return np.asarray(np.any([each.repeats > 0 for each in accounts], axis=0))
 
 
-def _early(known: _Columns) -> _Rows:
-    return np.asarray(np.any([each.was_early for each in known], axis=0))
+def _early(accounts: _Columns) -> _Rows:
+    return np.asarray(np.any([each.was_early for each in accounts], axis=0))
 
 
-def _other_times(known: _Columns) -> _Rows:
-    came = np.all([each.count > 0 for each in known], axis=0)
-    return np.asarray(came & _differ([each.first_stored_ms for each in known]))
+def _other_times(accounts: _Columns) -> _Rows:
+    came = np.all([each.count > 0 for each in accounts], axis=0)
+    return np.asarray(came & _differ([each.first_stored_ms for each in accounts]))
 
 
-def _taken_by_some(known: _Columns) -> _Rows:
-    return _differ([each.taken.astype(np.int64) for each in known])
+def _taken_by_some(accounts: _Columns) -> _Rows:
+    return _differ([each.taken.astype(np.int64) for each in accounts])
 
 
 KINDS: dict[str, Callable[[_Columns], _Rows]] = {
@@ -281,10 +281,10 @@ def first_difference(
     return None
 
 
-def _times(workload: Workload, seen: Observation, number: int, known: Account) -> MessageTimes:
+def _times(workload: Workload, seen: Observation, number: int, messages: Account) -> MessageTimes:
     """By the workload's time, also where it really ran at another."""
     shift_ms = seen.start_ms - workload.start_ms
-    promised_ms = int(known.promised_ms[number])
+    promised_ms = int(messages.promised_ms[number])
     delivered = seen.delivered
     stored_ms = [] if delivered is None else delivered.stored_ms[delivered.number == number]
     return MessageTimes(

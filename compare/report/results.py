@@ -26,8 +26,8 @@ _PERCENTS = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 
 
 def _quantiles(values: Int64s, fractions: Sequence[float]) -> list[float]:
-    found = np.quantile(values, fractions, method="inverted_cdf")
-    return [float(value) for value in found]
+    values_there = np.quantile(values, fractions, method="inverted_cdf")
+    return [float(value) for value in values_there]
 
 
 @attrs.frozen

@@ -30,9 +30,11 @@ def parallel_map(
     """Kind and time of every fault after which some engine was opened again, and each engine's
     opening.
     """
-    known = [{(fault.at_ms, fault.kind): fault.opening for fault in one.faults} for one in ran]
-    for at_ms, kind in sorted({fault for faults in known for fault in faults}):
-        openings = tuple(faults.get((at_ms, kind)) for faults in known)
+    openings_of = [
+        {(fault.at_ms, fault.kind): fault.opening for fault in engine.faults} for engine in ran
+    ]
+    for at_ms, kind in sorted({fault for faults in openings_of for fault in faults}):
+        openings = tuple(faults.get((at_ms, kind)) for faults in openings_of)
         if any(openings):
             yield kind, at_ms, openings
 
@@ -89,17 +91,17 @@ def _soonest_open(ran: Sequence[EngineResult]) -> Iterator[str]:
                 took_ms = longest.setdefault(kind, {})
                 took_ms[engine.name] = max(took_ms.get(engine.name, 0), opening.open_s * 1_000)
     for kind, took_ms in longest.items():
-        (first, least_ms), *others = ranked = sorted(took_ms.items(), key=lambda one: one[1])
+        (first, least_ms), *others = ranked = sorted(took_ms.items(), key=lambda timed: timed[1])
         if not others or others[-1][1] < _NO_TIME_MS:
             continue
-        told = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in others)
+        times = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in others)
         near = [name for name, each_ms in others if _as_soon(least_ms, each_ms)]
         if len(near) == len(others):
-            told = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in ranked)
-            yield f"all are about as soon open again after a {kind}: {told}"
+            times = ", ".join(f"{name} {duration(each_ms)}" for name, each_ms in ranked)
+            yield f"all are about as soon open again after a {kind}: {times}"
             continue
         soon = f"as soon as {listed(near)}" if near else "soonest"
-        yield f"{first} is {soon} open again after a {kind}: {duration(least_ms)} ({told})"
+        yield f"{first} is {soon} open again after a {kind}: {duration(least_ms)} ({times})"
 
 
 def _as_soon(least_ms: float, other_ms: float) -> bool:
@@ -134,23 +136,23 @@ def _beside_java(ran: Sequence[EngineResult]) -> Iterator[str]:
         theirs = by_name.get(f"java-{ours.name}")
         if theirs is None:
             continue
-        told = []
+        clauses = []
         if ours.drain_per_second and theirs.drain_per_second:
             faster, slower = sorted((ours, theirs), key=lambda e: -(e.drain_per_second or 0))
             times = ours.drain_per_second / theirs.drain_per_second
-            told.append(
+            clauses.append(
                 "drains as fast as RocketMQ's own"
                 if same_speed(faster, slower, "drain_per_second")
                 else f"drains {times:,.1f} times what RocketMQ's own does in a second"
             )
         late = ours.lateness_after_promise_ms, theirs.lateness_after_promise_ms
         if late[0] is not None and late[1] is not None:
-            told.append(
+            clauses.append(
                 f"has 999 of 1000 within {duration(late[0].p999)} of its promise, RocketMQ's own"
                 f" within {duration(late[1].p999)}"
             )
-        if told:
-            yield f"{ours.name} {' and '.join(told)}"
+        if clauses:
+            yield f"{ours.name} {' and '.join(clauses)}"
 
 
 def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:
@@ -158,14 +160,14 @@ def _fastest(ran: Sequence[EngineResult], clock: str) -> Iterator[str]:
     if clock == "wall":
         yield from _cheapest(ran)
         return
-    known = sorted(
+    measured = sorted(
         ((engine.through_per_second, engine) for engine in ran if engine.through_per_second),
-        key=lambda one: -one[0],
+        key=lambda timed: -timed[0],
     )
-    if len(known) > 1:
-        best, first = known[0]
-        others = ", ".join(f"{best / speed:,.1f} × {other.name}" for speed, other in known[1:])
-        near = [e for _speed, e in known[1:] if same_speed(first, e, "through_per_second")]
+    if len(measured) > 1:
+        best, first = measured[0]
+        others = ", ".join(f"{best / speed:,.1f} × {other.name}" for speed, other in measured[1:])
+        near = [e for _speed, e in measured[1:] if same_speed(first, e, "through_per_second")]
         what = f"as fast as {listed([e.name for e in near])}" if near else "the fastest"
         yield f"{first.name} is {what}, {best:,.0f} messages a second in and out: {others}"
         yield from _woken([engine for engine in ran if engine.woken])
@@ -214,15 +216,17 @@ def _woken(ran: Sequence[EngineResult]) -> Iterator[str]:
     """Where engines had to get up for few messages, speeds are the price of getting up."""
     times = [engine.woken for engine in ran]
     if times and max(times) > _FAIR_FACTOR * min(times):
-        told = ", ".join(f"{engine.name} {counted(engine.woken, 'time')}" for engine in ran)
-        yield f"speeds hold the price of looking, too, and they did not look equally often: {told}"
+        looks = ", ".join(f"{engine.name} {counted(engine.woken, 'time')}" for engine in ran)
+        yield f"speeds hold the price of looking, too, and they did not look equally often: {looks}"
 
 
 def _nearest(ran: Sequence[EngineResult]) -> Iterator[str]:
-    known = [(engine.lateness_ms, engine.name) for engine in ran if engine.lateness_ms is not None]
-    if len(known) < 2:
+    measured = [
+        (engine.lateness_ms, engine.name) for engine in ran if engine.lateness_ms is not None
+    ]
+    if len(measured) < 2:
         return
-    ranked = sorted(known, key=lambda one: (one[0].p99, one[0].p50))
+    ranked = sorted(measured, key=lambda timed: (timed[0].p99, timed[0].p50))
     late, name = ranked[0]
     near = [other for each, other in ranked[1:] if same_time(late.p99, each.p99)]
     if len({duration(each.p99) for each, _name in ranked}) == 1:
@@ -266,8 +270,8 @@ def when_due(facts: WorkloadFacts, span: Callable[[int], str] | None = None) -> 
     span = span or duration
     if not facts.overdue:
         return f"due {span(facts.delay_min_ms)} to {span(facts.delay_max_ms)} later"
-    told = counted(facts.overdue, "of them was", "of them were")
-    overdue = f"{told} overdue already when put, by {span(-facts.delay_min_ms)} at most"
+    words = counted(facts.overdue, "of them was", "of them were")
+    overdue = f"{words} overdue already when put, by {span(-facts.delay_min_ms)} at most"
     if facts.overdue == facts.messages:
         return overdue
     return f"due up to {span(facts.delay_max_ms)} later; {overdue}"

@@ -95,5 +95,5 @@ def _run(command: list[str], timeout_s: float) -> None:
         command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
     )
     if done.returncode != 0:
-        said = (done.stdout + done.stderr)[-_SAID_CHARS:]
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{said}")
+        output = (done.stdout + done.stderr)[-_SAID_CHARS:]
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{output}")

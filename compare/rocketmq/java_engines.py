@@ -102,7 +102,7 @@ class JavaEntrant:
         workload = read_workload(workload_file)
         scratch = make_directory(store.with_name(f"{store.name}.java"))
         replace_file(scratch / "logback.xml", _NO_LOG, is_durable=False)
-        given: dict[str, object] = {
+        arguments: dict[str, object] = {
             "workload": workload_file,
             "store": store,
             "scratch": scratch,
@@ -115,47 +115,47 @@ class JavaEntrant:
             "maxDelayMs": settings.max_delay_ms,
         }
         if settings.level_table is not None:
-            given["levelTable"] = settings.level_table
+            arguments["levelTable"] = settings.level_table
         progress(f"{self.name}: getting ready", 0, 0)
         run = _JavaRun(self.name, len(workload), store, progress)
-        run.watch(self._command(scratch, given), scratch)
-        told = json.loads(read_small_file(scratch / "out.json") or b"{}")
+        run.watch(self._command(scratch, arguments), scratch)
+        results = json.loads(read_small_file(scratch / "out.json") or b"{}")
         promised_ms = np.frombuffer(read_small_file(scratch / "promises") or b"", ">i8")
-        if not told or len(promised_ms) != len(workload):
+        if not results or len(promised_ms) != len(workload):
             raise JavaRunError(f"{self.name}: its process ended with {run.code}: {run.said()}")
         remove(scratch)
-        return self._observation(told, promised_ms, run, read_delivered(store, workload.topics))
+        return self._observation(results, promised_ms, run, read_delivered(store, workload.topics))
 
-    def _command(self, scratch: Path, given: Mapping[str, object]) -> list[str]:
+    def _command(self, scratch: Path, arguments: Mapping[str, object]) -> list[str]:
         quiet = scratch / "logback.xml"
         return [
             "java", *_JVM, f"-Duser.home={scratch}",
             f"-Dlogback.configurationFile={quiet}", f"-Drmq.logback.configurationFile={quiet}",
             "-cp", f"{self._classes()}:{jars(self.version)}/*",
-            self.program, *(f"{key}={value}" for key, value in given.items()),
+            self.program, *(f"{key}={value}" for key, value in arguments.items()),
         ]  # fmt: skip
 
     def _observation(
-        self, told: Mapping[str, Any], promised_ms: Int64s, run: "_JavaRun", delivered: Delivered
+        self, results: Mapping[str, Any], promised_ms: Int64s, run: "_JavaRun", delivered: Delivered
     ) -> Observation:
         return Observation(
-            start_ms=told["start_ms"],
+            start_ms=results["start_ms"],
             promised_ms=promised_ms,
             rounds=SeenRounds([], []),
             costs=Costs(
-                put_s=told["put_s"],
+                put_s=results["put_s"],
                 drain_s=busy_s(delivered),
                 other_s=0.0,
-                elapsed_s=told["seconds"],
-                cpu_s=told["cpu_s"],
+                elapsed_s=results["seconds"],
+                cpu_s=results["cpu_s"],
                 peak_memory_bytes=run.peak_bytes,
                 bytes_on_disk=disk_bytes(run.store),
             ),
             delivered=delivered,
-            usage=run.usage(told["start_ms"]),
-            version=f"RocketMQ {self.version}, Java {told['java']}",
+            usage=run.usage(results["start_ms"]),
+            version=f"RocketMQ {self.version}, Java {results['java']}",
             notes=_NOTES,
-            put_failures=told.get("failures", {}),
+            put_failures=results.get("failures", {}),
         )
 
 
@@ -244,5 +244,5 @@ class _JavaRun:
 
     def said(self) -> str:
         """The end of its output in one line, without where in Java that was."""
-        told = [line for line in self._lines if not line.startswith("\tat ")]
-        return " | ".join(told) or "nothing said"
+        lines = [line for line in self._lines if not line.startswith("\tat ")]
+        return " | ".join(lines) or "nothing said"

@@ -78,11 +78,13 @@ class ConvertedEntrant:
             delivered=self._numbered(read_delivered_keys(store, self.now_ms)),
         )
 
-    def _numbered(self, found: list[tuple[str, int]]) -> Delivered:
+    def _numbered(self, keys_and_times: list[tuple[str, int]]) -> Delivered:
         """What was delivered, by the numbers of the workload; what it does not know has none."""
         numbers: dict[str, int] = defaultdict(lambda: -1)
         numbers.update((key, number) for number, key in enumerate(self.unique_keys))
-        return Delivered([numbers[key] for key, _ms in found], [ms for _key, ms in found])
+        return Delivered(
+            [numbers[key] for key, _ms in keys_and_times], [ms for _key, ms in keys_and_times]
+        )
 
 
 def _nothing_from(workload: Workload, start_ms: int) -> Workload:

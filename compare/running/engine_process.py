@@ -148,13 +148,13 @@ def run_in_process(
     # -P: else a module of the working directory is imported in the place of one that is installed.
     command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(request)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     try:
         assert child.stdout is not None  # asked for above
         for line in child.stdout:
-            said = json.loads(line)
-            if "stage" in said:
-                progress(f"{name}: {said['stage']}", said["done"], said["total"])
+            report = json.loads(line)
+            if "stage" in report:
+                progress(f"{name}: {report['stage']}", report["done"], report["total"])
         code = child.wait()
     except BaseException:
         _end(child)
@@ -163,9 +163,13 @@ def run_in_process(
         if child.stdout is not None:
             child.stdout.close()
         remove(_warm_place(store))  # where it was ended on its way
-    if "error" in said:
-        kind = {"TargetError": TargetError, "SourceError": SourceError}.get(said["kind"])
-        raise EngineFailedError(said["error"]) if kind is None else kind(f"{name}: {said['error']}")
+    if "error" in report:
+        kind = {"TargetError": TargetError, "SourceError": SourceError}.get(report["kind"])
+        raise (
+            EngineFailedError(report["error"])
+            if kind is None
+            else kind(f"{name}: {report['error']}")
+        )
     if code:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         raise EngineFailedError(f"its process ended {how}")
@@ -186,10 +190,10 @@ def _end(child: "subprocess.Popen[str]") -> None:
 def main(request: str) -> None:
     """What the fresh process does. On stdout: a line of JSON now and then, how far it is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started it tells it when to end
-    given = json.loads(request)
-    end_with(given["parent"])
-    faults = tuple(Fault(**fault) for fault in given["settings"].pop("faults"))
-    settings = RaceSettings(**given["settings"], faults=faults)
+    request_facts = json.loads(request)
+    end_with(request_facts["parent"])
+    faults = tuple(Fault(**fault) for fault in request_facts["settings"].pop("faults"))
+    settings = RaceSettings(**request_facts["settings"], faults=faults)
 
     def say(**words: object) -> None:
         sys.stdout.write(json.dumps(words) + "\n")
@@ -200,11 +204,11 @@ def main(request: str) -> None:
 
     try:
         progress("getting ready", 0, 0)
-        workload = read_workload(Path(given["workload"]))
-        engine = ENGINES[given["name"]]
-        warm_up(engine, settings, Path(given["store"]))
-        seen = run_engine(engine, workload, settings, Path(given["store"]), progress)
-        write_observation(Path(given["result"]), seen)
+        workload = read_workload(Path(request_facts["workload"]))
+        engine = ENGINES[request_facts["name"]]
+        warm_up(engine, settings, Path(request_facts["store"]))
+        seen = run_engine(engine, workload, settings, Path(request_facts["store"]), progress)
+        write_observation(Path(request_facts["result"]), seen)
     except DelayStoreError as error:
         say(error=str(error), kind=type(error).__name__)
         sys.exit(1)

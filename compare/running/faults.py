@@ -102,29 +102,29 @@ class Fault:
         >>> Fault.parse("clock-back@90s+1h")
         Fault(kind='clock-back', at_ms=90000, length_ms=3600000)
         """
-        found = _FORM.fullmatch(text)
-        if found is None or found[1] not in KINDS:
+        match = _FORM.fullmatch(text)
+        if match is None or match[1] not in KINDS:
             kinds = ", ".join(KINDS)
             expected = f"one of {kinds}, then @ and when, {DURATION_FORMS}; kill@10m, for example"
             raise BadFieldError("no fault", expected=expected, found=repr(text))
-        at_ms = parse_duration(found[2])
+        at_ms = parse_duration(match[2])
         if at_ms > _LATEST_DAYS * DAY_MS:
             expected = f"at most {_LATEST_DAYS:,} days after the beginning"
             raise BadFieldError("a fault too late", expected=expected, found=repr(text))
-        if found[3] is None:
-            return cls(found[1], at_ms)
-        if found[1] in _LASTING_NOTHING:
-            expected = f"{found[1]}@{found[2]}: it is over at once"
+        if match[3] is None:
+            return cls(match[1], at_ms)
+        if match[1] in _LASTING_NOTHING:
+            expected = f"{match[1]}@{match[2]}: it is over at once"
             raise BadFieldError(
-                f"a {found[1].partition('-')[0]} does not last", expected=expected, found=repr(text)
+                f"a {match[1].partition('-')[0]} does not last", expected=expected, found=repr(text)
             )
-        length_ms = parse_duration(found[3])
+        length_ms = parse_duration(match[3])
         if not 0 < length_ms <= _LONGEST_DAYS * DAY_MS:
             expected = f"a leap or a full disk of 1ms to {_LONGEST_DAYS}d"
             raise BadFieldError(
                 "a fault without a sensible length", expected=expected, found=repr(text)
             )
-        return cls(found[1], at_ms, length_ms)
+        return cls(match[1], at_ms, length_ms)
 
 
 def random_faults(

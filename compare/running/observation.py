@@ -165,10 +165,10 @@ def read_observation(path: Path) -> Observation:
     )
 
 
-def _fault(given: dict[str, Any]) -> FaultSeen:
-    opening = given.pop("opening")
-    return FaultSeen(**given, opening=None if opening is None else Opening(**opening))
+def _fault(facts: dict[str, Any]) -> FaultSeen:
+    opening = facts.pop("opening")
+    return FaultSeen(**facts, opening=None if opening is None else Opening(**opening))
 
 
-def _usage(given: dict[str, Any]) -> Usage:
-    return Usage(**{name: tuple(values) for name, values in given.items()})
+def _usage(columns: dict[str, Any]) -> Usage:
+    return Usage(**{name: tuple(values) for name, values in columns.items()})

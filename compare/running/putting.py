@@ -14,7 +14,7 @@ from message_store.format.message import Message
 from message_store.interface.delay_store import AtMs, DelayStore
 
 PUT_AT_ONCE = 50_000
-FEW = 8
+MOST_PUT_ONE_BY_ONE = 8
 """Up to so many are put one by one: a batch has its own price."""
 _AHEAD = 1_024
 
@@ -39,7 +39,9 @@ class Putter:
         begun = self.next
         while self.next < last:
             until = min(last, self.next + PUT_AT_ONCE)
-            if until - self.next <= FEW or not self._put_batch(store, self.next, until):
+            if until - self.next <= MOST_PUT_ONE_BY_ONE or not self._put_batch(
+                store, self.next, until
+            ):
                 self._put_singly(store, self.next, until)
             self.next = until
             if last - begun > PUT_AT_ONCE:

@@ -49,22 +49,25 @@ def run_race(
     """
     require_room(race, entrants)
     workload_file = race.directory / WORKLOAD_FILE
-    field = _Field(race, entrants, progress)
+    running = _RunningRace(race, entrants, progress)
     try:
         write_workload(workload_file, race.workload)
         for number in range(race.repeat):
             for name in race.engines:
-                if name not in field.absent:
+                if name not in running.absent:
                     store = race.directory / (name if race.repeat == 1 else f"{name}-{number + 1}")
-                    field.run(name, workload_file, store)
+                    running.run(name, workload_file, store)
     finally:
         remove(workload_file)
     return RaceResults(
         workload=race.workload.facts(),
         clock=race.settings.clock,
-        engines=field.told(),
+        engines=running.results_of_all(),
         first_difference=first_difference(
-            race.workload, field.accounts, field.seen, with_times=race.settings.clock == "virtual"
+            race.workload,
+            running.accounts,
+            running.seen,
+            with_times=race.settings.clock == "virtual",
         ),
         precision_ms=race.settings.precision_ms,
         machine=machine_facts(),
@@ -72,7 +75,7 @@ def run_race(
     )
 
 
-class _Field:
+class _RunningRace:
     """All entrants of a race, and what is known of each so far."""
 
     def __init__(self, race: Race, entrants: Mapping[str, Entrant], progress: Progress) -> None:
@@ -86,7 +89,7 @@ class _Field:
             name: EngineResult(name=name, unavailable=why) for name, why in lacking.items() if why
         }
 
-    def told(self) -> tuple[EngineResult, ...]:
+    def results_of_all(self) -> tuple[EngineResult, ...]:
         """A result for each entrant."""
         names = self._race.engines
         return tuple(self.absent.get(name) or of_rounds(self.results[name]) for name in names)

@@ -282,7 +282,9 @@ class VirtualRun:
             FaultSeen(
                 fault.kind, fault.at_ms, answer, None if reopening is None else reopening.opening
             )
-            for fault, answer, reopening in sorted(self._told, key=lambda told: told[0].at_ms)
+            for fault, answer, reopening in sorted(
+                self._told, key=lambda answered: answered[0].at_ms
+            )
         ]
 
     def _flush_before_an_end(self) -> None:

@@ -58,15 +58,15 @@ def left_behind(above: Path | None) -> list[Path]:
     """Directories of races that were killed, below ``above`` (unless given where temporary files
     go): nobody works there any more.
     """
-    found = []
+    abandoned = []
     with suppress(OSError):
         for path in sorted((above or Path(tempfile.gettempdir())).glob(f"{_RACE_PREFIX}*")):
             with suppress(OSError):
                 held = _held(path)
                 if held is not None:
-                    found.append(path)
+                    abandoned.append(path)
                     os.close(held)
-    return found
+    return abandoned
 
 
 def _held(directory: Path) -> int | None:
@@ -134,8 +134,8 @@ def read_workload(path: Path) -> Workload:
     """The workload that ``write_workload`` put there."""
     facts, columns = read_columns(path)
     del columns["block"]  # made again from the seed
-    given: dict[str, Any] = {**facts, **columns, "topics": tuple(facts["topics"])}
-    return Workload(**given)
+    fields: dict[str, Any] = {**facts, **columns, "topics": tuple(facts["topics"])}
+    return Workload(**fields)
 
 
 # --- what the system says -------------------------------------------------------------------------
@@ -167,9 +167,9 @@ def process_memory(process: int | str = "self") -> ProcessMemory:
         text = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ProcessMemory(0, 0)
-    found = {name: rest for name, _, rest in (line.partition(":") for line in text.splitlines())}
+    status = {name: rest for name, _, rest in (line.partition(":") for line in text.splitlines())}
     private, peak = (
-        int(found.get(name, "0 kB").split()[0]) * _KIB for name in ("RssAnon", "VmHWM")
+        int(status.get(name, "0 kB").split()[0]) * _KIB for name in ("RssAnon", "VmHWM")
     )
     return ProcessMemory(private, peak)
 

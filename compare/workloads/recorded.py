@@ -129,11 +129,11 @@ def _rows(path: Path, text: str, body_bytes: int) -> Iterator[_Row]:
             arrival_ms, due_ms = _times_ms(arrival, due)
         except ValueError as error:
             raise SourceError(f"{path}: line {line}: {error}") from error
-        told = length or str(body_bytes)
-        size = int(told) if re.fullmatch(r"[0-9]{1,9}", told) else 0
+        problem = length or str(body_bytes)
+        size = int(problem) if re.fullmatch(r"[0-9]{1,9}", problem) else 0
         if not NUMBER_BYTES <= size <= 4 << 20:
             expected = f"a body has {NUMBER_BYTES} bytes to 4 MiB"
-            raise SourceError(f"{path}: line {line}: {expected}, not {told[:40]}")
+            raise SourceError(f"{path}: line {line}: {expected}, not {problem[:40]}")
         yield _Row(arrival_ms, due_ms, topic or "race-0", size)
 
 

@@ -23,10 +23,11 @@ from legacy_levels.backlog.level_table import (
     reconcile_level_table,
     refuse_mixed_delays,
 )
+from legacy_levels.backlog.log_tail import LogTail, read_tail
 from legacy_levels.backlog.lost_entries import RecoveredEntries, recover_entries
 from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
-from legacy_levels.backlog.reconcile import LogTail, Waiting, find_delivered, read_tail
+from legacy_levels.copies.matching import Waiting, find_delivered
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
 from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import parallel_map
@@ -194,9 +195,9 @@ def _observe_delays(
     return parallel_map(see_one, in_use)
 
 
-def _chosen_table(given: DelayLevels | None, seen: list[ObservedDelays]) -> DelayLevels:
+def _chosen_table(chosen: DelayLevels | None, seen: list[ObservedDelays]) -> DelayLevels:
     refuse_mixed_delays(seen)
-    return reconcile_level_table(given, {one.level: one.newest_ms for one in seen})
+    return reconcile_level_table(chosen, {delays.level: delays.newest_ms for delays in seen})
 
 
 def _already_delivered(
@@ -208,9 +209,9 @@ def _already_delivered(
         return np.zeros(len(entries.level), np.bool_), tail.notes.bytes_scanned
     waiting = Waiting(entries.commit_log_offset[rows], entries.size_bytes[rows], earliest_ms[rows])
     marks = entries.commit_log_offset[entries.in_queue & ~entries.is_expired]
-    found, bytes_scanned = find_delivered(log, waiting, marks, tail.notes, tail.start)
+    has_copy, bytes_scanned = find_delivered(log, waiting, marks, tail.notes, tail.start)
     delivered = np.zeros(len(entries.level), np.bool_)
-    delivered[rows] = found
+    delivered[rows] = has_copy
     return delivered, bytes_scanned + tail.notes.bytes_scanned
 
 
@@ -267,7 +268,11 @@ def _count(
                 queue_max=0 if queue is None else queue.queue_max,
                 from_queue_offset=0 if queue is None else queue.from_queue_offset,
                 mended=recovered.mended.get(level, 0),
-                **{name: found[level] for name, found in number_of.items() if level <= highest},
+                **{
+                    name: counts_of_levels[level]
+                    for name, counts_of_levels in number_of.items()
+                    if level <= highest
+                },
             )
         )
     return tuple(counts)

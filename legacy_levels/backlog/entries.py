@@ -356,13 +356,13 @@ def _refuse_another_table(
     is_due_time = (doubted.due_ms > PLAUSIBLE_DUE_MS) & (stored_ms != NO_TIME)
     is_due_time &= (shown_ms >= WHOLE_DELAY_MS) & (shown_ms <= _LONGEST_DELAY_MS)
     is_due_time &= (shown_ms % WHOLE_DELAY_MS == 0) & (shown_ms != delays_ms)
-    found, counts = np.unique(
+    groups, counts = np.unique(
         np.stack([doubted.level[is_due_time], shown_ms[is_due_time]]), axis=1, return_counts=True
     )
     if len(counts):
         shown = "; ".join(
             f"{table.describe(level)} holds {count} that are due after {format_delay(shown)}"
-            for level, shown, count in zip(*found.tolist(), counts.tolist(), strict=True)
+            for level, shown, count in zip(*groups.tolist(), counts.tolist(), strict=True)
         )
         raise OptionsError(
             f"messages wait that were stored under another level table than {table.text()!r}:"

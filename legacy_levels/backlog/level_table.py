@@ -108,19 +108,19 @@ def shown_delays(due_ms: Int64Array, stored_ms: Int64Array) -> Int64Array:
 
 def _supported(delays_ms: Int64Array) -> tuple[int, ...]:
     """Those that several messages share, in the order in which each is seen last."""
-    found, counts = np.unique(delays_ms, return_counts=True)
-    shared = found[counts >= _SUPPORT] if counts.max() >= _SUPPORT else delays_ms[-1:]
+    distinct, counts = np.unique(delays_ms, return_counts=True)
+    shared = distinct[counts >= _SUPPORT] if counts.max() >= _SUPPORT else delays_ms[-1:]
     last_seen = [int(np.flatnonzero(delays_ms == delay)[-1]) for delay in shared]
     return tuple(shared[np.argsort(last_seen)].tolist())
 
 
 def refuse_mixed_delays(seen: Iterable[ObservedDelays]) -> None:
     """Raise OptionsError, showing them, where messages wait in one level with several delays."""
-    mixed = [one for one in seen if one.are_waiting and len(one.delays_ms) > 1]
+    mixed = [level for level in seen if level.are_waiting and len(level.delays_ms) > 1]
     if mixed:
         shown = "; ".join(
-            f"level {one.level}: " + " and ".join(map(format_delay, sorted(one.delays_ms)))
-            for one in mixed
+            f"level {level.level}: " + " and ".join(map(format_delay, sorted(level.delays_ms)))
+            for level in mixed
         )
         raise OptionsError(
             "the level table was changed while messages waited, which are due after different"
@@ -129,15 +129,15 @@ def refuse_mixed_delays(seen: Iterable[ObservedDelays]) -> None:
 
 
 def reconcile_level_table(
-    given: DelayLevels | None, inferred: Mapping[int, int | None]
+    chosen: DelayLevels | None, inferred: Mapping[int, int | None]
 ) -> DelayLevels:
     """The level table to work with: the one given, else RocketMQ's default.
 
     A level without evidence takes what that table says. Raises OptionsError, showing both, when the
     store tells of another delay, and when it has queues of levels that the table does not reach.
     """
-    table = given or DelayLevels.parse()
-    whose = "the level table given" if given is not None else "RocketMQ's default level table"
+    table = chosen or DelayLevels.parse()
+    whose = "the level table given" if chosen is not None else "RocketMQ's default level table"
     beyond = [level for level in sorted(inferred) if level > table.max_level]
     differing = [
         level

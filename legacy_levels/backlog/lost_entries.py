@@ -13,8 +13,8 @@ log shows that this entry leads to no record, and no other record has the ordina
 import attrs
 import numpy as np
 
+from legacy_levels.backlog.log_tail import LogTail, indexed_ends, not_in_their_queue
 from legacy_levels.backlog.queues import LevelQueue
-from legacy_levels.backlog.reconcile import LogTail, indexed_ends, not_in_their_queue
 from legacy_levels.copies.kernels import OFFSET, QUEUE_OFFSET
 from legacy_levels.copies.log_notes import LogNotes
 from legacy_levels.neutral_units import is_neutral
@@ -210,9 +210,9 @@ class _Level:
         is_one_shift = ~(has_before & has_after) | (shift_before == shift_after)
         low = np.where(has_before, self._places[before], -1)
         high = np.where(has_after, self._places[np.minimum(after, count - 1)], LONG_MAX)
-        found, records = self._records_of(self._first + rows + shifts, low, high)
-        found &= is_one_shift
-        rows, records = rows[found], records[found]
+        has_record, records = self._records_of(self._first + rows + shifts, low, high)
+        has_record &= is_one_shift
+        rows, records = rows[has_record], records[has_record]
         _, firsts, uses = np.unique(records, return_index=True, return_counts=True)
         return rows[firsts[uses == 1]], records[firsts[uses == 1]]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queues
-from legacy_levels.backlog.reconcile import find_indexed_end
 from legacy_levels.copies.log_notes import take_notes
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
@@ -62,19 +62,19 @@ def cut_queues(store: StoreRoot, queues: Iterable[LevelQueue]) -> tuple[CutQueue
     mark = read_mark(store.path, FLUSHED_NAME)
     if mark is None:
         return ()
-    found = (_cut(store, mark, queue) for queue in queues)
-    return tuple(cut for cut in found if cut is not None)
+    cuts = (_cut(store, mark, queue) for queue in queues)
+    return tuple(cut for cut in cuts if cut is not None)
 
 
 def _cut(store: StoreRoot, mark: DeliveryMark, queue: LevelQueue) -> CutQueue | None:
     level, directory = queue.level, store.level_queue(queue.level)
     if (count := mark.ends.get(level, 0) - queue.queue_max) > 0:
-        told = f"the queue of level {level} has lost its last {counted(count, *_ENTRIES)}"
-        return CutQueue(level, directory, count, told)
+        problem = f"the queue of level {level} has lost its last {counted(count, *_ENTRIES)}"
+        return CutQueue(level, directory, count, problem)
     stored = max(mark.offsets.get(level, 0), queue.stored_offset or 0)
     if (count := queue.queue_min - stored) > 0 and level in mark.ends:
-        told = f"the queue of level {level} lacks {counted(count, *_ENTRIES)} from its offset on"
-        return CutQueue(level, directory, count, told)
+        problem = f"the queue of level {level} lacks {counted(count, *_ENTRIES)} from its offset on"
+        return CutQueue(level, directory, count, problem)
     return None
 
 
@@ -119,16 +119,16 @@ def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
         return ()
     there = levels_with_queue(store.path)
     has_files = [level for level in there if list_segments(store.level_queue(level))]
-    found = {level: "has no file left" for level in there if level not in has_files}
+    evidence = {level: "has no file left" for level in there if level not in has_files}
     for level, offset in _stored_offsets(store, there).items():
         if level not in there:
-            found[level] = f"is gone, where delayOffset.json has its offset {offset:,}"
+            evidence[level] = f"is gone, where delayOffset.json has its offset {offset:,}"
     if store.was_stopped_cleanly:  # else a queue may not have come to the disk yet
         for level in sorted(_levels_in_log(store, has_files)):
             if level not in there:
-                found.setdefault(level, "is gone, where the log has records of it")
+                evidence.setdefault(level, "is gone, where the log has records of it")
     return tuple(
-        GoneQueue(level, store.level_queue(level), found[level]) for level in sorted(found)
+        GoneQueue(level, store.level_queue(level), evidence[level]) for level in sorted(evidence)
     )
 
 
@@ -155,13 +155,13 @@ def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:
         # Of a queue that is longer than what was read of it, nothing is known before that.
         firsts = [int(at.min()) for at in places if len(at) >= _NEWEST_ENTRIES]
         lowest = max([log.min_offset, end - _TAIL_BYTES, *firsts])
-        known = np.concatenate([np.empty(0, np.int64), *places])
-        starts = np.append(known, log.min_offset)
+        queued = np.concatenate([np.empty(0, np.int64), *places])
+        starts = np.append(queued, log.min_offset)
         starts = starts[(starts >= lowest) & (starts < end)]
         if not len(starts):
             return set()
         notes = take_notes(log, int(starts.min()), known_end=end, stop_at=end).level_records
-        is_unknown = ~np.isin(notes.commit_log_offset, known) & (notes.queue_id >= 0)
+        is_unknown = ~np.isin(notes.commit_log_offset, queued) & (notes.queue_id >= 0)
         return {int(queue_id) + 1 for queue_id in np.unique(notes.queue_id[is_unknown])}
 
 

@@ -212,12 +212,12 @@ def _kind_of(record: int, parts: Any, spot: Any) -> int:
 
 @kernel("void(int64, int64, int64, int64, int64[:,::1], uint64[:,::1], int64[::1])")
 def note_window(
-    buffer: int, length: int, base: int, file_room: int, notes: Any, scratch: Any, found: Any
+    buffer: int, length: int, base: int, file_room: int, notes: Any, scratch: Any, results: Any
 ) -> None:
     """Walk the whole records of a buffer; note those waiting in levels and those delivered.
 
     ``notes`` has a row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are
-    only made of delivered copies. ``found`` gets how many notes, where the walk stopped, why
+    only made of delivered copies. ``results`` gets how many notes, where the walk stopped, why
     (``log_kernels``), and the newest store time, 0 for none.
     """
     parts = np.zeros(PARTS, np.int64)
@@ -243,7 +243,12 @@ def note_window(
                 _note_digests(record, parts, scratch, spot, sums, note)
             count += 1
         place += load_i32(record + AT_SIZE)
-    found[NOTES], found[STOPPED_AT], found[WHY], found[NEWEST_MS] = count, place, why, newest
+    results[NOTES], results[STOPPED_AT], results[WHY], results[NEWEST_MS] = (
+        count,
+        place,
+        why,
+        newest,
+    )
 
 
 @kernel("void(int64, int64, int64, int64[::1], int64[::1], int64[:,::1], uint64[:,::1])")
@@ -283,7 +288,7 @@ def digest_records(
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], boolean[::1])")
 def pair_up(
-    message_groups: Any, earliest_ms: Any, copy_groups: Any, copied_ms: Any, found: Any
+    message_groups: Any, earliest_ms: Any, copy_groups: Any, copied_ms: Any, has_copy: Any
 ) -> None:
     """Give each message the first unused copy of its group that is not older than its time.
 
@@ -297,6 +302,6 @@ def pair_up(
             or (copy_groups[copy] == group and copied_ms[copy] < earliest_ms[message])
         ):
             copy += 1
-        found[message] = copy < len(copy_groups) and copy_groups[copy] == group
-        if found[message]:
+        has_copy[message] = copy < len(copy_groups) and copy_groups[copy] == group
+        if has_copy[message]:
             copy += 1

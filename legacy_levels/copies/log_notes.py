@@ -106,7 +106,7 @@ def take_notes(
     walk = LogWalk(reader, known_end=known_end)
     scratch = np.zeros((4, SCRATCH_SLOTS), np.uint64)
     notes = np.zeros((0, NOTE_COLUMNS), np.int64)
-    found = np.zeros(4, np.int64)
+    results = np.zeros(4, np.int64)
     kept: list[NoteArray] = []
     newest_ms = NO_TIME
 
@@ -115,11 +115,11 @@ def take_notes(
         capacity = length // SMALLEST_RECORD_BYTES + 1
         if len(notes) < capacity:
             notes = np.zeros((capacity, NOTE_COLUMNS), np.int64)
-        note_window(address, length, base, room, notes, scratch, found)
-        kept.append(notes[: found[NOTES]].copy())
-        if found[STOPPED_AT]:
-            newest_ms = max(newest_ms, int(found[NEWEST_MS]))
-        return int(found[STOPPED_AT]), int(found[WHY])
+        note_window(address, length, base, room, notes, scratch, results)
+        kept.append(notes[: results[NOTES]].copy())
+        if results[STOPPED_AT]:
+            newest_ms = max(newest_ms, int(results[NEWEST_MS]))
+        return int(results[STOPPED_AT]), int(results[WHY])
 
     log_end = walk.run(from_offset, visit, stop_at=stop_at)
     rows = np.concatenate(kept) if kept else notes

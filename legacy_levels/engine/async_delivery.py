@@ -177,7 +177,7 @@ class AsyncDelivery(LevelDelivery):
     @property
     def failing(self) -> dict[int, int]:
         """Of each level with deliveries under way, how often its oldest one was sent again."""
-        return {level: one.puts[0].resend_count for level, one in self._under_way.items() if one}
+        return {level: puts.puts[0].resend_count for level, puts in self._under_way.items() if puts}
 
     def offset_to_save(self, level: int, head: int) -> int:
         """The offset of a level: what was given up does not move it until something is stored."""
@@ -192,14 +192,14 @@ class AsyncDelivery(LevelDelivery):
 
     def next_due_ms(self) -> int:
         """When something is due, or sent again; ``NEVER_MS`` when nothing waits."""
-        found = NEVER_MS
+        soonest_ms = NEVER_MS
         for level in self._state.cursors:
             try_ms = self._under_way[level].next_try_ms
             if try_ms is None:
-                found = min(found, self._next_due_of(level))
+                soonest_ms = min(soonest_ms, self._next_due_of(level))
             else:
-                found = min(found, max(try_ms, self._now_ms + 1), self._now_ms + RETRY_MS)
-        return found
+                soonest_ms = min(soonest_ms, max(try_ms, self._now_ms + 1), self._now_ms + RETRY_MS)
+        return soonest_ms
 
     def deliver(self, now_ms: int) -> LogDeliveries:
         """Everything that is due at ``now_ms`` and can be delivered."""
@@ -208,7 +208,7 @@ class AsyncDelivery(LevelDelivery):
         self._settle()
         while self._start_a_round():
             self._settle()
-        columns = [(one.offsets, one.sizes, one.promised_ms) for one in self._answers]
+        columns = [(answer.offsets, answer.sizes, answer.promised_ms) for answer in self._answers]
         nothing = np.zeros(0, np.int64)
         joined = zip((nothing, nothing, nothing), *columns, strict=True)
         return LogDeliveries(self._state.live, *map(np.concatenate, joined))
@@ -220,7 +220,7 @@ class AsyncDelivery(LevelDelivery):
         if not len(rows):
             return False
         starts = np.cumsum([0, *map(len, parts)])
-        chosen = np.concatenate(masks)[starts[rows.part] + rows.place]
+        chosen = np.concatenate(masks)[starts[rows.part_of_row] + rows.index_in_part]
         if cutoffs:
             due_ms, offset = min(cutoffs)
             is_before = (rows.due_ms < due_ms) | (
@@ -230,7 +230,7 @@ class AsyncDelivery(LevelDelivery):
         if not chosen.any():
             return False
         puts: list[PendingPut] = []
-        kept = rows.of_part(chosen)
+        kept = rows.masks_by_part(chosen)
         is_stored = False
         try:
             for part, mask in zip(parts, kept, strict=True):
@@ -260,14 +260,14 @@ class AsyncDelivery(LevelDelivery):
         for level, under_way in self._under_way.items():
             if not under_way.room:
                 continue
-            found = self._due_in(level, self._now_ms, under_way.room + len(under_way))
+            entries = self._due_in(level, self._now_ms, under_way.room + len(under_way))
             started = np.array([put.queue_offset for put in under_way.puts], np.int64)
-            mask = ~np.isin(found.queue_offset, started)
-            in_turn = found.queue_offset < found.stop
+            mask = ~np.isin(entries.queue_offset, started)
+            in_turn = entries.queue_offset < entries.stop
             if in_turn.sum() == under_way.room + len(under_way):
                 last = np.flatnonzero(in_turn)[-1]
-                cutoffs.append((int(found.due_ms[last]), int(found.commit_log_offset[last])))
-            parts.append(found)
+                cutoffs.append((int(entries.due_ms[last]), int(entries.commit_log_offset[last])))
+            parts.append(entries)
             masks.append(mask)
         return parts, masks, cutoffs
 
@@ -284,13 +284,13 @@ class AsyncDelivery(LevelDelivery):
     def _resend(self, level: int, queue_offset: int) -> Resent:
         """Put one again, synchronously."""
         cursor = self._state.cursors[level]
-        found = cursor.queue.units(queue_offset, queue_offset + 1)
+        unit = cursor.queue.units(queue_offset, queue_offset + 1)
         entries = DueEntries(
             level,
             np.array([queue_offset], np.int64),
-            found["commit_log_offset"].astype(np.int64),
-            found["size_bytes"].astype(np.int64),
-            found["tags_code"].astype(np.int64),
+            unit["commit_log_offset"].astype(np.int64),
+            unit["size_bytes"].astype(np.int64),
+            unit["tags_code"].astype(np.int64),
             cursor.head,  # what lies in front of it may still wait
         )
         try:

@@ -172,10 +172,10 @@ def _start_of_record(log: LiveLog, end: int) -> int | None:
 
 def _heads(data: bytes, base: int) -> list[int]:
     """The places where one of the magics stands, as beginnings of records, the last first."""
-    found = []
+    starts = []
     for magic in _MAGICS:
         place = data.find(magic, _AT_MAGIC)
         while place >= 0:
-            found.append(base + place - _AT_MAGIC)
+            starts.append(base + place - _AT_MAGIC)
             place = data.find(magic, place + 1)
-    return sorted(found, reverse=True)
+    return sorted(starts, reverse=True)

@@ -42,7 +42,7 @@ _WORST_FIRST = [Severity.ERROR, Severity.WARNING, Severity.INFO]
 
 def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
     """Everything that is noticed about queues, offsets, and the records that wait."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     parts: list[Callable[[], Iterator[Finding]]] = [
         lambda: _of_losses(state),
         lambda: _of_offsets(state),
@@ -52,9 +52,9 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
     ]
     for part in parts:
         try:
-            found += part()
+            findings += part()
         except (DelayStoreError, OSError) as error:
-            found.append(
+            findings.append(
                 Finding(
                     Severity.ERROR,
                     str(state.live.root.path),
@@ -63,7 +63,7 @@ def check_levels(state: LevelState, delivery: LevelDelivery) -> list[Finding]:
                     "look at the file that is named",
                 )
             )
-    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity))
 
 
 def _of_losses(state: LevelState) -> Iterator[Finding]:
@@ -104,12 +104,12 @@ def _of_offsets(state: LevelState) -> Iterator[Finding]:
                 " beginning of their queue",
                 "compare what was delivered since with the topics",
             )
-    for one in state.corrections:
+    for correction in state.corrections:
         yield Finding(
             Severity.WARNING,
-            f"level {one.level}",
-            f"its offset {one.stored_offset} lay outside its queue",
-            f"delivery went on at {one.corrected_offset}, as a broker's does",
+            f"level {correction.level}",
+            f"its offset {correction.stored_offset} lay outside its queue",
+            f"delivery went on at {correction.corrected_offset}, as a broker's does",
             "where it lay before the queue, messages that waited are gone: retention or somebody"
             " removed the first files of queue or log; only a queue without any is made anew",
         )

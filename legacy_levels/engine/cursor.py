@@ -239,13 +239,13 @@ class LevelCursor:
                 chosen = chosen[self._waits(run, first)[chosen - first]]
                 offsets.append(chosen)
                 units.append(run[chosen - first])
-        found = np.concatenate(units) if units else self.queue.units(self.head, self.head)
+        due_units = np.concatenate(units) if units else self.queue.units(self.head, self.head)
         return DueEntries(
             level=self.level,
             queue_offset=np.concatenate(offsets) if offsets else _NONE,
-            commit_log_offset=found["commit_log_offset"].astype(np.int64),
-            size_bytes=found["size_bytes"].astype(np.int64),
-            due_ms=found["tags_code"].astype(np.int64),
+            commit_log_offset=due_units["commit_log_offset"].astype(np.int64),
+            size_bytes=due_units["size_bytes"].astype(np.int64),
+            due_ms=due_units["tags_code"].astype(np.int64),
             stop=stop,
         )
 
@@ -254,7 +254,7 @@ class LevelCursor:
     ) -> tuple[list[Int64Array], list[UnitArray], int]:
         """What is due from the head on up to the first entry that is not."""
         offsets: list[Int64Array] = []
-        found: list[UnitArray] = []
+        due_units: list[UnitArray] = []
         place, look = self.head, _FIRST_LOOK
         while place < self.queue.max_offset and not now_ms < self.head_due_ms <= latest_due_ms:
             units = self.queue.units(place, min(place + look, self.queue.max_offset))
@@ -268,13 +268,13 @@ class LevelCursor:
                 count = int(chosen[most])
                 chosen = chosen[:most]
             offsets.append(place + chosen)
-            found.append(units[chosen])
+            due_units.append(units[chosen])
             place += count
             if len(not_due) or is_enough:
                 break
             most -= len(chosen)
             look = min(4 * look, _LONGEST_LOOK)
-        return offsets, found, place
+        return offsets, due_units, place
 
     def _runs(self, queue_offsets: Int64Array) -> Iterator[tuple[int, UnitArray]]:
         """The units around these, in runs: those near each other are read together."""

@@ -63,11 +63,14 @@ RETRY_MS = 100
 
 @attrs.frozen(eq=False)
 class DueRows:
-    """Due entries of several levels in the order of delivery; ``part`` counts ``parts``."""
+    """Due entries of several levels in the order of delivery.
+
+    Row ``i`` is entry ``index_in_part[i]`` of ``parts[part_of_row[i]]``; a part is a level's.
+    """
 
     parts: Sequence[DueEntries]
-    part: Int64Array
-    place: Int64Array
+    part_of_row: Int64Array
+    index_in_part: Int64Array
     commit_log_offset: Int64Array
     size_bytes: Int64Array
     due_ms: Int64Array
@@ -95,18 +98,18 @@ class DueRows:
         return cls(parts, *columns)
 
     def __len__(self) -> int:
-        return len(self.part)
+        return len(self.part_of_row)
 
-    def of_part(self, which: BoolArray) -> list[BoolArray]:
+    def masks_by_part(self, which: BoolArray) -> list[BoolArray]:
         """For each part which of its entries are meant by these rows."""
         masks = [np.zeros(len(part), np.bool_) for part in self.parts]
         for number, mask in enumerate(masks):
-            mask[self.place[which & (self.part == number)]] = True
+            mask[self.index_in_part[which & (self.part_of_row == number)]] = True
         return masks
 
     def source(self, row: int) -> tuple[DueEntries, int]:
         """The part that a row comes from, and its place there."""
-        return self.parts[int(self.part[row])], int(self.place[row])
+        return self.parts[int(self.part_of_row[row])], int(self.index_in_part[row])
 
     def skipped(self, row: int, error: FormatError) -> SkippedMessage:
         """A note of a row that could not be delivered."""
@@ -175,7 +178,7 @@ class LevelDelivery:
             for part in rows.parts:
                 self._mark_delivered(part, np.ones(len(part), np.bool_))
         else:
-            masks = rows.of_part(np.arange(len(rows)) < count)
+            masks = rows.masks_by_part(np.arange(len(rows)) < count)
             for part, mask in zip(rows.parts, masks, strict=True):
                 self._mark_delivered(part, mask)
         return deliveries
@@ -204,28 +207,28 @@ class LevelDelivery:
         held = self._held.get(level, ())
         most = most + len(held)
         cursor = self._state.cursors[level]
-        found = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
-        if self._corrects_due_times(found, now_ms):
-            found = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
+        entries = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
+        if self._corrects_due_times(entries, now_ms):
+            entries = cursor.due_entries(now_ms, latest_due_ms=latest_due_ms, most=most)
         self._blocked_until_ms.pop(level, None)
         if held:
-            found = found.without(held)
+            entries = entries.without(held)
             self._blocked_until_ms[level] = now_ms + RETRY_MS
         if self._state.rules.poison == "block":
-            found = self._cut_at_poison(found, now_ms)
-        return found
+            entries = self._cut_at_poison(entries, now_ms)
+        return entries
 
-    def _corrects_due_times(self, found: DueEntries, now_ms: int) -> bool:
+    def _corrects_due_times(self, entries: DueEntries, now_ms: int) -> bool:
         """Put right due times that damage has made too early; whether there were any."""
-        live, level = self._state.live, found.level
-        if not len(found) or level > live.levels.max_level:
+        live, level = self._state.live, entries.level
+        if not len(entries) or level > live.levels.max_level:
             return False
-        wrong = find_wrong_due_times(live, level, found.units)
+        wrong = find_wrong_due_times(live, level, entries.units)
         is_early = wrong.units["tags_code"] > now_ms
         if not is_early.any():
             return False
         early = WrongDueTimes(wrong.rows[is_early], wrong.units[is_early])
-        early.write(live, level, found.queue_offset[early.rows])
+        early.write(live, level, entries.queue_offset[early.rows])
         corrected = self._state.corrected_due_times
         corrected[level] = corrected.get(level, 0) + len(early.rows)
         self._state.cursors[level].rescan()
@@ -256,19 +259,21 @@ class LevelDelivery:
         """
         live = self._state.live
         with live.all_or_broken():
-            found = redeliver(
+            redelivered = redeliver(
                 live,
                 rows.commit_log_offset[chosen],
                 rows.size_bytes[chosen],
                 self._how,
                 store_ms=max(live.clock.now_ms(), now_ms),
             )
-        self._note_bad(rows, chosen, found)
-        return LogDeliveries(live, found.positions, found.sizes, rows.due_ms[chosen][found.rows])
+        self._note_bad(rows, chosen, redelivered)
+        return LogDeliveries(
+            live, redelivered.positions, redelivered.sizes, rows.due_ms[chosen][redelivered.rows]
+        )
 
-    def _note_bad(self, rows: DueRows, chosen: Int64Array, found: Redelivered) -> None:
+    def _note_bad(self, rows: DueRows, chosen: Int64Array, redelivered: Redelivered) -> None:
         bad = []
-        for row, error in found.bad:
+        for row, error in redelivered.bad:
             if self._is_too_long(rows, int(chosen[row])):
                 part, place = rows.source(int(chosen[row]))
                 self._held.setdefault(part.level, set()).add(int(part.queue_offset[place]))

@@ -50,15 +50,15 @@ class DueRuns:
         cut = max(bisect.bisect_right(self._starts, queue.min_offset) - 1, 0)
         starts = [max(start, queue.min_offset) for start in self._starts[cut:]]
         ends = [*starts[1:], queue.max_offset]
-        found = []
+        pieces = []
         if len(starts) * _WORTH_A_BISECTION > queue.max_offset - queue.min_offset:
-            found = [self._compare(first, due_ms) for first in _pieces(queue)]
+            pieces = [self._compare(first, due_ms) for first in _pieces(queue)]
         else:
             for first, last in zip(starts, ends, strict=True):
                 low = self._bisect(first, last, due_ms)
                 high = self._bisect(low, last, due_ms + 1)
-                found.append(np.arange(low, high))
-        return np.concatenate(found)
+                pieces.append(np.arange(low, high))
+        return np.concatenate(pieces)
 
     def _compare(self, first: int, due_ms: int) -> Int64Array:
         last = min(first + _ENTRIES_AT_ONCE, self._queue.max_offset)

@@ -87,9 +87,9 @@ class LevelIntake:
         table = self._state.table
         is_past = due_ms <= now_ms
         delays_ms = np.where(is_past, 0, due_ms - now_ms)  # far past minus now would overflow
-        found = levels_for(delays_ms, table)
-        kept_ms = np.array([0, *table.delays_ms], np.int64)[found]
-        refused = found == 0
+        chosen = levels_for(delays_ms, table)
+        kept_ms = np.array([0, *table.delays_ms], np.int64)[chosen]
+        refused = chosen == 0
         if self._is_exact:
             refused |= kept_ms != delays_ms
         for row in np.flatnonzero(refused & ~is_past)[:1].tolist():
@@ -97,7 +97,7 @@ class LevelIntake:
                 self._rule(int(due_ms[row]), now_ms)  # says why not
             except UnsupportedDelayError as error:
                 raise error.of_row(row) from None
-        levels = np.where(is_past, table.shortest_level, found)
+        levels = np.where(is_past, table.shortest_level, chosen)
         return levels, np.where(is_past, now_ms, now_ms + kept_ms)
 
     def schedule_batch(self, batch: MessageBatch, due_ms: Int64s) -> BatchReceipt:

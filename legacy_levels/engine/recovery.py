@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.backlog.reconcile import Waiting, find_delivered, match_copies
 from legacy_levels.copies.kernels import NOTE_COLUMNS
 from legacy_levels.copies.log_notes import LogNotes, digest_level_records, take_notes
+from legacy_levels.copies.matching import Waiting, find_delivered, match_copies
 from legacy_levels.delay_offsets import (
     FILE_NAME,
     DelayOffsets,
@@ -91,47 +91,47 @@ def where_to_start(live: LiveStore, choice: OffsetsChoice) -> Start:
     if choice is not OffsetsChoice.AUTO or live.settings.repeat_after_kill:
         chosen = read_delay_offsets(root, choice)
         return Start(chosen, chosen.offsets)
-    found = _broker_offsets(root)
+    offsets_read = _broker_offsets(root)
     mark = mark_to_trust(root, live.log)
     if mark is None:
-        found = found or read_delay_offsets(root)
-        return Start(found, found.offsets)
+        offsets_read = offsets_read or read_delay_offsets(root)
+        return Start(offsets_read, offsets_read.offsets)
     path = live.root.config_file(FILE_NAME)
     table = checksum(read_small_file(path))
-    is_whole = found is not None and found.main.problem is None
-    if found is None:
+    is_whole = offsets_read is not None and offsets_read.main.problem is None
+    if offsets_read is None:
         nothing = OffsetsFile(path, None, "not used")
-        found = DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
+        offsets_read = DelayOffsets({}, OffsetsChoice.NONE, nothing, nothing)
     is_lost = is_of_a_lost_log(root, table, live.log)
-    agreed = _agreed_offsets(found) if live.was_clean and not is_lost else {}
+    agreed = _agreed_offsets(offsets_read) if live.was_clean and not is_lost else {}
     if mark.log_end == live.log.end:
-        start = _by_mark(mark, found, agreed)
+        start = _by_mark(mark, offsets_read, agreed)
         # After a close the file is what was written last; a kill may have come before that.
         expected = mark.tables[-1:] if live.was_clean else mark.tables
-        is_other = any(found.offset_of(level) != at for level, at in start.offsets.items())
+        is_other = any(offsets_read.offset_of(level) != at for level, at in start.offsets.items())
         if is_whole and is_other and table not in expected:
             return attrs.evolve(start, distrust="it was changed since the levels were saved")
         return start
-    is_older = any(found.offset_of(level) < at for level, at in mark.offsets.items())
+    is_older = any(offsets_read.offset_of(level) < at for level, at in mark.offsets.items())
     # The same file beside a longer log: the levels were killed, and another engine closed it.
     is_ours = is_lost or table in mark.tables
     if live.was_clean and is_whole and not is_older and not is_ours:
-        return Start(found, found.offsets)
-    start = attrs.evolve(_by_mark(mark, found, agreed), counted=found.offsets)
+        return Start(offsets_read, offsets_read.offsets)
+    start = attrs.evolve(_by_mark(mark, offsets_read, agreed), counted=offsets_read.offsets)
     if is_whole and is_older:
         return attrs.evolve(start, distrust="it is older than the last that was saved")
     return start
 
 
-def _by_mark(mark: DeliveryMark, found: DelayOffsets, agreed: Mapping[int, int]) -> Start:
-    offsets = {level: at for level, at in found.offsets.items() if level not in mark.offsets}
+def _by_mark(mark: DeliveryMark, offsets_read: DelayOffsets, agreed: Mapping[int, int]) -> Start:
+    offsets = {level: at for level, at in offsets_read.offsets.items() if level not in mark.offsets}
     offsets |= {level: max(at, agreed.get(level, 0)) for level, at in mark.offsets.items()}
-    return Start(found, offsets, mark.log_end, mark.done)
+    return Start(offsets_read, offsets, mark.log_end, mark.done)
 
 
-def _agreed_offsets(found: DelayOffsets) -> Mapping[int, int]:
+def _agreed_offsets(offsets_read: DelayOffsets) -> Mapping[int, int]:
     """The offsets that both files say."""
-    main, backup = found.main, found.backup
+    main, backup = offsets_read.main, offsets_read.backup
     if main.problem or backup.problem or main.offsets is None or backup.offsets is None:
         return {}
     return dict(main.offsets.items() & backup.offsets.items())
@@ -179,22 +179,26 @@ def delivered_already(
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         if since is None:
-            found = _candidates(cursors, newest_ms)
+            candidates = _candidates(cursors, newest_ms)
             waiting = Waiting(
-                found.commit_log_offset, found.size_bytes.astype(np.int32), found.due_ms
+                candidates.commit_log_offset,
+                candidates.size_bytes.astype(np.int32),
+                candidates.due_ms,
             )
             nothing = LogNotes(np.zeros((0, NOTE_COLUMNS), np.int64), log.end)
             delivered, _ = find_delivered(
-                reader, waiting, found.commit_log_offset, nothing, log.end
+                reader, waiting, candidates.commit_log_offset, nothing, log.end
             )
         else:
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
             last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            found = _candidates(cursors, last_ms, table, counted)
-            delivered = _match(reader, found, copies, table.shortest_level)
+            candidates = _candidates(cursors, last_ms, table, counted)
+            delivered = _match(reader, candidates, copies, table.shortest_level)
     return {
-        cursor.level: np.sort(found.queue_offset[delivered & (found.level == cursor.level)])
+        cursor.level: np.sort(
+            candidates.queue_offset[delivered & (candidates.level == cursor.level)]
+        )
         for cursor in cursors
     }
 
@@ -233,7 +237,7 @@ def _candidates(
 
 
 def _match(
-    reader: SegmentReader, found: _Candidates, copies: LogNotes, at_once_level: int
+    reader: SegmentReader, candidates: _Candidates, copies: LogNotes, at_once_level: int
 ) -> BoolArray:
     """Which of these have a delivered copy.
 
@@ -242,20 +246,22 @@ def _match(
     set back. Exception: an entry of the shortest level that was rebuilt after a power cut shows
     store time + delay although it was due at once. Copies left over are matched with those.
     """
-    digests, is_record = digest_level_records(reader, found.commit_log_offset, found.size_bytes)
-    delivered = np.zeros(len(found.level), np.bool_)
+    digests, is_record = digest_level_records(
+        reader, candidates.commit_log_offset, candidates.size_bytes
+    )
+    delivered = np.zeros(len(candidates.level), np.bool_)
     rows = np.flatnonzero(is_record)
     newest_ms = np.maximum.accumulate(copies.store_timestamp_ms)
-    behind = np.searchsorted(copies.commit_log_offset, found.commit_log_offset, "right")
+    behind = np.searchsorted(copies.commit_log_offset, candidates.commit_log_offset, "right")
     behind = behind.astype(np.int64)
-    in_time = np.maximum(behind, np.searchsorted(newest_ms, found.due_ms))
-    in_time = np.where(found.is_counted == 1, behind, in_time)
+    in_time = np.maximum(behind, np.searchsorted(newest_ms, candidates.due_ms))
+    in_time = np.where(candidates.is_counted == 1, behind, in_time)
     places = np.arange(len(newest_ms), dtype=np.int64)
     delivered[rows] = match_copies(digests[rows], in_time[rows], copies.digests, places)
     if delivered.sum() < len(places):
-        known = np.flatnonzero(delivered)
-        is_left = ~match_copies(copies.digests, -places, digests[known], -in_time[known])
-        rows = rows[~delivered[rows] & (found.level[rows] == at_once_level)]
+        matched = np.flatnonzero(delivered)
+        is_left = ~match_copies(copies.digests, -places, digests[matched], -in_time[matched])
+        rows = rows[~delivered[rows] & (candidates.level[rows] == at_once_level)]
         delivered[rows] = match_copies(
             digests[rows], behind[rows], copies.digests[is_left], places[is_left]
         )

@@ -64,11 +64,11 @@ def repair_due_times(live: LiveStore, cursor: LevelCursor) -> int:
         doubted |= (due_ms > behind_ms) | (due_ms > latest_ms)
         doubted[-1:] = True
         rows, newest_ms = rows[doubted], int(due_ms.max(initial=newest_ms))
-        found = find_wrong_due_times(live, cursor.level, units[rows])
-        replaced = units["tags_code"][rows[found.rows]].astype(np.int64)
+        wrong = find_wrong_due_times(live, cursor.level, units[rows])
+        replaced = units["tags_code"][rows[wrong.rows]].astype(np.int64)
         damaged += int((replaced != replaced.astype(np.int32)).sum())  # no hash of a tag
-        repaired += len(found.rows)
-        found.write(live, cursor.level, first + rows[found.rows])
+        repaired += len(wrong.rows)
+        wrong.write(live, cursor.level, first + rows[wrong.rows])
     if repaired:
         cursor.rescan()
     return damaged

@@ -176,11 +176,11 @@ class LevelState:
 
     def first_waiting_log_offset(self) -> int:
         """Where in the log the oldest message that waits lies; the log's end for none."""
-        found = [self.live.log.end]
+        log_offsets = [self.live.log.end]
         for cursor in self.all_cursors.values():
             [*units] = cursor.queue.units(cursor.head, cursor.head + 1)
-            found += [int(unit["commit_log_offset"]) for unit in units]
-        return min(found)
+            log_offsets += [int(unit["commit_log_offset"]) for unit in units]
+        return min(log_offsets)
 
 
 def refuse_before_recovery(
@@ -312,7 +312,7 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     cursors = list(state.cursors.values())
-    found = delivered_already(
+    delivered = delivered_already(
         cursors,
         log,
         since=start.since,
@@ -320,9 +320,9 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
         newest_ms=newest_ms,
         table=state.table,
     )
-    state.already_delivered = sum(map(len, found.values()))
+    state.already_delivered = sum(map(len, delivered.values()))
     if state.live.settings.repeat_after_kill:
-        state.to_repeat = found
+        state.to_repeat = delivered
     else:
         for cursor in cursors:
-            cursor.mark_delivered(found[cursor.level])
+            cursor.mark_delivered(delivered[cursor.level])

@@ -143,9 +143,9 @@ def _decode(log: LiveLog, offsets: Int64s, sizes: Int64s) -> StoredBatch:
     if len(data) < int(places.max()) + _SIZE_FIELD_BYTES:
         raise BadFieldError("not in the log", offset=end)
     heads = data[places[:, None] + np.arange(_SIZE_FIELD_BYTES)]
-    told = np.ascontiguousarray(heads).view(">i4")[:, 0]
+    record_sizes = np.ascontiguousarray(heads).view(">i4")[:, 0]
     batch = decode_batch(data, places)
-    if (told != sizes).any() or (batch.commit_log_offset != offsets).any():
+    if (record_sizes != sizes).any() or (batch.commit_log_offset != offsets).any():
         raise BadFieldError("a record of another place or size")
     return batch
 
@@ -156,12 +156,12 @@ def equals(column: ByteColumn, value: bytes) -> BoolArray:
     >>> equals(ByteColumn.of(["ab", "a", "ab"]), b"ab").tolist()
     [True, False, True]
     """
-    found = column.lengths == len(value)
-    rows = np.flatnonzero(found)
+    is_equal = column.lengths == len(value)
+    rows = np.flatnonzero(is_equal)
     if len(rows) and value:
         texts = column.data[column.starts[rows][:, None] + np.arange(len(value))]
-        found[rows] = (texts == np.frombuffer(value, np.uint8)).all(axis=1)
-    return np.asarray(found)
+        is_equal[rows] = (texts == np.frombuffer(value, np.uint8)).all(axis=1)
+    return np.asarray(is_equal)
 
 
 def are_plain_numbers(column: ByteColumn) -> BoolArray:
@@ -170,12 +170,12 @@ def are_plain_numbers(column: ByteColumn) -> BoolArray:
     >>> are_plain_numbers(ByteColumn.of(["0", "", "12x", "4294967296", "-1"])).tolist()
     [True, False, False, False, False]
     """
-    found = (column.lengths > 0) & (column.lengths <= _LONGEST_PLAIN_NUMBER)
+    is_number = (column.lengths > 0) & (column.lengths <= _LONGEST_PLAIN_NUMBER)
     for place in range(_LONGEST_PLAIN_NUMBER):
-        rows = np.flatnonzero(found & (column.lengths > place))
+        rows = np.flatnonzero(is_number & (column.lengths > place))
         digits = column.data[column.starts[rows] + place]
-        found[rows] = (digits >= ord("0")) & (digits <= ord("9"))
-    return np.asarray(found)
+        is_number[rows] = (digits >= ord("0")) & (digits <= ord("9"))
+    return np.asarray(is_number)
 
 
 @attrs.frozen
@@ -221,11 +221,11 @@ def _of_level(
                 passes &= equals(part.real_topic, wanted.topic.encode(errors="surrogatepass"))
             if wanted.unique_key is not None:
                 passes &= equals(part.unique_key, wanted.unique_key.encode(errors="surrogatepass"))
-            found = []
+            messages = []
             for row in np.flatnonzero(passes).tolist():
                 place = int(part.rows[row])
                 with contextlib.suppress(FormatError):
-                    found.append(
+                    messages.append(
                         part.pending(row, cursor.level, int(due_ms[place]), int(sizes[place]))
                     )
-            yield found
+            yield messages

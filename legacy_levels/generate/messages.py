@@ -69,8 +69,8 @@ def body_block(rng: Generator, body_bytes: int) -> Bytes:
 
 def topic_names(count: int) -> tuple[str, ...]:
     """Names of so many topics."""
-    known = ("OrderTimeout", "PayNotify", "coupon-expire", "CartReminder")
-    return tuple(known[i] if i < len(known) else f"Topic_{i:03d}" for i in range(count))
+    real_names = ("OrderTimeout", "PayNotify", "coupon-expire", "CartReminder")
+    return tuple(real_names[i] if i < len(real_names) else f"Topic_{i:03d}" for i in range(count))
 
 
 def arrivals(

@@ -4,7 +4,7 @@
 import json
 from collections.abc import Iterator, Mapping
 
-from legacy_levels.backlog.reconcile import find_indexed_end
+from legacy_levels.backlog.log_tail import find_indexed_end
 from message_store.base.errors import BadFieldError
 from message_store.base.printable import counted, printable
 from message_store.files.config_files import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from legacy_levels.backlog.queues import LevelQueue, queued_by_choice
-from legacy_levels.backlog.reconcile import have_copies
+from legacy_levels.copies.matching import have_copies
 from legacy_levels.delay_offsets import OffsetsChoice, OffsetsFile
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError

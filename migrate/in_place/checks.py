@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 
+from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.backlog.lost_queues import cut_queues_of
 from legacy_levels.backlog.queues import levels_with_queue
-from legacy_levels.backlog.reconcile import find_indexed_end
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError, OptionsError, SourceError, UnsupportedStoreError
 from message_store.base.printable import counted

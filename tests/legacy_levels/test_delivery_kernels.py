@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legacy_levels.backlog.reconcile import match_copies
 from legacy_levels.copies.kernels import (
     DELIVERED_COPY,
     DIGEST_1,
@@ -21,6 +20,7 @@ from legacy_levels.copies.kernels import (
     digest_records,
     note_window,
 )
+from legacy_levels.copies.matching import match_copies
 from message_store.kernels.raw_memory import address_of
 from tests.independent.raw_records import (
     BORN_HOST_IPV6,

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest part of the log, whose records may not be in their level queue yet.
+
+After a crash the queues may lag behind the log. A broker dispatches the log's tail again when it
+starts; here its level records are noted instead, and count as pending.
+"""
+
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from legacy_levels.backlog.queues import LevelQueue
+from legacy_levels.copies.log_notes import LogNotes, take_notes
+from message_store.files.segments import SegmentReader, list_directories
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import StoreCheckpoint
+from message_store.reading.commit_log import (
+    NO_TIME,
+    first_store_times,
+    read_store_times,
+)
+from message_store.reading.consume_queue import is_filled, read_last_unit
+
+_NEWEST_ENTRIES = 1_024
+
+
+@attrs.frozen
+class IndexedEnd:
+    """Up to where the log stands in consume queues, and when the last such record was stored."""
+
+    log_offset: int
+    store_timestamp_ms: int = NO_TIME
+
+
+def find_indexed_end(
+    root: Path, log: SegmentReader, *, queue_file_bytes: int | None = None
+) -> IndexedEnd:
+    """The end of the newest record that any consume queue of the store points to.
+
+    Entries whose record is not where they say are passed over.
+    """
+    queues = StoreRoot(root).consume_queues
+    directories = [queue for topic in list_directories(queues) for queue in list_directories(topic)]
+    units = [read_last_unit(directory, file_bytes=queue_file_bytes) for directory in directories]
+    if not any(map(len, units)):
+        return IndexedEnd(log.min_offset)
+    last = np.concatenate(units)
+    offsets, sizes = (last[name].astype(np.int64) for name in ("commit_log_offset", "size_bytes"))
+    times = read_store_times(log, offsets, sizes)
+    ends = np.where(times == NO_TIME, log.min_offset, offsets + sizes)
+    newest = int(ends.argmax())
+    return IndexedEnd(int(ends[newest]), int(times[newest]))
+
+
+def indexed_ends(queues: tuple[LevelQueue, ...], log: SegmentReader) -> dict[int, int]:
+    """For each level one past the last log byte that its own queue covers; 0 for an empty one."""
+    ends_of_levels = {}
+    for queue in queues:
+        newest = [part.units[-_NEWEST_ENTRIES:] for part in (queue.history, queue.entries)]
+        units = np.concatenate(newest)
+        real = units[is_filled(units)]
+        ends = real["commit_log_offset"].astype(np.int64) + real["size_bytes"]
+        inside = ends[(ends > 0) & (ends <= log.end_offset)]
+        ends_of_levels[queue.level] = int(inside.max(initial=0))
+    return ends_of_levels
+
+
+def start_of_tail(
+    log: SegmentReader,
+    level_ends: dict[int, int],
+    indexed: IndexedEnd,
+    *,
+    damaged_levels: set[int],
+    is_clean: bool,
+    checkpoint_ms: int,
+) -> int:
+    """Where records may begin that the level queues do not know.
+
+    After a clean stop that is the end of what any queue knows, because a broker fills all queues in
+    one go. After a crash each level's queue is believed only up to its own end, but nothing stored
+    before the checkpoint needs a look: the queues were on disk then. A damaged queue is believed up
+    to the damage only.
+    """
+    ends = [end for level, end in level_ends.items() if end and level not in damaged_levels]
+    start = indexed.log_offset
+    if not is_clean:
+        before = [begin for begin, stored in first_store_times(log) if stored <= checkpoint_ms]
+        safe = max([log.min_offset, *before])
+        start = min(start, max(safe, min(ends, default=log.min_offset)))
+    damaged_ends = [level_ends[level] for level in damaged_levels]
+    return max(min([start, *damaged_ends]), log.min_offset)
+
+
+def not_in_their_queue(notes: LogNotes, level_ends: dict[int, int]) -> LogNotes:
+    """The level records that lie behind what their own level's queue covers."""
+    records = notes.level_records
+    is_missing = records.queue_id >= 0
+    for level, end in level_ends.items():
+        is_missing &= (records.queue_id != level - 1) | (records.commit_log_offset >= end)
+    return attrs.evolve(records, rows=records.rows[is_missing])
+
+
+@attrs.frozen(eq=False)
+class LogTail:
+    """The newest part of the log, of which the level queues may not know everything.
+
+    ``missing`` are the level records that their queue does not know; ``newest_ms`` is when the
+    log's last record was stored.
+    """
+
+    start: int
+    notes: LogNotes
+    missing: LogNotes
+    newest_ms: int
+
+
+def read_tail(
+    store: StoreRoot,
+    log: SegmentReader,
+    queues: tuple[LevelQueue, ...],
+    *,
+    queue_file_bytes: int | None = None,
+    whole_log: bool = False,
+) -> LogTail:
+    """Read the log from where the level queues may not know it; with ``whole_log`` from its start,
+    which also finds what a lost or shortened queue once knew.
+    """
+    indexed = find_indexed_end(store.path, log, queue_file_bytes=queue_file_bytes)
+    level_ends = indexed_ends(queues, log)
+    content = read_small_file(store.checkpoint)
+    checkpoint = StoreCheckpoint() if content is None else StoreCheckpoint.decode(content)
+    start = start_of_tail(
+        log,
+        level_ends,
+        indexed,
+        damaged_levels={queue.level for queue in queues if queue.is_damaged},
+        is_clean=store.was_stopped_cleanly,
+        checkpoint_ms=checkpoint.recover_from_ms,
+    )
+    if whole_log:
+        start = log.min_offset
+    notes = take_notes(log, start, known_end=indexed.log_offset)
+    return LogTail(
+        start=start,
+        notes=notes,
+        missing=not_in_their_queue(notes, level_ends),
+        newest_ms=max(notes.newest_store_ms, indexed.store_timestamp_ms),
+    )
+
+
+# --- already delivered ----------------------------------------------------------------------------
