@@ -13,15 +13,10 @@ import numpy as np
 
 from message_store.files.segments import Segment, SegmentReader
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.layout import Layout
 from message_store.format.record_layout import (
-    HEAD_V4_V4,
-    HEAD_V6_V4,
-    MAGIC_V1,
-    MAGIC_V2,
     SMALLEST_RECORD_BYTES,
-    SYS_BORN_HOST_IPV6,
 )
+from message_store.kernels.dispatch import read_store_times as times_of_heads
 from message_store.kernels.log import (
     FILE_ENDS,
     NO_RECORD,
@@ -44,8 +39,7 @@ _FIRST_WINDOW_BYTES = 256 << 10
 _WINDOW_BYTES = 4 << 20
 _HEADS_AT_ONCE = 1 << 14
 _GAP_BYTES = 64 << 10
-# The part of a head that tells what a record is and when it was stored, with either born host.
-_HEAD_BYTES = HEAD_V6_V4.offset_of("store_ip")
+_HEAD_BYTES = SMALLEST_RECORD_BYTES
 
 
 @attrs.frozen
@@ -201,19 +195,23 @@ def read_store_times(
     are read together. Without ``size_bytes`` a record of any size is one.
     """
     order = np.argsort(offsets, kind="stable")
-    ranked = offsets[order]
+    ranked = np.asarray(offsets[order], np.int64)
+    wanted = np.zeros(len(offsets), np.int64)
+    if size_bytes is not None:
+        wanted[:] = np.where(size_bytes == 0, -1, size_bytes)[order]
     times = np.full(len(offsets), NO_TIME, np.int64)
     window = np.zeros(_WINDOW_BYTES, np.uint8)
     heads = np.zeros((_HEADS_AT_ONCE, _HEAD_BYTES), np.uint8)
+    addresses = address_of(heads) + _HEAD_BYTES * np.arange(_HEADS_AT_ONCE)
     for start in range(0, len(ranked), _HEADS_AT_ONCE):
-        part = ranked[start : start + _HEADS_AT_ONCE]
-        rows = heads[: len(part)]
-        rows[:] = 0
-        for first, last in _near_each_other(part):
-            _read_heads(reader, part[first:last], rows[first:last], window)
-        chosen = order[start : start + _HEADS_AT_ONCE]
-        sizes = None if size_bytes is None else size_bytes[chosen]
-        times[chosen] = _store_times(rows, part, sizes)
+        part = slice(start, min(start + _HEADS_AT_ONCE, len(ranked)))
+        here, count = ranked[part], part.stop - start
+        heads[:count] = 0
+        for first, last in _near_each_other(here):
+            _read_heads(reader, here[first:last], heads[first:last], window)
+        rooms, store_times = np.full(count, _HEAD_BYTES), np.full(count, NO_TIME)
+        times_of_heads(addresses[:count], rooms, here, wanted[part], store_times)
+        times[order[part]] = store_times
     return times
 
 
@@ -244,26 +242,3 @@ def _near_each_other(offsets: Int64Array) -> Iterator[tuple[int, int]]:
     if len(offsets):
         breaks = (np.flatnonzero(np.diff(offsets) > _GAP_BYTES) + 1).tolist()
         yield from zip([0, *breaks], [*breaks, len(offsets)], strict=True)
-
-
-def _store_times(
-    rows: ByteRows, offsets: Int64Array, size_bytes: Int32Array | Int64Array | None
-) -> Int64Array:
-    magic = _column(rows, HEAD_V4_V4, "magic")
-    is_record = (magic == MAGIC_V1) | (magic == MAGIC_V2)
-    is_record &= _column(rows, HEAD_V4_V4, "commit_log_offset") == offsets
-    if size_bytes is not None:
-        is_record &= _column(rows, HEAD_V4_V4, "size_bytes") == size_bytes
-    is_ipv6 = _column(rows, HEAD_V4_V4, "sys_flag") & SYS_BORN_HOST_IPV6 != 0
-    times = np.where(
-        is_ipv6,
-        _column(rows, HEAD_V6_V4, "store_timestamp_ms"),
-        _column(rows, HEAD_V4_V4, "store_timestamp_ms"),
-    )
-    return np.where(is_record, times, NO_TIME)
-
-
-def _column(rows: ByteRows, head: Layout, name: str) -> Int64Array:
-    start, kind = head.offset_of(name), head.dtype[name]
-    column = np.ascontiguousarray(rows[:, start : start + kind.itemsize]).view(kind)[:, 0]
-    return column.astype(np.int64)
