@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stores and rows of files do at the end of a ``with`` statement."""
+"""The end of a ``with`` statement, for stores and rows of files."""
 
 from types import TracebackType
 from typing import Self

@@ -136,7 +136,7 @@ class PlanError(MigrationError):
 
 
 class OptionsError(PlanError):
-    """What was asked for does not fit the store or the clock: the level table, the now."""
+    """An option does not fit the store or the clock, as a level table or a reference time."""
 
 
 class BadRecordsError(MigrationError):
@@ -159,7 +159,7 @@ _TOO_MANY_FILES = os.strerror(errno.EMFILE)
 
 
 def reason_of(error: Exception) -> str:
-    """What the operating system says; for too many open files also the limit and its command.
+    """The reason that the system gives; for too many open files also the limit and its command.
 
     Errors of a library that have the system's text only are understood too.
     """

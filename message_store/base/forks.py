@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has open stays its own when it forks.
+"""Stores that a process has open stay its own when it forks.
 
 A child that continued writing would write beside its parent, under the parent's lock. It also lacks
 the threads that the parent's libraries run.

@@ -18,7 +18,7 @@ _DIGITS = re.compile(r"(\.\d\d)\d+")
 
 
 def html_environment(package: str) -> Environment:
-    """What renders the templates that lie in a package."""
+    """The environment that renders the templates of a package."""
     return Environment(
         loader=PackageLoader(package, package_path="."),
         autoescape=True,

@@ -15,7 +15,7 @@ from typing import Any
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 DURATION_UNITS_MS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
-"""What ``duration`` tells, to a tenth; shorter ones to the millisecond."""
+"""The units of ``duration``, to a tenth; shorter times are given in milliseconds."""
 
 
 def printable(text: str) -> str:

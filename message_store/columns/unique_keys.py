@@ -24,7 +24,7 @@ _ENDS = [f"{number:03X}" for number in range(1 << 12)]
 
 
 def _prefix() -> str:
-    """What nobody else's keys begin with."""
+    """A prefix that no other keys have."""
     return secrets.token_hex(_PREFIX_BYTES).upper()
 
 

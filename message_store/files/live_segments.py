@@ -189,7 +189,7 @@ class LiveSegments:
         self._dirty.add(start)
 
     def error(self, what: str, start: int, error: OSError) -> TargetError:
-        """What to raise when the disk has refused something about a file."""
+        """The TargetError for a file about which the disk has refused something."""
         return TargetError(f"{self.path_of(start)}: cannot be {what}: {reason_of(error)}")
 
     # --- writing ----------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class LiveSegments:
         return -1
 
     def _data_pieces(self, start: int, offset: int) -> Iterator[tuple[int, int]]:
-        """What is no hole in one file from ``offset`` on, in pieces of a bounded size."""
+        """The parts of one file from ``offset`` on that are no holes, in pieces of bounded size."""
         if offset >= start + self.file_bytes:
             return
         descriptor, place = self.descriptor(start), max(offset - start, 0)

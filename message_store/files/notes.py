@@ -58,7 +58,7 @@ class NoteFile(Generic[Note]):
 
 
 def _decode(text: bytes, kind: type[Note]) -> list[Note] | None:
-    """What the file says; None where it is damaged."""
+    """The notes of the file; None where it is damaged."""
     try:
         rows: Any = json.loads(text)
         return [kind(**row) for row in rows]

@@ -61,7 +61,7 @@ def _open_for_reading(path: Path) -> int | None:
 
 
 def read_extents(path: Path, size_bytes: int, what: str) -> list[tuple[int, bytearray]] | None:
-    """What a sparse file holds, as (offset, bytes) in order of offset; all between is zeros.
+    """The data of a sparse file, as (offset, bytes) in order of offset; all between is zeros.
 
     Pieces begin and end at multiples of 4,096 bytes, or at the file's end. Where the file system
     knows no holes they are the whole file. None when no file is there, or an empty one. Links are

@@ -34,7 +34,7 @@ QUEUE_FILE_BYTES = 300_000 * QUEUE_UNIT.size
 TIMER_LOG_FILE_BYTES = 100 << 20
 _LOCK_TEXT = b"lock"
 _OF_AN_OPEN_FILE = -1
-"""What Linux tells instead of a process of a lock that belongs to an open file, as ours do."""
+"""Linux gives this in place of a process id for a lock of an open file, as ours are."""
 
 
 @attrs.frozen
@@ -359,7 +359,7 @@ class StoreRoot:
 
 
 def _names(directory: str) -> list[str]:
-    """What lies there; nothing where this user may not look, or it has gone."""
+    """The names in a directory; none where it is missing or may not be read."""
     with suppress(OSError):
         return os.listdir(directory)
     return []

@@ -43,7 +43,7 @@ _ESCAPES = {sign: "\\" + code for code, sign in _ESCAPED.items()} | {'"': '\\"',
 
 
 class Damage(enum.StrEnum):
-    """What can be wrong with a configuration file, in the words that people are shown."""
+    """Kinds of damage to a configuration file, in the words that people are shown."""
 
     EMPTY = "empty"
     NUL_FILLED = "filled with NUL bytes"
@@ -55,7 +55,7 @@ class Damage(enum.StrEnum):
 
 @attrs.frozen
 class Reading:
-    """What a text holds, and why a broker would refuse it.
+    """The value of a text, and why a broker would refuse it.
 
     ``value`` is whole when ``damage`` is None or STALE_TAIL (the first complete value then). Of a
     TRUNCATED or NOT_JSON text it is what stood whole before the damage, containers left open

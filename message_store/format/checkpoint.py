@@ -27,7 +27,7 @@ CHECKPOINT_5_5 = Layout("checkpoint (5.5)", _FIELDS)
 
 @attrs.frozen
 class StoreCheckpoint:
-    """What the file says; fields that its version does not know are 0."""
+    """The fields of the file; those that its version does not know are 0."""
 
     commit_log_timestamp_ms: int = 0
     queue_timestamp_ms: int = 0

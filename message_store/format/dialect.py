@@ -53,7 +53,7 @@ class Dialect(enum.Enum):
         return self is Dialect.ROCKETMQ_5_3
 
     def abort_text(self, process_id: int) -> bytes:
-        """What the `abort` file says while a store is open.
+        """The content of the `abort` file of an open store.
 
         >>> Dialect.ROCKETMQ_4_9.abort_text(17), Dialect.ROCKETMQ_5_5.abort_text(17)
         (b'', b'17')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user gives (:class:`Message`) and what the log holds (:class:`StoredMessage`)."""
+"""A message as a user gives it, :class:`Message`, and as a record, :class:`StoredMessage`."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping

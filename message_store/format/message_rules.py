@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a message must be to be stored for later and delivered: the rules of brokers and of safety.
+"""The rules for messages that are stored for later: those of brokers, and those of safety.
 
 Every store refuses the same messages, in the same words, before it writes anything. A broker checks
 some of these rules only when the message is due. A message that fails then is lost, or blocks all
@@ -182,7 +182,7 @@ def check_numbers(queue_id: int, flag: int) -> None:
 
 @attrs.frozen
 class SizeLimits:
-    """What a store takes: bytes of a body, of properties, and of a whole record for a wheel."""
+    """The most bytes of a body, of properties, and of a whole record for a wheel."""
 
     body: int
     properties: int

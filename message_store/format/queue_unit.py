@@ -14,7 +14,7 @@ QUEUE_UNIT = Layout(
 )
 PRE_BLANK_SIZE = INT_MAX
 PRE_BLANK = QUEUE_UNIT.encode(commit_log_offset=0, size_bytes=PRE_BLANK_SIZE, tags_code=0)
-"""What fills a queue before its first message when that has a queue offset above 0."""
+"""The unit that fills a queue before its first message, if its queue offset is above 0."""
 
 EXT_UNIT = Layout(
     "consume queue extension unit",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record of the timer topic must be, so that a broker can place it and deliver it.
+"""The rules for records of the timer topic, without which a broker cannot place or deliver them.
 
 A record that breaks a rule stops a stock broker's wheel for ever, or is lost when it is due. All
 code that writes such records keeps these rules: conversions, tables, engines and restored records;
@@ -87,7 +87,7 @@ def _destination_faults(
 
 
 def queue_problem(text: str | None) -> str | None:
-    """What is wrong with a REAL_QID; None when nothing is."""
+    """The fault of a REAL_QID; None without one."""
     if text is None:
         return f"no {names.REAL_QUEUE_ID}"
     try:
@@ -98,6 +98,6 @@ def queue_problem(text: str | None) -> str | None:
 
 
 def host_problem(host: Host) -> str | None:
-    """What is wrong with an address; None when nothing is."""
+    """The fault of an address; None without one."""
     is_mapped = len(host.ip) == IPV6_BYTES and host.ip.startswith(IPV4_IN_IPV6)
     return "an IPv4 address in the form of an IPv6 one" if is_mapped else None

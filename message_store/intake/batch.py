@@ -45,7 +45,7 @@ Fill = Callable[[slice, Int64s, int], None]
 
 @attrs.frozen(eq=False)
 class _Shared:
-    """What is the same for all rows: a head without a row's own numbers, the run of the system
+    """The data that all rows share: a head without a row's own numbers, the run of the system
     topic, and the kernel's facts, which point to both.
     """
 
@@ -87,8 +87,8 @@ class BatchDraft:
         return len(self.sizes)
 
     def bind(self, queue_ids: Int64s, queue_offsets: Int64s, now_ms: int) -> Fill:
-        """What writes the records, once each has its place in a queue of the system topic; all
-        stored now.
+        """The function that writes the records, once each has its queue id and queue offset (int64)
+        in the system topic; all stored now.
         """
         if len(queue_ids) != len(self) or len(queue_offsets) != len(self):
             raise ValueError(f"{len(self)} records need as many queue ids and offsets")

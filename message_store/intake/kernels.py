@@ -55,7 +55,7 @@ _QUEUE_ID, _FLAG, _DUE = range(3 * len(BYTE_COLUMNS), 3 * len(BYTE_COLUMNS) + 3)
 IS_TIMED, CLOSES, RETRY_TOPIC_MAX, BODY_MAX, PROPERTIES_MAX, TIMED_RECORD_MAX = range(6)
 HEAD, HEAD_BYTES, TOPIC_RUN, TOPIC_RUN_BYTES = range(6, 10)
 FACTS = 10
-"""What is the same for all rows: whether they are for a wheel, whether the last property is closed,
+"""The facts that all rows share: whether they are for a wheel, whether the last property is closed,
 limits in bytes, and addresses and lengths of a head that lacks only a row's own numbers and of the
 system topic's run.
 """

@@ -53,7 +53,7 @@ MOST_FRAMES = 4096
 
 @attrs.frozen(slots=False, cache_hash=True)
 class RecordForm:
-    """What all records of one store have in common.
+    """The properties that all records of one store share.
 
     ``closes_properties`` says whether the last property is followed by its separator (5.2 and
     later); ``retry_topic_max_bytes`` is 127 for a store that a 4.9 broker shall read.
@@ -92,12 +92,12 @@ class RecordForm:
 
     @cached_property
     def limits(self) -> SizeLimits:
-        """What is too large."""
+        """The largest sizes."""
         return SizeLimits.of(self.max_message_bytes)
 
     @cached_property
     def small_record_bytes(self) -> int:
-        """What is no larger than this, as a whole record, breaks no limit."""
+        """A record of at most this size breaks no limit."""
         return min(self.limits.body, self.limits.properties, self.limits.timed_record)
 
     @cached_property
@@ -115,7 +115,7 @@ class RecordForm:
         return self._head.part("sys_flag", "prepared_transaction_offset")
 
     def stamp(self, born_ms: int, now_ms: int) -> bytes:
-        """What the heads of all records of one moment have from their flag bits on."""
+        """The bytes of a head from the flag bits on, which all records of one moment share."""
         born, store = self.born_host, self.store_host
         return self._stamp.packer.pack(
             self.sys_flag, born_ms, born.ip, born.port, now_ms, store.ip, store.port, 0, 0
@@ -130,7 +130,7 @@ class RecordForm:
 
     @cached_property
     def end(self) -> str:
-        """What stands behind the last property."""
+        """The text behind the last property."""
         return "\x02" if self.closes_properties else ""
 
 
@@ -149,7 +149,7 @@ def topic_run(system_topic: str) -> bytes:
 
 
 _Frame = tuple[str, str, str, str, int]
-"""What stands before the key, after it, the tag, the real queue id as properties; the tag's hash. A
+"""The text before the key and behind it; tag and real queue id as properties; the tag's hash. A
 plain tuple, because a named one takes several times as long to take apart.
 """
 

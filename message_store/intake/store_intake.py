@@ -47,7 +47,7 @@ class WaitingTopics:
 
 
 _DELIVERED_BYTES = END_OF_FILE_MIN_BYTES + DELIVERY_GROWTH_BYTES + RETRY_TOPIC_MAX_BYTES + 1
-"""What a log file holds behind a record that waits, for the longest that delivery makes it."""
+"""The room in a log file for what delivery adds to a pending record at most."""
 
 Extra = tuple[tuple[str, str], ...]
 

@@ -63,7 +63,7 @@ Due = AtLevel | AfterMs | AtMs
 
 
 class Receipt(NamedTuple):
-    """What ``schedule`` answers: the message is stored, and this is when it will come.
+    """The answer of ``schedule``: the message is stored, and this is when it will be delivered.
 
     ``due_ms`` is the time asked for. ``promised_ms`` is the time that the engine can keep, never
     before it: the level's due time, or the end of the wheel's slot. (One exception, which has to be
@@ -81,7 +81,7 @@ class Receipt(NamedTuple):
 
     @property
     def handle(self) -> str:
-        """What ``cancel`` takes in another process or on another day; made when asked for."""
+        """The text by which another process can cancel the message; made on each access."""
         return RecallHandle(self.topic, self.broker_name, self.promised_ms, self.unique_key).text()
 
 
@@ -93,7 +93,7 @@ receipt_of: Callable[[tuple[str, str, int, int, int, str]], Receipt] = partial(
 
 @attrs.frozen(eq=False)
 class BatchReceipt:
-    """What ``schedule_batch`` answers: a column for each field of a receipt, a row a message.
+    """The answer of ``schedule_batch``: a column for each field of a receipt, a row a message.
 
     Handles are not kept but made, by ``receipt``: few are ever asked for.
     """
@@ -137,7 +137,7 @@ class Delivered:
 
 
 class Deliveries(Protocol):
-    """What one ``advance`` delivered, in the order of delivery: cheap until looked into.
+    """The messages that one ``advance`` delivered, in order: cheap until looked into.
 
     A sequence over the log and not a list of objects, because making the objects costs twenty times
     the delivery itself. Valid until the store is closed, or until retention deletes the log files
@@ -160,7 +160,7 @@ class Deliveries(Protocol):
 
 @attrs.frozen
 class Pending:
-    """A message that waits.
+    """A pending message.
 
     ``topic`` and ``queue_id`` are where it will go; ``level`` is None where the engine keeps free
     due times; ``due_ms`` is when the engine will deliver it.
@@ -178,7 +178,7 @@ class Pending:
 
 
 class Cancellation(enum.Enum):
-    """What came of a ``cancel``."""
+    """The outcome of a ``cancel``."""
 
     CANCELLED = "cancelled"
     ALREADY_DELIVERED = "already delivered"
@@ -271,7 +271,7 @@ class DelayStore(Protocol):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """What waits and passes every filter given, in unspecified order.
+        """The pending messages that pass every given filter, in unspecified order.
 
         ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily: the store must
         not change meanwhile.

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kinds of findings there are: each has a code that stays, a severity, what a broker does, and
-what a person should do.
-"""
+"""The kinds of findings: each has a stable code, a severity, an effect and a remedy."""
 
 from collections.abc import Iterable
 

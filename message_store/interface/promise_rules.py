@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine can promise, as pure functions: the time asked for → the time it will keep.
+"""The promises of engines, as pure functions: due time → promised time.
 
 A rule is asked only for times in the future: every engine promises a past time for now. It answers
 with that time or a later one, or with now where it delivers at once. ``MemoryStore`` takes a rule,

@@ -38,7 +38,7 @@ ROW_FIELDS = (
     "properties_at",
     "properties_bytes",
 )
-"""What is noted of a record; the two places count from its beginning."""
+"""The rows of ``list_records``; the two ``_at`` count from the record's beginning."""
 FOUND_LENGTH = 3 + PARTS
 _SECTOR_BYTES = 512
 

@@ -131,7 +131,7 @@ def body_is_whole(record: int, parts: int) -> bool:
 
 @inline_kernel
 def record_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
-    """What begins at an address where ``room`` bytes are at hand and the file has ``file_room``."""
+    """The kind of bytes at an address: ``room`` are readable, and the file has ``file_room``."""
     kind = head_at(record, room, file_room, log_offset, parts)
     if kind == RECORD and not body_is_whole(record, parts):
         return NO_RECORD

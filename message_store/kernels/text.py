@@ -9,7 +9,7 @@ from message_store.kernels.cache import inline_kernel, kernel
 from message_store.kernels.raw_memory import load_u8, load_word
 
 NOT_UTF8 = -(2**62)
-"""What ``java_hash_utf8`` answers for bytes that are no UTF-8; no 32-bit hash is this number."""
+"""The result of ``java_hash_utf8`` for bytes that are no UTF-8; no 32-bit hash is this number."""
 
 
 @inline_kernel

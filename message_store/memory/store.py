@@ -48,7 +48,7 @@ Queues = dict[int, list[StoredMessage]]
 
 @attrs.frozen(eq=False)
 class MemoryDeliveries:
-    """What one ``advance`` delivered; see ``Deliveries``."""
+    """The messages that one ``advance`` delivered; see ``Deliveries``."""
 
     _messages: tuple[StoredMessage, ...]
     _promised_ms: tuple[int, ...]
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from message_store.columns.message_batch import MessageBatch
 
 BROKER_NAME = "memory"
-"""What its recall handles call the store."""
+"""The broker name in its recall handles."""
 
 
 @attrs.define(eq=False)
@@ -255,7 +255,7 @@ class MemoryStore(ClosedOnExit):
         due_before_ms: int | None = None,
         unique_key: str | None = None,
     ) -> Iterator[Pending]:
-        """What waits and passes every filter, the next one due first; no level is kept."""
+        """The pending messages that pass every filter, in order of due time; no level is kept."""
         first = None if due_after_ms is None else (due_after_ms, -1)
         last = None if due_before_ms is None else (due_before_ms, -1)
         with self._open():

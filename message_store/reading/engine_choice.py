@@ -48,7 +48,7 @@ def engines_in(store: StoreRoot) -> tuple[EngineName, ...]:
 
 
 def hierarchy_mark(store: StoreRoot) -> Path:
-    """What is there while a hierarchical wheel is what tells what waits in a store."""
+    """The file that exists while a hierarchical wheel has the pending messages of a store."""
     return store.own / "hierarchy" / "active"
 
 

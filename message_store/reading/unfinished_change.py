@@ -18,14 +18,14 @@ BACKUP_PREFIX = "backup-"
 
 NOTE_NAME = "change.json"
 DONE, UNDONE = "done", "rolled back"
-"""What the note says of a change that is over."""
+"""States of a change that is over."""
 
 UNDOING = "rolling back"
-"""What it says of one that is being taken back."""
+"""State of a change that is being rolled back."""
 
 
 def describe_unfinished_change(root: StoreRoot) -> str | None:
-    """What to say of a store of which a change was stopped in its middle."""
+    """A sentence about a change of the store that was stopped in its middle; None without one."""
     for directory in list_directories(root.own):
         if not directory.name.startswith(BACKUP_PREFIX):
             continue

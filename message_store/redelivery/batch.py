@@ -56,7 +56,7 @@ __all__ = [
 
 @attrs.frozen(eq=False)
 class Redelivered:
-    """What was appended: a place and a length for each of ``rows``, which count the input.
+    """The appended records: a position and a size for each of ``rows``, the indexes of the input.
 
     ``bad`` are the rows that were not, each with what is wrong with it. ``counts`` say how many
     went to which queue.
@@ -237,7 +237,7 @@ class _Redelivery:
         return rows
 
     def _filler(self, queue_offsets: Int64s) -> Callable[[slice, Int64s, int], None]:
-        """What writes a piece of the rows to an address, for the log to call."""
+        """The function by which the log lets a piece of the rows be written to an address."""
         odd_rows = np.flatnonzero(self.addresses < 0)
         suffix_block, _, _ = self.suffixes.addresses
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine delivered, as a sequence over the log: nothing is made until it is looked at."""
+"""The deliveries of an engine, as a sequence over the log: an item is made when it is read."""
 
 from __future__ import annotations
 

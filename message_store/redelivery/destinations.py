@@ -29,7 +29,7 @@ SLOTS_EACH = 4
 
 @inline_kernel
 def fact_of(destinations: int, number: int, column: int) -> int:
-    """What a table of destinations at this address says of one of them."""
+    """One column of one row of a table of destinations at this address."""
     return load_native(destinations + 8 * (DESTINATION_COLUMNS * number + column))  # type: ignore[no-any-return]
 
 

@@ -246,7 +246,7 @@ def fill_units(
 def _fill_head(
     out: int, queue_id: int, queue_offset: int, position: int, store_ms: int, prepared_offset: int
 ) -> None:
-    """What changes in a head that was copied, but for its length and version."""
+    """Write the fields of a copied head that change, except its length and version."""
     sys_flag = load_i32(out + AT_SYS_FLAG)
     born_extra = IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
     store_extra = IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0

@@ -52,7 +52,7 @@ def _only_others(_rewrite: object, _attribute: object, value: frozenset[str]) ->
 
 @attrs.frozen
 class Rewrite:
-    """What becomes of records: where they go and which properties stay behind.
+    """How records are rewritten: their destination, and the properties that are dropped.
 
     ``topic`` None sends each to its own REAL_TOPIC and REAL_QID, else all to queue 0 of this topic.
     ``dropped`` are names of properties to leave out, besides ``ALWAYS_DROPPED``.
@@ -190,5 +190,5 @@ def redelivered(
 
 
 def tags_code_of(message: StoredMessage) -> int:
-    """What the queue unit keeps of a record's tag: Java's hash, 0 where it has none."""
+    """The tags code of a record's queue unit: Java's hash of the tag, 0 without one."""
     return string_hash(message.tags or "")

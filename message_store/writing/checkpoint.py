@@ -95,7 +95,7 @@ class LiveCheckpoint:
             self._written = content
 
     def begin_sync(self) -> Unsynced:
-        """What was written and is not on disk; ``finish`` needs no lock."""
+        """The unsynced part of the file; ``finish`` needs no lock."""
         handles = () if self._file is None else (self._file.another_handle(),)
         return Unsynced(handles, (), lambda: None)
 

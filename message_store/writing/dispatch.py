@@ -123,7 +123,7 @@ class Dispatcher:
         }
 
     def _records(self, start: int, end: int) -> Iterator[_Rows]:
-        """What lies between two places where records begin, in the order of the log."""
+        """The records between two commit log offsets, in the order of the log."""
         segments = self._log.segments
         walked = np.zeros(FOUND_LENGTH, np.int64)
         columns = np.empty((len(ROW_FIELDS), _ROWS_AT_ONCE), np.int64)

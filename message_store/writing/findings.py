@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an open store has to say of its log, its queues and its retention; engines add their own."""
+"""The findings about log, queues and retention of an open store; engines add their own."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _ENTRIES = ("entry", "entries")
 
 
 def queue_findings(store: LiveStore) -> Iterator[Finding]:
-    """What queues had lost when the store was opened, and what became of it."""
+    """The entries that queues lacked when the store was opened, and their recovery."""
     for (topic, queue_id), count in store.losses.entries.items():
         rebuilt = store.losses.rebuilt.get((topic, queue_id), 0)
         where = f"consumequeue {topic}/{queue_id}"
@@ -65,7 +65,7 @@ def queue_findings(store: LiveStore) -> Iterator[Finding]:
 
 
 def kept_findings(store: LiveStore) -> Iterator[Finding]:
-    """What retention could not take away."""
+    """Old files that retention could not remove."""
     if store.retention.kept is not None:
         yield Finding(
             Severity.WARNING,
@@ -77,7 +77,7 @@ def kept_findings(store: LiveStore) -> Iterator[Finding]:
 
 
 def log_finding(log_bytes: int) -> Finding:
-    """That the end of the log is gone."""
+    """The loss of the end of the log."""
     return Finding(
         Severity.ERROR,
         "commitlog",

@@ -119,7 +119,7 @@ def refuse_lost_beginnings(
 
 @attrs.frozen
 class StoreLosses:
-    """What was missing when a store was opened: bytes of the log's end, and entries of queues.
+    """The losses of a store when it was opened: bytes of the log's end, and entries of queues.
 
     ``entries`` counts those that each queue lacked, by topic and queue id, ``rebuilt`` how
     many of them were rebuilt from the log.
@@ -152,7 +152,7 @@ _PAGE_BYTES = 4_096
 
 
 def cut_log(root: StoreRoot) -> str | None:
-    """What the log of a store has lost of its end, in a sentence; None for nothing.
+    """A sentence about the end that the log of a store has lost; None without a loss.
 
     Looks at the lengths of files and at two places of the log. Raises SourceError.
     """
@@ -199,7 +199,7 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
 
 
 def way_out(root: StoreRoot) -> str:
-    """What an operator can do."""
+    """The remedy for an operator."""
     return (
         f"take the log from a backup; or remove {root.own / ENDS_NAME} to go on without these"
         " bytes: what was delivered or cancelled there is then delivered again"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be set about a store that is open for writing; the defaults are a broker's."""
+"""The settings of a store that is open for writing; the defaults are a broker's."""
 
 import attrs
 

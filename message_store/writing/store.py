@@ -54,7 +54,7 @@ from message_store.writing.settings import StoreSettings
 from message_store.writing.topics import LiveTopic, merge_topics
 
 BeforeRecovery = Callable[["LiveStore", Extent], None]
-"""What looks at a store before anything of it is changed."""
+"""Called when log and queues were read, before anything is changed."""
 
 _SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 _DEFAULTS = StoreSettings()
