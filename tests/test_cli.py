@@ -388,7 +388,7 @@ class TestConversion:
     ) -> None:
         build_level_store(tmp_path / "other", ITEMS)
         result = run("verify", source, tmp_path / "other")
-        refused(result, cli.SOURCE_UNREADABLE, "expected the target of a finished conversion")
+        refused(result, cli.SOURCE_UNREADABLE, "not the target of a finished conversion")
 
     def test_control_characters_never_reach_the_terminal(
         self, target_conf: Path, tmp_path: Path

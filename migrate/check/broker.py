@@ -105,7 +105,10 @@ def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
 
 
 def check_disk(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """How full the disk is, against the ratios of a broker."""
+    """How full the disk is, against a broker's ratios.
+
+    RocketMQ: DefaultMessageStore.CleanCommitLogService#isSpaceToDelete.
+    """
     stated = snapshot.options.disk_used
     ratio = used_ratio(snapshot.root.path) if stated is None else stated
     for limit in _DISK_LIMITS:
@@ -183,21 +186,21 @@ TIMELINE_OFF = error(
 
 def check_timeline(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Whether a RocksDB timeline is used and readable, and whether its broker goes on using it."""
-    place = timeline_directory(snapshot.root).name
+    where = timeline_directory(snapshot.root).name
     is_on = snapshot.is_set("timerRocksDBEnable")
     if is_on:
         yield TIMELINE.at("the broker's configuration", "timerRocksDBEnable=true")
     try:
         timeline = read_timeline(snapshot.root)
     except DelayStoreError as error:
-        yield UNREADABLE_TIMELINE.at(place, str(error))
+        yield UNREADABLE_TIMELINE.at(where, str(error))
         return
     if timeline is None or snapshot.wheel is None:
         return
     pending = snapshot.wheel.pending
     waiting = counted(int(pending.is_in_timeline.sum()), "message waits", "messages wait")
     if pending.is_in_timeline.any():
-        yield TIMELINE.at(place, f"{waiting} in it")
+        yield TIMELINE.at(where, f"{waiting} in it")
     if snapshot.options.conf and not is_on:
         text = f"timerRocksDBEnable is not true; {waiting} in the timeline"
         yield TIMELINE_OFF.at(

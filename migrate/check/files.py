@@ -110,6 +110,7 @@ SYSTEM_TOPIC_CHANGED = warning(
 
 
 RECOVERED_FILES = 10
+"""RocketMQ: MessageStoreConfig#commitLogRecoverMaxNum (5.4.0)."""
 _CLOCK_SLACK_MS = 1_000
 _SIZE_SETTINGS = {
     "mappedFileSizeCommitLog": "commit_log_file_bytes",
@@ -243,14 +244,14 @@ UNKNOWN_TYPE = error(
 def check_topic_types(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Types that no proxy knows, and topics of a target to which nobody could send as before."""
     topics = read_topics(snapshot.root.path)
-    place = snapshot.relative(snapshot.root.config_file(TOPICS))
+    where = snapshot.relative(snapshot.root.config_file(TOPICS))
     unknown = [
         f"{printable(name)!r} ({printable(topic.message_type)!r})"
         for name, topic in sorted(topics.items())
         if topic.message_type is not None and topic.message_type not in MESSAGE_TYPES
     ]
     if unknown:
-        yield UNKNOWN_TYPE.at(place, f"a type that RocketMQ does not have: {_named(unknown)}")
+        yield UNKNOWN_TYPE.at(where, f"a type that RocketMQ does not have: {_named(unknown)}")
     refusing = [
         f"{printable(name)!r} ({topics[name].message_type or 'no message.type'})"
         for name in _pending_topics(snapshot)
@@ -260,7 +261,7 @@ def check_topic_types(snapshot: StoreSnapshot) -> Iterator[Finding]:
     ]
     if refusing:
         who = counted(len(refusing), "topic with pending messages", "topics with pending messages")
-        yield REFUSES_DELAYED.at(place, f"{who}: {_named(refusing)}")
+        yield REFUSES_DELAYED.at(where, f"{who}: {_named(refusing)}")
 
 
 def _pending_topics(snapshot: StoreSnapshot) -> list[str]:

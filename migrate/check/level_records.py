@@ -121,7 +121,10 @@ _SYSTEM = frozenset({names.LEVEL_TOPIC, names.TIMER_TOPIC, names.OP_HALF_TOPIC})
 
 
 def check_level_records(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Every record that is pending in a level."""
+    """Every record that is pending in a level.
+
+    RocketMQ: ScheduleMessageService.DeliverDelayedMessageTimerTask#executeOnTimeup (4.9.7).
+    """
     walk = _LevelRecords(snapshot)
     walk.walk()
     for (rule, level), tally in walk.tallies.items():
@@ -152,9 +155,11 @@ class _LevelRecords(RecordWalk):
 
     def note(self, rule: FindingRule, row: int, what: str) -> None:
         rows = self.rows
-        place = f"queue offset {rows.queue_offset[row]}, log offset {rows.commit_log_offset[row]}"
+        position = (
+            f"queue offset {rows.queue_offset[row]}, log offset {rows.commit_log_offset[row]}"
+        )
         key = rule, int(rows.level[row])
-        self.tallies.setdefault(key, Tally()).add(f"{place} ({what})")
+        self.tallies.setdefault(key, Tally()).add(f"{position} ({what})")
 
     def count_topics(self, topics: ByteColumn) -> None:
         values, codes = encoded(topics)

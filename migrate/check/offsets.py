@@ -92,7 +92,10 @@ LEVEL_OFFSET_MISSING = warning(
 
 
 def check_offset_files(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """The two files, with the number of messages that each choice would deliver."""
+    """The two files, with the number of messages that each choice would deliver.
+
+    RocketMQ: ScheduleMessageService#load, ConfigManager#load.
+    """
     files = snapshot.offset_files
     numbers = _numbers(snapshot)
     if not snapshot.level_queues and files.main.is_missing and files.backup.is_missing:
@@ -134,7 +137,10 @@ def _numbers(snapshot: StoreSnapshot) -> str:
 
 
 def check_offsets(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Offsets that do not fit their queue, or what was delivered."""
+    """Offsets that do not fit their queue, or what was delivered.
+
+    RocketMQ: ScheduleMessageService#correctDelayOffset (4.9.7).
+    """
     for queue in snapshot.queues:
         if queue.level not in snapshot.gone_queues:  # which is a finding of its own
             yield from _of_queue(snapshot, queue)

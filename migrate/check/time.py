@@ -89,7 +89,10 @@ def deliveries_of(snapshot: StoreSnapshot) -> Deliveries:
 
 
 def check_retention(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Messages whose log file a broker may delete before it needs them."""
+    """Messages whose log file a broker may delete before it needs them.
+
+    RocketMQ: DefaultMessageStore.CleanCommitLogService (4.9.7).
+    """
     retention_ms = snapshot.broker.retention_hours * _HOUR_MS
     deliveries, now_ms = deliveries_of(snapshot), snapshot.now_ms
     segments = snapshot.log.segments
@@ -100,15 +103,15 @@ def check_retention(snapshot: StoreSnapshot) -> Iterator[Finding]:
     changed_ms = np.array([segment.modified_ns // 1_000_000 for segment in segments], np.int64)
     changed_ms[-1] = max(int(changed_ms[-1]), now_ms)
     deleted_ms = changed_ms + retention_ms
-    place = np.searchsorted(starts, deliveries.commit_log_offset, side="right") - 1
-    in_log = place >= 0
-    in_danger = in_log & (deliveries.needed_ms > np.maximum(deleted_ms[place], now_ms))
-    is_now = in_danger & (deleted_ms[place] <= now_ms)
+    segment_index = np.searchsorted(starts, deliveries.commit_log_offset, side="right") - 1
+    in_log = segment_index >= 0
+    in_danger = in_log & (deliveries.needed_ms > np.maximum(deleted_ms[segment_index], now_ms))
+    is_now = in_danger & (deleted_ms[segment_index] <= now_ms)
     hours = snapshot.broker.retention_hours
     for rule, chosen in ((RETENTION_NOW, is_now), (RETENTION, in_danger & ~is_now)):
         if chosen.any():
-            first = int(place[chosen].min())
-            files = len(np.unique(place[chosen]))
+            first = int(segment_index[chosen].min())
+            files = len(np.unique(segment_index[chosen]))
             at = when(int(deleted_ms[first]), now_ms)
             waiting = counted(int(chosen.sum()), "message waits", "messages wait")
             problem = (
@@ -148,7 +151,9 @@ class Load:
 
 
 def predict_load(due_ms: NDArray[np.int64], now_ms: int, capacity: int) -> Load:
-    """The load, second by second; what is overdue comes now.
+    """The load second by second; overdue messages count as due at ``now_ms``.
+
+    ``due_ms`` is int64[n], ``capacity`` messages a second.
 
     >>> load = predict_load(np.full(50_000, 10_000), now_ms=0, capacity=20_000)
     >>> load.peak_messages, load.lateness_ms

@@ -107,7 +107,10 @@ _RULE_OF = {
 
 
 def check_timer_records(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Every record that is pending on the wheel or in its queue; delete markers are left out."""
+    """Every record that is pending on the wheel or in its queue; delete markers are left out.
+
+    RocketMQ: TimerMessageStore#dequeue and #doPut.
+    """
     if snapshot.wheel is None:
         return
     walk = _TimerRecords(snapshot, snapshot.wheel)
@@ -134,8 +137,8 @@ class _TimerRecords(RecordWalk):
         rows = self.rows
         position, queue_offset = int(rows.position[row]), int(rows.queue_offset[row])
         where = f"timer log {position}" if position >= 0 else f"queue offset {queue_offset}"
-        place = f"{where}, log offset {rows.commit_log_offset[row]}"
-        self.tallies.setdefault(rule, Tally()).add(f"{place} ({what})")
+        position_text = f"{where}, log offset {rows.commit_log_offset[row]}"
+        self.tallies.setdefault(rule, Tally()).add(f"{position_text} ({what})")
 
     def unusual(self, batch: StoredBatch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         table = self.rows

@@ -126,7 +126,10 @@ class WheelFiles:
 
 
 def check_wheel(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Everything about the wheel that its files tell, without the records."""
+    """Everything about the wheel that its files tell, without the records.
+
+    RocketMQ: TimerMessageStore#recoverAndRevise reads the last files of the timer log only.
+    """
     state = snapshot.wheel
     if snapshot.wheel_problem is not None:
         yield WHEEL_UNREADABLE.at("the wheel", snapshot.wheel_problem)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of a store tell from outside: how large, of which version, which misfit."""
+"""The files of a store without their content: sizes, version, wrong lengths and gaps."""
 
 import os
 from collections import Counter

@@ -303,10 +303,10 @@ def _level_state(
 
 
 def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
-    for place in backlog.damaged_places[:_LISTED_PLACES]:
-        yield f"commitlog: no record begins at {place}, where one should"
+    for offset in backlog.damaged_places[:_LISTED_PLACES]:
+        yield f"commitlog: no record begins at {offset}, where one should"
     if (more := len(backlog.damaged_places) - _LISTED_PLACES) > 0:
-        yield f"commitlog: and {counted(more, 'more such place')}"
+        yield f"commitlog: and {counted(more, 'more such offset')}"
     ends = backlog.commit_log_offset + backlog.size_bytes
     if beyond := int(np.count_nonzero(ends > backlog.log_end)):
         messages = counted(beyond, "pending message lies", "pending messages lie")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an inspection answers with: a store at a glance. A number that cannot be told is None."""
+"""The result of an inspection: a store at a glance. A number that cannot be told is None."""
 
 from typing import Any
 

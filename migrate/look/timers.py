@@ -29,8 +29,8 @@ def inspect_timers(
     Raises UnsupportedStoreError where a timeline cannot be read for want of rocksdict.
     """
     mark = hierarchy_mark(store)
-    places = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
-    if not any(is_present(place) for place in places):
+    paths = (store.timer_wheel, store.timer_log, store.timer_queue(), mark)
+    if not any(is_present(path) for path in paths):
         return None, None, None
     if is_stub(store.timer_wheel):
         problems.append(f"{store.timer_wheel}: an unfinished conversion; no broker starts on it")

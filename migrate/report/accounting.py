@@ -120,7 +120,7 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
             f"{messages} of a level's queue led nowhere; what was meant was found in the log"
         )
     warnings += [f"{path}: a file of the wrong length" for path in backlog.queue_misfits]
-    warnings += [f"the log is damaged at {place}" for place in backlog.damaged_places]
+    warnings += [f"the log is damaged at {offset}" for offset in backlog.damaged_places]
     return tuple(warnings)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a place is, or can become, the target of a conversion, as far as a glance tells."""
+"""Whether a directory is, or can become, the target of a conversion, as far as a glance tells."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def in_place_text(store: StoreRoot) -> str:
 
 
 def unfinished_reason(store: StoreRoot) -> str | None:
-    """What to say of the target of a conversion, or of a write, that was stopped early.
+    """Why a target is unfinished: its conversion or write was stopped. None for other stores.
 
     Raises SourceError for a store that may not be looked into.
     """
@@ -61,9 +61,7 @@ def unfinished_reason(store: StoreRoot) -> str | None:
 
 
 def refuse_unfinished(store: StoreRoot) -> None:
-    """Raise SourceError for a target that ``unfinished_reason`` has something to say of, and for a
-    store of which a change in place was stopped.
-    """
+    """Raise SourceError for an unfinished target, and for an unfinished change in place."""
     if reason := unfinished_reason(store):
         raise SourceError(f"{store.path}: {reason}")
     refuse_unfinished_change(store)
@@ -94,7 +92,7 @@ def require_pair(source: Path, target: Path) -> None:
         elif was_converted_in_place(theirs):
             why = f"; it {in_place_text(theirs)}"
         raise SourceError(
-            f"the target {theirs.path}: expected the target of a finished conversion{why}"
+            f"the target {theirs.path} is not the target of a finished conversion{why}"
         )
 
 
@@ -104,7 +102,7 @@ def was_converted_in_place(store: StoreRoot) -> bool:
 
 
 def refuse_file(target: Path) -> None:
-    """Raise TargetError where a file stands in the place of a target, or nobody may look there."""
+    """Raise TargetError for a target that is a file, or that may not be read."""
     try:
         is_file = is_ordinary_file(target)
     except SourceError as error:

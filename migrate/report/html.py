@@ -57,9 +57,9 @@ class Forecast:
     def buckets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where each bar begins, epoch seconds, and how many messages fall due in it."""
         starts = self.due_ms // 1000 // self.bucket_s * self.bucket_s
-        beginnings, places = np.unique(starts, return_inverse=True)
+        beginnings, bucket_index = np.unique(starts, return_inverse=True)
         counts = np.zeros(len(beginnings), np.int64)
-        np.add.at(counts, places, self.messages)
+        np.add.at(counts, bucket_index, self.messages)
         return beginnings, counts
 
 

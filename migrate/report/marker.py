@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report that a finished target keeps, ``delaywheel/conversion.json``, and which part of it is
-about one source where several were merged.
+"""The report that a finished target keeps in ``delaywheel/conversion.json``: its only reader.
+
+Beside it ``delaywheel/bad-records.jsonl`` lists the bad records, one a line. They are not in the
+report: a lost log file makes millions of them.
 """
 
 import json
@@ -36,7 +38,7 @@ def read_marker(root: StoreRoot) -> dict[str, Any]:
     path = root.own / CONVERSION_NAME
     content = read_small_file(path)
     if content is None:
-        raise SourceError(f"{path}: not there; expected the target of a finished conversion")
+        raise SourceError(f"{path}: missing; this is not the target of a finished conversion")
     try:
         table = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -47,9 +49,10 @@ def read_marker(root: StoreRoot) -> dict[str, Any]:
 
 
 def log_fingerprint(source: StoreRoot) -> list[list[Any]]:
-    """Names, lengths, times and first heads of a store's log files: what tells that it is still
-    the same. The head of a file's first record, as a checksum (0: no record yet), says which store
-    it is, whatever became of the times.
+    """Name, length, modification time and CRC-32 of the first head of each log file.
+
+    They tell whether a store is still the same. The head identifies the store even where copies
+    changed the times; 0 stands for a file without a record.
     """
     with SegmentReader(source.commit_log) as log:
         return [
@@ -65,12 +68,11 @@ def _first_head(log: SegmentReader, segment: Segment) -> int:
 
 
 def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str, Any]:
-    """The report of ``source`` alone, in a marker that may be of several; ``is_share`` is in it
-    then.
+    """The report of ``source`` alone; of a merged target its part, with ``is_share`` set.
 
-    A source is known by its log files, or else, when they have other times now, or are those of
-    several, by its place.
-    Raises SourceError for a store that is none of them, FormatError for a damaged report.
+    A source is recognised by its log files. Where these have other times now, or are alike in
+    several sources, its path decides. Raises SourceError for a store that is none of the sources,
+    FormatError for a damaged report.
     """
     listed = marker.get("sources")
     if not listed:
@@ -79,8 +81,8 @@ def share_of(marker: dict[str, Any], source: StoreRoot, path: Path) -> dict[str,
         fingerprint = log_fingerprint(source)
         same = [part for part in listed if part["request"]["source_log"] == fingerprint]
         if len(same) != 1:  # stores without a log are all alike
-            place = str(source.path.absolute())
-            same = [part for part in same or listed if part["request"]["source"] == place]
+            source_path = str(source.path.absolute())
+            same = [part for part in same or listed if part["request"]["source"] == source_path]
         if len(same) == 1:
             return {**same[0], "is_share": True}
         names = ", ".join(str(part["request"]["source"]) for part in listed)
@@ -98,9 +100,7 @@ SOURCE_NUMBER = "source_number"
 
 
 def write_bad_records(target: StoreRoot, report: ConversionReport) -> None:
-    """List what a conversion could not convert, durably; nothing where that is nothing. Raises
-    TargetError.
-    """
+    """Write the list of bad records durably, where there are any. Raises TargetError."""
     lines = [
         json.dumps([number, *attrs.astuple(record)])
         for number, source in enumerate(report.sources or (report,))
@@ -146,10 +146,10 @@ _SETTINGS_KEY = "conversion"
 
 @attrs.frozen(kw_only=True)
 class ConversionSettings:
-    """How the conversion was asked to run.
+    """The parameters of a conversion: all that verification believes of its report.
 
-    ``share``: of a target that several sources were merged into, where in its timer queue the
-    messages of this source begin and end; None where all are of the one source.
+    ``share`` is the range of timer queue offsets of this source's messages in a merged target; None
+    for a target with one source.
     """
 
     now_ms: int

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion answers with: counts that add up, per level and in all, and what an operator
-must know next.
-"""
+"""The result of a conversion: counts that add up, per level and in all, and what to do next."""
 
 from collections.abc import Mapping
 from typing import Any

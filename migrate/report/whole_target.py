@@ -115,8 +115,8 @@ class _Files:
         return needed
 
     def _entry(self, queue: SegmentReader, queue_offset: int) -> dict[str, int]:
-        place = queue_offset * QUEUE_UNIT.size
-        entry = QUEUE_UNIT.decode_at(queue.read_at(place, QUEUE_UNIT.size), 0)
+        position = queue_offset * QUEUE_UNIT.size
+        entry = QUEUE_UNIT.decode_at(queue.read_at(position, QUEUE_UNIT.size), 0)
         if entry["size_bytes"] <= 0:
             raise SourceError(f"{queue.directory}: has no entry {queue_offset:,}")
         return entry

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two sides compared like replicas: sums of digests by bucket first, single records only where the
-sums differ.
+"""Two sides compared like replicas: sums of digests by bucket first, then single records.
+
+Single records are read only in buckets whose sums differ.
 """
 
 import attrs
@@ -23,7 +24,7 @@ Keys = NDArray[np.uint64] | NDArray[np.int64]
 
 @attrs.frozen(eq=False)
 class Pairing:
-    """Rows of two sides that belong together, one by one, and the rows left over on each side."""
+    """Records of both sides in pairs (row i with row i), and the rest of each side."""
 
     source: FoundRecords
     target: FoundRecords
@@ -98,7 +99,11 @@ def compare_sides(
     *,
     kept: int,
 ) -> Comparison:
-    """Find what differs, given the digests of both sides; ``kept`` bounds the pairs returned."""
+    """Find what differs between two sides.
+
+    ``totals`` are the digests of both, ``kept`` bounds the pairs of different messages that are
+    returned. Reads both logs once more for each 4 million records in differing buckets.
+    """
     ours, theirs = totals["source"].buckets, totals["target"].buckets
     counts = (ours[:, BUCKET_COUNT] + theirs[:, BUCKET_COUNT]).astype(np.int64)
     differing = (ours != theirs).any(axis=1)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small files of a target: what a broker must find for these messages, and what must not be
-there.
-"""
+"""The small files of a target: what a broker needs for these messages, and what must not exist."""
 
 from collections.abc import Iterator, Mapping
 
@@ -70,8 +68,10 @@ def config_problems(
     *,
     are_all: bool = True,
 ) -> Iterator[Problem]:
-    """What is wrong beside the messages; ``topics`` are the real topics and their use, of all
-    messages or of some of them. Only a wheel's counts are kept in a file.
+    """What is wrong beside the messages.
+
+    ``topics`` are the real topics and their use, of all messages (``are_all``) or of some. Only a
+    wheel's counts are kept in a file.
     """
     forbidden = [root.abort, root.checkpoint, *map(root.config_file, _FORBIDDEN_CONFIG)]
     for path in forbidden + [path for _, path in snapshots(root)]:
@@ -99,7 +99,7 @@ def _broker_problems(root: StoreRoot) -> Iterator[Problem]:
 def metrics_problems(
     root: StoreRoot, topics: Mapping[str, TopicUse], *, are_all: bool
 ) -> Iterator[Problem]:
-    """What a broker would count wrongly: too few always, too many where ``topics`` are of all."""
+    """Topics that timermetrics counts too low, or too high where ``topics`` are of all messages."""
     content = read_small_file(root.config_file(TIMER_METRICS_NAME))
     if content is None:
         yield Problem(TIMER_METRICS_NAME, "not there: a broker would count below zero")
@@ -133,7 +133,10 @@ def _topic_problems(root: StoreRoot, topics: Mapping[str, TopicUse]) -> Iterator
 
 
 def overdue_problems(overdue: NDArray[np.int64]) -> Iterator[Problem]:
-    """Overdue messages come in the order of their times: a later slot holds no earlier one."""
+    """Overdue messages are delivered in the order of their times, slot after slot.
+
+    ``overdue`` is int64[slots, 2]: the earliest and latest out time of each slot before now.
+    """
     oldest_first = overdue[::-1]
     used = oldest_first[oldest_first[:, OVERDUE_EARLIEST] <= oldest_first[:, OVERDUE_LATEST]]
     swapped = used[1:, OVERDUE_EARLIEST] < used[:-1, OVERDUE_LATEST]

@@ -61,12 +61,12 @@ BUCKET_COLUMNS = 3
 BUCKET_COUNT, BUCKET_SUM_A, BUCKET_SUM_B = range(BUCKET_COLUMNS)
 
 _BUCKET_SHIFT = 64 - 12
-_QUEUE_ID_PLACE = HEAD_V4_V4.offset_of("queue_id")
-QUEUE_OFFSET_PLACE = HEAD_V4_V4.offset_of("queue_offset")
+_QUEUE_ID_FIELD = HEAD_V4_V4.offset_of("queue_id")
+QUEUE_OFFSET_FIELD = HEAD_V4_V4.offset_of("queue_offset")
 """Where a record says its queue offset, whatever its hosts."""
 
-_LOG_OFFSET_PLACE = HEAD_V4_V4.offset_of("commit_log_offset")
-_SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
+_LOG_OFFSET_FIELD = HEAD_V4_V4.offset_of("commit_log_offset")
+_SYS_FLAG_FIELD = HEAD_V4_V4.offset_of("sys_flag")
 _INT_MAX = 2**31 - 1
 
 _LAST_UNREADABLE = int(LAST_UNREADABLE)
@@ -82,8 +82,8 @@ _HALF_MESSAGE = int(Complaint.HALF_MESSAGE)
 @inline_kernel
 def is_held(log_offset: int, size: int, buffer_offset: int, available: int) -> bool:
     """Whether the buffer holds these bytes; written so that no number can overflow."""
-    place = log_offset - buffer_offset
-    return 0 <= place <= available and size <= available - place
+    offset = log_offset - buffer_offset
+    return 0 <= offset <= available and size <= available - offset
 
 
 @inline_kernel
@@ -95,10 +95,10 @@ def is_readable(complaint: int) -> bool:
 @inline_kernel
 def _is_topic(topic: Any, facts: Any) -> bool:
     same = bool(facts[TOPIC_BYTES] == len(topic))
-    place = 0
-    while same and place < len(topic):
-        same = bool(load_u8(facts[TOPIC_AT] + place) == topic[place])
-        place += 1
+    index = 0
+    while same and index < len(topic):
+        same = bool(load_u8(facts[TOPIC_AT] + index) == topic[index])
+        index += 1
     return same
 
 
@@ -107,15 +107,15 @@ def bookkeeping(record: int, topic: Any, queue_id: int, log_offset: int, facts: 
     """What both sides ask: the record agrees with its place, and can be delivered."""
     if not _is_topic(topic, facts):
         return _TOPIC
-    if load_i32(record + _QUEUE_ID_PLACE) != queue_id:
+    if load_i32(record + _QUEUE_ID_FIELD) != queue_id:
         return _QUEUE_ID
-    if load_i64(record + _LOG_OFFSET_PLACE) != log_offset:
+    if load_i64(record + _LOG_OFFSET_FIELD) != log_offset:
         return _LOG_OFFSET
     if facts[REAL_TOPIC_BYTES] == 0:
         return _REAL_TOPIC
     if facts[REAL_QUEUE_ID] < 0 or facts[REAL_QUEUE_ID] > _INT_MAX:
         return _REAL_QUEUE_ID
-    transaction = load_i32(record + _SYS_FLAG_PLACE) & SYS_TRANSACTION_MASK
+    transaction = load_i32(record + _SYS_FLAG_FIELD) & SYS_TRANSACTION_MASK
     if transaction not in (0, SYS_COMMIT):
         return _HALF_MESSAGE
     return _NONE

@@ -162,8 +162,8 @@ def _id_problems(index: IndexContent, queue: QueueEntries, log: SegmentReader) -
     hashes = dict(zip(number.tolist(), ids["key_hash"].tolist(), strict=True))
     step = max(1, len(queue) // SAMPLED_IDS)
     for entry in range(0, len(queue), step):
-        place = int(queue.commit_log_offset[entry]), int(queue.size_bytes[entry])
-        record = record_at(log, *place)
+        offset_and_size = int(queue.commit_log_offset[entry]), int(queue.size_bytes[entry])
+        record = record_at(log, *offset_and_size)
         key = None if record is None else record.unique_key
         if record is not None and hashes.get(entry) != (None if key is None else id_of(key)):
             yield Problem(INDEX, f"queue entry {entry}: its id is not that of its record")

@@ -87,8 +87,8 @@ class DigestJobs:
             try:
                 made = tempfile.TemporaryDirectory(prefix="delaywheel-verify-", dir=self.scratch)
             except OSError as error:
-                place = error.filename or self.scratch
-                raise TargetError(f"{place}: cannot be written: {error.strerror}") from error
+                path = error.filename or self.scratch
+                raise TargetError(f"{path}: cannot be written: {error.strerror}") from error
             yield Path(stack.enter_context(made)).absolute()
 
     def _tasks(
@@ -101,14 +101,14 @@ class DigestJobs:
         cuts = _cuts(side.entries, self.parallelism)
         for first, last in pairwise(cuts):
             content = side.entries[first:last].tobytes()
-            place = None
+            path = None
             if directory is not None and len(content) > _INLINE_BYTES:
-                place = directory / f"{side.side}-{first}"
-                replace_file(place, content, mode=PRIVATE_MODE)
+                path = directory / f"{side.side}-{first}"
+                replace_file(path, content, mode=PRIVATE_MODE)
             yield DigestTask(
                 side=side.side,
                 commit_log=side.commit_log.absolute(),
-                entries=place or content,
+                entries=path or content,
                 first_number=first,
                 seed=self.seed,
                 rules=self.rules,

@@ -78,11 +78,11 @@ def shown(value: object) -> str:
 def _around_change(expected: bytes, actual: bytes) -> tuple[str, str]:
     """The bytes around the first that differs, with its place."""
     pairs = zip(expected, actual, strict=False)
-    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    place = min(len(expected), len(actual)) if place is None else place
-    start = max(0, place - 8)
+    index = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    index = min(len(expected), len(actual)) if index is None else index
+    start = max(0, index - 8)
     texts = [
-        f"{len(body)} bytes, at {place}: …{shown(body[start : place + 16])}…"
+        f"{len(body)} bytes, at {index}: …{shown(body[start : index + 16])}…"
         for body in (expected, actual)
     ]
     return texts[0], texts[1]
@@ -167,8 +167,8 @@ def list_differences(
         other = int(comparison.different_target.numbers[row])
         complaint = int(comparison.different_target.complaints[row])
         fields = _fields(source, number, target, other, complaint)
-        place = _place(source, number)
-        yield Difference("different", **place, target_offset=target.offset(other), fields=fields)
+        where = _place(source, number)
+        yield Difference("different", **where, target_offset=target.offset(other), fields=fields)
     for number in map(int, comparison.missing.numbers[:listed]):
         yield Difference("missing", **_place(source, number))
     for number in map(int, comparison.unexpected.numbers[:listed]):

@@ -65,10 +65,11 @@ class Walk:
 
 
 def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
-    """Walk from the unit numbers ``last`` (one a slot) along ``previous`` (one a unit).
+    """Walk the chain of every slot from its last unit to its first.
 
-    ``END`` and ``NOWHERE`` stand for what is no unit. Chains that share units are walked each, up
-    to a bound.
+    ``last`` is int64[slots], ``previous`` int64[units]; both hold indexes of units, or ``END`` or
+    ``NOWHERE``. Chains that share units are walked each, up to a bound.
+    RocketMQ: TimerMessageStore#dequeue walks a slot in this order.
     """
     room = 2 * len(previous) + _SPARE_STEPS
     units, slots = np.empty(room, np.int64), np.empty(room, np.int64)
@@ -89,7 +90,10 @@ def walk_chains(last: NDArray[np.int64], previous: NDArray[np.int64]) -> Walk:
 def reached_entries(
     walk: Walk, slot_times_ms: NDArray[np.int64], units: TimerUnits, queue: QueueEntries
 ) -> NDArray[np.void]:
-    """Rows of TARGET_ENTRY in the order of the log; a unit reached twice has two."""
+    """Rows of TARGET_ENTRY in the order of the log; a unit that is reached twice has two.
+
+    ``slot_times_ms`` is int64[slots], the times of the slots that were walked.
+    """
     offsets = units.units["commit_log_offset"].astype(np.int64)
     reached, slots = _in_log_order(walk, offsets)
     numbers = _queue_numbers(offsets, reached, queue)
@@ -138,5 +142,5 @@ def _queue_numbers(
         return np.full(len(reached), -1, np.int64)
     wanted = offsets[reached]
     order = np.argsort(queued, kind="stable")
-    places = np.minimum(np.searchsorted(queued[order], wanted), len(queued) - 1)
-    return np.where(queued[order[places]] == wanted, order[places], -1)
+    indexes = np.minimum(np.searchsorted(queued[order], wanted), len(queued) - 1)
+    return np.where(queued[order[indexes]] == wanted, order[indexes], -1)

@@ -81,8 +81,8 @@ def _last_word(address: int, length: int) -> np.uint64:
     if length >= 8:
         return load_word(address + length - 8)  # type: ignore[no-any-return]
     word = np.uint64(0)
-    for place in range(length):
-        word |= np.uint64(load_u8(address + place)) << np.uint64(8 * place)
+    for index in range(length):
+        word |= np.uint64(load_u8(address + index)) << np.uint64(8 * index)
     return word
 
 
@@ -93,20 +93,20 @@ def take_bytes(
     """Take the length and that many bytes into both hashes."""
     a = step_a(a, np.uint64(length))
     b = step_b(b, np.uint64(length))
-    place = np.int64(0)
+    done = np.int64(0)
     if length >= _LONG_BYTES:
         odd_a, odd_b = a, b
-        while length - place >= 16:
-            even, odd = load_word(address + place), load_word(address + place + 8)
+        while length - done >= 16:
+            even, odd = load_word(address + done), load_word(address + done + 8)
             a, b = step_a(a, even), step_b(b, even)
             odd_a, odd_b = step_a(odd_a, odd), step_b(odd_b, odd)
-            place += 16
+            done += 16
         a, b = step_a(a, odd_a), step_b(b, odd_b)
-    while length - place >= 8:
-        word = load_word(address + place)
+    while length - done >= 8:
+        word = load_word(address + done)
         a, b = step_a(a, word), step_b(b, word)
-        place += 8
-    if place < length:
+        done += 8
+    if done < length:
         word = _last_word(address, length)
         a, b = step_a(a, word), step_b(b, word)
     return a, b
@@ -116,11 +116,11 @@ def take_bytes(
 def take_bytes_once(state: np.uint64, address: int, length: int) -> np.uint64:
     """Take the length and that many bytes into the first hash alone, in one chain."""
     state = step_a(state, np.uint64(length))
-    place = np.int64(0)
-    while length - place >= 8:
-        state = step_a(state, load_word(address + place))
-        place += 8
-    return step_a(state, _last_word(address, length)) if place < length else state
+    done = np.int64(0)
+    while length - done >= 8:
+        state = step_a(state, load_word(address + done))
+        done += 8
+    return step_a(state, _last_word(address, length)) if done < length else state
 
 
 # --- what the kernel leaves behind: places in the two scratch arrays ------------------------------
@@ -200,10 +200,10 @@ def _kind_of(address: int, length: int) -> int:
     if length > _LONGEST_NAME:
         return _NO_NAME
     for row in range(_FIRST_OF_LENGTH[length], _FIRST_OF_LENGTH[length + 1]):
-        place = 0
-        while place < length and load_u8(address + place) == _NAMES[row, 2 + place]:
-            place += 1
-        if place == length:
+        index = 0
+        while index < length and load_u8(address + index) == _NAMES[row, 2 + index]:
+            index += 1
+        if index == length:
             return int(_NAMES[row, 1])
     return _NO_NAME
 
@@ -214,8 +214,8 @@ def _number(address: int, length: int) -> int:
     if length < 1 or length > 18:
         return -1
     value = 0
-    for place in range(length):
-        digit = load_u8(address + place) - 48
+    for index in range(length):
+        digit = load_u8(address + index) - 48
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
@@ -261,31 +261,31 @@ def _take_properties(
     start = address
     while start < end:
         mark = name_end_at(start, end)
-        place = entry_end_at(mark, end)
+        entry_end = entry_end_at(mark, end)
         kind = _NO_NAME
-        if start < mark < place:
+        if start < mark < entry_end:
             kind = _kind_of(start, mark - start)
-            if kind != _NO_NAME and mark + 1 < place:
-                _note(kind, mark + 1, place - mark - 1, facts)
-        if place > start and (kind == _NO_NAME or kind >= _IS_KEPT):
-            a, b = take_bytes(a, b, start, place - start)
-        start = place + 1
+            if kind != _NO_NAME and mark + 1 < entry_end:
+                _note(kind, mark + 1, entry_end - mark - 1, facts)
+        if entry_end > start and (kind == _NO_NAME or kind >= _IS_KEPT):
+            a, b = take_bytes(a, b, start, entry_end - start)
+        start = entry_end + 1
     closed = np.uint64(length > 0 and load_u8(end - 1) == _ENTRY_MARK)
     return step_a(a, closed), step_b(b, closed)
 
 
 # --- the record -----------------------------------------------------------------------------------
 
-_SIZE_PLACE = HEAD_V4_V4.offset_of("size_bytes")
-_MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
-_CRC_PLACE = HEAD_V4_V4.offset_of("body_crc")
-_FLAG_PLACE = HEAD_V4_V4.offset_of("flag")
-_SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
-_BORN_TIME_PLACE = HEAD_V4_V4.offset_of("born_timestamp_ms")
-_BORN_HOST_PLACE = HEAD_V4_V4.offset_of("born_ip")
-_HOST_BYTES = HEAD_V4_V4.offset_of("store_timestamp_ms") - _BORN_HOST_PLACE
-_STORE_HOST_PLACE = HEAD_V4_V4.offset_of("store_ip")
-_RECONSUME_PLACE = HEAD_V4_V4.offset_of("reconsume_times")
+_SIZE_FIELD = HEAD_V4_V4.offset_of("size_bytes")
+_MAGIC_FIELD = HEAD_V4_V4.offset_of("magic")
+_CRC_FIELD = HEAD_V4_V4.offset_of("body_crc")
+_FLAG_FIELD = HEAD_V4_V4.offset_of("flag")
+_SYS_FLAG_FIELD = HEAD_V4_V4.offset_of("sys_flag")
+_BORN_TIME_FIELD = HEAD_V4_V4.offset_of("born_timestamp_ms")
+_BORN_HOST_FIELD = HEAD_V4_V4.offset_of("born_ip")
+_HOST_BYTES = HEAD_V4_V4.offset_of("store_timestamp_ms") - _BORN_HOST_FIELD
+_STORE_HOST_FIELD = HEAD_V4_V4.offset_of("store_ip")
+_RECONSUME_FIELD = HEAD_V4_V4.offset_of("reconsume_times")
 _HEAD_BYTES = HEAD_V4_V4.size
 _IPV6_GROWTH = HEAD_V6_V4.size - HEAD_V4_V4.size
 _BODY_LENGTH_BYTES = BODY_RUN.length.size
@@ -302,8 +302,8 @@ _NONE = int(Complaint.NONE)
 
 @inline_kernel
 def _clear(facts: Any) -> None:
-    for place in range(FACT_COUNT):
-        facts[place] = 0
+    for index in range(FACT_COUNT):
+        facts[index] = 0
     facts[REAL_QUEUE_ID] = -1
     facts[DELAY] = -1
     facts[OUT_MS] = -1
@@ -313,17 +313,17 @@ def _clear(facts: Any) -> None:
 def _take_head(
     a: np.uint64, b: np.uint64, record: int, born_growth: int, store_growth: int
 ) -> tuple[np.uint64, np.uint64]:
-    flags = np.uint64(load_i32(record + _FLAG_PLACE)) << np.uint64(32) | np.uint64(
-        load_i32(record + _SYS_FLAG_PLACE)
+    flags = np.uint64(load_i32(record + _FLAG_FIELD)) << np.uint64(32) | np.uint64(
+        load_i32(record + _SYS_FLAG_FIELD)
     ) & np.uint64(0xFFFFFFFF)
-    born_ms = np.uint64(load_i64(record + _BORN_TIME_PLACE))
+    born_ms = np.uint64(load_i64(record + _BORN_TIME_FIELD))
     growth = born_growth + store_growth
-    reconsumed = np.uint64(load_i32(record + _RECONSUME_PLACE + growth))
+    reconsumed = np.uint64(load_i32(record + _RECONSUME_FIELD + growth))
     a, b = step_a(a, flags), step_b(b, flags)
     a, b = step_a(a, born_ms), step_b(b, born_ms)
     a, b = step_a(a, reconsumed), step_b(b, reconsumed)
-    a, b = take_bytes(a, b, record + _BORN_HOST_PLACE, _HOST_BYTES + born_growth)
-    return take_bytes(a, b, record + _STORE_HOST_PLACE + born_growth, _HOST_BYTES + store_growth)
+    a, b = take_bytes(a, b, record + _BORN_HOST_FIELD, _HOST_BYTES + born_growth)
+    return take_bytes(a, b, record + _STORE_HOST_FIELD + born_growth, _HOST_BYTES + store_growth)
 
 
 @inline_kernel
@@ -333,24 +333,24 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     Returns a complaint. Up to ``LAST_UNREADABLE`` neither array means anything. The two hashes
     still lack the time that it is due: the caller adds it and finishes them.
     """
-    if size < SMALLEST_RECORD_BYTES or load_i32(record + _SIZE_PLACE) != size:
+    if size < SMALLEST_RECORD_BYTES or load_i32(record + _SIZE_FIELD) != size:
         return _UNREADABLE_SIZE
-    magic = load_i32(record + _MAGIC_PLACE)
+    magic = load_i32(record + _MAGIC_FIELD)
     if magic not in (MAGIC_V1, MAGIC_V2):
         return _UNREADABLE_RECORD
-    sys_flag = load_i32(record + _SYS_FLAG_PLACE)
+    sys_flag = load_i32(record + _SYS_FLAG_FIELD)
     born_growth = _IPV6_GROWTH if sys_flag & SYS_BORN_HOST_IPV6 else 0
     store_growth = _IPV6_GROWTH if sys_flag & SYS_STORE_HOST_IPV6 else 0
-    place = _HEAD_BYTES + born_growth + store_growth
+    offset = _HEAD_BYTES + born_growth + store_growth
     topic_length_bytes = _TOPIC_LENGTH_BYTES_V1 if magic == MAGIC_V1 else _TOPIC_LENGTH_BYTES_V2
-    left = size - place - _BODY_LENGTH_BYTES - topic_length_bytes - _PROPERTIES_LENGTH_BYTES
+    left = size - offset - _BODY_LENGTH_BYTES - topic_length_bytes - _PROPERTIES_LENGTH_BYTES
     if left < 0:
         return _UNREADABLE_LENGTHS
-    body_bytes = load_i32(record + place)
+    body_bytes = load_i32(record + offset)
     if body_bytes < 0 or body_bytes > left:
         return _UNREADABLE_LENGTHS
     left -= body_bytes
-    body = record + place + _BODY_LENGTH_BYTES
+    body = record + offset + _BODY_LENGTH_BYTES
     topic = body + body_bytes + topic_length_bytes
     topic_length = topic - topic_length_bytes
     topic_bytes = load_i8(topic_length) if magic == MAGIC_V1 else load_i16(topic_length)
@@ -374,10 +374,10 @@ def read_record(record: int, size: int, seed: np.uint64, hashes: Any, facts: Any
     hashes[TOPIC_KEY] = finish(topic_state)
     hashes[CONTENT] = finish(step_a(body_state, topic_state))
     identity = take_bytes_once(topic_state, facts[UNIQUE_KEY_AT], facts[UNIQUE_KEY_BYTES])
-    born_ms = np.uint64(load_i64(record + _BORN_TIME_PLACE))
+    born_ms = np.uint64(load_i64(record + _BORN_TIME_FIELD))
     hashes[IDENTITY] = finish(step_a(identity, born_ms))
     crc = np.int64(crc32(body, body_bytes)) & CRC_MASK
-    if body_bytes > 0 and crc != load_i32(record + _CRC_PLACE):
+    if body_bytes > 0 and crc != load_i32(record + _CRC_FIELD):
         return _BODY_CRC
     return _NONE
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verification found: counts that account for every message, and the first few differences
-by name.
-"""
+"""The result of a verification: counts that account for every message, and named differences."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +14,13 @@ from migrate.write.staging import new_file, target_errors
 Kind = Literal["missing", "unexpected", "different"]
 
 OPENED = "this target was opened since it was made"
-"""How the sentence begins that is said of a target which somebody has delivered from."""
+"""A problem that begins so is about a target which somebody has delivered from."""
 
 
 _WITH_THE_SOURCE = ("source", "quarantine")
 
 ALL = 1_000_000
-"""So many differences of a kind are in a table of all of them."""
+"""A table of all differences has at most so many of a kind."""
 
 
 @attrs.frozen
@@ -122,9 +120,7 @@ class VerifyReport:
 
 
 def require_table_place(path: Path) -> None:
-    """Raise TargetError where a table of differences cannot be: something is there, or no directory
-    around it. Nobody wants to hear that only after hours.
-    """
+    """Raise TargetError where a table of differences cannot be written, before hours of work."""
     with target_errors(path):
         if path.exists():
             raise TargetError(f"{path}: is already there")
@@ -133,8 +129,10 @@ def require_table_place(path: Path) -> None:
 
 
 def write_differences(reports: Mapping[str, VerifyReport], path: Path) -> None:
-    """All differences of these sources as lines of JSON: the source, what ``verify --json`` says of
-    a difference, and a problem with ``kind`` "problem". Raises TargetError.
+    """Write all differences of these sources as lines of JSON, to a new file.
+
+    A line has the source and the keys of ``verify --json``; ``kind`` is "problem" for a problem.
+    Raises TargetError.
     """
     with new_file(path) as file:
         for source, report in reports.items():

@@ -19,7 +19,7 @@ from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
 from message_store.kernels.text import NOT_UTF8, java_hash_utf8
 from migrate.verify.complaints import Complaint
 from migrate.verify.entries import (
-    QUEUE_OFFSET_PLACE,
+    QUEUE_OFFSET_FIELD,
     SOURCE_ENTRY,
     TARGET_ENTRY,
     bookkeeping,
@@ -59,6 +59,13 @@ OVERDUE_COLUMNS = 2
 OVERDUE_EARLIEST, OVERDUE_LATEST = range(OVERDUE_COLUMNS)
 """Columns of ``overdue``, a row for each slot before now, the youngest first."""
 
+_SOURCE_ENTRY_BYTES = SOURCE_ENTRY.size
+_SOURCE_SIZE = SOURCE_ENTRY.offset_of("size_bytes")
+_SOURCE_QUEUE_ID = SOURCE_ENTRY.offset_of("queue_id")
+_SOURCE_QUEUE_OFFSET = SOURCE_ENTRY.offset_of("queue_offset")
+_SOURCE_OUT = SOURCE_ENTRY.offset_of("out_ms")
+_SOURCE_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8).copy()
+
 _TARGET_ENTRY_BYTES = TARGET_ENTRY.size
 _TARGET_SIZE = TARGET_ENTRY.offset_of("size_bytes")
 _TARGET_UNIT_FLAGS = TARGET_ENTRY.offset_of("flags")
@@ -68,11 +75,11 @@ _TARGET_TAGS_HASH = TARGET_ENTRY.offset_of("tags_code")
 _TARGET_UNIT_TOPIC_HASH = TARGET_ENTRY.offset_of("topic_hash")
 _TARGET_TOPIC = np.frombuffer(names.TIMER_TOPIC.encode(), np.uint8).copy()
 
-_MAGIC_PLACE = HEAD_V4_V4.offset_of("magic")
-_SYS_FLAG_PLACE = HEAD_V4_V4.offset_of("sys_flag")
-_STORE_TIME_PLACE = HEAD_V4_V4.offset_of("store_timestamp_ms")
-_STORE_TIME_GROWTH = HEAD_V6_V4.offset_of("store_timestamp_ms") - _STORE_TIME_PLACE
-_PREPARED_PLACE = HEAD_V4_V4.offset_of("prepared_transaction_offset")
+_MAGIC_FIELD = HEAD_V4_V4.offset_of("magic")
+_SYS_FLAG_FIELD = HEAD_V4_V4.offset_of("sys_flag")
+_STORE_TIME_FIELD = HEAD_V4_V4.offset_of("store_timestamp_ms")
+_STORE_TIME_GROWTH = HEAD_V6_V4.offset_of("store_timestamp_ms") - _STORE_TIME_FIELD
+_PREPARED_FIELD = HEAD_V4_V4.offset_of("prepared_transaction_offset")
 _RECORD_CRC_NAME_BYTES = len(names.CRC32)
 _RECORD_CRC_DIGITS = 10
 
@@ -88,6 +95,8 @@ _SLOT = int(Complaint.SLOT)
 _FLAGS = int(Complaint.FLAGS)
 _TAGS_CODE = int(Complaint.TAGS_CODE)
 _TOPIC_HASH = int(Complaint.TOPIC_HASH)
+_LEFT_OUT = int(Complaint.LEFT_OUT)
+_DELAY = int(Complaint.DELAY)
 
 
 @inline_kernel
@@ -117,8 +126,8 @@ def _is_record_crc(record: int, size: int, facts: Any) -> bool:
     if count != _RECORD_CRC_DIGITS or digits + count + 1 != record + size:
         return False
     value = np.int64(crc32(record, size - property_bytes)) & CRC_MASK
-    for place in range(count):
-        if load_u8(digits + place) != 48 + value % 10:
+    for index in range(count):
+        if load_u8(digits + index) != 48 + value % 10:
             return False
         value //= 10
     return True
@@ -129,17 +138,16 @@ def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any
     complaint = bookkeeping(record, _TARGET_TOPIC, 0, load_i64(entry), facts)
     if complaint != _NONE:
         return complaint
-    if load_i64(record + QUEUE_OFFSET_PLACE) != load_i64(entry + _TARGET_QUEUE_OFFSET):
+    if load_i64(record + QUEUE_OFFSET_FIELD) != load_i64(entry + _TARGET_QUEUE_OFFSET):
         return _WRONG_QUEUE_OFFSET
-    if load_i32(record + _MAGIC_PLACE) != MAGIC_V1:
+    if load_i32(record + _MAGIC_FIELD) != MAGIC_V1:
         return _MAGIC
     growth = facts[HEAD_GROWTH]
-    born_growth = (
-        _STORE_TIME_GROWTH if load_i32(record + _SYS_FLAG_PLACE) & SYS_BORN_HOST_IPV6 else 0
-    )
-    if load_i64(record + _STORE_TIME_PLACE + born_growth) != rules[NOW_MS]:
+    is_ipv6 = load_i32(record + _SYS_FLAG_FIELD) & SYS_BORN_HOST_IPV6
+    born_growth = _STORE_TIME_GROWTH if is_ipv6 else 0
+    if load_i64(record + _STORE_TIME_FIELD + born_growth) != rules[NOW_MS]:
         return _STORE_TIME
-    if load_i64(record + _PREPARED_PLACE + growth) != 0:
+    if load_i64(record + _PREPARED_FIELD + growth) != 0:
         return _PREPARED
     if facts[OUT_COUNT] != 1 or facts[OUT_MS] < 0:
         return _OUT_TIME
@@ -161,16 +169,16 @@ def _target_complaint(entry: int, record: int, size: int, rules: Any, facts: Any
 def _count_topic(key: np.uint64, queue_id: int, example: int, keys: Any, rows: Any) -> int:
     """Count a message of a topic in the open table; returns 1 when the topic is new."""
     mask = np.uint64(len(keys) - 1)
-    place = key & mask
-    while rows[place, TOPIC_COUNT] != 0 and keys[place] != key:
-        place = place + np.uint64(1) & mask
-    is_new = rows[place, TOPIC_COUNT] == 0
+    index = key & mask
+    while rows[index, TOPIC_COUNT] != 0 and keys[index] != key:
+        index = index + np.uint64(1) & mask
+    is_new = rows[index, TOPIC_COUNT] == 0
     if is_new:
-        keys[place] = key
-        rows[place, TOPIC_EXAMPLE] = example
-        rows[place, TOPIC_MAX_QUEUE_ID] = queue_id
-    rows[place, TOPIC_COUNT] += 1
-    rows[place, TOPIC_MAX_QUEUE_ID] = max(rows[place, TOPIC_MAX_QUEUE_ID], queue_id)
+        keys[index] = key
+        rows[index, TOPIC_EXAMPLE] = example
+        rows[index, TOPIC_MAX_QUEUE_ID] = queue_id
+    rows[index, TOPIC_COUNT] += 1
+    rows[index, TOPIC_MAX_QUEUE_ID] = max(rows[index, TOPIC_MAX_QUEUE_ID], queue_id)
     return 1 if is_new else 0
 
 
@@ -210,8 +218,8 @@ def digest_target(
     Stops also when the table of topics is half full: the caller empties it and goes on.
     """
     topics = np.int64(0)
-    for place in range(len(topic_keys)):
-        topics += topic_rows[place, TOPIC_COUNT] != 0
+    for index in range(len(topic_keys)):
+        topics += topic_rows[index, TOPIC_COUNT] != 0
     for number in range(first, last):
         entry = entries + number * _TARGET_ENTRY_BYTES
         log_offset = load_i64(entry)
@@ -230,17 +238,6 @@ def digest_target(
             _note_overdue(facts[OUT_MS], load_i64(entry + _TARGET_SLOT_TIME), rules, overdue)
         complaints[number - first] = complaint
     return last
-
-
-_SOURCE_ENTRY_BYTES = SOURCE_ENTRY.size
-_SOURCE_SIZE = SOURCE_ENTRY.offset_of("size_bytes")
-_QUEUE_ID = SOURCE_ENTRY.offset_of("queue_id")
-_SOURCE_QUEUE_OFFSET = SOURCE_ENTRY.offset_of("queue_offset")
-_OUT = SOURCE_ENTRY.offset_of("out_ms")
-_SOURCE_TOPIC = np.frombuffer(names.LEVEL_TOPIC.encode(), np.uint8).copy()
-
-_LEFT_OUT = int(Complaint.LEFT_OUT)
-_DELAY = int(Complaint.DELAY)
 
 
 @kernel(
@@ -276,16 +273,16 @@ def digest_source(
         record = buffer + (log_offset - buffer_offset)
         complaint = read_record(record, size, seed, hashes, facts)
         if is_readable(complaint):
-            queue_id = load_i32(entry + _QUEUE_ID)
+            queue_id = load_i32(entry + _SOURCE_QUEUE_ID)
             if complaint == _NONE:
                 complaint = bookkeeping(record, _SOURCE_TOPIC, queue_id, log_offset, facts)
             if complaint == _NONE and facts[DELAY] != queue_id + 1:
                 complaint = _DELAY
-            stated_offset = load_i64(record + QUEUE_OFFSET_PLACE)
+            stated_offset = load_i64(record + QUEUE_OFFSET_FIELD)
             if complaint == _NONE and stated_offset != load_i64(entry + _SOURCE_QUEUE_OFFSET):
                 complaint = _WRONG_QUEUE_OFFSET
             if len(topics) and hashes[TOPIC_KEY] not in topics:
                 complaint = _LEFT_OUT
-            keep_digest(digests, number - first, hashes, load_i64(entry + _OUT), _NONE)
+            keep_digest(digests, number - first, hashes, load_i64(entry + _SOURCE_OUT), _NONE)
         complaints[number - first] = complaint
     return last

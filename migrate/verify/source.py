@@ -212,12 +212,12 @@ def split_quarantined(
     seen = read_pending(root, settings, whole_log=False)
     _, _, unknown = _split_listed(seen, settings.quarantined)
     found = pending.chosen(~np.isin(pending.commit_log_offset, seen.commit_log_offset))
-    places = zip(found.level.tolist(), found.queue_offset.tolist(), strict=True)
-    offsets = dict(zip(places, found.commit_log_offset.tolist(), strict=True))
+    queue_offsets = zip(found.level.tolist(), found.queue_offset.tolist(), strict=True)
+    offsets = dict(zip(queue_offsets, found.commit_log_offset.tolist(), strict=True))
     listed = {(one.level, one.queue_offset): one for one in settings.quarantined}
     for one in set(unknown_entries).difference(unknown):
-        place = one.level, one.queue_offset
-        if place in offsets:
-            listed[place] = attrs.evolve(one, commit_log_offset=offsets[place])
+        key = one.level, one.queue_offset
+        if key in offsets:
+            listed[key] = attrs.evolve(one, commit_log_offset=offsets[key])
     wanted, quarantined, _ = _split_listed(pending, tuple(listed.values()))
     return wanted, quarantined, unknown

@@ -226,9 +226,9 @@ def _file_ends(reader: SegmentReader, offsets: NDArray[np.int64]) -> NDArray[np.
         return np.full(len(offsets), -1, np.int64)
     starts = np.array([segment.start_offset for segment in reader.segments], np.int64)
     lengths = np.array([segment.length_bytes for segment in reader.segments], np.int64)
-    places = np.searchsorted(starts, offsets, side="right") - 1
-    file_ends = starts[places] + lengths[places]
-    return np.where((places >= 0) & (offsets < file_ends), file_ends, -1)
+    indexes = np.searchsorted(starts, offsets, side="right") - 1
+    file_ends = starts[indexes] + lengths[indexes]
+    return np.where((indexes >= 0) & (offsets < file_ends), file_ends, -1)
 
 
 LAYOUTS = {"source": SOURCE_ENTRY, "target": TARGET_ENTRY}
@@ -282,9 +282,9 @@ class _Digester:
     def _digest_span(
         self, first: int, last: int, buffer: NDArray[np.uint8], offset: int, available: int
     ) -> None:
-        place = (address_of(buffer), offset, available)
+        span = (address_of(buffer), offset, available)
         while first < last:
-            stop = self._call_kernel(first, last, place)
+            stop = self._call_kernel(first, last, span)
             self._take(first, stop)
             if stop < last and not self._empty_topics():
                 self.complaints[0] = Complaint.OUTSIDE
@@ -292,8 +292,8 @@ class _Digester:
                 stop += 1
             first = stop
 
-    def _call_kernel(self, first: int, last: int, place: tuple[int, int, int]) -> int:
-        common = (address_of(self.entries), first, last, *place, np.uint64(self.task.seed))
+    def _call_kernel(self, first: int, last: int, span: tuple[int, int, int]) -> int:
+        common = (address_of(self.entries), first, last, *span, np.uint64(self.task.seed))
         outputs = (self.hashes, self.facts, self.digests, self.complaints)
         if self.task.side == "source":
             return digest_source(*common, self.topics_wanted, *outputs)
@@ -339,12 +339,12 @@ class _Digester:
     def _empty_topics(self) -> bool:
         """Move the kernel's table of topics here, so that it has room; False when it was empty."""
         used = np.flatnonzero(self.topic_rows[:, TOPIC_COUNT])
-        for place in used:
-            row = self.topic_rows[place]
+        for index in used:
+            row = self.topic_rows[index]
             use = TopicUse(
                 int(row[TOPIC_COUNT]), int(row[TOPIC_MAX_QUEUE_ID]), int(row[TOPIC_EXAMPLE])
             )
-            key = int(self.topic_keys[place])
+            key = int(self.topic_keys[index])
             self.topics[key] = self.topics[key].plus(use) if key in self.topics else use
         is_half_full = 2 * len(used) >= _TOPIC_TABLE_ROWS
         self.topic_rows[:] = 0

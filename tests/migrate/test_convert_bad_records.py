@@ -279,7 +279,7 @@ def test_very_many_bad_records_leave_a_target_that_every_verb_reads(
     with pytest.raises(FormatError, match="lines are missing"):
         verify(options.source, options.target, spark=None)
     (own / "bad-records.jsonl").unlink()
-    with pytest.raises(SourceError, match="is gone"):
+    with pytest.raises(SourceError, match="is missing"):
         verify(options.source, options.target, spark=None)
 
 

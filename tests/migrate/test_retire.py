@@ -238,7 +238,7 @@ def test_what_is_no_target_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         retire(source, tmp_path / "nothing", execute=True)
     build_level_store(tmp_path / "other", ITEMS)
-    with pytest.raises(SourceError, match="expected the target of a finished conversion"):
+    with pytest.raises(SourceError, match="not the target of a finished conversion"):
         retire(source, tmp_path / "other", execute=True)
 
 

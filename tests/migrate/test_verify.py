@@ -637,7 +637,7 @@ def test_topics_and_levels_that_were_not_asked_for_are_left_out(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (None, SourceError, "expected the target of a finished conversion"),
+        (None, SourceError, "not the target of a finished conversion"),
         ("", FormatError, "not JSON"),
         ("[]", FormatError, "no table 'conversion'"),
         ('{"conversion": 5}', FormatError, "no table 'conversion'"),

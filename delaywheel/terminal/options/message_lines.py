@@ -23,14 +23,11 @@ from message_store.format.message import Message, StoredMessage
 from message_store.interface.delay_store import AfterMs, AtLevel, AtMs, Delivered, Due
 
 LINES = "--lines"
-DUE_FIELDS = ("at", "after", "level")
-OTHER_FIELDS = (
-    "topic", "body", "body_base64", "tags", "keys", "properties", "queue_id", "unique_key",
-)  # fmt: skip
-
-
 _TEXT = "a text"
 _FIELD_FORMS = {
+    "at": TIME_FORMS,
+    "after": f"a text {DURATION_FORMS}",
+    "level": "a whole number from 1",
     "topic": _TEXT,
     "body": f'{_TEXT}; "body_base64" takes what is none',
     "body_base64": _TEXT,
@@ -39,11 +36,8 @@ _FIELD_FORMS = {
     "properties": "an object of texts",
     "queue_id": "a whole number from 0",
     "unique_key": _TEXT,
-    "at": TIME_FORMS,
-    "after": f"a text {DURATION_FORMS}",
-    "level": "a whole number from 1",
 }
-"""What each field takes, as a refusal says it."""
+"""The fields of a line, and what each takes, as a refusal says it."""
 
 
 @attrs.frozen
@@ -92,7 +86,7 @@ def time_due_ms(due: Due, now_ms: int, levels: DelayLevels) -> int:
 
 
 def requests_of(lines: Iterable[str]) -> list[Request]:
-    """The messages of a file of JSON objects, one a line; empty lines are passed over.
+    """The messages of a file of JSON objects, one a line; empty lines are skipped.
 
     Raises BadParameter for the first line that is no message, so that nothing is stored then.
     """
@@ -107,8 +101,8 @@ def requests_of(lines: Iterable[str]) -> list[Request]:
             except UnicodeEncodeError as error:
                 raise _bad_line(number, f"{error.object[:64]!r} is not text") from error
             except (click.UsageError, ValueError, RecursionError) as error:
-                said = error.message if isinstance(error, click.UsageError) else str(error)
-                raise _bad_line(number, said) from error
+                sentence = error.message if isinstance(error, click.UsageError) else str(error)
+                raise _bad_line(number, sentence) from error
     return requests
 
 
@@ -144,8 +138,8 @@ def _request(value: Any) -> Request:
     if not isinstance(value, dict):
         raise ValueError("a message is a JSON object")
     for name in value:
-        if name not in (*DUE_FIELDS, *OTHER_FIELDS):
-            fields_text = ", ".join((*DUE_FIELDS, *OTHER_FIELDS))
+        if name not in _FIELD_FORMS:
+            fields_text = ", ".join(_FIELD_FORMS)
             raise ValueError(f"{name!r} is no field of a message; these are: {fields_text}")
     fields = _Fields(value)
     if not fields.of("topic", str):

@@ -47,10 +47,10 @@ def in_place_facts(report: "InPlaceReport") -> Iterator[str]:
     entries = f"from {count(report.queue_from)} to {count(report.queue_to)}"
     yield f"queue of the timer topic: {entries}"
     delays = {level.level: level for level in report.conversion.levels}
-    for level, place in sorted(report.offsets.items()):
+    for level, to_offset in sorted(report.offsets.items()):
         level_report = delays[level]
         name = level_name(level, level_report.delay_ms)
-        yield f"offset of {name}: from {count(level_report.from_offset)} to {count(place)}"
+        yield f"offset of {name}: from {count(level_report.from_offset)} to {count(to_offset)}"
     if report.backup is not None:
         yield f"the small files as they were: {report.backup}"
     conversion_to_backup = attrs.evolve(
@@ -96,13 +96,13 @@ def retirement_lines(report: "RetireReport") -> Iterator[str]:
             f" {counted(report.converted, 'message')} that {report.target} has"
         )
     for level in report.levels:
-        places = f"from {count(level.from_offset)} to {count(level.to_offset)}"
+        offsets = f"from {count(level.from_offset)} to {count(level.to_offset)}"
         more = [
             f"{getattr(level, name):,} {name.replace('_', ' ')}"
             for name in ("converted", "quarantined", "already_delivered", "expired")
             if getattr(level, name)
         ]
-        yield f"offset of {level_name(level.level, level.delay_ms)}: {places} ({', '.join(more)})"
+        yield f"offset of {level_name(level.level, level.delay_ms)}: {offsets} ({', '.join(more)})"
     for number, pending in sorted(report.stays.items()):
         left = counted(pending, "message")
         yield f"level {number} stays: {left} that a broker still delivers from here"

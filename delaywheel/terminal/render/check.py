@@ -74,8 +74,8 @@ def quarantine_lines(
         f" quarantined, {put_back:,} of them restored"
     )
     for record in quarantine.records:
-        place = f"level {record.level}, queue offset {record.queue_offset}"
-        yield f"{record.file}: {place}, {size(len(record.raw))}: {record.reason}"
+        position = f"level {record.level}, queue offset {record.queue_offset}"
+        yield f"{record.file}: {position}, {size(len(record.raw))}: {record.reason}"
         if (note := quarantine.done.get(record.file)) is not None:
             at = f"at log offset {note.commit_log_offset}, due {iso_time(note.due_ms)}"
             yield f"  restored into {note.store} {at}"

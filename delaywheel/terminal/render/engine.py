@@ -87,8 +87,8 @@ def message_line(message: StoredMessage, now_ms: int) -> str:
 
 def unreadable_line(message: UnreadableMessage) -> str:
     """An entry of a topic whose message cannot be read: where, and why."""
-    place = f"queue {message.queue_id}, queue offset {message.queue_offset}"
-    return f"{place}, log offset {message.commit_log_offset}: {message.reason}"
+    position = f"queue {message.queue_id}, queue offset {message.queue_offset}"
+    return f"{position}, log offset {message.commit_log_offset}: {message.reason}"
 
 
 def nothing_there_line(topic: str, queue_id: int | None, topics: Topics) -> str:

@@ -47,8 +47,8 @@ def level_name(level: int, delay_ms: int | None) -> str:
 def new_table(names: Sequence[str]) -> Table:
     """A table whose first column is text and whose others are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
     return table
 
 
@@ -65,9 +65,9 @@ def some(names: Sequence[str], limit: int) -> str:
 
 def bad_record_line(record: "BadRecord") -> str:
     """A message that cannot be read or converted: where, and why."""
-    place = f"queue offset {record.queue_offset}" if record.queue_offset >= 0 else "on the wheel"
+    position = f"queue offset {record.queue_offset}" if record.queue_offset >= 0 else "on the wheel"
     level = f"level {record.level}, " if record.level else ""
-    return f"{level}{place}, log offset {record.commit_log_offset}: {printable(record.reason)}"
+    return f"{level}{position}, log offset {record.commit_log_offset}: {printable(record.reason)}"
 
 
 def due_span(due_min_ms: int | None, due_max_ms: int | None, now_ms: int) -> str:
@@ -425,13 +425,13 @@ def quarantine_path(target: str) -> str:
 
 def difference_lines(difference: "Difference") -> Iterable[str]:
     """One difference that a verification found."""
-    places = [
+    positions = [
         ("level", difference.level),
         ("queue offset", difference.queue_offset),
         ("source at", difference.source_offset),
         ("target at", difference.target_offset),
     ]
-    where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+    where = ", ".join(f"{name} {value}" for name, value in positions if value is not None)
     yield f"{difference.kind}: {difference.topic} {difference.unique_key} ({where})"
     for field in difference.fields:
         yield f"  {field.name}: {field.expected} became {field.found}"

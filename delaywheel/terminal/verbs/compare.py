@@ -68,7 +68,7 @@ def compare(
         output.warn(f"{left}: left by a race that was killed; it can be removed")
     with (
         output.progress() as progress,
-        race_directory(directory, keep) as place,
+        race_directory(directory, keep) as race_folder,
     ):
         entrants: dict[str, Entrant] = dict(ENTRANTS)
         workload = _workload(progress, entrants, **given)
@@ -77,7 +77,7 @@ def compare(
             workload=workload,
             engines=(*engines, *(name for name in entrants if name not in ENTRANTS)),
             settings=settings,
-            directory=place,
+            directory=race_folder,
             repeat=repeat,
             keeps_stores=keep is not None,
             command=shlex.join(["delaywheel", *sys.argv[1:]]),

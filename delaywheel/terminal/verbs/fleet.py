@@ -52,14 +52,14 @@ def _line(**_given: Any) -> None:
     """What a line of a manifest may say."""
 
 
-def is_fleet(places: Sequence[Path], manifest: Path | None) -> bool:
+def is_fleet(paths: Sequence[Path], manifest: Path | None) -> bool:
     """Whether these arguments of ``convert`` name many stores."""
-    return manifest is not None or len(places) > 2
+    return manifest is not None or len(paths) > 2
 
 
 def run_fleet(
     output: "Output",
-    places: Sequence[Path],
+    paths: Sequence[Path],
     manifest: Path | None,
     *,
     start_spark: StartSpark,
@@ -69,13 +69,13 @@ def run_fleet(
     """``convert SOURCE... TARGET_DIR`` and ``convert --manifest FILE``; ends with the worst exit
     code of all.
     """
-    _refuse_both(places, manifest)
+    _refuse_both(paths, manifest)
     with loading(output):
         from delaywheel.terminal.render.fleet import fleet_failures, fleet_lines, fleet_warnings
         from delaywheel.terminal.render.progress import say_on_stderr
         from migrate.fleet import Fleet
         from migrate.report.html import require_report_place
-    members = _listed(manifest, given) if manifest else _in_one_place(places, given)
+    members = _listed(manifest, given) if manifest else _in_one_place(paths, given)
     fleet = Fleet(members, reports)
     if reports is not None:
         require_report_place(reports / "any.html", *(each.source for each in members))
@@ -96,7 +96,7 @@ def run_fleet(
 
 def run_merge(
     output: "Output",
-    places: Sequence[Path],
+    paths: Sequence[Path],
     manifest: Path | None,
     *,
     start_spark: StartSpark,
@@ -104,12 +104,12 @@ def run_merge(
     **given: Any,
 ) -> None:
     """``convert SOURCE... TARGET --merge``; a ``--manifest`` names that one TARGET in each line."""
-    _refuse_both(places, manifest)
+    _refuse_both(paths, manifest)
     with loading(output):
         from migrate.convert import check_request, convert_merged
         from migrate.report.finished_target import refuse_file
         from migrate.report.html import require_report_place, write_html_report
-    members = _listed(manifest, given) if manifest else _into_one(places, given)
+    members = _listed(manifest, given) if manifest else _into_one(paths, given)
     if report_file is not None:
         require_report_place(report_file, *(each.source for each in members))
     refuse_file(members[0].target)
@@ -136,22 +136,22 @@ def show_conversion(
     output.result(report.as_json, conversion_lines(report, clock_ms, was_done=was_done))
 
 
-def _refuse_both(places: Sequence[Path], manifest: Path | None) -> None:
-    if manifest is not None and places:
+def _refuse_both(paths: Sequence[Path], manifest: Path | None) -> None:
+    if manifest is not None and paths:
         raise click.UsageError(f"{MANIFEST_FLAG} names the stores: there is nothing beside it")
 
 
-def _into_one(places: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":
+def _into_one(paths: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":
     """Sources, and last their common target."""
-    *sources, target = places
+    *sources, target = paths
     return [conversion_request(source=source, target=target, **given) for source in sources]
 
 
-def _in_one_place(places: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":
+def _in_one_place(paths: Sequence[Path], given: dict[str, Any]) -> "list[ConvertOptions]":
     """Sources, and last the directory for their targets, each named after its source."""
     from migrate.fleet import target_name
 
-    *sources, directory = places
+    *sources, directory = paths
     named: dict[str, Path] = {}
     for source in sources:
         name = target_name(source)
