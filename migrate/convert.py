@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of a stopped store, or of several, into a fresh target: plan, write, seal, in an
-order that any stop survives.
+"""Converts a stopped store, or several, into a fresh target: plan, write, seal.
 
-``convert`` and ``convert_merged`` are what the command line calls. Of several sources the messages
-lie one source behind the other in the target; all else is as with one. Nothing is visible as a
-finished store before the last rename, and the report ``delaywheel/conversion.json`` that marks a
-target as complete comes after it.
+``convert`` and ``convert_merged`` are what the command line calls. A run may be stopped anywhere;
+the same command continues it. The target becomes a store with the last rename. The report
+``delaywheel/conversion.json``, which marks it as complete, is written after that.
 """
 
 import json
@@ -13,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import attrs
-import numpy as np
 from pyspark.sql import SparkSession
 
 from message_store.base.clock import SystemClock, stopwatch_s
@@ -25,10 +22,10 @@ from message_store.base.errors import (
 )
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
-from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
-from migrate.plan.stored_plan import known_amendments, mismatch, read_plan_facts
+from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
+from migrate.plan.stored_plan import mismatch, read_plan_facts, stored_corrections
 from migrate.progress import Progress, no_progress
-from migrate.report.marker import write_bad_records
+from migrate.report.marker import CONVERSION_NAME, write_bad_records
 from migrate.report.report import ConversionReport, DueTimes, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.merge import marker_of, require_mergeable
@@ -44,7 +41,7 @@ from migrate.write.publishing import (
     require_own_publishing,
     require_unused,
 )
-from migrate.write.room import disk_warnings, make_room, take_up
+from migrate.write.room import create_staging, disk_warnings, resume_staging
 from migrate.write.seal import seal, topic_demands
 from migrate.write.staging import (
     Staging,
@@ -54,10 +51,7 @@ from migrate.write.staging import (
     sole_writer,
     target_errors,
 )
-from migrate.write.target_config import broker_conf, broker_settings, config_clashes
-
-MARKER_NAME = "conversion.json"
-CONF_NAME = "broker.conf"
+from migrate.write.target_config import CONF_NAME, broker_conf, broker_settings, config_clashes
 
 
 def convert(
@@ -106,12 +100,16 @@ def check_request(*members: ConvertOptions) -> None:
 
 
 class _Conversion:
-    """One run, stage by stage."""
+    """One run, stage by stage; ``plan``, ``corrections`` and ``receipts`` are there as it goes."""
+
+    plan: Plan
+    corrections: Corrections
+    receipts: list[Receipt]
 
     def __init__(
         self, members: Sequence[ConvertOptions], spark: SparkSession | None, progress: Progress
     ) -> None:
-        self.options = members[0]  # what is not of a source is the same for all
+        self.options = members[0]  # all sources share what is not of a source
         self.spark = spark
         self.progress = progress
         self.sources = SourceSet(members)
@@ -129,11 +127,11 @@ class _Conversion:
             self.sources.check()
             self.progress("plan", 0, 1)
             self.sources.read()
-            plan, amendments = self._plan()
+            self._plan()
             planned = stopwatch_s()
-            plan, amendments, receipts = self._write(plan, amendments)
+            self._write()
             written = stopwatch_s()
-            self._seal(plan, amendments, receipts)
+            self._seal()
             sealed = stopwatch_s()
             seconds = Seconds(
                 spark_start=spark_start_s,
@@ -142,14 +140,14 @@ class _Conversion:
                 seal=sealed - written,
                 total=sealed - started + spark_start_s,
             )
-            report = self._report(plan, amendments, receipts, seconds)
+            report = self._report(seconds)
             self._finish(report)
         return report
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else writes to the target, which goes again if it is new and stays empty, and no
-        broker starts on a source.
+        """Keep other conversions out of the target and brokers off the sources. A target directory
+        that is made here and stays empty is removed again.
         """
         with ExitStack() as stack:
             made = make_directory(self.target.path)
@@ -160,15 +158,15 @@ class _Conversion:
             yield
 
     def check_now(self) -> None:
-        """Refuse a now that has not come: a broker would skip the slots up to it."""
+        """Refuse a reference time in the future: a broker would skip the slots up to it."""
         if self.options.now_ms is not None and self.options.now_ms > self.clock_ms:
             raise OptionsError(
                 "--now is later than this machine's clock: a broker would skip slots"
             )
 
     def check_places(self) -> None:
-        """Refuse early: a source that is none, one of the two within the other, an owner to whom we
-        cannot give files.
+        """Refuse a source that is no store, a source in the target or around it, and an owner to
+        whom we cannot give files.
         """
         self.options.access.require_possible()
         self.sources.check_places(self.target.path)
@@ -177,7 +175,7 @@ class _Conversion:
         """Refuse a target that holds anything but the unfinished beginning of this conversion."""
         refuse_links(self.staging)
         with target_errors(self.target.path):
-            is_finished = (self.target.own / MARKER_NAME).exists()
+            is_finished = (self.target.own / CONVERSION_NAME).exists()
         if is_finished:
             tidy_up(self.staging, self.options.access)  # a run that was stopped at its very end
             raise TargetError(
@@ -186,106 +184,98 @@ class _Conversion:
             )
         require_unused(self.staging)
 
-    def _plan(self) -> tuple[Plan, Amendments]:
+    def _plan(self) -> None:
         facts = read_plan_facts(self.staging)
         now_ms = self.options.now_ms
         if now_ms is None:
             now_ms = facts["now_ms"] if facts else self.clock_ms
         self.now_ms: int = now_ms
-        self.sources.ask(now_ms)
-        entries, precision_ms = self.sources.entries, self.options.settings.precision_ms
-        bad = np.flatnonzero(self.sources.chosen & implausible_due(entries, precision_ms))
-        amendments = Amendments(
-            bad={int(at): f"due time {entries.due_ms[at]} is no time" for at in bad}
+        self.sources.fix_request(now_ms)
+        corrections = implausible_entries(
+            self.sources.entries, self.sources.chosen, self.options.settings.precision_ms
         )
         if facts:
-            amendments = known_amendments(facts, amendments)
-        plan = self._make_plan(amendments)
-        if facts and facts["identity"] != plan.identity:
+            corrections = stored_corrections(facts, corrections)
+        self._make_plan(corrections)
+        if facts and facts["identity"] != self.plan.identity:
             raise PlanError(mismatch(self.staging, self.sources.request, facts))
-        require_own_publishing(self.staging, plan.identity)
-        self._begin(plan, amendments, take_up if facts else make_room)
+        require_own_publishing(self.staging, self.plan.identity)
+        self._begin(resume_staging if facts else create_staging)
         self.progress("plan", 1, 1)
-        return plan, amendments
 
-    def _begin(self, plan: Plan, amendments: Amendments, begin: Callable[..., None]) -> None:
-        self.staging = Staging(self.target, plan.identity)
-        begin(plan, self.staging, self.sources.paths, self.sources.request, amendments)
-
-    def _make_plan(self, amendments: Amendments) -> Plan:
-        return make_plan(
+    def _make_plan(self, corrections: Corrections) -> None:
+        self.corrections = corrections
+        self.plan = make_plan(
             self.sources.entries,
             self.sources.chosen,
             now_ms=self.now_ms,
             settings=self.options.settings,
             part_bytes=self.options.part_bytes,
             request=self.sources.request,
-            amendments=amendments,
+            corrections=corrections,
             source_starts=self.sources.entries.starts[:-1],
         )
 
-    def _write(self, plan: Plan, amendments: Amendments) -> tuple[Plan, Amendments, list[Receipt]]:
+    def _begin(self, begin: Callable[..., None]) -> None:
+        self.staging = Staging(self.target, self.plan.identity)
+        begin(self.plan, self.staging, self.sources.paths, self.sources.request, self.corrections)
+
+    def _write(self) -> None:
         """Write all parts; where records do not fit the plan, plan again with what was learned."""
         while True:
-            write_all(self.staging, len(plan.log.parts), self.spark, self.progress)
-            receipts = self._receipts(plan)
-            bad = {row: why for receipt in receipts for row, why in receipt.bad.items()}
-            sizes = {row: size for receipt in receipts for row, size in receipt.odd_sizes.items()}
-            learned = amendments.learn(plan.chosen, bad, sizes)
+            write_all(self.staging, len(self.plan.log.parts), self.spark, self.progress)
+            self.receipts = self._read_receipts()
+            bad = {row: why for receipt in self.receipts for row, why in receipt.bad.items()}
+            sizes = {row: size for each in self.receipts for row, size in each.odd_sizes.items()}
+            learned = self.corrections.learn(self.plan.chosen, bad, sizes)
             if learned.bad and self.options.on_bad_record == "fail":
                 remove_unfinished(self.staging)
                 raise BadRecordsError(self.sources.bad_records(learned))
-            if learned == amendments:
-                return plan, amendments, receipts
-            amendments = learned
-            plan = self._make_plan(amendments)
-            self._begin(plan, amendments, make_room)
+            if learned == self.corrections:
+                return
+            self._make_plan(learned)
+            self._begin(create_staging)
 
-    def _receipts(self, plan: Plan) -> list[Receipt]:
+    def _read_receipts(self) -> list[Receipt]:
         """One receipt a part, of this plan, counting every message once."""
-        receipts = []
-        for number in range(len(plan.log.parts)):
+        part_count, receipts = len(self.plan.log.parts), []
+        for number in range(part_count):
             receipt = Receipt.read(self.staging.receipt(number))
-            if receipt is None or receipt.identity != plan.identity:
-                raise PlanError(f"part {number} of {len(plan.log.parts)} was not written")
+            if receipt is None or receipt.identity != self.plan.identity:
+                raise PlanError(f"part {number} of {part_count} was not written")
             receipts.append(receipt)
         counted = sum(receipt.counted for receipt in receipts)
-        if counted != len(plan):
-            raise PlanError(f"{counted} messages were written where the plan has {len(plan)}")
+        if counted != len(self.plan):
+            raise PlanError(f"{counted} messages were written where the plan has {len(self.plan)}")
         return receipts
 
-    def _seal(self, plan: Plan, amendments: Amendments, receipts: list[Receipt]) -> None:
+    def _seal(self) -> None:
         require_unused(self.staging)
         if is_published(self.staging):  # stopped between the last rename and the report
             publish(self.staging)
             return
         self.progress("seal", 0, 1)
-        wanted = broker_settings(
-            plan.settings, max((receipt.largest_record_bytes for receipt in receipts), default=0)
-        )
-        replace_file(self.target.own / CONF_NAME, broker_conf(wanted, plan.engine))
-        self.sources.set_aside(self.target, amendments)
-        seal(plan, self.staging, self.sources.roots, topic_demands(receipts))
+        largest = max((receipt.largest_record_bytes for receipt in self.receipts), default=0)
+        conf = broker_conf(broker_settings(self.plan.settings, largest), self.plan.engine)
+        replace_file(self.target.own / CONF_NAME, conf)
+        self.sources.quarantine(self.target, self.corrections)
+        seal(self.plan, self.staging, self.sources.roots, topic_demands(self.receipts))
         self.progress("seal", 1, 1)
 
-    def _report(
-        self, plan: Plan, amendments: Amendments, receipts: list[Receipt], seconds: Seconds
-    ) -> ConversionReport:
-        clashes = config_clashes(self.sources.roots, topic_demands(receipts))
-        report = self.sources.report(plan, amendments, receipts, seconds)
-        if len(self.sources.roots) > 1:  # of one alone they are in its own report
-            report = attrs.evolve(report, due=DueTimes.of(plan.due_ms))
+    def _report(self, seconds: Seconds) -> ConversionReport:
+        clashes = config_clashes(self.sources.roots, topic_demands(self.receipts))
+        report = self.sources.report(self.plan, self.corrections, self.receipts, seconds)
+        if len(self.sources.roots) > 1:  # the report of one source has them
+            report = attrs.evolve(report, due=DueTimes.of(self.plan.due_ms))
         unlocked = () if self.lock_warning is None else (self.lock_warning,)
         warnings = (*report.warnings, *unlocked, *clashes, *disk_warnings(self.target.path))
         return attrs.evolve(report, warnings=warnings)
 
     def _finish(self, report: ConversionReport) -> None:
-        """Say that it is complete, then give everything away, in one walk: where the new owner may
-        write, nothing is written any more. What stops here is gone on with as long as the staging
-        place is there.
+        """Write the marker, then give everything away: nothing is written where the new owner may
+        write. A run that stops in between is continued while the staging directory is there.
         """
         write_bad_records(self.target, report)
-        replace_file(
-            self.target.own / MARKER_NAME, json.dumps(marker_of(report), indent=1).encode()
-        )
+        marker = json.dumps(marker_of(report), indent=1)
+        replace_file(self.target.own / CONVERSION_NAME, marker.encode())
         tidy_up(self.staging, self.options.access)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job on the small real store that ships with the project: unpack, convert, verify.
+"""The main job on the small real store that the project ships: unpack, convert, verify.
 
-The conversion's now is the moment at which the store's broker was stopped, so that the result is
-the same on every day. Such a target is for looking: a broker started on it would find its wheel
-long expired.
+The reference time is the moment at which the store's broker was stopped, so every run gives the
+same result. Such a target is only for looking: its wheel expired long ago.
 """
 
 import json

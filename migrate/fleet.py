@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many stores converted in one run: a target and a report each, in one Spark application.
+"""Converts many stores in one run: a target and a report for each, in one Spark application.
 
-Store after store, each with all the cores there are. One that cannot be converted does not stop the
-others; the same run again passes over what is finished and goes on with the rest.
+The stores are converted one after the other, each with all cores. A store that cannot be converted
+does not stop the others. The same run again skips finished stores and continues with the rest.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,12 +40,12 @@ class FleetEntry:
         """What ``convert --json`` prints of it, and its state; of one that failed, its places and
         why.
         """
-        places = {"source": str(self.options.source), "target": str(self.options.target)}
+        paths = {"source": str(self.options.source), "target": str(self.options.target)}
         facts = {} if self.report is None else self.report.as_json()
         why = None if self.error is None else str(self.error)
         records = getattr(self.error, "records", ())
         listed = {"bad_records": [attrs.asdict(record) for record in records]} if records else {}
-        return {**facts, **places, **listed, "state": self.state, "error": why}
+        return {**facts, **paths, **listed, "state": self.state, "error": why}
 
 
 class Fleet:
@@ -68,7 +68,7 @@ class Fleet:
     @property
     def entries(self) -> list[FleetEntry]:
         """What is known by now, in the order of the members."""
-        return [self._entries[place] for place in sorted(self._entries)]
+        return [self._entries[index] for index in sorted(self._entries)]
 
     @property
     def is_settled(self) -> bool:
@@ -79,36 +79,36 @@ class Fleet:
         """Settle the stores that are finished, that cannot be converted, or that are copies of one
         broker's store.
         """
-        for place, options in enumerate(self._members):
-            self._settle(place, partial(_finished, options))
+        for index, options in enumerate(self._members):
+            self._settle(index, partial(_finished, options))
         sources = [options.source for options in self._members]
         for group in find_replicas(sources):
             refusal = same_broker(sources, group)
-            for place in group.places:
-                if place not in self._entries:
-                    self._entries[place] = FleetEntry(self._members[place], FAILED, error=refusal)
-        for place, options in enumerate(self._members):
-            self._settle(place, partial(_check, options))
+            for index in group.indexes:
+                if index not in self._entries:
+                    self._entries[index] = FleetEntry(self._members[index], FAILED, error=refusal)
+        for index, options in enumerate(self._members):
+            self._settle(index, partial(_check, options))
 
     def convert(self, spark: SparkSession | None, progress: Progress) -> None:
         """Convert the stores that are not settled, one after the other.
 
         ``progress`` hears of each store under its number and name.
         """
-        for place, options in enumerate(self._members):
-            label = f"{place + 1} of {len(self._members)}, {options.target.name}"
-            self._settle(place, partial(_convert, options, spark, _labelled(progress, label)))
+        for index, options in enumerate(self._members):
+            label = f"{index + 1} of {len(self._members)}, {options.target.name}"
+            self._settle(index, partial(_convert, options, spark, _labelled(progress, label)))
 
-    def _settle(self, place: int, step: Callable[[], FleetEntry | None]) -> None:
+    def _settle(self, index: int, step: Callable[[], FleetEntry | None]) -> None:
         """Take a step with a store that is not settled; what it raises is that store's own."""
-        if place in self._entries:
+        if index in self._entries:
             return
         try:
             entry = step()
         except DelayStoreError as error:
-            entry = FleetEntry(self._members[place], FAILED, error=error)
+            entry = FleetEntry(self._members[index], FAILED, error=error)
         if entry is not None:
-            self._entries[place] = self._with_page(entry)
+            self._entries[index] = self._with_page(entry)
 
     def _with_page(self, entry: FleetEntry) -> FleetEntry:
         """Write the page of a store, unless the run that converted it has; that it cannot be
@@ -131,8 +131,8 @@ def target_name(source: Path) -> str:
     >>> target_name(Path("/data/broker-a/store")), target_name(Path("/data/broker-b"))
     ('broker-a', 'broker-b')
     """
-    place = source.absolute()
-    return place.parent.name if place.name == USUAL_STORE_NAME else place.name
+    path = source.absolute()
+    return path.parent.name if path.name == USUAL_STORE_NAME else path.name
 
 
 def _convert(options: ConvertOptions, spark: SparkSession | None, progress: Progress) -> FleetEntry:
@@ -157,15 +157,17 @@ def _has_ended(spark: SparkSession) -> bool:
 def _require_apart(members: Sequence[ConvertOptions]) -> None:
     """Raise OptionsError for a place that is named twice, or a target within another place."""
     taken: dict[Path, Path] = {}
-    for path in (given for options in members for given in (options.source, options.target)):
+    for path in (each for options in members for each in (options.source, options.target)):
         end = path.resolve()
         if end in taken:
             raise OptionsError(f"{path}: named twice (also as {taken[end]})")
         taken[end] = path
     for options in members:
         end = options.target.resolve()
-        for other, path in taken.items():
-            if other != end and (end.is_relative_to(other) or other.is_relative_to(end)):
+        for taken_end, path in taken.items():
+            if taken_end != end and (
+                end.is_relative_to(taken_end) or taken_end.is_relative_to(end)
+            ):
                 raise OptionsError(f"{options.target} and {path}: one lies in the other")
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion is asked to do: options of the run, and the settings of the broker that will
-open the target.
+"""Options of a conversion, and the settings of the broker that will open its target.
+
+A broker's configuration is read as ``java.util.Properties`` reads it: ``timerPrecisionMs: 100`` and
+``timerPrecisionMs 100`` count as much as ``timerPrecisionMs=100``.
 """
 
 import re
@@ -43,6 +45,12 @@ nothing.
 
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
+_BLANKS = " \t\f"
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_LAST_NEWLINE = re.compile(r"(\r\n|\r|\n)\Z")
+_ENTRY = re.compile(r"(?P<key>(?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<char>.?))", re.DOTALL)
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_broker_conf(path: Path) -> dict[str, str]:
@@ -186,14 +194,6 @@ class ConvertOptions:
     to: str = attrs.field(default=WHEEL, validator=attrs.validators.in_(ENGINES))
 
 
-_BLANKS = " \t\f"
-_NEWLINE = re.compile(r"\r\n|\r|\n")
-_LAST_NEWLINE = re.compile(r"(\r\n|\r|\n)\Z")
-_ENTRY = re.compile(r"(?P<key>(?:[^\\=: \t\f]|\\.)*)[ \t\f]*[=:]?[ \t\f]*(?P<value>.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\(?:u(?P<code>[0-9a-fA-F]{4})|(?P<char>.?))", re.DOTALL)
-_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
 def parse_properties(content: bytes) -> dict[str, str]:
     r"""The entries of a file, which is Latin-1 to Java; of two with one key the last.
 
@@ -205,9 +205,9 @@ def parse_properties(content: bytes) -> dict[str, str]:
     """
     entries = {}
     for line in _logical_lines(content.decode("latin-1")):
-        found = _ENTRY.fullmatch(line)
-        assert found is not None
-        entries[_unescaped(found["key"])] = _unescaped(found["value"])
+        entry = _ENTRY.fullmatch(line)
+        assert entry is not None
+        entries[_unescaped(entry["key"])] = _unescaped(entry["value"])
     return entries
 
 

@@ -118,7 +118,7 @@ def test_a_conversion_after_a_retirement_says_where_everything_is(store: Path) -
     assert report.total("converted") == 0
     [warning] = report.warnings
     assert warning.startswith(f"{store}: was retired for {first} on 20")
-    assert f"`delaywheel rollback '{store}' --execute` brings it back" in warning
+    assert f"`delaywheel rollback '{store}' --execute` undoes that" in warning
     assert not [line for line in text.what_next(report, NOW_MS) if "again" in line]
 
 

@@ -133,7 +133,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "seal-without-sync",
         "migrate/write/seal.py",
-        "    sync_tree(staging.path, but=staging.plan_arrays)\n",
+        "    sync_tree(staging.path, exclude=staging.plan_arrays)\n",
         "",
         "tests/migrate/test_convert_durably.py::test_everything_is_on_the_disk_before_the_first_rename",
     ),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change of a store in place, as it is written down beside the store: what it began from, what it
-was to become, how far it came, and copies of every small file that it touches.
+"""The note of a change of a store: its beginning, its end, its state, and copies of the small
+files.
 
-Each change has a directory of its own, ``delaywheel/backup-<time>``, for its owner only. The note
-``change.json`` in it is there before the first byte of the store changes, and says ``done`` after
-the last: whoever comes next can finish the change or undo it.
+Each change has a private directory of its own, ``delaywheel/backup-<time>``. Its ``change.json``
+exists before the first byte of the store changes, and says ``done`` after the last. From it a
+change can be finished or undone.
 """
 
 import hashlib
@@ -44,13 +44,13 @@ OFFSETS_BACKUP = f"{OFFSETS}.bak"
 _NO_SIGNS = {ord(sign): None for sign in "-:Z"}
 
 MARKS = (f"delaywheel/{FLUSHED_NAME}", f"delaywheel/{LATEST_NAME}")
-"""Where our own engine of the levels keeps what it believes before the offsets."""
+"""Files that ``LevelStore`` believes before the offset files."""
 
 OFFSET_FILES = (*MARKS, OFFSETS_BACKUP, OFFSETS)
-"""In the order in which they move: the one that a broker takes comes last."""
+"""In the order in which they are written: the file that a broker reads comes last."""
 
 SMALL_FILES = (*OFFSET_FILES, "checkpoint", "abort")
-"""Every file that a change touches, but for the log and the queue that it appends to."""
+"""Every file that a change replaces; besides it appends to log and queue."""
 
 
 @attrs.frozen
@@ -64,9 +64,9 @@ class KeptFile:
 
 @attrs.frozen(kw_only=True)
 class Ends:
-    """Where log and timer queue end, and a digest of what the store's own wheel has taken in.
+    """The ends of log and timer queue, and a digest of what the store's own wheel has placed.
 
-    A broker that did anything at all has moved one of these, or the offsets.
+    A broker that ran at all has moved one of these, or the offsets.
     """
 
     log_end: int
@@ -76,10 +76,10 @@ class Ends:
 
 @attrs.frozen(kw_only=True)
 class Change:
-    """One change: of which ``kind``, in which ``state``, from what to what.
+    """One change of a store: its kind, its state, and the store's ends before and after.
 
-    ``offsets_after`` is the text that both offset files get. ``asked`` is what was asked for,
-    ``report`` what is told about it.
+    ``offsets_after`` is the new text of both offset files, ``asked`` the request, ``report`` the
+    answer.
     """
 
     directory: Path
@@ -99,7 +99,7 @@ class Change:
         return self.kept("abort").sha256 is None
 
     def kept(self, name: str) -> KeptFile:
-        """What is known of a file as it was before; older notes do not name the marks."""
+        """The file as it was before; older notes do not name the marks."""
         unnamed = KeptFile(name, None, 0o644)
         return next((each for each in self.files if each.name == name), unnamed)
 
@@ -129,16 +129,14 @@ class Change:
         replace_file(self.directory / NOTE_NAME, text.encode(), mode=PRIVATE_MODE)
         return changed
 
-    def put_back(self, root: StoreRoot, name: str) -> None:
-        """Make a file what it was before. Raises SourceError or TargetError."""
+    def restore_file(self, root: StoreRoot, name: str) -> None:
+        """Restore a file as it was before. Raises SourceError or TargetError."""
         content = self.content(name)
         path = root.path / name
-        remove_file(path.with_name(f".{path.name}.new"))  # of a run that was stopped
+        remove_file(path.with_name(f".{path.name}.new"))  # left by a stopped run
         if content is None:
             if path.exists():
-                remove_file(path)
-                with target_errors(path):
-                    sync_directory(path.parent)
+                remove_file(path, is_durable=True)
         elif read_small_file(path) != content:
             put_small_file(root, name, content, mode=self.kept(name).mode)
 
@@ -180,8 +178,8 @@ def begin_change(
         report={**report, "backup": str(directory)},
     ).write(BEGUN)
     with target_errors(directory):
-        for place in (directory, root.own, root.path):
-            sync_directory(place)
+        for parent in (directory, root.own, root.path):
+            sync_directory(parent)
     return change
 
 
@@ -212,8 +210,8 @@ def changes_of(root: StoreRoot) -> list[Change]:
 
 def unfinished_change(root: StoreRoot) -> Change | None:
     """The change that was stopped before its end, if there is one."""
-    found = [change for change in changes_of(root) if change.state != DONE]
-    return found[-1] if found else None
+    unfinished = [change for change in changes_of(root) if change.state != DONE]
+    return unfinished[-1] if unfinished else None
 
 
 def read_change(directory: Path) -> Change | None:
@@ -247,31 +245,31 @@ def put_small_file(root: StoreRoot, name: str, content: bytes, *, mode: int) -> 
 
 
 def put_offsets(root: StoreRoot, change: Change) -> None:
-    """Move the offsets, in every file that tells of them. Raises SourceError and TargetError."""
+    """Move the offsets in every file that has them. Raises SourceError and TargetError."""
     for name in OFFSET_FILES:
-        found = read_small_file(root.path / name)
-        content = _moved_mark(found, change) if name in MARKS else change.offsets_after.encode()
-        if content not in (None, found):
+        current = read_small_file(root.path / name)
+        content = _moved_mark(current, change) if name in MARKS else change.offsets_after.encode()
+        if content not in (None, current):
             put_small_file(root, name, content, mode=change.kept(name).mode)
 
 
-def put_offsets_back(root: StoreRoot, change: Change) -> None:
-    """Make them what they were. Raises SourceError and TargetError."""
+def restore_offsets(root: StoreRoot, change: Change) -> None:
+    """Restore the offset files as they were. Raises SourceError and TargetError."""
     for name in reversed(OFFSET_FILES):
-        change.put_back(root, name)
+        change.restore_file(root, name)
 
 
 def _moved_mark(content: bytes | None, change: Change) -> bytes | None:
-    """A mark in which the levels of a change stand where it moves them; None for no mark.
+    """The mark with the levels of a change moved; None for no mark.
 
-    After a kill our own engine believes its marks, and would deliver once more from their offsets.
+    After a kill our engine believes its marks, and would deliver duplicates from their offsets.
     """
     mark = None if content is None else DeliveryMark.decode(content)
     if mark is None:
         return None
     offsets = dict(mark.offsets)
-    for level, place in change.report["offsets"].items():
-        offsets[int(level)] = max(int(place), offsets.get(int(level), 0))
+    for level, offset in change.report["offsets"].items():
+        offsets[int(level)] = max(int(offset), offsets.get(int(level), 0))
     return content if offsets == mark.offsets else attrs.evolve(mark, offsets=offsets).encode()
 
 
@@ -280,7 +278,11 @@ def _digest(content: bytes) -> str:
 
 
 def moved_offsets(offsets: DelayOffsets, to: Mapping[int, int], now_ms: int) -> bytes:
-    """The text in which each level of ``to`` stands there, and every other where it stood."""
+    """delayOffset.json with the offsets of ``to``, in the dialect of the broker that wrote it.
+
+    Other levels keep the offset that a broker would take, also if another file was chosen for the
+    levels that move.
+    """
     choices = offsets.by_choice()
     taken = offsets.broker_choice
     table = {**(offsets.offsets if taken is None else choices[taken]), **to}

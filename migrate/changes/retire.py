@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retiring a source after a conversion: its offsets move past what its target has, so that a broker
-started on it by mistake delivers nothing twice.
+"""Retires a source after its conversion: its delivery offsets move past the messages in the target.
 
-Only the offset files change. A level moves as a whole or not at all, and only where source and
-target agree on every one of its counts.
+A broker that is started on it by mistake then delivers no duplicates. Only the offset files change.
+A level moves as a whole or not at all, and only if source and target agree in all of its counts.
 """
 
 from collections.abc import Mapping
@@ -55,13 +54,13 @@ _LISTED_TOUCHES = 5
 
 
 class LeftBehindError(MigrationError):
-    """Messages would be passed over that nobody has converted."""
+    """Offsets would move past messages that were not converted."""
 
 
 @attrs.frozen
 class RetiredLevel:
-    """A level that moves from one offset to another: past so many messages that the target has, and
-    so many that it keeps aside.
+    """A level whose delivery offset moves, and the messages that it moves past: ``converted`` and
+    ``quarantined`` are in the target.
     """
 
     level: int
@@ -76,8 +75,8 @@ class RetiredLevel:
 
 @attrs.frozen(kw_only=True)
 class RetireReport:
-    """What moves, and what stays: ``stays`` are the pending messages of levels that do not move,
-    which a broker of the source goes on delivering.
+    """What moves and what stays: ``stays`` counts the pending messages of each level that does not
+    move. A broker of the source still delivers them.
     """
 
     source: str
@@ -89,12 +88,12 @@ class RetireReport:
 
     @property
     def converted(self) -> int:
-        """How many messages of the target are passed over."""
+        """How many messages of the target the offsets move past."""
         return sum(level.converted for level in self.levels)
 
     @property
     def offsets(self) -> dict[int, int]:
-        """Where each level that moves will stand."""
+        """The new delivery offset of each level that moves."""
         return {level.level: level.to_offset for level in self.levels}
 
     def as_json(self) -> dict[str, Any]:
@@ -168,9 +167,7 @@ def _begun(root: StoreRoot) -> Change | None:
 
 @attrs.frozen
 class _Conversion:
-    """What a target's report says of its conversion; ``in_target`` counts what it holds of all
-    sources.
-    """
+    """A target's report of its conversion; ``in_target`` counts the messages of all sources."""
 
     path: Path
     settings: ConversionSettings
@@ -219,16 +216,16 @@ def _plan(
     )
     moving, stays = [], {}
     for counts in backlog.counts:
-        told = conversion.levels.get(counts.level)
-        if told is None:
-            raise _other(root, target, counts.level, "is not in its report")
-        if _is_past(counts, told):
+        level_report = conversion.levels.get(counts.level)
+        if level_report is None:
+            raise _not_this_source(root, target, counts.level, "is not in its report")
+        if _is_retired(counts, level_report):
             continue
-        if not _moves(conversion, told):
+        if not _moves_as_a_whole(conversion, level_report):
             stays[counts.level] = counts.pending
             continue
-        _require_same(root, target, counts, told)
-        moving.append(_level(told))
+        _require_same(root, target, counts, level_report)
+        moving.append(_retired_level(level_report))
     report = RetireReport(
         source=str(root.path),
         target=str(target),
@@ -240,27 +237,29 @@ def _plan(
 
 
 def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) -> None:
-    """Raise PlanError for other log files than the target was made from. Names and lengths are
-    those of many stores, first records of one, and the times tell whether it is as it was.
+    """Raise PlanError for other log files than the target was made from.
+
+    Many stores share names and lengths; first records identify a store, and times its state.
     """
-    found = tuple(map(tuple, log_fingerprint(root)))
-    told = conversion.source_log
-    if found == told:
+    files = tuple(map(tuple, log_fingerprint(root)))
+    recorded = conversion.source_log
+    if files == recorded:
         return
     not_the_one = f"{root.path}: its log is not the one that {target} was converted from"
     if was_converted_in_place(root):
         raise PlanError(f"{not_the_one}: this store was converted in place")
-    if [file[:2] for file in found] != [file[:2] for file in told]:
+    if [file[:2] for file in files] != [file[:2] for file in recorded]:
         raise PlanError(
             f"{not_the_one} (names or lengths of its files differ): another store, or a broker was"
             " started on it since"
         )
-    if others := sum(one[3] not in (0, other[3]) for one, other in zip(told, found, strict=True)):
+    pairs = list(zip(recorded, files, strict=True))
+    if others := sum(before[3] not in (0, now[3]) for before, now in pairs):
         raise PlanError(
             f"{not_the_one}: another store"
             f" ({counted(others, 'of its files begins', 'of its files begin')} with other records)"
         )
-    old = [one for one, other in zip(told, found, strict=True) if one != other]
+    old = [before for before, now in pairs if before != now]
     touches = [
         f"  touch -d @{ns // 10**9}.{ns % 10**9:09d} {shell_word(str(root.commit_log / name))}"
         for name, _size, ns, _first_head in old
@@ -279,55 +278,57 @@ def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) ->
     raise PlanError("\n".join(lines))
 
 
-def _is_past(counts: LevelCounts, told: LevelReport) -> bool:
+def _is_retired(counts: LevelCounts, report: LevelReport) -> bool:
     """Whether a level stands where it is to stand: nothing waits in it."""
-    return counts.queued == 0 and counts.from_queue_offset == told.to_offset
+    return counts.queued == 0 and counts.from_queue_offset == report.to_offset
 
 
-def _moves(conversion: _Conversion, told: LevelReport) -> bool:
+def _moves_as_a_whole(conversion: _Conversion, report: LevelReport) -> bool:
     """Whether a level was converted as a whole. Raises LeftBehindError where it was in part."""
-    taken = told.converted + told.quarantined
-    if told.skipped and taken:
-        out = counted(told.skipped, "of its messages was", "of its messages were")
+    taken = report.converted + report.quarantined
+    if report.skipped and taken:
+        out = counted(report.skipped, "of its messages was", "of its messages were")
         raise LeftBehindError(
-            f"level {told.level}: {out} left out (--only-topic), among"
+            f"level {report.level}: {out} left out (--only-topic), among"
             f" {counted(taken, 'converted message')}: moving its offset would lose what was left"
             " out; nothing was changed"
         )
-    return conversion.has_chosen(told.level) and not told.skipped and told.queued > 0
+    return conversion.has_chosen(report.level) and not report.skipped and report.queued > 0
 
 
-def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, told: LevelReport) -> None:
-    """Raise PlanError unless the source still holds of a level what the target was made from."""
-    found = {
+def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, report: LevelReport) -> None:
+    """Raise PlanError unless a level of the source still holds what the target was made from."""
+    counted_now = {
         "from_offset": counts.from_queue_offset,
         "to_offset": counts.to_queue_offset,
         "delay_ms": counts.delay_ms,
         **{name: getattr(counts, name) for name in _COUNTS},
     }
-    for name, value in found.items():
-        if (was := getattr(told, name)) != value:
-            raise _other(root, target, counts.level, f"{name} is {value}, and was {was}")
+    for name, value in counted_now.items():
+        if (was := getattr(report, name)) != value:
+            raise _not_this_source(root, target, counts.level, f"{name} is {value}, and was {was}")
     if counts.not_in_queue:
         from_log = counted(counts.not_in_queue, "message was", "messages were")
         raise SourceError(
-            f"{root.path}: of level {counts.level}, {from_log} converted from the log, and no queue"
-            " leads there: no offset can move past that; never start a broker on this store"
+            f"{root.path}: of level {counts.level}, {from_log} converted from the log alone. No"
+            " delivery offset can move past that: never start a broker on this store"
         )
 
 
-def _other(root: StoreRoot, target: Path, level: int, what: str) -> PlanError:
+def _not_this_source(root: StoreRoot, target: Path, level: int, what: str) -> PlanError:
     return PlanError(
         f"{root.path}: is not what {target} was converted from: level {level}: {what}; nothing was"
         " changed"
     )
 
 
-def _level(told: LevelReport) -> RetiredLevel:
+def _retired_level(report: LevelReport) -> RetiredLevel:
     names = [field.name for field in attrs.fields(RetiredLevel)]
-    return RetiredLevel(**{name: getattr(told, name) for name in names})
+    return RetiredLevel(**{name: getattr(report, name) for name in names})
 
 
 def _level_report(facts: Mapping[str, Any]) -> LevelReport:
-    told = {"before_queue": 0, **facts}  # reports that were written before there was such a count
-    return LevelReport(**{field.name: int(told[field.name]) for field in attrs.fields(LevelReport)})
+    values = {"before_queue": 0, **facts}  # older reports do not have this count
+    return LevelReport(
+        **{field.name: int(values[field.name]) for field in attrs.fields(LevelReport)}
+    )

@@ -32,12 +32,15 @@ from migrate.changes.note import (
     Change,
     all_changes_of,
     changes_of,
-    put_offsets_back,
+    restore_offsets,
 )
 from migrate.in_place.checks import file_sizes, read_ends
-from migrate.quarantine.waits_twice import nothing_put_back, refuse_put_back
+from migrate.quarantine.double_delivery import nothing_restored, refuse_restored
 from migrate.write.owner import require_owner
 from migrate.write.staging import target_errors
+
+PLANNED, NOTHING = "planned", "nothing to do"
+"""States of a report; UNDONE is the third."""
 
 
 @contextmanager
@@ -57,14 +60,14 @@ def opened_store(root: StoreRoot, lock: StoreLock, change: Change) -> Iterator[L
         levels=DelayLevels.parse(change.asked["level_table"]),
     )
     try:
-        change.put_back(root, "checkpoint")
+        change.restore_file(root, "checkpoint")
         yield store
     finally:
         store.abandon()
 
 
 def moved_since(root: StoreRoot, change: Change) -> str | None:
-    """What a broker did to a store since a change of ours, as a sentence; None for nothing."""
+    """How a broker changed a store since a change of ours, as a sentence; None if it did not."""
     ends = read_ends(root)
     is_over = change.state == DONE
     first = change.after if is_over else change.before
@@ -83,21 +86,21 @@ def moved_since(root: StoreRoot, change: Change) -> str | None:
 
 
 def is_ours(store: LiveStore, root: StoreRoot, change: Change) -> bool:
-    """Whether all that the log has beyond the change's beginning is what the change put there.
+    """Whether the log has nothing but the change's own records behind the offset where it began.
 
-    Its records stand one behind the other, all are of the timer queue, and all were stored at the
-    same moment, in which no broker ran.
+    Those lie one behind the other, are all in the timer queue, and have one store time, at which no
+    broker ran.
     """
     queue = store.queue(TIMER_TOPIC, 0)
     units = queue.units(change.before.timer_queue_end, queue.max_offset)
     sizes = units["size_bytes"].astype(np.int64)
     offsets = units["commit_log_offset"].astype(np.int64)
-    places = np.empty(len(units), np.int64)
+    planned = np.empty(len(units), np.int64)
     start = change.before.log_end
-    end = place_records(sizes, start, store.log.file_bytes, places) if len(units) else start
+    end = place_records(sizes, start, store.log.file_bytes, planned) if len(units) else start
     # Power may go when the blank behind a record is there, and the next file's record is not.
     is_end = store.log.end in (end, -(-end // store.log.file_bytes) * store.log.file_bytes)
-    if not is_end or not np.array_equal(places, offsets):
+    if not is_end or not np.array_equal(planned, offsets):
         return False
     with SegmentReader(root.commit_log) as log:
         return bool((read_store_times(log, offsets, sizes) == change.now_ms).all())
@@ -105,16 +108,16 @@ def is_ours(store: LiveStore, root: StoreRoot, change: Change) -> bool:
 
 def finish(root: StoreRoot, change: Change) -> Change:
     """Say that a change is done, and that the store is stopped as it was before."""
-    change.put_back(root, "checkpoint")
+    change.restore_file(root, "checkpoint")
     change = change.write(DONE)
     _close_as_before(root, change)
     return change
 
 
 def undo(store: LiveStore, root: StoreRoot, change: Change) -> Change:
-    """Take a change back: the offsets, the entries, the records. Raises TargetError."""
+    """Undo a change: first the offsets, then entries and records. Raises TargetError."""
     change = change.write(UNDOING)
-    put_offsets_back(root, change)
+    restore_offsets(root, change)
     log_end = change.before.log_end
     queue = store.queue(TIMER_TOPIC, 0)
     if queue.segments.starts:
@@ -125,17 +128,15 @@ def undo(store: LiveStore, root: StoreRoot, change: Change) -> Change:
     store.log.segments.sync()
     queue.close()
     _remove_new_queue_files(root, change)
-    change.put_back(root, "checkpoint")
+    change.restore_file(root, "checkpoint")
     change = change.write(UNDONE)
     _close_as_before(root, change)
     return change
 
 
 def drop(root: StoreRoot, change: Change) -> None:
-    """Give up a change that has written nothing yet: nothing is left to tell of it. Raises
-    TargetError.
-    """
-    change.put_back(root, "checkpoint")
+    """Remove all traces of a change that has written nothing yet. Raises TargetError."""
+    change.restore_file(root, "checkpoint")
     _close_as_before(root, change.write(UNDONE))
     StoreRoot(change.directory).discard(keeps_directory=False)
     with target_errors(root.own):
@@ -144,16 +145,16 @@ def drop(root: StoreRoot, change: Change) -> None:
 
 
 def undo_offsets(root: StoreRoot, change: Change) -> Change:
-    """Take back a change of the offsets alone. Raises TargetError."""
+    """Undo a change of the offsets alone. Raises TargetError."""
     change = change.write(UNDOING)
-    put_offsets_back(root, change)
+    restore_offsets(root, change)
     return change.write(UNDONE)
 
 
-def forget_our_abort(root: StoreRoot, changes: list[Change]) -> None:
-    """Take the mark of being open off a store that we had closed but for that.
+def clear_own_abort(root: StoreRoot, changes: list[Change]) -> None:
+    """Remove the ``abort`` file that a kill left behind a finished change of ours.
 
-    Only where the newest change is over, and nothing has moved since: otherwise the mark is a
+    Only where the newest change is over and nothing has moved since: otherwise the file is a
     broker's. Raises TargetError.
     """
     if root.was_stopped_cleanly or not changes or not changes[-1].was_clean:
@@ -169,9 +170,9 @@ def refuse_moved(root: StoreRoot, change: Change) -> None:
     """Raise PlanError when a broker has written to a store since a change was begun or done."""
     if what := moved_since(root, change):
         raise PlanError(
-            f"{root.path}: a broker has written to it since ({what}): the change can neither be"
-            f" finished nor undone; what it was is in {change.directory}, which can be removed to"
-            " give the change up"
+            f"{root.path}: a broker has written to it since ({what}). The change can neither be"
+            f" finished nor undone; {change.directory} has the files as they were, and can be"
+            " removed to give the change up"
         )
 
 
@@ -179,35 +180,28 @@ def _close_as_before(root: StoreRoot, change: Change) -> None:
     if change.was_clean:
         root.mark_stopped()
     else:
-        change.put_back(root, "abort")
+        change.restore_file(root, "abort")
 
 
 def _remove_new_queue_files(root: StoreRoot, change: Change) -> None:
-    """Take away the files that the change has made in the timer queue, now empty, and the
-    directories that were made for them.
-    """
-    queue, known = root.timer_queue(), change.asked["timer_queue_files"]
+    """Remove the timer queue files, now empty, that the change made, and their directories."""
+    queue, old_files = root.timer_queue(), change.asked["timer_queue_files"]
     for segment in list_segments(queue):
-        if segment.path.name not in known:
+        if segment.path.name not in old_files:
             remove_file(segment.path)
     with target_errors(queue):
         for directory in (queue, queue.parent):
-            if not known and directory.is_dir() and not any(directory.iterdir()):
+            if not old_files and directory.is_dir() and not any(directory.iterdir()):
                 directory.rmdir()
         for directory in (queue, queue.parent, root.consume_queues):
             if directory.is_dir():
                 sync_directory(directory)
 
 
-PLANNED, NOTHING = "planned", "nothing to do"
-"""States of a report; UNDONE is the third."""
-
-
 @attrs.frozen(kw_only=True)
 class RollbackReport:
-    """What is taken back: a change of this ``kind``, made at ``now_ms``, which was ``begun`` or
-    ``done``. ``log_from`` to ``log_to`` goes from the log's end; ``offsets`` are the levels whose
-    offsets go back.
+    """The change that is rolled back: its ``kind``, its time ``now_ms``, its state before
+    (``was``). The log loses ``log_from`` to ``log_to``; ``offsets`` are those that the change set.
     """
 
     store: str
@@ -227,23 +221,23 @@ class RollbackReport:
 
 
 def roll_back(root: StoreRoot, *, execute: bool = False) -> RollbackReport:
-    """Plan, and with ``execute`` do, the way back from the newest change of a store.
+    """Plan, and with ``execute`` do, the rollback of the newest change of a store.
 
-    A way back that was stopped is gone on with by the next call. Raises SourceError, PlanError when
-    a broker has written to the store since, or what was set aside was put back, and TargetError.
+    The next call continues a stopped rollback. Raises SourceError, TargetError, and PlanError if a
+    broker has written to the store since or quarantined records were restored.
     """
     root.require_readable()
-    if not execute or not all_changes_of(root):  # a lock file stays, and says that it was opened
+    if not execute or not all_changes_of(root):  # taking the lock leaves a lock file
         with root.shared_lock():
             return _look(root, PLANNED)
     require_owner(root)
     lock = root.take_lock()
     try:
-        forget_our_abort(root, all_changes_of(root))
+        clear_own_abort(root, all_changes_of(root))
         report = _look(root, UNDONE)
         if report.state == UNDONE:
             change = changes_of(root)[-1]
-            with nothing_put_back(root, change):
+            with nothing_restored(root, change):
                 _undo(root, change, lock)
         return report
     finally:
@@ -256,7 +250,7 @@ def _look(root: StoreRoot, state: str) -> RollbackReport:
         return RollbackReport(store=str(root.path), state=NOTHING)
     change = changes[-1]
     refuse_moved(root, change)
-    refuse_put_back(root, change)
+    refuse_restored(root, change)
     return RollbackReport(
         store=str(root.path),
         state=state,
@@ -267,7 +261,7 @@ def _look(root: StoreRoot, state: str) -> RollbackReport:
         messages=int(change.report["converted"]),
         log_from=change.before.log_end,
         log_to=change.after.log_end,
-        offsets={int(level): place for level, place in change.report["offsets"].items()},
+        offsets={int(level): offset for level, offset in change.report["offsets"].items()},
     )
 
 
@@ -278,7 +272,7 @@ def _undo(root: StoreRoot, change: Change, lock: StoreLock) -> None:
     with opened_store(root, lock, change) as store:
         if not is_ours(store, root, change):
             raise PlanError(
-                f"{root.path}: its log holds what the change did not put there; it cannot be"
-                f" undone; what it was is in {change.directory}"
+                f"{root.path}: its log holds records that the change did not append, so it cannot"
+                f" be undone; {change.directory} has the files as they were"
             )
         undo(store, root, change)

@@ -87,7 +87,7 @@ class RecordWalk:
             self._walk_chunk(chunk)
 
     def _walk_chunk(self, chunk: Chunk) -> None:
-        addresses = chunk.places
+        addresses = chunk.buffer_offsets
         for row in np.flatnonzero(addresses == NOT_THERE).tolist():
             self.note(self.no_record, chunk.first + row, "no record there")
         present = np.flatnonzero(addresses != NOT_THERE)

@@ -27,7 +27,7 @@ from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.reading.commit_log import Int64Array
 from message_store.reading.engine_choice import hierarchy_mark
 from migrate.settings import TargetSettings
-from migrate.source.level_delays import LevelDelays, tell_delays
+from migrate.source.level_delays import LevelDelays, infer_delays
 from timer_wheel.reading.state import WheelState
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -146,7 +146,7 @@ class StoreSnapshot:
     @cached_property
     def delays(self) -> LevelDelays:
         """What the messages show of the level table."""
-        return tell_delays(self.root.path, self.queues)
+        return infer_delays(self.root.path, self.queues)
 
     def delay_ms(self, level: int) -> int | None:
         """The delay of a level for the broker that is asked about; None when nobody knows."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stores can be changed in place: what would lose or repeat messages is refused, by name.
+"""Which stores can be changed in place: whatever would lose or duplicate messages is refused.
 
-Nothing is put on the wheel: appended records are for the broker to place, which begins behind what
-it placed last. So all depends on where that is.
+Nothing is put on the wheel. The broker places the appended records, and continues behind the entry
+that it placed last. So everything depends on where that entry is.
 """
 
 import hashlib
@@ -160,11 +160,12 @@ def refuse_damage(root: StoreRoot) -> None:
     with SegmentReader(root.commit_log) as log:
         indexed = find_indexed_end(root.path, log).log_offset
         start = _recovered_from(root, log)
-        found = find_log_end(log, from_offset=start, known_end=indexed)
-        if found.damaged_places:
-            place = found.damaged_places[0]
+        scan = find_log_end(log, from_offset=start, known_end=indexed)
+        if scan.damaged_places:
+            damaged_offset = scan.damaged_places[0]
             raise SourceError(
-                f"{root.commit_log}: log offset {place} cannot be read: {_problem_at(log, place)}."
+                f"{root.commit_log}: log offset {damaged_offset} cannot be read:"
+                f" {_problem_at(log, damaged_offset)}."
                 " A broker takes that for the log's end when it starts, and cuts off"
                 f" what is behind it, what would be appended too; {_INSTEAD}"
             )
@@ -174,9 +175,9 @@ def refuse_damage(root: StoreRoot) -> None:
     for queue in queues:
         unit = read_last_unit(queue)
         ends = unit["commit_log_offset"].astype(np.int64) + unit["size_bytes"]
-        if int(ends[is_message(unit)].max(initial=0)) > found.log_end:
+        if int(ends[is_message(unit)].max(initial=0)) > scan.log_end:
             raise SourceError(
-                f"{queue}: leads behind the end of the log, {found.log_end:,}: a broker cuts such"
+                f"{queue}: leads behind the end of the log, {scan.log_end:,}: a broker cuts such"
                 f" entries off when it starts; {_INSTEAD}"
             )
 
@@ -231,9 +232,9 @@ def check_wheel(
         resume = noted_queue_offset(root, log, units, checkpoint)
     queue_end = ends.timer_queue_end
     if queue_end and not len(units) and not is_ours_and_unopened:
-        told = counted(queue_end, "entry", "entries")
+        entries = counted(queue_end, "entry", "entries")
         raise UnsupportedStoreError(
-            f"{root.timer_log}: has no units, where {root.timer_queue()} has {told}:"
+            f"{root.timer_log}: has no units, where {root.timer_queue()} has {entries}:"
             " a broker would place again what it delivered, or nothing"
         )
     if len(units) and checkpoint.master_queue_offset == 0:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conversion of a store in place: timer records are appended to its own log, its own broker puts
-them on its wheel, and the offsets of its levels move past what was converted.
+"""Converts a store in place: timer records are appended to its log, and its level offsets move.
 
-The order is what makes a stop harmless: copies of the small files and a note of what is to come;
-records, all or none; entries of the timer queue, all or none; both durable; then the offsets, the
-file that a broker takes last. Before the offsets move, a message waits in both places, and is
-delivered twice if a broker is started; at no moment does it wait in none.
+The store's own broker puts the records on its wheel. The order makes a stop harmless:
+
+- copies of the small files, and a note of the change;
+- all records, or none; all entries of the timer queue, or none; both are synced;
+- the delivery offsets, of which the file that a broker reads comes last.
+
+Before the offsets move, a message is pending in both places; a broker started then would deliver a
+duplicate. At no moment is it pending in neither.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,9 +37,9 @@ from migrate.changes.note import (
     unfinished_change,
 )
 from migrate.changes.undo import (
+    clear_own_abort,
     drop,
     finish,
-    forget_our_abort,
     is_ours,
     opened_store,
     refuse_moved,
@@ -66,6 +69,7 @@ from migrate.settings import WHEEL, ConvertOptions, TargetSettings
 from migrate.write.owner import give_away, require_owner
 
 _NO_SECONDS = Seconds(spark_start=0.0, plan=0.0, write=0.0, seal=0.0, total=0.0)
+_ANY_FILE = "FILE"
 
 
 def convert_in_place(
@@ -110,8 +114,8 @@ class _InPlace:
         options = self.options
         if options.only_topics:
             raise OptionsError(
-                "--only-topic cannot be done in place: a level has one offset, so that what is left"
-                " out between would be delivered twice or never; convert into a fresh store"
+                "--only-topic cannot be done in place: a level has one delivery offset, so other"
+                " messages would be duplicates or lost; convert into a fresh store"
             )
         if options.whole_log:
             raise OptionsError(
@@ -138,12 +142,12 @@ class _InPlace:
         return planned.report(NOTHING if planned.is_empty else PLANNED, self._seconds(0.0))
 
     def execute(self, lock: StoreLock) -> InPlaceReport:
-        """Do it, or go on with it; ``lock`` is the store's, and is given up."""
-        forget_our_abort(self.root, all_changes_of(self.root))
+        """Do it, or continue it; releases ``lock``, which is the store's."""
+        clear_own_abort(self.root, all_changes_of(self.root))
         if change := unfinished_change(self.root):
             self._require_same(change)
             refuse_moved(self.root, change)
-            if report := self._go_on(change, lock):
+            if report := self._continue(change, lock):
                 return report
             lock = self.root.take_lock()
         try:
@@ -193,27 +197,28 @@ class _InPlace:
                 f" {', '.join(differs)}); repeat that command, or roll it back"
             )
 
-    def _go_on(self, change: Change, lock: StoreLock) -> InPlaceReport | None:
-        """Finish a change whose records are all in the log; else take it back, and answer None."""
+    def _continue(self, change: Change, lock: StoreLock) -> InPlaceReport | None:
+        """Finish a change whose records are all in the log; else undo it, and return None."""
         self.progress("continue", 0, 1)
         with opened_store(self.root, lock, change) as store:
             if not is_ours(store, self.root, change):
                 raise PlanError(
-                    f"{self.root.path}: its log holds what an unfinished run did not put there; the"
-                    f" change can neither be finished nor undone; what it was is in"
-                    f" {change.directory}, which can be removed to give the change up"
+                    f"{self.root.path}: its log holds records that the unfinished run did not"
+                    " append. The change can neither be finished nor undone;"
+                    f" {change.directory} has the files as they were, and can be removed to give"
+                    " the change up"
                 )
             if store.log.end != change.after.log_end:
                 undo(store, self.root, change)
                 return None
-            # Opening the store has given the queue what entries it lacked.
-            self._let_levels_go(store, change)
+            # Opening the store has appended the queue entries that were missing.
+            self._move_offsets(store, change)
         self.progress("continue", 1, 1)
         return InPlaceReport.from_json(change.report, CONTINUED)
 
     def _recover(self, lock: StoreLock) -> StoreLock:
-        """After a crash: give log and queues their ends, as a broker would, and leave the store one
-        that has crashed. Returns the lock, taken anew.
+        """Truncate log and queues after a crash as a broker would; the store still counts as
+        crashed. Returns the lock, taken anew.
         """
         self.progress("recover", 0, 1)
         refuse_damage(self.root)  # which recovery would make the log's end
@@ -253,13 +258,13 @@ class _InPlace:
                 with suppress(DelayStoreError):  # what could not be undone is undone next time
                     undo(store, self.root, change)
                 raise
-            self._let_levels_go(store, change)
+            self._move_offsets(store, change)
         seconds = self._seconds(planned_s)
         return attrs.evolve(report, conversion=attrs.evolve(report.conversion, seconds=seconds))
 
     @contextmanager
     def _opened(self, change: Change, lock: StoreLock) -> Iterator[LiveStore]:
-        """The store, open for appending; where it does not open, the change never was."""
+        """The store, open for appending; where it does not open, the change is dropped."""
         with ExitStack() as stack:
             try:
                 store = stack.enter_context(opened_store(self.root, lock, change))
@@ -288,19 +293,19 @@ class _InPlace:
             },
             report=planned.report(DONE, self._seconds(0.0)).as_json(),
         )
-        bad = planned.amendments.bad
-        aside = StoreRoot(change.directory)
-        list_bad_records(aside, keep_bad_records(self.root, aside, backlog, bad))
+        bad = planned.corrections.bad
+        quarantine = StoreRoot(change.directory)
+        list_bad_records(quarantine, keep_bad_records(self.root, quarantine, backlog, bad))
         return change
 
     def _check_ends(self, store: LiveStore, planned: InPlacePlan, change: Change) -> None:
         """Raise PlanError where the open store ends elsewhere than the one that was read."""
         ends = store.log.end, store.queue(TIMER_TOPIC, 0).max_offset
-        places = {
+        queue_ends = {
             level: store.queue(LEVEL_TOPIC, level - 1).max_offset for level in planned.offsets
         }
         if ends == (change.before.log_end, change.before.timer_queue_end) and (
-            places == planned.offsets
+            queue_ends == planned.offsets
         ):
             return
         drop(self.root, change)
@@ -338,8 +343,8 @@ class _InPlace:
             *(path for path in (queue, queue.parent, self.root.lock) if path.exists()),
         ]
 
-    def _let_levels_go(self, store: LiveStore, change: Change) -> None:
-        """The point of no return: from here on the wheel alone delivers."""
+    def _move_offsets(self, store: LiveStore, change: Change) -> None:
+        """The point of no return: afterwards the wheel alone delivers."""
         store.sync_log()
         store.sync_queues()
         self.progress("offsets", 0, 1)
@@ -350,9 +355,6 @@ class _InPlace:
 
 def _dialect(handwriting: Any) -> Dialect:
     return Dialect.ROCKETMQ_5_5 if handwriting is None else Dialect(handwriting.value)
-
-
-_ANY_FILE = "FILE"
 
 
 def options_as_flags(options: ConvertOptions) -> list[str]:

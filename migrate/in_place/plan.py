@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a change in place: which messages, when due, how large, to where; nothing is written.
+"""The plan of a change in place: which messages, when due, how large, to which offsets.
 
-The records are made once and thrown away, so that what cannot be converted is known beforehand.
+Nothing is written. The records are made once and thrown away, so that those that cannot be
+converted are known beforehand.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,6 @@ from message_store.base.errors import (
     BadRecordsError,
     OptionsError,
     TargetError,
-    UncleanStoreError,
 )
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
@@ -32,14 +32,14 @@ from migrate.in_place.checks import (
     refuse_damage,
 )
 from migrate.in_place.timer_records import Int64Array, TimerRecords
-from migrate.look.choices import require_queues
-from migrate.plan.plan import Amendments, Plan, implausible_due, make_plan
+from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import request_of
 from migrate.progress import Progress
 from migrate.report.accounting import bad_records, conversion_report
-from migrate.report.report import BadRecord, ConversionReport, LevelReport, Seconds
-from migrate.settings import ConvertOptions
-from migrate.source.warnings import retired_warnings, source_warnings
+from migrate.report.report import ConversionReport, Seconds
+from migrate.settings import WHEEL, ConvertOptions
+from migrate.source.condition import require_stopped, retired_warnings, source_warnings
+from migrate.source.sources import chosen_by_level
 from migrate.write.part import Receipt
 from migrate.write.room import disk_warnings, free_bytes
 from timer_wheel.format.wheel_math import MARGIN_SLOTS, SLOTS_TOTAL
@@ -52,15 +52,30 @@ PLANNED, CONTINUED, UNFINISHED, NOTHING = (
     "nothing to do",
 )
 """States of a report; DONE is the fifth."""
+_SINCE_ADDED: dict[str, Any] = {
+    "left_out_topics": {}, "engine": WHEEL, "target_queue_offset": 0, "sources": (),
+    "topics": {}, "due": None,
+}  # fmt: skip
+"""What reports in the notes of earlier versions do not have."""
+_HOUR_MS = 3_600_000
+_BROKER_CONF = (
+    "timerWheelEnable",
+    "timerRocksDBEnable",
+    "timerPrecisionMs",
+    "mappedFileSizeCommitLog",
+    "mappedFileSizeConsumeQueue",
+    "maxMessageSize",
+)
+"""What a store that was changed in place depends on."""
 
 
 @attrs.frozen(kw_only=True)
 class InPlaceReport:
     """A conversion in place: ``state`` says whether it was done.
 
-    ``log_from`` to ``log_to`` is what is appended to the log, ``queue_from`` to ``queue_to`` what
-    to the timer queue; ``offsets`` maps levels to where they stand then. ``backup`` is where the
-    small files are kept as they were.
+    ``log_from`` to ``log_to`` is appended to the log, ``queue_from`` to ``queue_to`` to the timer
+    queue. ``offsets`` maps levels to new delivery offsets. ``backup`` is the directory with copies
+    of the small files.
     """
 
     conversion: ConversionReport
@@ -81,43 +96,25 @@ class InPlaceReport:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], state: str) -> "InPlaceReport":
         """What an earlier run wrote down."""
-        known = {field.name for field in attrs.fields(ConversionReport)}
-        told = {name: value for name, value in facts.items() if name in known}
-        told["levels"] = tuple(LevelReport(**each) for each in told["levels"])
-        told["bad_records"] = tuple(BadRecord(**each) for each in told["bad_records"])
-        told["seconds"] = Seconds(**told["seconds"])
-        told["warnings"] = tuple(told["warnings"])
         own = ("log_from", "log_to", "queue_from", "queue_to", "backup")
         return cls(
-            conversion=ConversionReport(**told),
+            conversion=ConversionReport.from_json({**_SINCE_ADDED, **facts}),
             state=state,
-            offsets={int(level): place for level, place in facts["offsets"].items()},
+            offsets={int(level): offset for level, offset in facts["offsets"].items()},
             **{name: facts[name] for name in own},
         )
 
 
-_HOUR_MS = 3_600_000
-_BROKER_CONF = (
-    "timerWheelEnable",
-    "timerRocksDBEnable",
-    "timerPrecisionMs",
-    "mappedFileSizeCommitLog",
-    "mappedFileSizeConsumeQueue",
-    "maxMessageSize",
-)
-"""What a store that was changed in place depends on."""
-
-
 @attrs.frozen(kw_only=True, eq=False)
 class InPlacePlan:
-    """Everything about a change before its first byte: ``outs_ms`` is when each message leaves the
-    wheel, ``offsets`` where each level that moves will stand.
+    """Everything about a change before its first byte: ``outs_ms`` has each message's out time,
+    ``offsets`` the new delivery offset of each level that moves.
     """
 
     options: ConvertOptions
     backlog: LevelBacklog
     plan: Plan
-    amendments: Amendments
+    corrections: Corrections
     outs_ms: Int64Array
     before: Ends
     after: Ends
@@ -128,8 +125,8 @@ class InPlacePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no message to move, and none to be set aside."""
-        return not len(self.plan) and not self.amendments.bad
+        """Whether there is no message to convert or quarantine."""
+        return not len(self.plan) and not self.corrections.bad
 
     @property
     def moved_text(self) -> bytes:
@@ -138,7 +135,7 @@ class InPlacePlan:
 
     @property
     def open_before_ms(self) -> int | None:
-        """Until when a broker must have opened the store: then the first slot leaves its wheel."""
+        """When the first slot leaves the wheel: a broker must open the store before."""
         if not len(self.plan):
             return None
         settings = self.plan.settings
@@ -164,18 +161,11 @@ class InPlacePlan:
         plan, chosen = self.plan, chosen_by_level(self.options, self.backlog)
         receipt = Receipt(
             identity=plan.identity,
-            part=0,
-            count=len(plan),
             bytes_read=self.bytes_read,
-            log_crc=0,
-            units_crc=0,
             largest_record_bytes=int(plan.target_sizes.max(initial=0)),
-            topics=[],
-            bad={},
-            odd_sizes={},
         )
         report = conversion_report(
-            self.options, self.backlog, chosen, plan, self.amendments, [receipt], seconds,
+            self.options, self.backlog, chosen, plan, self.corrections, [receipt], seconds,
             self.request,
         )  # fmt: skip
         return attrs.evolve(
@@ -188,15 +178,6 @@ class InPlacePlan:
         )  # fmt: skip
 
 
-def chosen_by_level(options: ConvertOptions, backlog: LevelBacklog) -> np.ndarray[Any, Any]:
-    """Which pending messages are of a chosen level, as a mask. Raises OptionsError."""
-    if not options.only_levels:
-        return np.ones(len(backlog), np.bool_)
-    known = {counts.level for counts in backlog.counts}
-    require_queues(StoreRoot(options.source), options.only_levels, known)
-    return np.isin(backlog.level, np.array(options.only_levels))
-
-
 def plan_in_place(
     root: StoreRoot, options: ConvertOptions, *, clock_ms: int, progress: Progress
 ) -> InPlacePlan:
@@ -205,11 +186,7 @@ def plan_in_place(
     Raises SourceError, OptionsError, BadRecordsError (under ``on_bad_record="fail"``), and
     TargetError for a disk without room.
     """
-    if not root.was_stopped_cleanly and not options.after_crash:
-        raise UncleanStoreError(
-            f"{root.abort}: the broker is running or has crashed; stop it cleanly, or use"
-            " --after-crash, which leaves out what was already delivered"
-        )
+    require_stopped(root, after_crash=options.after_crash)
     progress("plan", 0, 1)
     refuse_damage(root)
     backlog = read_backlog(
@@ -233,16 +210,17 @@ def plan_in_place(
     ]
     if wheel.read_time_ms > now_ms:
         warnings.append("the store's own wheel stands later than now: due messages wait for it")
-    planner = _Planner(root, options, backlog, now_ms, wheel, ends.timer_queue_end, progress)
-    plan, amendments, outs_ms = planner.make()
+    request = request_of(options, now_ms, backlog.level_table)
+    planned = _plan_records(root, options, backlog, request, wheel, ends.timer_queue_end, progress)
+    plan = planned.plan
     _require_room(root, plan)
     progress("plan", 1, 1)
     return InPlacePlan(
         options=options,
         backlog=backlog,
         plan=plan,
-        amendments=amendments,
-        outs_ms=outs_ms,
+        corrections=planned.corrections,
+        outs_ms=planned.outs_ms,
         before=ends,
         after=attrs.evolve(
             ends,
@@ -250,9 +228,9 @@ def plan_in_place(
             timer_queue_end=ends.timer_queue_end + len(plan),
         ),
         offsets=_moving(options, backlog),
-        bytes_read=planner.bytes_read,
+        bytes_read=planned.bytes_read,
         warnings=(*warnings, *disk_warnings(root.path)),
-        request=planner.request,
+        request=request,
     )
 
 
@@ -277,9 +255,9 @@ def _moving(options: ConvertOptions, backlog: LevelBacklog) -> dict[int, int]:
 def _log_end(plan: Plan, log_end: int) -> int:
     if not len(plan):
         return log_end
-    places = np.empty(len(plan), np.int64)
+    offsets = np.empty(len(plan), np.int64)
     return int(
-        place_records(plan.target_sizes, log_end, plan.settings.commit_log_file_bytes, places)
+        place_records(plan.target_sizes, log_end, plan.settings.commit_log_file_bytes, offsets)
     )
 
 
@@ -289,76 +267,62 @@ def _require_room(root: StoreRoot, plan: Plan) -> None:
         raise TargetError(f"{root.path}: {needed:,} bytes are needed, {free:,} are free")
 
 
-class _Planner:
-    """Plans, makes the records to see whether they can be made, and plans again without those that
-    cannot.
-    """
+@attrs.frozen(eq=False)
+class _PlannedRecords:
+    plan: Plan
+    corrections: Corrections
+    outs_ms: Int64Array
+    bytes_read: int
 
-    def __init__(
-        self,
-        root: StoreRoot,
-        options: ConvertOptions,
-        backlog: LevelBacklog,
-        now_ms: int,
-        wheel: OwnWheel,
-        first_queue_offset: int,
-        progress: Progress,
-    ) -> None:
-        self.request = request_of(options, now_ms, backlog.level_table)
-        self.bytes_read = 0
-        self._root = root
-        self._options = options
-        self._backlog = backlog
-        self._now_ms = now_ms
-        self._wheel = wheel
-        self._first = first_queue_offset
-        self._progress = progress
-        sizes = file_sizes(root)
-        self._settings = attrs.evolve(
-            options.settings,
-            commit_log_file_bytes=sizes.commit_log_file_bytes,
-            queue_file_bytes=sizes.queue_file_bytes,
+
+def _plan_records(
+    root: StoreRoot,
+    options: ConvertOptions,
+    backlog: LevelBacklog,
+    request: dict[str, Any],
+    wheel: OwnWheel,
+    first_queue_offset: int,
+    progress: Progress,
+) -> _PlannedRecords:
+    """Plan, make the records to find those that cannot be made, and plan again without them."""
+    sizes, bytes_read = file_sizes(root), 0
+    settings = attrs.evolve(
+        options.settings,
+        commit_log_file_bytes=sizes.commit_log_file_bytes,
+        queue_file_bytes=sizes.queue_file_bytes,
+    )
+    chosen = chosen_by_level(options, backlog)
+    corrections = implausible_entries(backlog, chosen, settings.precision_ms)
+    while True:
+        plan = make_plan(
+            backlog,
+            chosen,
+            now_ms=request["now_ms"],
+            settings=settings,
+            part_bytes=options.part_bytes,
+            request=request,
+            corrections=corrections,
         )
-
-    def make(self) -> tuple[Plan, Amendments, Int64Array]:
-        backlog, precision_ms = self._backlog, self._settings.precision_ms
-        chosen = chosen_by_level(self._options, backlog)
-        bad = np.flatnonzero(chosen & implausible_due(backlog, precision_ms))
-        amendments = Amendments(
-            bad={int(at): f"due time {backlog.due_ms[at]} is no time" for at in bad}
-        )
-        while True:
-            plan = make_plan(
-                backlog,
-                chosen,
-                now_ms=self._now_ms,
-                settings=self._settings,
-                part_bytes=self._options.part_bytes,
-                request=self.request,
-                amendments=amendments,
-            )
-            outs_ms = safe_outs_ms(plan, self._wheel.read_time_ms)
-            learned = self._examine(plan, outs_ms, amendments)
-            if learned.bad and self._options.on_bad_record == "fail":
-                raise BadRecordsError(bad_records(backlog, learned))
-            if learned == amendments:
-                return plan, amendments, outs_ms
-            amendments = learned
-
-    def _examine(self, plan: Plan, outs_ms: Int64Array, known: Amendments) -> Amendments:
-        with SegmentReader(self._root.commit_log) as log:
-            records = TimerRecords(log, self._root, plan, outs_ms, self._first)
-            records.examine(self._progress)
-        self.bytes_read += records.bytes_read
-        return known.learn(plan.chosen, records.rewriter.bad, records.rewriter.odd_sizes)
+        outs_ms = safe_outs_ms(plan, wheel.read_time_ms)
+        with SegmentReader(root.commit_log) as log:
+            records = TimerRecords(log, root, plan, outs_ms, first_queue_offset)
+            records.examine(progress)
+        bytes_read += records.bytes_read
+        rewriter = records.rewriter
+        learned = corrections.learn(plan.chosen, rewriter.bad, rewriter.odd_sizes)
+        if learned.bad and options.on_bad_record == "fail":
+            raise BadRecordsError(bad_records(backlog, learned))
+        if learned == corrections:
+            return _PlannedRecords(plan, corrections, outs_ms, bytes_read)
+        corrections = learned
 
 
 def safe_outs_ms(plan: Plan, read_time_ms: int) -> Int64Array:
-    """The TIMER_OUT_MS of each message: none before the hand of the wheel.
+    """The TIMER_OUT_MS of each message (epoch ms): none before the hand of the wheel.
 
-    A starting broker places messages before its hand moves: one whose time lies before the hand
-    would stand in a slot that is never read. What is overdue goes, in order of due time, to the
-    3,600 slots before now, as far as the hand has not come yet.
+    A starting broker places messages before its hand moves. A message whose time lies before the
+    hand would stand in a slot that is never read. Overdue messages go, in order of due time, to the
+    3,600 slots before now that lie behind the hand.
     """
     precision_ms = plan.settings.precision_ms
     hand_ms = -(-read_time_ms // precision_ms) * precision_ms

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer records of a change in place: checked first, all of them, and then made where they go.
+"""The timer records of a change in place: all of them are checked first, and then made where they
+go.
 
-The same rewriting as that of a fresh target, into memory that the open log hands out. Records are
-read twice: what cannot be converted is known before the first byte of the store changes.
+The open log hands out the memory that they are rewritten into. Records are read twice, so that
+those that cannot be converted are known before the first byte of the store changes.
 """
 
 import numpy as np

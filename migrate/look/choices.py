@@ -11,7 +11,7 @@ from message_store.files.config_files import read_topics
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.topic_listing import topics_with_queues
-from migrate.source.level_delays import told_table
+from migrate.source.level_delays import level_table_of
 
 _LISTED = 20
 
@@ -39,7 +39,7 @@ def require_levels(
     """
     if not levels:
         return
-    table = table or told_table(store.path, read_delay_offsets(store.path, offsets))
+    table = table or level_table_of(store.path, read_delay_offsets(store.path, offsets))
     unknown = sorted(level for level in levels if not 1 <= level <= table.max_level)
     if unknown:
         raise OptionsError(

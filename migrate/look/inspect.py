@@ -45,8 +45,8 @@ from migrate.look.inspection import (
 )
 from migrate.look.timers import inspect_timers
 from migrate.report.finished_target import UNFINISHED
-from migrate.source.level_delays import tell_delays
-from migrate.source.warnings import loss_warnings
+from migrate.source.condition import loss_warnings
+from migrate.source.level_delays import infer_delays
 from migrate.write.staging import Staging
 from timer_wheel.reading.state import WheelState
 
@@ -174,7 +174,7 @@ class _Inspection:
         numbers = levels_with_queue(self.store.path)
         queues = {level: self._queue(level, offsets) for level in numbers}
         readable = tuple(queue for queue in queues.values() if queue is not None)
-        delays = tell_delays(self.store.path, readable)
+        delays = infer_delays(self.store.path, readable)
         self.problems += delays.notes
         is_whole = len(readable) == len(queues)
         if is_whole and (offsets is None or offsets.problems or _is_chosen(offsets)):

@@ -33,7 +33,7 @@ from message_store.interface.delay_store import Pending
 from migrate.look.choices import require_levels
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
-from migrate.source.level_delays import told_table
+from migrate.source.level_delays import level_table_of
 from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
 from migrate.table.pending_table import timer_due_times
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -179,12 +179,12 @@ def _are_passed_over(
     """Which rows of a chunk the scalar codec would read and the filter would not let pass."""
     passed_over = np.zeros(len(rows), np.bool_)
     data = np.frombuffer(chunk.buffer, np.uint8)
-    there = np.flatnonzero(chunk.places != NOT_THERE)
-    heads = data[chunk.places[there][:, None] + np.arange(4)]
+    there = np.flatnonzero(chunk.buffer_offsets != NOT_THERE)
+    heads = data[chunk.buffer_offsets[there][:, None] + np.arange(4)]
     sizes = np.ascontiguousarray(heads).view(">i4").reshape(-1)
     there = there[sizes == rows.size_bytes[there]]
     with suppress(FormatError):  # the scalar codec finds which record of the chunk is damaged
-        batch = decode_batch(data, chunk.places[there])
+        batch = decode_batch(data, chunk.buffer_offsets[there])
         is_readable, due_ms = _facts(batch, rows.rows(there), precision_ms)
         passed_over[there] = is_readable & ~_may_match(batch, due_ms, wanted)
     return passed_over
@@ -254,7 +254,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
     backlog = read_backlog(
         store.path,
         offsets_choice=offsets,
-        level_table=told_table(store.path, read_delay_offsets(store.path, offsets)),
+        level_table=level_table_of(store.path, read_delay_offsets(store.path, offsets)),
         after_crash=not store.was_stopped_cleanly,
     )
     waiting = _Rows(

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every record of a target log lies, and how the log falls into parts: from sizes alone.
+"""Computes from sizes alone where each record of a target log lies, and how the log falls into
+parts.
 
-A record is appended to a file only where eight bytes stay free behind it; otherwise the file ends
-in a blank and the record begins the next one (docs/FORMAT.md, commit log). A part is a run of
-records within one file.
+A record fits into a file only if eight bytes stay free behind it. Otherwise the file ends in a
+blank and the record begins the next file (docs/FORMAT.md, commit log). A part is a run of records
+within one file.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a conversion: from queue entries alone, where every record, unit and slot of the
-target goes.
+"""The plan of a conversion: where every record, unit and slot of the target goes, from queue
+entries.
 
-Everything after it is a pure function of the plan and the source: parts never overlap, and a part
-that is written twice is written the same. Sizes are known in advance because a usual record grows
-by a fixed number of bytes; those that do not are found while writing, go into ``Amendments``, and
-the plan is made again with them.
+All that follows is a pure function of the plan and the source. Parts never overlap, and a repeated
+part is written with the same bytes. Sizes are known in advance because a usual record grows by a
+fixed number of bytes. Records that do not are found while writing; they become ``Corrections``,
+with which the plan is computed anew.
 """
 
 import hashlib
@@ -27,6 +27,13 @@ from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
 from timer_wheel.placing import place
+
+Int64Array = NDArray[np.int64]
+OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
+"""TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
+BACKLOG_MAX_MESSAGES = 2**31 - 1
+PLANNED_RECORD_MAX_BYTES = 64 << 20
+"""A longer record is planned with size 0; the writer reports its real size, for the next plan."""
 
 
 @kernel("void(int64[::1], int64, int32[::1], int32[::1], int32[::1], int32[::1])")
@@ -51,9 +58,6 @@ def link_chains(
         counts[slot] += 1
 
 
-Int64Array = NDArray[np.int64]
-
-
 class PlannedEntries(Protocol):
     """What a plan needs to know of every entry, a row each: a backlog, or several."""
 
@@ -74,20 +78,9 @@ class PlannedEntries(Protocol):
         """How long its record is."""
 
 
-OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
-"""TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
-
-BACKLOG_MAX_MESSAGES = 2**31 - 1
-
-PLANNED_RECORD_MAX_BYTES = 64 << 20
-"""What claims to be longer is damage, or the writer's business: it gets no room before it is read.
-"""
-
-
 @attrs.frozen
-class Amendments:
-    """What writing has taught: records that cannot be converted (with the reason), and records of
-    an odd size.
+class Corrections:
+    """Records that cannot be converted, with reasons, and sizes of odd records, found by writing.
 
     Keys are indexes into the backlog.
     """
@@ -97,9 +90,9 @@ class Amendments:
 
     def learn(
         self, chosen: NDArray[np.int64], bad: Mapping[int, str], sizes: Mapping[int, int]
-    ) -> "Amendments":
-        """With what was found of messages of a plan, by their index in it; ``chosen`` is its."""
-        return Amendments(
+    ) -> "Corrections":
+        """Add what was found of messages, by their index in the plan that chose ``chosen``."""
+        return Corrections(
             bad={**self.bad, **{int(chosen[index]): why for index, why in bad.items()}},
             sizes={**self.sizes, **{int(chosen[index]): size for index, size in sizes.items()}},
         )
@@ -107,9 +100,7 @@ class Amendments:
 
 @attrs.frozen(eq=False)
 class SlotTable:
-    """The used slots: time, and the index of the first and last message, and how many; one element
-    a slot.
-    """
+    """The used slots, an element each: time, index of first and last message, and count."""
 
     slot_time_ms: Int64Array
     first_index: Int64Array
@@ -155,16 +146,17 @@ def make_plan(
     settings: TargetSettings,
     part_bytes: int,
     request: dict[str, Any],
-    amendments: Amendments,
+    corrections: Corrections,
     source_starts: Sequence[int] = (0,),
 ) -> Plan:
-    """Plan the conversion of the ``chosen`` entries (a mask), less the amendments' bad ones.
+    """Plan the conversion of the ``chosen`` entries (a mask), less the bad ones.
 
-    ``request`` is all else that makes this run this one; it goes into the plan's identity.
-    ``source_starts`` are the rows at which each source begins. Raises PlanError for too many.
+    ``request`` is what a continued run must have in common; it goes into the plan's identity.
+    ``source_starts`` are the first rows of the sources. ``part_bytes`` is the size of a part.
+    Raises PlanError for too many messages.
     """
     kept = chosen.copy()
-    kept[list(amendments.bad)] = False
+    kept[list(corrections.bad)] = False
     picked = np.flatnonzero(kept)
     if len(picked) > BACKLOG_MAX_MESSAGES:
         raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
@@ -173,11 +165,18 @@ def make_plan(
     due_ms = backlog.due_ms[which]
     source_offsets = backlog.commit_log_offset[which]
     source_sizes = backlog.size_bytes[which].astype(np.int32, copy=False)
-    known = {**request, "amendments": attrs.asdict(amendments)}
-    identity = _Identity(known, source_offsets, source_sizes, levels, due_ms)
+    identified = {**request, "amendments": attrs.asdict(corrections)}
+    identity = _Identity(identified, source_offsets, source_sizes, levels, due_ms)
     with ThreadPoolExecutor(1, "plan-log") as beside:
         log_planned = beside.submit(
-            _plan_log, source_sizes, levels, settings, picked, amendments, part_bytes, source_starts
+            _plan_log,
+            source_sizes,
+            levels,
+            settings,
+            picked,
+            corrections,
+            part_bytes,
+            source_starts,
         )
         placing = place(
             due_ms,
@@ -213,12 +212,12 @@ def _plan_log(
     levels: NDArray[np.int16],
     settings: TargetSettings,
     picked: Int64Array,
-    amendments: Amendments,
+    corrections: Corrections,
     part_bytes: int,
     source_starts: Sequence[int],
 ) -> tuple[Int64Array, LogPlan]:
-    """How long each record will be, and where it goes."""
-    sizes = _target_sizes(source_sizes, levels, settings, picked, amendments)
+    """The length and the offset of each record."""
+    sizes = _target_sizes(source_sizes, levels, settings, picked, corrections)
     log = plan_log(
         sizes,
         file_bytes=settings.commit_log_file_bytes,
@@ -233,20 +232,28 @@ def _target_sizes(
     levels: NDArray[np.int16],
     settings: TargetSettings,
     picked: Int64Array,
-    amendments: Amendments,
+    corrections: Corrections,
 ) -> Int64Array:
-    """How long each record will be: as usual, or as writing has found."""
+    """The length of each record: as usual, or as writing has found."""
     longest = min(PLANNED_RECORD_MAX_BYTES, settings.commit_log_file_bytes - END_OF_FILE_MIN_BYTES)
     sizes = _growth(levels)
     sizes += source_sizes
     if len(sizes) and (sizes.min() < 0 or sizes.max() > longest):
         sizes[(sizes < 0) | (sizes > longest)] = 0
-    _set_odd_sizes(sizes, picked, amendments.sizes)
+    _set_odd_sizes(sizes, picked, corrections.sizes)
     return sizes
 
 
+def implausible_entries(
+    backlog: PlannedEntries, chosen: NDArray[np.bool_], precision_ms: int
+) -> Corrections:
+    """The chosen entries whose due time is damage, as bad ones."""
+    bad = np.flatnonzero(chosen & implausible_due(backlog, precision_ms))
+    return Corrections(bad={int(row): f"due time {backlog.due_ms[row]} is no time" for row in bad})
+
+
 def implausible_due(backlog: PlannedEntries, precision_ms: int) -> NDArray[np.bool_]:
-    """Entries whose due time cannot be one: their out time would not have its 13 digits."""
+    """Entries whose due time is damage: their out time would not have 13 digits."""
     due_ms, earliest_ms = backlog.due_ms, OUT_MS_MIN + precision_ms
     if not len(due_ms) or (due_ms.min() >= earliest_ms and due_ms.max() < OUT_MS_END):
         return np.zeros(len(due_ms), np.bool_)
@@ -260,7 +267,7 @@ def _growth(levels: NDArray[np.int16]) -> Int64Array:
 
 
 def _set_odd_sizes(sizes: Int64Array, picked: Int64Array, odd_sizes: dict[int, int]) -> None:
-    """What writing has taught about the sizes of some of the ``picked``."""
+    """Set the sizes that writing has found for some of the ``picked``."""
     if not odd_sizes or not len(picked):
         return
     odd = np.array(sorted(odd_sizes), np.int64)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan as executors see it: a small JSON file, and arrays that are read by slice."""
+"""The plan as executors read it: a small JSON file, and arrays that are read by slice.
+
+It also says what a continued run must have in common with the run that it continues.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from message_store.base.parallel import parallel_map
 from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
-from migrate.plan.plan import Amendments, Plan
+from migrate.plan.plan import Corrections, Plan
 from migrate.report.marker import log_fingerprint
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.write.staging import Staging, load_array, save_array
@@ -33,7 +36,7 @@ _ARRAYS = (
 
 @attrs.frozen(eq=False)
 class StoredPlan:
-    """A plan in its staging place; arrays are mapped, one element a message, so take slices."""
+    """A plan in its staging directory; arrays are mapped, an element a message: take slices."""
 
     staging: Staging
     identity: str
@@ -58,10 +61,10 @@ def store_plan(
     *,
     sources: Sequence[Path],
     request: dict[str, Any],
-    amendments: Amendments,
+    corrections: Corrections,
 ) -> None:
-    """Write the plan for the executors; ``plan.json`` comes last, and is on the disk: what is left
-    of it by a loss of power would be no plan to go on with. Raises TargetError.
+    """Write the plan for the executors. ``plan.json`` comes last and is synced: a run cannot be
+    continued from a torn one. Raises TargetError.
     """
     arrays = {name: getattr(plan, name) for name in _ARRAYS}
     arrays |= {"target_offsets": plan.log.offsets, "parts": plan.log.parts}
@@ -74,7 +77,7 @@ def store_plan(
         "identity": plan.identity,
         "sources": [str(source.absolute()) for source in sources],
         "request": request,
-        "amendments": attrs.asdict(amendments),
+        "amendments": attrs.asdict(corrections),
         "now_ms": plan.now_ms,
         "write_time_ms": plan.write_time_ms,
         "count": len(plan),
@@ -85,7 +88,7 @@ def store_plan(
 
 
 def read_plan_facts(staging: Staging) -> dict[str, Any] | None:
-    """What ``plan.json`` says, or None when no plan was finished."""
+    """The contents of ``plan.json``; None if no plan was finished. Raises PlanError."""
     content = read_small_file(staging.plan_file)
     if content is None:
         return None
@@ -127,7 +130,7 @@ def load_plan(target: Path, identity: str | None = None) -> StoredPlan:
 
 
 def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict[str, Any]:
-    """Options, time, level table, the source's log files; how many cores there are is no part."""
+    """Options, time, level table and the source's log files; the number of cores is no part."""
     return {
         "now_ms": now_ms,
         "settings": attrs.asdict(options.settings),
@@ -147,7 +150,7 @@ def request_of(options: ConvertOptions, now_ms: int, table: DelayLevels) -> dict
 
 
 def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -> str:
-    """The sentence for a target that was begun from something else, and in what it differs."""
+    """The message for a target that was begun from something else, with the differences."""
     before = facts.get("request", {})
     changed = [name for name, value in request.items() if before.get(name) != value]
     what = ", ".join(changed) or "the level queues"
@@ -157,10 +160,10 @@ def mismatch(staging: Staging, request: dict[str, Any], facts: dict[str, Any]) -
     )
 
 
-def known_amendments(facts: dict[str, Any], first: Amendments) -> Amendments:
-    """What the unfinished run had learned, so that continuing it makes the same plan."""
-    known = facts.get("amendments", {})
-    return Amendments(
-        bad={**first.bad, **{int(at): why for at, why in known.get("bad", {}).items()}},
-        sizes={int(at): size for at, size in known.get("sizes", {}).items()},
+def stored_corrections(facts: dict[str, Any], first: Corrections) -> Corrections:
+    """The corrections of the unfinished run, so that continuing it makes the same plan."""
+    stored = facts.get("amendments", {})
+    return Corrections(
+        bad={**first.bad, **{int(at): why for at, why in stored.get("bad", {}).items()}},
+        sizes={int(at): size for at, size in stored.get("sizes", {}).items()},
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a record that was set aside gets into an open store, by the levels or by the wheel.
+"""Inserts a quarantined record into an open store, into its levels or onto its wheel.
 
-The record keeps all that a message scheduled anew would lose: who sent it and when, how often it
-was given back, that its body is compressed.
+The record keeps what a newly scheduled message would lose: its sender, its birth time, its retry
+count and its compression.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from message_store.format.timer_record_rules import timer_record_faults
 from message_store.reading.engine_choice import EngineName
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-from migrate.quarantine.returned_record import Returned
+from migrate.quarantine.kept import RestorableRecord
 from migrate.report.marker import CONVERSION_NAME, read_settings
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES, RECORD_MARGIN_BYTES, BadRecordError
 from timer_wheel.format.wheel_math import out_ms, promised_ms
@@ -38,7 +38,7 @@ from timer_wheel.wheel.store import WheelStore
 
 
 @attrs.frozen(eq=False)
-class Door:
+class RecordInserter:
     """An open store, and how a record gets into it."""
 
     live: LiveStore
@@ -48,43 +48,43 @@ class Door:
     max_message_bytes: int
     store: Any
 
-    def promised_ms(self, one: Returned, now_ms: int) -> int:
-        """When it will come."""
+    def promised_ms(self, source: RestorableRecord, now_ms: int) -> int:
+        """When the engine will deliver it."""
         if self.engine == "levels":
-            level = self._level(one, now_ms)
-            return now_ms if one.due_ms <= now_ms else now_ms + self.levels.delay_ms(level)
-        return promised_ms(self._out_ms(one, now_ms), self.precision_ms)
+            level = self._level(source, now_ms)
+            return now_ms if source.due_ms <= now_ms else now_ms + self.levels.delay_ms(level)
+        return promised_ms(self._out_ms(source, now_ms), self.precision_ms)
 
-    def _level(self, one: Returned, now_ms: int) -> int:
-        if one.due_ms <= now_ms:
+    def _level(self, source: RestorableRecord, now_ms: int) -> int:
+        if source.due_ms <= now_ms:
             return 1
-        level = self.levels.smallest_not_shorter(one.due_ms - now_ms)
+        level = self.levels.smallest_not_shorter(source.due_ms - now_ms)
         if level is None:
             raise BadRecordError("it is due later than the longest level; put it onto a wheel")
         return level
 
-    def _out_ms(self, one: Returned, now_ms: int) -> int:
-        return out_ms(max(one.due_ms, now_ms + 1), self.precision_ms)
+    def _out_ms(self, source: RestorableRecord, now_ms: int) -> int:
+        return out_ms(max(source.due_ms, now_ms + 1), self.precision_ms)
 
-    def make(self, one: Returned, now_ms: int) -> tuple[StoredMessage, int]:
-        """The record that is to be stored, and what its queue entry holds beside its place.
+    def make(self, source: RestorableRecord, now_ms: int) -> tuple[StoredMessage, int]:
+        """The record that is to be stored, and its tags code (level: due time).
 
-        Raises BadRecordError for one that the store cannot take.
+        Raises BadRecordError for a record that the store cannot take.
         """
         closed = self.live.dialect.closes_properties
         if self.engine == "levels":
-            level = self._level(one, now_ms)
-            text = one.text((names.DELAY, str(level)), closed=closed)
-            topic, queue_id, code = LEVEL_TOPIC, level - 1, self.promised_ms(one, now_ms)
+            level = self._level(source, now_ms)
+            text = source.text((names.DELAY, str(level)), closed=closed)
+            topic, queue_id, code = LEVEL_TOPIC, level - 1, self.promised_ms(source, now_ms)
         else:
-            out = self._out_ms(one, now_ms)
-            text = one.text((names.TIMER_OUT_MS, str(out)), closed=closed)
-            topic, queue_id, code = TIMER_TOPIC, 0, string_hash(one.message.tags or "")
+            out = self._out_ms(source, now_ms)
+            text = source.text((names.TIMER_OUT_MS, str(out)), closed=closed)
+            topic, queue_id, code = TIMER_TOPIC, 0, string_hash(source.message.tags or "")
         made = attrs.evolve(
-            one.message,
+            source.message,
             topic=topic,
             magic=MAGIC_V1,
-            body_crc=body_crc(one.message.body),
+            body_crc=body_crc(source.message.body),
             queue_id=queue_id,
             queue_offset=0,
             commit_log_offset=0,
@@ -92,10 +92,10 @@ class Door:
             prepared_transaction_offset=0,
             properties_text=text,
         )
-        self._check(made, one)
+        self._check(made, source)
         return made, code
 
-    def _check(self, made: StoredMessage, one: Returned) -> None:
+    def _check(self, made: StoredMessage, source: RestorableRecord) -> None:
         if len(made.properties_text) + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
             raise BadRecordError(f"its properties ({len(made.properties_text)} bytes) are too long")
         size = len(encode_message(made))
@@ -109,12 +109,12 @@ class Door:
             for fault, what in timer_record_faults(made, size, most):
                 raise BadRecordError(f"{what}: {fault.value}")
             try:
-                require_kept(one.due_ms, made.store_timestamp_ms)
+                require_kept(source.due_ms, made.store_timestamp_ms)
             except DelayStoreError as error:
                 raise BadRecordError(str(error)) from error
 
-    def append(self, made: StoredMessage, code: int, one: Returned) -> int:
-        """Store it; returns where in the log. Raises TargetError."""
+    def append(self, made: StoredMessage, code: int, source: RestorableRecord) -> int:
+        """Store it; returns its offset in the log. Raises TargetError."""
         queue = self.live.queue(made.topic, made.queue_id)
         queue_offset = queue.max_offset
 
@@ -127,19 +127,19 @@ class Door:
         queue.append_one(offset, size, code)
         if self.engine == "levels":
             self.store.state.cursors[made.queue_id + 1].appended(queue_offset, code)
-        self.live.remember_topic(one.topic, one.queue_id)
+        self.live.remember_topic(source.topic, source.queue_id)
         return offset
 
 
 @contextmanager
-def opened_door(
+def open_for_insert(
     root: StoreRoot,
     engine: EngineName,
     *,
     clock: Clock,
     levels: DelayLevels | None,
     max_message_bytes: int,
-) -> Iterator[Door]:
+) -> Iterator[RecordInserter]:
     """The store open for writing, as its engine opens it, with that engine's errors."""
     table = levels or DelayLevels.parse()
     settings, precision_ms = _of_conversion(root)
@@ -160,17 +160,17 @@ def opened_door(
         )
         precision_ms = store.settings.precision_ms
     with store:
-        yield Door(store.live, engine, table, precision_ms or 1, max_message_bytes, store)
+        yield RecordInserter(store.live, engine, table, precision_ms or 1, max_message_bytes, store)
 
 
 def _of_conversion(root: StoreRoot) -> tuple[StoreSettings, int | None]:
-    """The sizes and the precision of a conversion's target; of other stores their files tell."""
+    """File sizes and precision of a conversion's target; the files of other stores tell theirs."""
     if not is_present(root.own / CONVERSION_NAME):
         return StoreSettings(), None
-    told = read_settings(root)
+    conversion = read_settings(root)
     settings = StoreSettings(
-        commit_log_file_bytes=told.commit_log_file_bytes,
-        queue_file_bytes=told.queue_file_bytes,
-        timer_log_file_bytes=told.timer_log_file_bytes,
+        commit_log_file_bytes=conversion.commit_log_file_bytes,
+        queue_file_bytes=conversion.queue_file_bytes,
+        timer_log_file_bytes=conversion.timer_log_file_bytes,
     )
-    return settings, told.precision_ms
+    return settings, conversion.precision_ms

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that could not be converted: their raw bytes and the reasons, kept beside the target for
-its owner only.
-"""
+"""Quarantines records that cannot be converted: raw bytes and reasons, in a private directory."""
 
 import json
 from collections.abc import Mapping, Sequence

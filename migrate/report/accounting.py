@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from legacy_levels.backlog.backlog import LevelBacklog, counts_by_level
 from message_store.base.printable import counted
 from message_store.format.queue_unit import QUEUE_UNIT
-from migrate.plan.plan import Amendments, Plan
+from migrate.plan.plan import Corrections, Plan
 from migrate.report.report import BadRecord, ConversionReport, DueTimes, LevelReport, Seconds
 from migrate.settings import WHEEL, ConvertOptions
 from migrate.write.part import Receipt
@@ -35,9 +35,9 @@ def bad_record(backlog: LevelBacklog, at: int, reason: str) -> BadRecord:
     )
 
 
-def bad_records(backlog: LevelBacklog, amendments: Amendments) -> tuple[BadRecord, ...]:
+def bad_records(backlog: LevelBacklog, corrections: Corrections) -> tuple[BadRecord, ...]:
     """What cannot be converted, in the order of the source log."""
-    return tuple(bad_record(backlog, at, reason) for at, reason in sorted(amendments.bad.items()))
+    return tuple(bad_record(backlog, at, reason) for at, reason in sorted(corrections.bad.items()))
 
 
 def open_before_ms(plan: Plan) -> int | None:
@@ -65,14 +65,14 @@ def _level_reports(
     backlog: LevelBacklog,
     chosen: NDArray[np.bool_],
     plan: Plan,
-    amendments: Amendments,
+    corrections: Corrections,
     own: slice,
 ) -> tuple[LevelReport, ...]:
     levels = tuple(counts.level for counts in backlog.counts)
     planned = plan.levels[own]
     converted = _per_level(planned, levels)
     skipped = _per_level(backlog.level[~chosen], levels)
-    bad = np.array(sorted(amendments.bad), np.int64)
+    bad = np.array(sorted(corrections.bad), np.int64)
     quarantined = _per_level(backlog.level[bad], levels)
     overdue = _per_level(planned[plan.due_ms[own] <= plan.now_ms], levels)
     rolled = _per_level(planned[(plan.flags[own] & FLAG_ROLL) != 0], levels)
@@ -161,7 +161,7 @@ def conversion_report(
     backlog: LevelBacklog,
     chosen: NDArray[np.bool_],
     plan: Plan,
-    amendments: Amendments,
+    corrections: Corrections,
     receipts: list[Receipt],
     seconds: Seconds,
     request: dict[str, Any],
@@ -185,13 +185,13 @@ def conversion_report(
         precision_ms=plan.settings.precision_ms,
         level_table=backlog.level_table.text(),
         offsets_source=str(backlog.offsets.source),
-        levels=_level_reports(backlog, chosen, plan, amendments, own),
+        levels=_level_reports(backlog, chosen, plan, corrections, own),
         due_min_ms=int(due_ms.min()) if some else None,
         due_max_ms=int(due_ms.max()) if some else None,
         open_before_ms=open_before_ms(plan) if plan.engine == WHEEL else None,
         bytes_read=sum(receipt.bytes_read for receipt in receipts),
         bytes_written=log_bytes + len(due_ms) * (QUEUE_UNIT.size + timer_bytes),
-        bad_records=bad_records(backlog, amendments),
+        bad_records=bad_records(backlog, corrections),
         broker_conf=broker_settings(plan.settings, largest),
         warnings=_warnings(backlog, whole_log=options.whole_log),
         seconds=seconds,

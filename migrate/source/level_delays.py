@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level table for looking at a store: what its own messages show, RocketMQ's table elsewhere.
+"""The level table with which a store is shown: inferred from its messages, else RocketMQ's own.
 
-A conversion does not guess like this: it stops where the store and the table given disagree.
+A conversion does not guess: it stops where the store and the given table disagree.
 """
 
 from collections.abc import Iterable
@@ -29,11 +29,11 @@ class LevelDelays:
 
     def delay_ms(self, level: int) -> int | None:
         """The delay of a level, None when nothing tells it."""
-        known = level not in self.unknown and 1 <= level <= self.table.max_level
-        return self.table.delay_ms(level) if known else None
+        is_known = level not in self.unknown and 1 <= level <= self.table.max_level
+        return self.table.delay_ms(level) if is_known else None
 
 
-def tell_delays(root: Path, queues: Iterable[LevelQueue]) -> LevelDelays:
+def infer_delays(root: Path, queues: Iterable[LevelQueue]) -> LevelDelays:
     """The delays of a store's levels, as its messages show them.
 
     Raises SourceError where the disk refuses.
@@ -42,7 +42,7 @@ def tell_delays(root: Path, queues: Iterable[LevelQueue]) -> LevelDelays:
     with SegmentReader(StoreRoot(root).commit_log) as log:
         inferred = infer_levels(root, log, listed)
     default = DelayLevels.parse()
-    known = dict(enumerate(default.delays_ms, start=1))
+    delays = dict(enumerate(default.delays_ms, start=1))
     seen = {level: delay for level, delay in inferred.items() if delay is not None}
     in_use = {queue.level for queue in listed if len(queue)}
     notes = [
@@ -50,18 +50,18 @@ def tell_delays(root: Path, queues: Iterable[LevelQueue]) -> LevelDelays:
         f" own table has {default.describe(level)}: a conversion needs the source's"
         " messageDelayLevel"
         for level, delay_ms in sorted(seen.items())
-        if level in in_use and known.get(level) != delay_ms
+        if level in in_use and delays.get(level) != delay_ms
     ]
-    known |= seen
-    longest = max(known.values())
+    delays |= seen
+    longest = max(delays.values())
     numbers = range(1, max([default.max_level, *inferred]) + 1)
     return LevelDelays(
-        table=DelayLevels(tuple(known.get(level, longest) for level in numbers)),
-        unknown=frozenset(level for level in numbers if level not in known),
+        table=DelayLevels(tuple(delays.get(level, longest) for level in numbers)),
+        unknown=frozenset(level for level in numbers if level not in delays),
         notes=tuple(notes),
     )
 
 
-def told_table(root: Path, offsets: DelayOffsets) -> DelayLevels:
+def level_table_of(root: Path, offsets: DelayOffsets) -> DelayLevels:
     """The table to look at a store with. Raises FormatError where a queue cannot be told."""
-    return tell_delays(root, open_level_queues(root, offsets)).table
+    return infer_delays(root, open_level_queues(root, offsets)).table

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a level record of the usual shape looks like, for kernels: where its parts lie, or "not
-usual".
+"""What a level record of the usual shape looks like, for kernels: where its parts lie, or
+"unusual".
 
-Every length is checked before it is used. The caller's buffer has eight bytes to spare behind it,
-because names are compared a word at a time. Kernels hand each other addresses and no arrays: numba
-counts references to an array at every call, which took half of the time of a record.
+Every length is checked before it is used. Names are compared a word at a time, so the caller's
+buffer has eight spare bytes at its end. Kernels pass addresses to each other, not arrays: numba
+counts references to an array at every call, which took half of a record's time.
 """
 
 from typing import Any
@@ -91,8 +91,7 @@ _MAPPED_WORD_BEHIND = np.uint64(int.from_bytes(IPV4_IN_IPV6[8:], "little"))
 _TIMER_OUT_NAME = word_of(names.TIMER_OUT_MS)
 _TIMER_DELETE_BYTES = len(names.TIMER_DELETE_UNIQUE_KEY)
 
-# Where a look at a record leaves what it found: addresses of property values, then places counted
-# from its beginning.
+# What a look at a record leaves: addresses of property values, then offsets within the record.
 DELAY_START, DELAY_END, TOPIC_START, TOPIC_END, QID_START, QID_END, TAGS_START, TAGS_END = range(8)
 HEAD_END, STORE_TIME_AT, TOPIC_AT, PROPERTIES_AT = range(8, 12)
 REAL_QUEUE_ID = 12
@@ -100,30 +99,30 @@ FOUND_SIZE = 13
 
 
 @inline_kernel
-def fact(found: int, which: int) -> int:
-    """One of the things that a look at a record left at the address ``found``."""
-    return int(load_native(found + 8 * which))
+def fact(facts: int, which: int) -> int:
+    """One of the things that a look at a record left at the address ``facts``."""
+    return int(load_native(facts + 8 * which))
 
 
 @inline_kernel
-def _keep(found: int, which: int, value: int) -> None:
-    store_native(found + 8 * which, value)
+def _keep(facts: int, which: int, value: int) -> None:
+    store_native(facts + 8 * which, value)
 
 
 @inline_kernel
-def _note(found: int, which: int, start: int, end: int) -> bool:
+def _note(facts: int, which: int, start: int, end: int) -> bool:
     """Remember where a property's value lies; a second one of the same name, or an empty one, is
     unusual.
     """
-    if fact(found, which) != 0 or start >= end:
+    if fact(facts, which) != 0 or start >= end:
         return False
-    _keep(found, which, start)
-    _keep(found, which + 1, end)
+    _keep(facts, which, start)
+    _keep(facts, which + 1, end)
     return True
 
 
 @inline_kernel
-def _see_property(start: int, separator: int, end: int, found: int) -> bool:
+def _see_property(start: int, separator: int, end: int, facts: int) -> bool:
     """Note a property that matters; False for one that must go, or that is given twice.
 
     ``separator`` is 0 where there is none between name and value.
@@ -133,18 +132,18 @@ def _see_property(start: int, separator: int, end: int, found: int) -> bool:
     length = separator - start
     if length == 4:
         if load_word32(start) == _TAGS:
-            return _note(found, TAGS_START, separator + 1, end)
+            return _note(facts, TAGS_START, separator + 1, end)
     elif length == 5:
         if load_word(start) & np.uint64(0xFFFFFFFFFF) == _DELAY:
-            return _note(found, DELAY_START, separator + 1, end)
+            return _note(facts, DELAY_START, separator + 1, end)
     elif length == 8:
         word = load_word(start)
         if word == _REAL_QUEUE_NAME:
-            return _note(found, QID_START, separator + 1, end)
+            return _note(facts, QID_START, separator + 1, end)
         return bool(word != _CRC32)
     elif length == 10:
         if load_word(start) == _REAL_TOPIC and load_word(start + 2) == _REAL_TOPIC_END:
-            return _note(found, TOPIC_START, separator + 1, end)
+            return _note(facts, TOPIC_START, separator + 1, end)
     elif length >= 12:
         word = load_word(start)
         return word not in (_TIMER_OUT_NAME, _TIMER_ROLL, _INNER) and (
@@ -154,36 +153,36 @@ def _see_property(start: int, separator: int, end: int, found: int) -> bool:
 
 
 @inline_kernel
-def _walk_properties(start: int, end: int, found: int) -> bool:
+def _walk_properties(start: int, end: int, facts: int) -> bool:
     """Find the properties that matter; False when one is there that must go or is given twice.
 
     Separators are looked for 64 bytes at a time. The last block is taken so that it ends where the
     properties do: the record in front of them is longer than a block.
     """
     for which in range(HEAD_END):
-        _keep(found, which, 0)
+        _keep(facts, which, 0)
     name_start, separator = start, 0
-    place = start
-    while place < end:
-        block = min(place, end - _BLOCK_BYTES)
-        bits = separator_bits(block) >> np.uint64(place - block)
+    address = start
+    while address < end:
+        block = min(address, end - _BLOCK_BYTES)
+        bits = separator_bits(block) >> np.uint64(address - block)
         while bits != 0:
-            at = place + trailing_zeros(bits)
+            at = address + trailing_zeros(bits)
             bits &= bits - np.uint64(1)
             if load_u8(at) == 1:
                 if separator == 0:
                     separator = at
                 continue
-            if not _see_property(name_start, separator, at, found):
+            if not _see_property(name_start, separator, at, facts):
                 return False
             name_start, separator = at + 1, 0
-        place = block + _BLOCK_BYTES
-    if name_start < end and not _see_property(name_start, separator, end, found):
+        address = block + _BLOCK_BYTES
+    if name_start < end and not _see_property(name_start, separator, end, facts):
         return False
     return bool(
-        fact(found, DELAY_START) != 0
-        and fact(found, TOPIC_START) != 0
-        and fact(found, QID_START) != 0
+        fact(facts, DELAY_START) != 0
+        and fact(facts, TOPIC_START) != 0
+        and fact(facts, QID_START) != 0
     )
 
 
@@ -194,8 +193,8 @@ def _number(start: int, end: int, digits_max: int) -> int:
     if length > digits_max or (length > 1 and load_u8(start) == 0x30):
         return -1
     value = 0
-    for place in range(start, end):
-        digit = load_u8(place) - 0x30
+    for address in range(start, end):
+        digit = load_u8(address) - 0x30
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
@@ -217,8 +216,8 @@ def is_plain_topic(start: int, length: int) -> bool:
     """Whether nothing about a topic's name needs a second look."""
     if length > REAL_TOPIC_MAX_BYTES or load_u8(start) == 0x2E:
         return False
-    for place in range(start, start + length):
-        byte = load_u8(place)
+    for address in range(start, start + length):
+        byte = load_u8(address)
         if byte <= 0x20 or byte >= 0x7F or byte == 0x2F:
             return False
     return bool(is_deliverable(start, length, REAL_TOPIC_MAX_BYTES))
@@ -251,7 +250,7 @@ def _is_mapped(address: int) -> bool:
 
 
 @inline_kernel
-def _find_runs(record: int, size: int, found: int) -> bool:
+def _find_runs(record: int, size: int, facts: int) -> bool:
     """Find body, topic and properties, every length checked; False unless they add up to a level
     record.
     """
@@ -274,10 +273,10 @@ def _find_runs(record: int, size: int, found: int) -> bool:
     properties = topic + _SYSTEM_TOPIC_BYTES + _PROPERTIES_LENGTH
     if load_i16(properties - _PROPERTIES_LENGTH) != record + size - properties:
         return False
-    _keep(found, HEAD_END, head_bytes)
-    _keep(found, STORE_TIME_AT, _STORE_TIME + born_extra)
-    _keep(found, TOPIC_AT, topic - record)
-    _keep(found, PROPERTIES_AT, properties - record)
+    _keep(facts, HEAD_END, head_bytes)
+    _keep(facts, STORE_TIME_AT, _STORE_TIME + born_extra)
+    _keep(facts, TOPIC_AT, topic - record)
+    _keep(facts, PROPERTIES_AT, properties - record)
     if not _is_system_topic(topic, _LEVEL_WORDS):
         return False
     crc = crc32(body, body_length) & np.uint64(CRC_MASK)
@@ -285,19 +284,19 @@ def _find_runs(record: int, size: int, found: int) -> bool:
 
 
 @inline_kernel
-def find_level_record(record: int, size: int, level: int, source_offset: int, found: int) -> bool:
-    """Fill ``found`` for the record at an address; False when anything about it is not as usual.
+def find_level_record(record: int, size: int, level: int, source_offset: int, facts: int) -> bool:
+    """Fill ``facts`` for the record at an address; False when anything about it is not as usual.
 
     ``size`` is at least that of the smallest record and within the buffer. The limits of the target
     are the caller's to check, and the real topic's name: once a topic, not once a record.
     """
     if not _head_is_usual(record, size, level, source_offset):
         return False
-    if not _find_runs(record, size, found):
+    if not _find_runs(record, size, facts):
         return False
-    if not _walk_properties(record + fact(found, PROPERTIES_AT), record + size, found):
+    if not _walk_properties(record + fact(facts, PROPERTIES_AT), record + size, facts):
         return False
-    if _number(fact(found, DELAY_START), fact(found, DELAY_END), 5) != level:
+    if _number(fact(facts, DELAY_START), fact(facts, DELAY_END), 5) != level:
         return False
-    _keep(found, REAL_QUEUE_ID, _number(fact(found, QID_START), fact(found, QID_END), 5))
-    return bool(0 <= fact(found, REAL_QUEUE_ID) <= QUEUE_ID_MAX)
+    _keep(facts, REAL_QUEUE_ID, _number(fact(facts, QID_START), fact(facts, QID_END), 5))
+    return bool(0 <= fact(facts, REAL_QUEUE_ID) <= QUEUE_ID_MAX)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several sources in one target: which go together, and how their accounts become one.
+"""Several sources in one target: which go together, and how their reports become one.
 
-The messages of each source lie in the target behind those of the one before it, in the order in
-which the sources were named; ``target_queue_offset`` of a source's report says where.
+In the target the messages of a source follow those of the source named before it. A source's report
+says from which ``target_queue_offset`` on.
 """
 
 from collections import Counter
@@ -29,15 +29,15 @@ def require_mergeable(members: Sequence[ConvertOptions]) -> None:
     """Raise OptionsError for sources that cannot be in one target, naming them: one given twice,
     copies of one broker's data, and others than the first in what a target has one of.
     """
-    places: dict[Path, Path] = {}
+    named: dict[Path, Path] = {}
     for options in members:
         end = options.source.resolve()
-        if end in places:
-            raise OptionsError(f"{options.source}: named twice (also as {places[end]})")
-        places[end] = options.source
+        if end in named:
+            raise OptionsError(f"{options.source}: named twice (also as {named[end]})")
+        named[end] = options.source
     first = members[0]
     for other in members[1:]:
-        for name, one, two in _asked(first, other):
+        for name, one, two in _compared_options(first, other):
             if one != two:
                 raise OptionsError(
                     f"{first.source} and {other.source} cannot be in one target: {name} is {one}"
@@ -48,12 +48,14 @@ def require_mergeable(members: Sequence[ConvertOptions]) -> None:
         raise same_broker(sources, group)
 
 
-def _asked(one: ConvertOptions, two: ConvertOptions) -> Iterator[tuple[str, Any, Any]]:
+def _compared_options(
+    first: ConvertOptions, other: ConvertOptions
+) -> Iterator[tuple[str, Any, Any]]:
     for field in attrs.fields(TargetSettings):
-        yield field.name, getattr(one.settings, field.name), getattr(two.settings, field.name)
+        yield field.name, getattr(first.settings, field.name), getattr(other.settings, field.name)
     for field in attrs.fields(ConvertOptions):
         if field.name not in _OF_A_SOURCE:
-            yield field.name, getattr(one, field.name), getattr(two, field.name)
+            yield field.name, getattr(first, field.name), getattr(other, field.name)
 
 
 def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def marker_of(report: ConversionReport, number: int | None = None) -> dict[str, 
     the bad records it has only the count: ``bad_record_list`` has them.
     """
     facts = attrs.evolve(report, bad_records=(), sources=()).as_json()
-    facts["sources"] = [marker_of(source, place) for place, source in enumerate(report.sources)]
+    facts["sources"] = [marker_of(source, index) for index, source in enumerate(report.sources)]
     request = report.sources[0].request if report.sources else report.request
     listed = {LISTED: len(report.bad_records), SOURCE_NUMBER: number}
     return {**facts, "conversion": {**request, **request["settings"], **listed}}

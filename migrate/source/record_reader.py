@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading pending records in place, front to back, many with one system call, into one reused
-buffer.
+"""Reads pending records front to back, many with one system call, into one reused buffer.
 
-Records that lie close together are read together; over a wide gap (messages that are not pending)
-the reader jumps. No length is trusted: what a queue entry claims is held against the file, and
-against the record's own length before room is made for it.
+Records that lie close together are read together; a wide gap of other messages is jumped. No length
+is trusted. The length in a queue entry is compared with the file, and a long one also with the
+record's own length, before memory is allocated.
 """
 
 from collections.abc import Iterator
@@ -31,6 +30,14 @@ GONE, THERE, DOUBTFUL = range(3)
 FIRST, END, OFFSET, LENGTH = range(4)
 RUN_COLUMNS = 4
 """A run of records that are read together: rows of the chunk, where in the log, how many bytes."""
+BUFFER_BYTES = 2 << 20
+"""Stays in the cache between the read, the rewrite and the write."""
+GAP_BYTES = 32 << 10
+"""Reading over a gap as wide as this costs as much as jumping it."""
+SPARE_BYTES = 16
+"""Kernels compare names a word at a time and may look this far beyond a record."""
+_ROWS = 1 << 14
+"""So many records at most are in a chunk."""
 
 
 @kernel("int64(int64[::1], int32[::1], int64[::1], int64[::1], int64, uint8[::1])")
@@ -63,23 +70,22 @@ def judge_entries(
 )
 def lay_out_chunk(
     offsets: Any, sizes: Any, kinds: Any, file_starts: Any, first: int, room: int, gap: int,
-    places: Any, runs: Any,
+    buffer_offsets: Any, runs: Any,
 ) -> tuple[int, int]:  # fmt: skip
     """Lay records from number ``first`` on into a buffer of ``room`` bytes; returns where the chunk
     ends, and how many runs it has.
 
-    ``places`` become the records' places in the buffer, ``runs`` what is to be read, one behind the
-    other. A run ends with its file, and where ``gap`` or more bytes are not wanted. A chunk has at
-    least one record, even when that does not fit; all it claims to hold fits otherwise, and so do
-    its rows in ``places``.
+    ``buffer_offsets`` become the records' offsets in the buffer, ``runs`` the reads, one behind the
+    other. A run ends with its file, and before a gap of ``gap`` or more bytes. A chunk has at least
+    one record, even when that does not fit; otherwise all its claimed lengths fit, and its rows.
     """
     file, run, filled, claimed, reach = 0, -1, 0, 0, 0
     i = first
-    while i < len(offsets) and i - first < len(places):
+    while i < len(offsets) and i - first < len(buffer_offsets):
         claimed += max(int(sizes[i]), 0)
         if i > first and claimed > room:
             break
-        places[i - first] = NOT_THERE
+        buffer_offsets[i - first] = NOT_THERE
         if kinds[i] == THERE:
             start, end = offsets[i], offsets[i] + sizes[i]
             before = file
@@ -97,22 +103,9 @@ def lay_out_chunk(
             reach = new_reach
             runs[run, END], runs[run, LENGTH] = i + 1 - first, reach - run_start
             filled = base + reach - run_start
-            places[i - first] = base + start - run_start
+            buffer_offsets[i - first] = base + start - run_start
         i += 1
     return i, run + 1
-
-
-BUFFER_BYTES = 2 << 20
-"""Stays in the cache between the read, the rewrite and the write."""
-
-GAP_BYTES = 32 << 10
-"""Reading over a gap as wide as this costs as much as jumping it."""
-
-SPARE_BYTES = 16
-"""Kernels compare names a word at a time and may look this far beyond a record."""
-
-_ROWS = 1 << 14
-"""So many records at most are in a chunk."""
 
 
 @attrs.frozen(eq=False)
@@ -125,7 +118,7 @@ class Chunk:
     end: int
     buffer: NDArray[np.uint8]
     buffer_bytes: int
-    places: NDArray[np.int64]
+    buffer_offsets: NDArray[np.int64]
 
 
 def read_chunks(
@@ -138,20 +131,20 @@ def read_chunks(
     SourceError when the disk refuses.
     """
     buffer = np.zeros(BUFFER_BYTES + SPARE_BYTES, np.uint8)
-    places = np.empty(_ROWS, np.int64)
+    buffer_offsets = np.empty(_ROWS, np.int64)
     runs = np.empty((_ROWS, RUN_COLUMNS), np.int64)
     starts = np.array([segment.start_offset for segment in log.segments], np.int64)
     kinds = _kinds(log, starts, offsets, sizes)
     first = 0
     while first < len(offsets):
         end, run_count = lay_out_chunk(
-            offsets, sizes, kinds, starts, first, BUFFER_BYTES, GAP_BYTES, places, runs
+            offsets, sizes, kinds, starts, first, BUFFER_BYTES, GAP_BYTES, buffer_offsets, runs
         )
         needed = int(runs[:run_count, LENGTH].sum())
         if needed + SPARE_BYTES > len(buffer):
             buffer = np.zeros(needed + SPARE_BYTES, np.uint8)
-        filled = _read_runs(log, runs[:run_count], sizes[first:end], places, buffer)
-        yield Chunk(first, end, buffer, filled, places[: end - first])
+        filled = _read_runs(log, runs[:run_count], sizes[first:end], buffer_offsets, buffer)
+        yield Chunk(first, end, buffer, filled, buffer_offsets[: end - first])
         first = end
 
 
@@ -162,15 +155,17 @@ def _kinds(
     sizes: NDArray[np.int32],
 ) -> NDArray[np.uint8]:
     """Which entries lie within one file; a very long one must say so itself before room is made."""
-    ends = np.array([one.start_offset + one.length_bytes for one in log.segments], np.int64)
+    ends = np.array(
+        [segment.start_offset + segment.length_bytes for segment in log.segments], np.int64
+    )
     kinds = np.empty(len(offsets), np.uint8)
     if judge_entries(offsets, sizes, starts, ends, BUFFER_BYTES, kinds):
         for at in np.flatnonzero(kinds == DOUBTFUL).tolist():
-            kinds[at] = THERE if _told_size(log, int(offsets[at])) == sizes[at] else GONE
+            kinds[at] = THERE if _stated_size(log, int(offsets[at])) == sizes[at] else GONE
     return kinds
 
 
-def _told_size(log: SegmentReader, offset: int) -> int:
+def _stated_size(log: SegmentReader, offset: int) -> int:
     head = bytearray(BLANK_RECORD.size)
     if log.read_into(offset, memoryview(head)) < len(head):
         return 0
@@ -181,7 +176,7 @@ def _read_runs(
     log: SegmentReader,
     runs: NDArray[np.int64],
     sizes: NDArray[np.int32],
-    places: NDArray[np.int64],
+    buffer_offsets: NDArray[np.int64],
     buffer: NDArray[np.uint8],
 ) -> int:
     """Fill the buffer with runs, one behind the other; returns how many bytes they are."""
@@ -191,6 +186,6 @@ def _read_runs(
         count = log.read_into(int(run[OFFSET]), buffer.data[filled : filled + length])
         if count < length:  # a file that was cut short while we read
             rows = slice(int(run[FIRST]), int(run[END]))
-            places[rows][places[rows] + sizes[rows] > filled + count] = NOT_THERE
+            buffer_offsets[rows][buffer_offsets[rows] + sizes[rows] > filled + count] = NOT_THERE
         filled += length
     return filled

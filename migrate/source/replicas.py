@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which stores hold the data of one broker: master and slave, or a store and its copy.
+"""Which stores hold the data of one broker: a master and its slave, or a store and its copy.
 
-Told by content, not by names: a slave's log is its master's, byte for byte and at the same offsets,
-so the two agree in the record that begins a file of the log. No two brokers store the same record
-at the same place: it names its broker's address and the millisecond in which it was stored.
-Limitations: copies so far apart that no file of the log is in both cannot be told.
+A slave's log equals its master's byte for byte, at the same offsets. So the two agree in the record
+that begins a file of the log. Stores of different brokers never do: a record names its broker's
+address and the millisecond in which it was stored. Limitation: copies that share no file of the log
+are not recognised.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Replicas:
     record at ``commit_log_offset`` which two of them share, or more.
     """
 
-    places: tuple[int, ...]
+    indexes: tuple[int, ...]
     commit_log_offset: int
 
 
@@ -47,40 +47,40 @@ def find_replicas(sources: Sequence[Path]) -> list[Replicas]:
     """
     groups: list[Replicas] = []
     holders: dict[FirstRecord, list[int]] = {}
-    for place, source in enumerate(sources):
+    for index, source in enumerate(sources):
         for record in _first_records(source):
-            holders.setdefault(record, []).append(place)
-    for (offset, _digest), places in sorted(holders.items(), key=lambda item: item[0][0]):
-        if len(places) > 1:
-            groups = _joined(groups, Replicas(tuple(places), offset))
+            holders.setdefault(record, []).append(index)
+    for (offset, _digest), indexes in sorted(holders.items(), key=lambda item: item[0][0]):
+        if len(indexes) > 1:
+            groups = _joined(groups, Replicas(tuple(indexes), offset))
     return groups
 
 
-def _joined(groups: Iterable[Replicas], found: Replicas) -> list[Replicas]:
+def _joined(groups: Iterable[Replicas], replicas: Replicas) -> list[Replicas]:
     """The groups with those made one that share a store with what was found."""
     apart = []
     for group in groups:
-        if set(group.places) & set(found.places):
-            places = tuple(sorted({*group.places, *found.places}))
-            found = Replicas(places, group.commit_log_offset)
+        if set(group.indexes) & set(replicas.indexes):
+            indexes = tuple(sorted({*group.indexes, *replicas.indexes}))
+            replicas = Replicas(indexes, group.commit_log_offset)
         else:
             apart.append(group)
-    return [*apart, found]
+    return [*apart, replicas]
 
 
 def _first_records(source: Path) -> list[FirstRecord]:
     """A digest of the first record of every file of a log that begins with one."""
-    found = []
+    records = []
     try:
         with SegmentReader(StoreRoot(source).commit_log) as log:
             for segment in log.segments:
                 data = bytearray(min(HEAD_BYTES, segment.length_bytes))
                 log.read_into(segment.start_offset, memoryview(data))
                 if record := _record(data):
-                    found.append((segment.start_offset, hashlib.sha256(record).digest()))
+                    records.append((segment.start_offset, hashlib.sha256(record).digest()))
     except DelayStoreError:
         return []  # its own conversion says what is wrong with it
-    return found
+    return records
 
 
 def _record(data: bytearray) -> bytes:
@@ -97,7 +97,7 @@ def _record(data: bytearray) -> bytes:
 
 def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:
     """The refusal of a group, with what tells the master from its copies."""
-    stores = [sources[place] for place in group.places]
+    stores = [sources[index] for index in group.indexes]
     where, them = ("", "both") if len(stores) == 2 else (" in two or more of them", "all")
     return SameBrokerError(
         f"{listed(map(str, stores))} hold the data of one broker: the record at log offset"

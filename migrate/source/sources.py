@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of a conversion, one or several: whether they may be converted, what is pending in
-them, and what is reported of each and of all.
+"""The sources of a conversion: whether they may be converted, and what is pending in them.
 
-The messages of several sources lie in the target one source behind the other.
+In the target the messages of several sources lie one source behind the other.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from message_store.base.errors import (
     MigrationError,
     OptionsError,
     TargetError,
-    UncleanStoreError,
 )
 from message_store.base.printable import counted
 from message_store.files.segments import SegmentReader
@@ -29,40 +27,42 @@ from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.writing.losses import require_whole_log
 from migrate.look.choices import require_queues
-from migrate.plan.plan import Amendments, Plan
+from migrate.plan.plan import Corrections, Plan
 from migrate.plan.stored_plan import request_of
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
 from migrate.report.accounting import bad_records, conversion_report
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord, ConversionReport, Seconds
 from migrate.settings import ConvertOptions
+from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.merge import merged_report, merged_request, named_records
 from migrate.source.topic_choice import choose_topics
-from migrate.source.warnings import retired_warnings, source_warnings
 from migrate.write.part import Receipt
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
+_COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
+
 
 class WheelNotEmptyError(MigrationError):
-    """The source's own wheel holds messages that a conversion of the levels would leave behind."""
+    """The source's own wheel has pending messages, which a conversion of levels leaves behind."""
 
 
 def require_empty_wheel(source: StoreRoot) -> None:
-    """Raise WheelNotEmptyError when messages wait in the source's wheel."""
+    """Raise WheelNotEmptyError if messages are pending on the source's wheel."""
     if waiting := waiting_in_wheel(source):
-        told = counted(waiting, "message waits", "messages wait")
+        messages = counted(waiting, "message waits", "messages wait")
         raise WheelNotEmptyError(
-            f"{source.path}: {told} in its timer wheel or timeline and would be left behind;"
+            f"{source.path}: {messages} in its timer wheel or timeline and would be left behind;"
             " --levels-only converts the levels alone"
         )
 
 
 def waiting_in_wheel(source: StoreRoot) -> int:
-    """How many messages wait in the source's own wheel, or in its RocksDB timeline.
+    """How many messages are pending on the source's own wheel, or in its RocksDB timeline.
 
-    What counts is what the wheel had not delivered when its hand last moved: the store may have
-    lain for longer than a wheel is, and a broker that starts today would no longer reach it all.
+    Counts what the wheel had not delivered when its hand last moved. The store may be older than a
+    wheel is long, and a broker that starts today would no longer reach all of it.
     """
     if not is_directory(source.timer_queue()):
         return 0
@@ -77,10 +77,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
 
 
 class ConversionSource:
-    """What one source brings, stage by stage.
-
-    ``backlog`` and ``chosen`` are there after ``read``.
-    """
+    """One source, stage by stage; ``read`` sets ``backlog`` and ``chosen``, a mask of it."""
 
     backlog: LevelBacklog
     chosen: NDArray[np.bool_]
@@ -92,7 +89,7 @@ class ConversionSource:
         self.left_out_topics: dict[str, int] = {}
 
     def check_places(self, target: Path) -> None:
-        """Refuse what is no store, and one of source and target within the other."""
+        """Refuse a source that is no store, and one that lies in the target or around it."""
         self.root.require_readable()
         self.root.require_log()
         require_whole_log(self.root)
@@ -101,15 +98,11 @@ class ConversionSource:
             raise TargetError(f"{target}: must not lie in the source, or around it")
 
     def check(self) -> None:
-        """Refuse a store that was not stopped, or whose own wheel is not empty, unless told
-        otherwise; and one of which a change was stopped: what it began is still to be finished.
+        """Refuse a store that was not stopped, whose own wheel is not empty (unless the options
+        allow it), or of which an in-place change or a retirement is unfinished.
         """
         refuse_unfinished(self.root)
-        if not self.root.was_stopped_cleanly and not self.options.after_crash:
-            raise UncleanStoreError(
-                f"{self.root.abort}: the broker is running or has crashed; stop it cleanly, or"
-                " use --after-crash, which leaves out what was already delivered"
-            )
+        require_stopped(self.root, after_crash=self.options.after_crash)
         self.warnings = [
             *retired_warnings(self.root, self.options.only_levels),
             *source_warnings(self.root, whole_log=self.options.whole_log),
@@ -117,11 +110,11 @@ class ConversionSource:
         if not self.options.levels_only:
             require_empty_wheel(self.root)
         elif waiting := waiting_in_wheel(self.root):
-            told = counted(waiting, "message waits", "messages wait")
-            self.warnings.append(f"left behind: {told} in the source's own timer wheel")
+            messages = counted(waiting, "message waits", "messages wait")
+            self.warnings.append(f"left behind: {messages} in the source's own timer wheel")
 
     def read(self) -> None:
-        """Find what is pending, and what of it this run is about; the rest is `skipped`."""
+        """Find what is pending, and choose from it; the rest is ``skipped``."""
         options = self.options
         self.backlog = read_backlog(
             self.root.path,
@@ -130,11 +123,7 @@ class ConversionSource:
             after_crash=options.after_crash,
             whole_log=options.whole_log,
         )
-        self.chosen = np.ones(len(self.backlog), np.bool_)
-        if options.only_levels:
-            known = {counts.level for counts in self.backlog.counts}
-            require_queues(self.root, options.only_levels, known)
-            self.chosen &= np.isin(self.backlog.level, np.array(options.only_levels))
+        self.chosen = chosen_by_level(options, self.backlog)
         if options.only_topics:
             wanted, self.left_out_topics = choose_topics(
                 self.root, self.backlog, options.only_topics
@@ -142,11 +131,11 @@ class ConversionSource:
             self.chosen &= wanted
 
     def request(self, now_ms: int) -> dict[str, Any]:
-        """What makes this run of this source this one and not another."""
+        """What a continued run of this source must have in common with this one."""
         return request_of(self.options, now_ms, self.backlog.level_table)
 
     def with_warnings(self, report: ConversionReport) -> ConversionReport:
-        """The source's report with what else is to be said of it."""
+        """The source's report with its warnings."""
         return attrs.evolve(
             report,
             left_out_topics=self.left_out_topics,
@@ -154,16 +143,13 @@ class ConversionSource:
         )
 
 
-_COMPARED = ("commit_log_offset", "size_bytes", "level", "due_ms")
-
-
 class SameMessageError(OptionsError):
-    """One message that waits in two sources: in one target it would be delivered from both."""
+    """One message is pending in two sources: one target would deliver it from both."""
 
 
 def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:
-    """Raise SameMessageError where one record waits in two sources, byte for byte at one place of
-    the log: copies of one broker's store that have no file of the log in common.
+    """Raise SameMessageError if two sources have one pending record, byte for byte at one offset:
+    copies of one broker's store that share no file of the log.
     """
     for one, two in combinations(sources, 2):
         for at_one, at_two in _alike(one.backlog, two.backlog):
@@ -177,9 +163,7 @@ def refuse_same_messages(sources: Sequence[ConversionSource]) -> None:
 
 
 def _alike(one: LevelBacklog, two: LevelBacklog) -> list[tuple[int, int]]:
-    """Rows of both that agree in place, size, level and due time; of different brokers that is
-    chance, and few.
-    """
+    """Rows of both that agree in offset, size, level and due time: few, if brokers differ."""
     _offsets, rows_one, rows_two = np.intersect1d(
         one.commit_log_offset, two.commit_log_offset, return_indices=True
     )
@@ -190,7 +174,7 @@ def _alike(one: LevelBacklog, two: LevelBacklog) -> list[tuple[int, int]]:
 
 
 def _record(source: ConversionSource, at: int) -> bytes | int:
-    """The bytes of an entry; of one that cannot be read its own number, which is no other's."""
+    """The bytes of an entry; if it cannot be read, a number that no other source returns."""
     offset, size = source.backlog.commit_log_offset[at], source.backlog.size_bytes[at]
     try:
         with SegmentReader(source.root.commit_log) as log:
@@ -199,12 +183,20 @@ def _record(source: ConversionSource, at: int) -> bytes | int:
         return id(source)
 
 
+def chosen_by_level(options: ConvertOptions, backlog: LevelBacklog) -> NDArray[np.bool_]:
+    """Which pending messages are of a chosen level, as a mask. Raises OptionsError."""
+    if not options.only_levels:
+        return np.ones(len(backlog), np.bool_)
+    known_levels = {counts.level for counts in backlog.counts}
+    require_queues(StoreRoot(options.source), options.only_levels, known_levels)
+    return np.isin(backlog.level, np.array(options.only_levels))
+
+
 @attrs.frozen(eq=False)
 class Entries:
-    """What waits in all sources, one source behind the other, a row a message.
+    """The pending messages of all sources, one source behind the other, a row each.
 
-    ``starts`` says at which row each source begins, and last where all end. It is what a plan is
-    made from; the row of a message is its index.
+    ``starts`` has the first row of each source, and last the number of rows. A plan is made of it.
     """
 
     level: NDArray[Any]
@@ -215,7 +207,7 @@ class Entries:
 
     @classmethod
     def of(cls, backlogs: Sequence[LevelBacklog]) -> "Entries":
-        """The rows of these backlogs; of one alone they are its own arrays."""
+        """The rows of these backlogs; of a single one its own arrays, not copies."""
         ends = np.cumsum([len(backlog) for backlog in backlogs]).tolist()
 
         def joined(name: str) -> NDArray[Any]:
@@ -232,21 +224,21 @@ class Entries:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """From which row to which each source has."""
+        """First and end row of each source."""
         return list(pairwise(self.starts))
 
 
-def own_amendments(amendments: Amendments, span: tuple[int, int]) -> Amendments:
-    """What was learned of the rows of one source, counted from its first."""
+def own_corrections(corrections: Corrections, span: tuple[int, int]) -> Corrections:
+    """The corrections of one source's rows, counted from its first."""
     first, end = span
-    return Amendments(
-        bad={at - first: why for at, why in amendments.bad.items() if first <= at < end},
-        sizes={at - first: size for at, size in amendments.sizes.items() if first <= at < end},
+    return Corrections(
+        bad={at - first: why for at, why in corrections.bad.items() if first <= at < end},
+        sizes={at - first: size for at, size in corrections.sizes.items() if first <= at < end},
     )
 
 
 def own_messages(plan: Plan, span: tuple[int, int]) -> slice:
-    """Which messages of the plan are those of one source."""
+    """The messages of the plan that are of one source."""
     first, end = np.searchsorted(plan.chosen, span).tolist()
     return slice(first, end)
 
@@ -254,7 +246,7 @@ def own_messages(plan: Plan, span: tuple[int, int]) -> slice:
 class SourceSet:
     """All sources, stage by stage, as ``ConversionSource`` is one.
 
-    ``entries`` and ``chosen`` are there after ``read``, ``request`` after ``ask``.
+    ``entries`` and ``chosen`` are there after ``read``, ``request`` after ``fix_request``.
     """
 
     entries: Entries
@@ -271,7 +263,7 @@ class SourceSet:
         return [root.path for root in self.roots]
 
     def check_places(self, target: Path) -> None:
-        """Refuse what is no store, and one of source and target within the other."""
+        """Refuse a source that is no store, and one that lies in the target or around it."""
         for source in self._each:
             source.check_places(target)
 
@@ -293,35 +285,35 @@ class SourceSet:
         self.chosen = np.concatenate([source.chosen for source in self._each])
         refuse_same_messages(self._each)
 
-    def ask(self, now_ms: int) -> None:
-        """Settle what makes this run this one."""
+    def fix_request(self, now_ms: int) -> None:
+        """Fix what a continued run must have in common with this one."""
         self._requests = [source.request(now_ms) for source in self._each]
         self.request = merged_request(self._requests)
 
-    def bad_records(self, amendments: Amendments) -> list[BadRecord]:
+    def bad_records(self, corrections: Corrections) -> list[BadRecord]:
         """All of them; where there are several sources, each with its own."""
         return [
             record
             for source, span in zip(self._each, self.entries.spans, strict=True)
             for record in named_records(
-                bad_records(source.backlog, own_amendments(amendments, span)),
+                bad_records(source.backlog, own_corrections(corrections, span)),
                 source.root.path,
                 len(self._each),
             )
         ]
 
-    def set_aside(self, target: StoreRoot, amendments: Amendments) -> None:
-        """Keep the bad records beside the target. Raises TargetError."""
+    def quarantine(self, target: StoreRoot, corrections: Corrections) -> None:
+        """Quarantine the bad records beside the target. Raises TargetError."""
         lines: list[str] = []
         spans = enumerate(zip(self._each, self.entries.spans, strict=True), 1)
         for number, (source, span) in spans:
-            bad = own_amendments(amendments, span).bad
+            bad = own_corrections(corrections, span).bad
             prefix = f"source-{number:02d}-" if len(self._each) > 1 else ""
             lines += keep_bad_records(source.root, target, source.backlog, bad, prefix=prefix)
         list_bad_records(target, lines)
 
     def report(
-        self, plan: Plan, amendments: Amendments, receipts: Sequence[Receipt], seconds: Seconds
+        self, plan: Plan, corrections: Corrections, receipts: Sequence[Receipt], seconds: Seconds
     ) -> ConversionReport:
         """The report of the one source, or the sum of all with each in it."""
         each = []
@@ -332,7 +324,7 @@ class SourceSet:
                 source.backlog,
                 source.chosen,
                 plan,
-                own_amendments(amendments, span),
+                own_corrections(corrections, span),
                 [receipts[part] for part in parts],
                 seconds,
                 self._requests[number],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pending messages are for the topics asked for: one look at every record, in bulk."""
+"""Selects the pending messages of the topics asked for, in one pass over all records."""
 
 from collections import Counter
 from typing import Any
@@ -26,7 +26,7 @@ _UNKNOWN = -1
     "int64(int64, int64, int64[::1], int32[::1], int16[::1], int64[::1], int64, int32[::1], int64)"
 )
 def number_topics(
-    buffer: int, buffer_bytes: int, places: Any, sizes: Any, levels: Any, offsets: Any,
+    buffer: int, buffer_bytes: int, begins: Any, sizes: Any, levels: Any, offsets: Any,
     table: int, numbers: Any, start: int,
 ) -> int:  # fmt: skip
     """Fill ``numbers`` with each record's number in the topic table, -1 for records of an unusual
@@ -35,14 +35,14 @@ def number_topics(
     Returns how many records it came through: fewer than all when the table was full.
     """
     facts = np.zeros(FOUND_SIZE, np.int64)
-    found = facts.ctypes.data
-    for i in range(start, len(places)):
+    facts_address = facts.ctypes.data
+    for i in range(start, len(begins)):
         numbers[i] = _UNKNOWN
         size = int(sizes[i])
-        if places[i] < 0 or size < SMALLEST_RECORD_BYTES or size > buffer_bytes - places[i]:
+        if begins[i] < 0 or size < SMALLEST_RECORD_BYTES or size > buffer_bytes - begins[i]:
             continue
-        record = buffer + int(places[i])
-        if not find_level_record(record, size, int(levels[i]), offsets[i], found):
+        record = buffer + int(begins[i])
+        if not find_level_record(record, size, int(levels[i]), offsets[i], facts_address):
             continue
         name, name_bytes = facts[TOPIC_START], facts[TOPIC_END] - facts[TOPIC_START]
         number = add_plain_topic(table, name, name_bytes)
@@ -51,7 +51,7 @@ def number_topics(
         if number == NOT_PLAIN:
             continue
         numbers[i] = number
-    return len(places)
+    return len(begins)
 
 
 def choose_topics(
@@ -77,11 +77,11 @@ def choose_topics(
             )
             seen = [entry.topic for entry in table.counts()]
             is_wanted = np.array([topic in wanted for topic in seen], np.bool_)
-            known = numbers != _UNKNOWN
-            chosen[span][known] = is_wanted[numbers[known]]
-            numbered = np.bincount(numbers[known], minlength=len(seen)).tolist()
+            is_numbered = numbers != _UNKNOWN
+            chosen[span][is_numbered] = is_wanted[numbers[is_numbered]]
+            numbered = np.bincount(numbers[is_numbered], minlength=len(seen)).tolist()
             counts.update(dict(zip(seen, numbered, strict=True)))
-            for at in np.flatnonzero(~known).tolist():
+            for at in np.flatnonzero(~is_numbered).tolist():
                 topic = _scalar_topic(chunk, at, int(sizes[chunk.first + at]))
                 chosen[chunk.first + at] = topic is None or topic in wanted
                 if topic is not None:
@@ -104,8 +104,8 @@ def _numbers(
     done = 0
     while True:
         done = number_topics(
-            address_of(chunk.buffer), chunk.buffer_bytes, chunk.places, sizes, levels, offsets,
-            table.address, numbers, done,
+            address_of(chunk.buffer), chunk.buffer_bytes, chunk.buffer_offsets, sizes, levels,
+            offsets, table.address, numbers, done,
         )  # fmt: skip
         if done == len(numbers):
             return numbers
@@ -113,7 +113,7 @@ def _numbers(
 
 
 def _scalar_topic(chunk: Chunk, at: int, size: int) -> bytes | None:
-    place = int(chunk.places[at])
-    if place == NOT_THERE:
+    start = int(chunk.buffer_offsets[at])
+    if start == NOT_THERE:
         return None
-    return real_topic_of(chunk.buffer[place : place + size].tobytes())
+    return real_topic_of(chunk.buffer[start : start + size].tobytes())

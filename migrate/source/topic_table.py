@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which real topics a run of records has, how many of each, and their highest queue: counted inside
-the kernel.
+"""The real topics of a run of records, with their counts and highest queues, filled inside a
+kernel.
 
-A small open-addressing table in arrays, so that the kernel that rewrites records finds a topic's
-number without coming back to Python; names are checked and hashed once, when a topic is first seen.
+It is an open-addressing hash table in arrays, so the kernel finds a topic's number without calling
+Python. A name is checked and hashed once, when the topic is first seen.
 """
 
 import attrs
@@ -98,20 +98,20 @@ def _row_of(table: int, number: int) -> int:
 
 
 @inline_kernel
-def _place_of(table: int, name: int, length: int) -> int:
+def _entry_of(table: int, name: int, length: int) -> int:
     """The address of the place in the index where a topic name stands, or would stand."""
     index, mask = _field(table, _INDEX), _field(table, _INDEX_MASK)
     text = _field(table, _TEXT)
-    place = np.int64(hash_bytes(name, length, np.uint64(7)) & np.uint64(mask))
+    bucket = np.int64(hash_bytes(name, length, np.uint64(7)) & np.uint64(mask))
     while True:
-        number = load_native(index + 8 * place)
+        number = load_native(index + 8 * bucket)
         if number < 0:
-            return int(index + 8 * place)
+            return int(index + 8 * bucket)
         row = _row_of(table, number)
         same = load_native(row + 8 * _LENGTH) == length
         if same and equal_bytes(name, text + load_native(row + 8 * _START), length):
-            return int(index + 8 * place)
-        place = (place + 1) & mask
+            return int(index + 8 * bucket)
+        bucket = (bucket + 1) & mask
 
 
 @kernel("int64(int64, int64, int64)")
@@ -119,8 +119,8 @@ def add_topic(table: int, name: int, length: int) -> int:
     """The number of a topic name, new names added; ``TABLE_FULL`` when there is no room for one
     more.
     """
-    place = _place_of(table, name, length)
-    number = load_native(place)
+    entry = _entry_of(table, name, length)
+    number = load_native(entry)
     if number >= 0:
         return int(number)
     number, start = _field(table, _USED_TOPICS), _field(table, _USED_BYTES)
@@ -135,7 +135,7 @@ def add_topic(table: int, name: int, length: int) -> int:
     store_native(row + 8 * _MAX_QUEUE, 0)
     store_native(table + 8 * _USED_BYTES, start + length)
     store_native(table + 8 * _USED_TOPICS, number + 1)
-    store_native(place, number)
+    store_native(entry, number)
     return int(number)
 
 
@@ -144,7 +144,7 @@ def add_plain_topic(table: int, name: int, length: int) -> int:
     """The same; ``NOT_PLAIN`` for a new name that needs a second look, and for one that had it and
     is not text.
     """
-    number = load_native(_place_of(table, name, length))
+    number = load_native(_entry_of(table, name, length))
     if number < 0:
         return int(add_topic(table, name, length)) if is_plain_topic(name, length) else NOT_PLAIN
     is_text = load_native(_row_of(table, number) + 8 * _JAVA_HASH) != NOT_UTF8

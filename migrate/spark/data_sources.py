@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark's data sources ``rocketmq_levels`` and ``rocketmq_wheel``: what waits in a store as a
-table, and a table of messages as a new store with a wheel.
+"""Spark's data sources ``rocketmq_levels`` and ``rocketmq_wheel``.
 
-This module only speaks with Spark. Readers, writers and what passes between them are pickled, so
-they hold plain values; what brings compiled code is imported where it is used. docs/SPARK.md has
-columns, options and limits.
+They show the pending messages of a store as a table, and write a table of messages as a new store.
+This module only speaks with Spark. Readers, writers and their messages are pickled, so they hold
+plain values. Compiled code is imported where it is used. docs/SPARK.md has columns, options and
+limits.
 """
 
 import secrets
@@ -120,25 +120,25 @@ class PushdownReader(PendingReader):
 
     def pushFilters(self, filters: "list[Filter]") -> "Iterator[Filter]":
         """Keep what can be answered here; give the rest back."""
-        for asked in filters:
-            condition = _condition(asked)
+        for filter_ in filters:
+            condition = _condition(filter_)
             if condition is None:
-                yield asked
+                yield filter_
             else:
                 self.conditions.append(condition)
 
 
-def _condition(asked: "Filter") -> "Condition | None":
+def _condition(filter_: "Filter") -> "Condition | None":
     from migrate.table.pending_table import ASKABLE, Condition
 
-    operator = _OPERATORS.get(type(asked).__name__)
-    column: tuple[str, ...] = getattr(asked, "attribute", ())
+    operator = _OPERATORS.get(type(filter_).__name__)
+    column: tuple[str, ...] = getattr(filter_, "attribute", ())
     if operator is None or len(column) != 1 or column[0] not in ASKABLE:
         return None
-    value: Any = getattr(asked, "value", None)
+    value: Any = getattr(filter_, "value", None)
     values = value if operator == "in" else () if operator == "is not null" else (value,)
     wanted = str if column[0] in ("topic", "tags", "unique_key") else int
-    if not all(type(one) is wanted for one in values):
+    if not all(type(each) is wanted for each in values):
         return None
     return Condition(column[0], operator, value)
 
@@ -251,10 +251,10 @@ def _require_columns(schema: StructType) -> None:
             raise OptionsError(
                 f"column {field.name}: not one of a message; there are {', '.join(_WRITABLE)}"
             )
-        found = field.dataType.simpleString()
-        if found not in _WRITABLE[field.name]:
+        kind = field.dataType.simpleString()
+        if kind not in _WRITABLE[field.name]:
             wanted = " or ".join(_WRITABLE[field.name])
-            raise OptionsError(f"column {field.name}: {wanted} is wanted, not {found}")
+            raise OptionsError(f"column {field.name}: {wanted} is wanted, not {kind}")
 
 
 def spark_schema(schema: "pa.Schema") -> StructType:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Spark runs unless told otherwise, and whether that is this machine alone.
+"""Spark's default master, and whether a master is this machine alone.
 
-Stands apart so that the command line can say its defaults without loading Spark.
+Kept apart so that the command line can show its defaults without loading Spark.
 """
 
 from pathlib import Path

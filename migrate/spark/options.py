@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the options of a Spark data source ask for: words in any case → values, or a sentence.
+"""Options of the Spark data sources: words in any case become values, or an error.
 
-An option that nobody knows is refused: one that is misspelt would otherwise do nothing, silently.
+Unknown options are refused: a misspelt one would silently do nothing.
 """
 
 from collections.abc import Iterable, Mapping

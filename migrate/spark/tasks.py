@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a list of tasks as one Spark job, or in this process; and the job of the write stage.
 
-Tasks and results travel through the JVM: both are numbers, never messages. An empty task costs 12
-to 30 ms in Spark and its worker, so the write stage asks for two tasks a core, not one a part; but
-for at least one per 16 parts, because cores may join after the job began. A part is the unit of
-resuming, a task the unit of scheduling.
+Tasks and results travel through the JVM, so they are numbers, never messages. An empty task costs
+12 to 30 ms. So the write stage asks for two tasks a core, not one a part. It asks for at least one
+per 16 parts, because cores may join later. A part is the unit of resuming, a task that of
+scheduling.
 """
 
 import gc

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a store as one Parquet file, for whatever reads tables; needs no Spark.
+"""Exports the pending messages of a store as one Parquet file; needs no Spark.
 
-One pass over the records, front to back, in one process: a gigabyte takes seconds, which is less
-than a cluster takes to start. The file appears whole or not at all, and replaces none.
+One process reads the records once, front to back: a gigabyte takes seconds, less than the start of
+a cluster. The file appears whole or not at all, and never replaces another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -121,14 +121,18 @@ def export_parquet(
 
 def _asked(conditions: Sequence[Condition], name: str) -> set[Any]:
     """The values of a column that are asked for one by one."""
-    listed = [one.value for one in conditions if (one.column, one.operator) == (name, "in")]
+    listed = [
+        condition.value
+        for condition in conditions
+        if (condition.column, condition.operator) == (name, "in")
+    ]
     return {value for values in listed for value in values}
 
 
 def due_conditions(after_ms: int | None, before_ms: int | None) -> list[Condition]:
     """Due at ``after_ms`` or later, and before ``before_ms``."""
-    asked = ((">=", after_ms), ("<", before_ms))
-    return [Condition("due_ms", operator, value) for operator, value in asked if value is not None]
+    bounds = ((">=", after_ms), ("<", before_ms))
+    return [Condition("due_ms", operator, value) for operator, value in bounds if value is not None]
 
 
 def _writer(file: Any, store: Path, options: TableOptions) -> Any:
@@ -155,8 +159,8 @@ def _batches(
     for kind, waiting in rows.items():
         gathered: list[pa.RecordBatch] = []
         for part in waiting.ranges():
-            found = pending_batches(store, kind, part, options, conditions, keep_unreadable=True)
-            for batch in found:
+            batches = pending_batches(store, kind, part, options, conditions, keep_unreadable=True)
+            for batch in batches:
                 gathered.append(batch)
                 if _is_enough(gathered):
                     yield kind, gathered

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of what waits → Arrow batches: records read in place, decoded as columns, never one by one.
+"""Pending messages as Arrow batches: records are read in place and decoded as columns.
 
-A record that cannot be read is a row of its own that says why, so that the number of rows is the
-number of messages. Only where such a record lies is anything looked at by itself.
+A record that cannot be read becomes a row that says why, so there are as many rows as messages.
+Only around such a record are records decoded one by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,6 +40,8 @@ _RECORD_COLUMNS = (
     "unique_key", "topic", "queue_id", "tags", "due_ms", "born_ms", "store_ms", "retry",
     "reconsume_times", "flag", "sys_flag",
 )  # fmt: skip
+MAP = pa.map_(pa.string(), pa.string())
+_BACKWARD = slice(None, None, -1)
 
 
 @attrs.frozen(eq=False)
@@ -100,10 +102,10 @@ def _batch(
                 zero_copy_only=False
             )
         chosen &= holds
-    places = np.full(len(part), -1, np.int64)
-    places[decoded.rows] = np.arange(len(decoded.rows))
+    batch_rows = np.full(len(part), -1, np.int64)
+    batch_rows[decoded.rows] = np.arange(len(decoded.rows))
     kept = np.flatnonzero(chosen)
-    wanted = _Wanted(decoded.batch, places[kept])
+    wanted = _CostlyColumns(decoded.batch, batch_rows[kept])
     schema = options.schema
     arrays = [
         wanted.column(field.name)
@@ -115,26 +117,26 @@ def _batch(
 
 
 @attrs.frozen(eq=False)
-class _Wanted:
-    """The costly columns, for the chosen rows alone; place -1 is a record that cannot be read."""
+class _CostlyColumns:
+    """The costly columns, for the chosen rows alone; row -1 is a record that cannot be read."""
 
     batch: StoredBatch
-    places: NDArray[np.int64]
+    batch_rows: NDArray[np.int64]
 
     def column(self, name: str) -> pa.Array:
         """Body, keys or properties."""
-        is_there = self.places >= 0
-        rows = self.places[is_there]
+        is_there = self.batch_rows >= 0
+        rows = self.batch_rows[is_there]
         if name == "body":
-            found = self.batch.body.take(rows).to_arrow(pa.binary())
+            values = self.batch.body.take(rows).to_arrow(pa.binary())
         elif name == "keys":
             texts = self.batch.properties_text.take(rows)
-            found = _key_lists(find_property_column(texts, names.KEYS))
+            values = _key_lists(find_property_column(texts, names.KEYS))
         else:
-            found = user_properties(self.batch.properties_text.take(rows))
+            values = user_properties(self.batch.properties_text.take(rows))
         if is_there.all():
-            return found
-        return found.take(_with_gaps(is_there))
+            return values
+        return values.take(_with_gaps(is_there))
 
 
 def _with_gaps(is_there: NDArray[np.bool_]) -> pa.Array:
@@ -152,26 +154,26 @@ def _key_lists(column: ByteColumn) -> pa.Array:
 
 def _decoded(chunk: Chunk, part: PendingRows) -> _Decoded:
     data = np.frombuffer(chunk.buffer, np.uint8)
-    rows = np.flatnonzero(chunk.places != NOT_THERE)
-    problems = {int(row): NO_RECORD for row in np.flatnonzero(chunk.places == NOT_THERE)}
-    heads = data[chunk.places[rows][:, None] + np.arange(4)]
-    told = np.ascontiguousarray(heads).view(">i4").reshape(-1).astype(np.int64)
-    is_right = told == part.size_bytes[rows]
-    for row, size in zip(rows[~is_right].tolist(), told[~is_right].tolist(), strict=True):
+    rows = np.flatnonzero(chunk.buffer_offsets != NOT_THERE)
+    problems = {int(row): NO_RECORD for row in np.flatnonzero(chunk.buffer_offsets == NOT_THERE)}
+    heads = data[chunk.buffer_offsets[rows][:, None] + np.arange(4)]
+    stated = np.ascontiguousarray(heads).view(">i4").reshape(-1).astype(np.int64)
+    is_right = stated == part.size_bytes[rows]
+    for row, size in zip(rows[~is_right].tolist(), stated[~is_right].tolist(), strict=True):
         problems[row] = f"a length of {size} where the queue says {part.size_bytes[row]}"
     rows = rows[is_right]
     try:
-        return _Decoded(decode_batch(data, chunk.places[rows]), rows, problems)
+        return _Decoded(decode_batch(data, chunk.buffer_offsets[rows]), rows, problems)
     except FormatError:
         good = []
         for row in rows.tolist():
             try:
-                decode_message_at(data.data, int(chunk.places[row]))
+                decode_message_at(data.data, int(chunk.buffer_offsets[row]))
                 good.append(row)
             except FormatError as error:
                 problems[row] = error.problem
         rows = np.array(good, np.int64)
-        return _Decoded(decode_batch(data, chunk.places[rows]), rows, problems)
+        return _Decoded(decode_batch(data, chunk.buffer_offsets[rows]), rows, problems)
 
 
 def _record_columns(
@@ -182,10 +184,13 @@ def _record_columns(
     topics = _text(batch.property(names.REAL_TOPIC))
     queue_ids = _numbers(batch.property(names.REAL_QUEUE_ID))
     due_ms = pa.array(part.due_ms[rows])
-    asked = [(topics, "its real topic is missing"), (queue_ids, "its real queue id is no number")]
+    required = [
+        (topics, "its real topic is missing"),
+        (queue_ids, "its real queue id is no number"),
+    ]
     if kind == WHEEL:
         outs = _numbers(batch.property(names.TIMER_OUT_MS))
-        asked.append((outs, "its time is no number"))
+        required.append((outs, "its time is no number"))
         # what a wheel says of a due time is its slot, where the record does not know better
         told_ms = timer_due_times(
             pc.fill_null(outs, 0).to_numpy(zero_copy_only=False),
@@ -195,10 +200,10 @@ def _record_columns(
         )
         due_ms = pc.if_else(pc.is_null(outs), due_ms, pa.array(told_ms))
     problems = dict(decoded.problems)
-    for values, why in asked:
+    for values, why in required:
         for at in np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)).tolist():
             problems.setdefault(int(rows[at]), why)
-    found = {
+    columns = {
         "unique_key": _text(batch.property(names.UNIQUE_KEY)),
         "topic": topics,
         "queue_id": queue_ids.cast(pa.int32(), safe=False),
@@ -215,9 +220,9 @@ def _record_columns(
         is_there = np.zeros(len(part), np.bool_)
         is_there[rows] = True
         gaps = _with_gaps(is_there)
-        found = {name: column.take(gaps) for name, column in found.items()}
-        found["due_ms"] = pc.coalesce(found["due_ms"], pa.array(part.due_ms))
-    return found, problems
+        columns = {name: column.take(gaps) for name, column in columns.items()}
+        columns["due_ms"] = pc.coalesce(columns["due_ms"], pa.array(part.due_ms))
+    return columns, problems
 
 
 def _text(column: ByteColumn) -> pa.Array:
@@ -238,10 +243,6 @@ def _problem_column(problems: dict[int, str], count: int) -> pa.Array:
     if not problems:
         return pa.nulls(count, pa.string())
     return pa.array([problems.get(row) for row in range(count)], pa.string())
-
-
-MAP = pa.map_(pa.string(), pa.string())
-_BACKWARD = slice(None, None, -1)
 
 
 def readable_text(column: ByteColumn) -> pa.Array:
@@ -279,9 +280,9 @@ def _kept(parents: np.ndarray, names: pa.Array) -> np.ndarray:
     """The places of the entries that count, in their order."""
     coded = names.dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    known = coded.dictionary.to_pylist()
-    is_reserved = np.array([name in RESERVED_PROPERTIES for name in known], np.bool_)
-    together = parents.astype(np.int64) * max(1, len(known)) + codes
+    distinct = coded.dictionary.to_pylist()
+    is_reserved = np.array([name in RESERVED_PROPERTIES for name in distinct], np.bool_)
+    together = parents.astype(np.int64) * max(1, len(distinct)) + codes
     _values, from_the_end = np.unique(together[_BACKWARD], return_index=True)
     last = np.sort(len(together) - 1 - from_the_end)
     return last[~is_reserved[codes[last]]] if len(last) else last

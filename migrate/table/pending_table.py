@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a store as a table: its columns, what can be asked for, and which rows there are.
+"""The pending messages of a store as a table: its columns, its conditions, and its rows.
 
-The rows of a store are found once, from queues and timer log alone, and cut into ranges; each range
-knows its places in the log, so that whoever reads it needs nothing else and all see the same rows.
+The rows are found once, from queues and timer log, and cut into ranges. A range holds the log
+offsets of its rows, so its reader needs nothing else and all readers see the same rows.
 """
 
 import zlib
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from legacy_levels.backlog.backlog import read_backlog
 from legacy_levels.delay_offsets import read_delay_offsets
-from message_store.base.errors import UncleanStoreError
 from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.writing.losses import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
-from migrate.source.level_delays import told_table
+from migrate.source.condition import require_stopped
+from migrate.source.level_delays import level_table_of
 from timer_wheel.format.timer_due import FINEST_MS, is_overdue, promised_times
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -84,8 +84,8 @@ _COMPARE = {
 
 def schema_of(*, include_body: bool, include_properties: bool) -> pa.Schema:
     """The columns that are asked for: bodies and properties are read only on request."""
-    asked = {"body": include_body, "properties": include_properties}
-    return pa.schema([field for field in SCHEMA if asked.get(field.name, True)])
+    optional = {"body": include_body, "properties": include_properties}
+    return pa.schema([field for field in SCHEMA if optional.get(field.name, True)])
 
 
 @attrs.frozen(kw_only=True)
@@ -125,13 +125,13 @@ class Condition:
         if self.operator == "is not null":
             mask = pc.is_valid(values)
         elif self.operator == "in":
-            wanted = pa.array([one for one in self.value if one is not None], values.type)
+            wanted = pa.array([value for value in self.value if value is not None], values.type)
             mask = pc.and_(pc.is_in(values, wanted), pc.is_valid(values))
         else:
             compared = _COMPARE[self.operator](values, pa.scalar(self.value))
             mask = pc.fill_null(compared, False)
-        found: NDArray[np.bool_] = mask.to_numpy(zero_copy_only=False)
-        return found
+        result: NDArray[np.bool_] = mask.to_numpy(zero_copy_only=False)
+        return result
 
 
 @attrs.frozen(eq=False)
@@ -201,20 +201,15 @@ def pending_rows(
     store.require_readable()
     store.require_log()
     require_whole_log(store)
-    if not store.was_stopped_cleanly and not options.after_crash:
-        raise UncleanStoreError(
-            f"{store.abort}: the broker is running or has crashed; stop it cleanly, or use"
-            " --after-crash (afterCrash of a data source), which leaves out what was already"
-            " delivered"
-        )
+    require_stopped(store, after_crash=options.after_crash)
     with store.shared_lock():
         rows = _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
-    known = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
-    known |= {name: getattr(rows, name) for name in _TELLABLE[kind]}
+    columns = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
+    columns |= {name: getattr(rows, name) for name in _TELLABLE[kind]}
     wanted = np.ones(len(rows), np.bool_)
     for condition in conditions:
-        if condition.column in known:
-            values = pa.array(known[condition.column])
+        if condition.column in columns:
+            values = pa.array(columns[condition.column])
             if condition.column == "level":
                 values = level_column(rows.level)
             wanted &= condition.holds(values)
@@ -229,7 +224,7 @@ def level_column(levels: NDArray[np.int16]) -> pa.Array:
 def _level_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
     table = options.level_table
     if table is None:
-        table = told_table(store.path, read_delay_offsets(store.path, options.offsets))
+        table = level_table_of(store.path, read_delay_offsets(store.path, options.offsets))
     backlog = read_backlog(
         store.path,
         offsets_choice=options.offsets,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes one store with a ready wheel of the records that the tasks of a write have staged.
 
-Order: every record gets its offset; then log, queue, timer log, slots and small files are written
-in the staging directory, synced, and published; the marker that says complete comes last. A stop at
+Each record gets its offset first. Log, queue, timer log, slots and small files are then written in
+the staging directory, synced, and published. The marker that says complete comes last. A stop at
 any point leaves nothing on which a broker starts. One process copies all records, once.
 
-A write makes a store and never adds to one. It replaces only a store that a write made and no
-broker has opened since: messages of a store in use are not ours to throw away.
+A write makes a store and never adds to one. It replaces only a store that a write made and that no
+broker has opened since.
 """
 
 import json
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from message_store.base.errors import TargetError
 from message_store.columns.byte_column import Int64s
 from message_store.files.segments import SegmentReader, segment_name
-from message_store.files.small_files import read_small_file, replace_file
+from message_store.files.small_files import read_small_file, remove_file, replace_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.crc import crc32_from
@@ -61,17 +61,17 @@ from migrate.write.staging import (
     load_array,
     make_directory,
     no_broker,
-    remove_file,
     sole_writer,
     write_note,
 )
-from migrate.write.target_config import TopicDemand, broker_conf, broker_settings
+from migrate.write.target_config import CONF_NAME, TopicDemand, broker_conf, broker_settings
 from migrate.write.units import Units, write_blank, write_units
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.placing import place
 
-CONF_NAME = "broker.conf"
+PART_BYTES = 64 << 20
+COPY_ROWS = 4_096
 
 
 def begin_write(run: WriteRun, *, overwrite: bool) -> None:
@@ -106,14 +106,14 @@ def require_free(staging: Staging, *, overwrite: bool) -> None:
         )
     if used := signs_of_use(target):
         raise TargetError(
-            f"{target.path}: was opened since it was written ({', '.join(used)} is there); what"
-            " waits in it would be lost, so it is not overwritten"
+            f"{target.path}: was opened since it was written ({', '.join(used)} is there);"
+            " its pending messages would be lost, so it is not overwritten"
         )
 
 
 def begin_anew(staging: Staging) -> None:
     """Remove what a commit that was stopped has made, its marker first. Raises TargetError."""
-    remove_file(staging.path / WRITTEN_NAME)
+    remove_file(staging.path / WRITTEN_NAME, is_durable=True)
     clear(staging.store.path)
 
 
@@ -129,14 +129,14 @@ def withdraw_marker(staging: Staging) -> None:
     note = PublishingNote.read(staging)
     is_there = _marker_exists(staging.target) or (note is not None and note.replaces)
     begin_publishing(staging, replaces=is_there)
-    remove_file(staging.target.own / WRITTEN_NAME)
+    remove_file(staging.target.own / WRITTEN_NAME, is_durable=True)
 
 
 def finish_write(staging: Staging) -> None:
     """Put up the marker that says complete, and tidy up. Raises TargetError."""
     content = read_small_file(staging.path / WRITTEN_NAME)
     if content is None:
-        raise TargetError(f"{staging.path / WRITTEN_NAME}: is gone; write again")
+        raise TargetError(f"{staging.path / WRITTEN_NAME}: is missing; write again")
     replace_file(staging.target.own / WRITTEN_NAME, content)
     clear_staging(staging)
 
@@ -164,10 +164,6 @@ def _finish_stopped(staging: Staging) -> None:
 
 def _marker_exists(target: StoreRoot) -> bool:
     return (target.own / WRITTEN_NAME).exists()
-
-
-PART_BYTES = 64 << 20
-COPY_ROWS = 4_096
 
 
 def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool) -> dict[str, Any]:
@@ -301,11 +297,11 @@ def _write_units(run: WriteRun, plan: Plan, index: Int64s) -> None:
 
 def _demands(staged: Sequence[StagedRows]) -> dict[str, TopicDemand]:
     """Messages and highest queue of every topic, in order of name."""
-    found: dict[str, TopicDemand] = {}
+    demands: dict[str, TopicDemand] = {}
     for topic, count, queue_id in (row for part in staged for row in part.topics):
-        before = found.get(topic, TopicDemand(0, 0))
-        found[topic] = TopicDemand(before.count + count, max(before.max_queue_id, queue_id))
-    return {name: found[name] for name in sorted(found)}
+        before = demands.get(topic, TopicDemand(0, 0))
+        demands[topic] = TopicDemand(before.count + count, max(before.max_queue_id, queue_id))
+    return {name: demands[name] for name in sorted(demands)}
 
 
 def _facts(run: WriteRun, plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task does that writes messages into a new wheel: columns → records, laid aside.
+"""The task of a write into a new wheel: columns become records in the staging directory.
 
-A record is finished but for its two places, which are known only when all tasks are done. Each
-attempt of a task has a name of its own, so that repeated and speculative ones never meet; what
-counts is what the commit names.
+A record is finished but for its two offsets, which are known only when all tasks are done. Each
+attempt of a task has its own name, so repeated and speculative attempts never meet. The commit
+names the attempts that count.
 """
 
 import secrets
@@ -193,9 +193,9 @@ def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s
     present = set(batch.schema.names)
     if "born_ms" in present:
         born_ms = batch.column("born_ms").cast(pa.int64())
-        known = np.flatnonzero(born_ms.is_valid().to_numpy(zero_copy_only=False))
+        rows = np.flatnonzero(born_ms.is_valid().to_numpy(zero_copy_only=False))
         values = born_ms.drop_null().to_numpy()
-        put_numbers(block, starts[known], "born_timestamp_ms", values.astype(">i8"))
+        put_numbers(block, starts[rows], "born_timestamp_ms", values.astype(">i8"))
     for name in ("sys_flag", "reconsume_times"):
         if name in present:
             values = int64s(pc.fill_null(batch.column(name), 0))
@@ -216,8 +216,8 @@ def put_numbers(
 ) -> None:
     """Put a number, big-endian, into one field of the heads of the records at these places."""
     width = values.dtype.itemsize
-    places = (starts + HEAD_V4_V4.offset_of(name))[:, None] + np.arange(width)
-    block[places] = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
+    offsets = (starts + HEAD_V4_V4.offset_of(name))[:, None] + np.arange(width)
+    block[offsets] = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
 
 
 def _count_topics(
@@ -226,13 +226,13 @@ def _count_topics(
     """Count messages and the highest queue of each topic; the Java hash of each row's topic."""
     coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    known = coded.dictionary.to_pylist()
-    counts = np.bincount(codes, minlength=len(known))
-    highest = np.zeros(len(known), np.int64)
+    names = coded.dictionary.to_pylist()
+    counts = np.bincount(codes, minlength=len(names))
+    highest = np.zeros(len(names), np.int64)
     np.maximum.at(highest, codes, queue_ids)
-    for topic, count, queue_id in zip(known, counts.tolist(), highest.tolist(), strict=True):
+    for topic, count, queue_id in zip(names, counts.tolist(), highest.tolist(), strict=True):
         before = topics.get(topic, (0, 0))
         if count:
             topics[topic] = (before[0] + count, max(before[1], queue_id))
-    hashes = int64s([string_hash(topic) for topic in known])
-    return int64s(hashes[codes]) if known else codes
+    hashes = int64s([string_hash(topic) for topic in names])
+    return int64s(hashes[codes]) if names else codes

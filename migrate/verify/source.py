@@ -90,7 +90,7 @@ def quarantine_problems(
     unknown_entries: list[BadRecord],
     settings: ConversionSettings,
 ) -> Iterator[Problem]:
-    """Quarantined entries that are not pending, or with whose records nothing is wrong."""
+    """QuarantinedRecord entries that are not pending, or with whose records nothing is wrong."""
     if unknown_entries:
         first = unknown_entries[0]
         yield Problem(

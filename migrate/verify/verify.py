@@ -35,7 +35,7 @@ from migrate.report.finished_target import (
 )
 from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_marker, read_settings
 from migrate.settings import WHEEL, TargetSettings
-from migrate.source.warnings import refuse_retired
+from migrate.source.condition import refuse_retired
 from migrate.spark.master import require_shared_directory
 from migrate.verify.compare import Comparison, compare_sides
 from migrate.verify.config import (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""To whom the files of a store belong: what is added to it has to be its broker's to open.
+"""The owner of a store's files: what is added must be readable for its broker.
 
-Whoever is given a directory may put links into it at once. So each file is opened once, without
-following links, and what is done to it is done to the open file.
+Whoever is given a directory may put links into it at once. Therefore each file is opened once,
+without following links, and owner and mode are set on the open file.
 """
 
 import errno
@@ -38,16 +38,16 @@ class Access:
         if self.mode is not None and self.mode & 0o600 != 0o600:
             raise OptionsError("--mode: a broker reads and writes its files: 600 at least")
 
-    def give(self, root: Path, *, but: Path) -> None:
+    def give(self, root: Path, *, exclude: Path) -> None:
         """Give everything below ``root``, and itself, to the owner; what is private stays so.
 
-        ``but`` is left alone, and so are links, files that have another name as well, and
+        ``exclude`` is left alone, and so are links, files that have another name as well, and
         ``lost+found``. A directory is given after all that is in it, and can be entered by whoever
         may read. Raises TargetError.
         """
         if self == Access():
             return
-        left = {but, root / _LOST_AND_FOUND}
+        left = {exclude, root / _LOST_AND_FOUND}
         with target_errors(root):
             descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             for each in _descriptors(descriptor, root, left):
@@ -68,7 +68,7 @@ def tidy_up(staging: Staging, access: Access) -> None:
     removed. Nothing where that is gone already. Raises TargetError.
     """
     if os.path.lexists(staging.path):
-        access.give(staging.target.path, but=staging.path)
+        access.give(staging.target.path, exclude=staging.path)
         clear_staging(staging)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes one part on an executor: records, queue entries, timer log units, and a receipt.
 
-A part's bytes depend on the plan and the source alone. A task is a run of parts. A task that is
-repeated, or continues a stopped conversion, skips each part that has a receipt of the same plan and
-whose bytes have the receipt's checksums.
+A part's bytes depend on the plan and the source alone. A task is a run of parts. When it is
+repeated or continued it skips each part whose bytes still have the checksums of a receipt of this
+plan.
 """
 
 import json
@@ -40,26 +40,25 @@ from timer_wheel.format.timer_log import (
 _READ_BYTES = 4 << 20
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Receipt:
-    """What the writer of a part found: counts for the books, and what does not fit the plan.
+    """The result of a part: counts for the accounting, and what does not fit the plan.
 
-    ``bad`` and ``odd_sizes`` map indexes of the plan to a reason and to a size. ``topics`` is one
-    row a real topic: name (UTF-8 read as Latin-1), messages, highest queue id. The CRCs are of what
-    was written to log, queue and timer log, and to the tables of a hierarchical wheel's index.
+    ``bad`` and ``odd_sizes`` map indexes of the plan to a reason and to a size. ``topics`` has a
+    row for each real topic: name (UTF-8 read as Latin-1), messages, highest queue id. ``log_crc``
+    is of the part's records, ``units_crc`` of its queue entries and timer log units, ``index_crc``
+    of its tables for a hierarchical wheel's index.
     """
 
     identity: str
-    part: int
-    count: int
     bytes_read: int
-    log_crc: int
-    units_crc: int
     largest_record_bytes: int
-    topics: list[tuple[str, int, int]]
-    bad: dict[int, str]
-    odd_sizes: dict[int, int]
+    log_crc: int = 0
+    units_crc: int = 0
     index_crc: int = 0
+    topics: list[tuple[str, int, int]] = attrs.field(factory=list)
+    bad: dict[int, str] = attrs.field(factory=dict)
+    odd_sizes: dict[int, int] = attrs.field(factory=dict)
 
     @property
     def counted(self) -> int:
@@ -73,7 +72,7 @@ class Receipt:
 
     @classmethod
     def read(cls, path: Path) -> "Receipt | None":
-        """The receipt in a file, or None where there is none that can be read."""
+        """The receipt in a file, or None where none can be read."""
         content = read_small_file(path)
         try:
             facts = json.loads(content or b"")
@@ -89,10 +88,10 @@ def write_parts(
     target: Path, parts: range, identity: str | None = None, *, durably: bool = False
 ) -> Iterator[int]:
     """Write these parts of the plan with this identity unless they have a receipt; yields the
-    number of each as it is done.
+    number of each when it is done.
 
-    ``durably``: a part is on the disk before its receipt is there. On a disk that machines share,
-    only the one that wrote can see to that. Raises PlanError where another plan counts by now.
+    ``durably``: sync a part before its receipt appears. On a disk that machines share only the
+    machine that wrote can. Raises PlanError where another plan counts by now.
     """
     plan = load_plan(target, identity)
     for number in parts:
@@ -143,8 +142,6 @@ class PartWriter:
         records = self.records
         return Receipt(
             identity=self.plan.identity,
-            part=self.number,
-            count=self.end - self.first,
             bytes_read=self.bytes_read,
             log_crc=log_crc,
             units_crc=units_crc,
@@ -227,8 +224,9 @@ class PartWriter:
 
 
 def _is_written(plan: StoredPlan, number: int, receipt: Receipt) -> bool:
-    """Whether the bytes of a part, staged or already published, are what its receipt says: after a
-    loss of power a receipt may be there and its part's pages lost.
+    """Whether a part's bytes have the checksums of its receipt.
+
+    After a power loss a receipt may survive while pages of its part did not.
     """
     if receipt.identity != plan.identity:
         return False

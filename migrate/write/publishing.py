@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How what was staged becomes a store: what may be in a target, what keeps a broker from starting
-on it, and the renames at the end.
+"""Publishes a staged store: what may be in a target, the stub that stops brokers, and the renames.
 
-Until the end a stub of the wrong length stands where the wheel belongs. A broker refuses to start
-on that: an unfinished target cannot be booted by mistake. Publishing renames the finished parts to
-where a broker looks for them; the wheel file comes last, over the stub.
+Until the end a stub of the wrong length stands in the place of the wheel. Brokers refuse to start
+on it, so an unfinished target is not booted by mistake. Publishing renames the finished parts to
+their final names. The wheel file comes last and replaces the stub.
 
-A stub can be taken away by hand, and a broker started. Therefore the files of a store count as ours
-only while a durable note says that they are being published, and never once anybody was started on
-the store: such a target is refused, and stays as it is.
+Somebody may remove the stub by hand and start a broker. So files of a store count as ours only
+while a durable note says that they are being published. A target on which anybody was started is
+refused and stays as it is.
 """
 
 import json
@@ -28,7 +27,7 @@ _HOLD_MESSAGES = tuple(name for name in _PUBLISHED_FIRST if name != "config")
 
 
 def forbid_start(staging: Staging) -> None:
-    """Put the stub where the wheel belongs: no broker starts here until ``publish`` is done.
+    """Write the stub in the place of the wheel: no broker starts here until ``publish`` is done.
 
     Raises TargetError.
     """
@@ -38,8 +37,8 @@ def forbid_start(staging: Staging) -> None:
 
 @attrs.frozen
 class PublishingNote:
-    """Which plan is being published, whether it takes the place of a store that was whole, and the
-    length of the wheel that comes last, once that is made.
+    """The plan that is being published, whether it replaces a whole store, and the length of the
+    wheel, which is renamed last.
     """
 
     identity: str
@@ -72,9 +71,7 @@ def _has_moved_wheel(staging: Staging, note: PublishingNote) -> bool:
 
 
 def require_own_publishing(staging: Staging, identity: str) -> None:
-    """Raise PlanError where something else than this plan is being published: it can only be
-    finished by the command that began it.
-    """
+    """Raise PlanError if another plan is being published: only its own command can finish it."""
     note = PublishingNote.read(staging)
     if note is not None and note.identity != identity:
         raise PlanError(
@@ -84,8 +81,8 @@ def require_own_publishing(staging: Staging, identity: str) -> None:
 
 
 def begin_publishing(staging: Staging, *, replaces: bool = False) -> None:
-    """Note durably that from here on files of a store in the target are ours; ``replaces`` when
-    those of a store that was whole are there already. Raises TargetError.
+    """Note durably that from now on files of a store in the target are ours. ``replaces``: files of
+    a whole store are there already. Raises TargetError.
     """
     require_unused(staging, may_hold_store=replaces)
     wheel = staging.store.timer_wheel
@@ -95,8 +92,7 @@ def begin_publishing(staging: Staging, *, replaces: bool = False) -> None:
 
 
 def publish(staging: Staging) -> None:
-    """Move the finished store to where a broker looks for it; the wheel, which makes it bootable,
-    last.
+    """Rename the finished store into its place; the wheel, which makes it bootable, comes last.
 
     Can be stopped anywhere and called again. Raises TargetError.
     """
@@ -121,26 +117,24 @@ def publish(staging: Staging) -> None:
 
 
 def is_publishing(staging: Staging) -> bool:
-    """Whether the renames have begun: from then on nothing may be made anew in the staging place,
-    because what is renamed from there takes the place of what was published.
+    """Whether the renames have begun: a file that is staged after that would replace a published
+    one.
     """
     return PublishingNote.read(staging) is not None
 
 
 def is_published(staging: Staging) -> bool:
-    """Whether the wheel, which comes last, is in its place; for a hierarchical wheel what keeps
-    brokers from starting.
-    """
+    """Whether the wheel, which comes last, is in its place; for a hierarchy the guard file."""
     note = PublishingNote.read(staging)
     return note is not None and _has_moved_wheel(staging, note)
 
 
 def names_in_the_way(staging: Staging) -> list[str]:
-    """What a target directory holds that is not ours.
+    """The names in a target directory that are not ours.
 
-    It must be empty but for an unfinished conversion. A broker that refused to start on that may
-    have left configuration and empty directories, but files of a store are ours only while it is
-    being published. Raises TargetError when it cannot be listed.
+    It may hold an unfinished conversion, and what a broker leaves that refused to start on it:
+    configuration and empty directories. Files of a store are ours only while it is being published.
+    Raises TargetError when it cannot be listed.
     """
     target, wheel = staging.target, staging.target.timer_wheel
     with target_errors(target.path):
@@ -150,23 +144,23 @@ def names_in_the_way(staging: Staging) -> list[str]:
             return sorted({entry.name for entry in target.path.iterdir()} - ours)
         note = PublishingNote.read(staging)
         if note is None:
-            found = [name for name in _HOLD_MESSAGES if _holds_files(target.path / name)]
+            names = [name for name in _HOLD_MESSAGES if _holds_files(target.path / name)]
             is_ours = is_stub(wheel)
         else:
             is_ours = is_stub(wheel) or note.replaces or _has_moved_wheel(staging, note)
-            found = []
-        return found if is_ours or not os.path.lexists(wheel) else [*found, wheel.name]
+            names = []
+        return names if is_ours or not os.path.lexists(wheel) else [*names, wheel.name]
 
 
 def _holds_files(path: Path) -> bool:
-    """Whether a directory, or one within it, holds any; whatever is no directory counts as one."""
+    """Whether a directory holds a file at any depth; a path that is no directory counts as one."""
     is_file = os.path.lexists(path) and not path.is_dir()
     return is_file or any(files for _, _, files in os.walk(path))
 
 
 def signs_of_use(target: StoreRoot) -> list[str]:
-    """What says that a broker or an engine was started on a store. A broker that refuses to start
-    leaves a lock file as well, but an empty one. Raises TargetError.
+    """The names of files that show that a broker or an engine was started on a store. A broker that
+    refuses to start leaves a lock file too, but an empty one. Raises TargetError.
     """
     with target_errors(target.path):
         signs = [path for path in (target.abort, target.checkpoint) if os.path.lexists(path)]
@@ -176,8 +170,8 @@ def signs_of_use(target: StoreRoot) -> list[str]:
 
 
 def require_unused(staging: Staging, *, may_hold_store: bool = False) -> None:
-    """Raise TargetError for a target that holds anything but ours: what waits in a store that
-    somebody works with would be lost. ``may_hold_store``: all but the signs of use may be there.
+    """Raise TargetError for a target with anything that is not ours: pending messages of a store in
+    use would be lost. ``may_hold_store``: only signs of use are refused.
     """
     path = staging.target.path
     if used := signs_of_use(staging.target):
@@ -196,9 +190,7 @@ def is_stub(path: Path) -> bool:
 
 
 def refuse_links(staging: Staging) -> None:
-    """Raise TargetError when something in a target leads elsewhere: what is written must stay in
-    it.
-    """
+    """Raise TargetError for a link in a target: all that is written must stay in it."""
     target = staging.target
     names = (*_PUBLISHED_FIRST, target.own.name, target.timer_wheel.name)
     with target_errors(target.path):
@@ -208,11 +200,7 @@ def refuse_links(staging: Staging) -> None:
 
 
 def remove_unfinished(staging: Staging) -> None:
-    """Leave nothing of a conversion that is given up; a directory that held nothing else stays,
-    empty.
-
-    Raises TargetError.
-    """
+    """Remove all our files from the target; keep the directory itself. Raises TargetError."""
     target = staging.target
     with target_errors(target.path):
         staging.plan_file.unlink(missing_ok=True)

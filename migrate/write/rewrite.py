@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One level record → the timer record that takes its place: the slow path that is obviously right.
+"""Rewrites one level record as the timer record that replaces it: the slow path, plainly right.
 
-``rewrite_kernel`` does the same for records of the usual shape and leaves every other record to
-this module, which decides between odd-but-fine and bad-with-a-reason. What may change is the list
-of docs/FORMAT.md, converted record.
+``rewrite_kernel`` does the same for records of the usual shape and leaves all others to this
+module, which decides between odd and bad. Section "Converted record" of docs/FORMAT.md lists what
+changes.
 """
 
 import attrs
@@ -95,7 +95,7 @@ def growth_bytes(level: int, out_ms: int) -> int:
     return len(names.TIMER_OUT_MS) + len(str(out_ms)) - gone
 
 
-def rewrite_record(record: bytes, place: Placement, limits: RewriteLimits) -> Rewritten:
+def rewrite_record(record: bytes, placement: Placement, limits: RewriteLimits) -> Rewritten:
     """The timer record for a level record, with every check that the conversion promises.
 
     ``record`` is what lies at the queue entry's place, as many bytes as the entry says. Raises
@@ -105,17 +105,17 @@ def rewrite_record(record: bytes, place: Placement, limits: RewriteLimits) -> Re
         message = decode_message_at(record)
     except FormatError as error:
         raise BadRecordError(f"unreadable: {error.problem}") from error
-    _check_head(message, record, place)
-    real_topic, real_queue_id = _check_properties(message, place.level)
-    text = rewrite_properties(message.properties_text, place.out_ms)
+    _check_head(message, record, placement)
+    real_topic, real_queue_id = _check_properties(message, placement.level)
+    text = rewrite_properties(message.properties_text, placement.out_ms)
     timer = attrs.evolve(
         message,
         topic=names.TIMER_TOPIC,
         magic=MAGIC_V1,
         queue_id=0,
-        queue_offset=place.target_queue_offset,
-        commit_log_offset=place.target_offset,
-        store_timestamp_ms=place.now_ms,
+        queue_offset=placement.target_queue_offset,
+        commit_log_offset=placement.target_offset,
+        store_timestamp_ms=placement.now_ms,
         prepared_transaction_offset=0,
         properties_text=text,
     )
@@ -137,18 +137,18 @@ def rewrite_record(record: bytes, place: Placement, limits: RewriteLimits) -> Re
     )
 
 
-def _check_head(message: StoredMessage, record: bytes, place: Placement) -> None:
+def _check_head(message: StoredMessage, record: bytes, placement: Placement) -> None:
     size_bytes = len(record)
-    told = head_layout(message.sys_flag).decode_at(record, 0)["size_bytes"]
-    if told != size_bytes:
-        raise BadRecordError(f"the record has {told} bytes, its queue entry says {size_bytes}")
+    stated = head_layout(message.sys_flag).decode_at(record, 0)["size_bytes"]
+    if stated != size_bytes:
+        raise BadRecordError(f"the record has {stated} bytes, its queue entry says {size_bytes}")
     if message.topic != names.LEVEL_TOPIC:
         raise BadRecordError(f"a record of topic {message.topic!r}, not of {names.LEVEL_TOPIC}")
-    if message.commit_log_offset != place.source_offset:
+    if message.commit_log_offset != placement.source_offset:
         raise BadRecordError(f"the record says that it lies at {message.commit_log_offset}")
-    if message.queue_id != place.level - 1:
+    if message.queue_id != placement.level - 1:
         raise BadRecordError(
-            f"the record is of queue {message.queue_id}, found in queue {place.level - 1}"
+            f"the record is of queue {message.queue_id}, found in queue {placement.level - 1}"
         )
     if message.sys_flag & SYS_TRANSACTION_MASK not in (0, SYS_COMMIT):
         raise BadRecordError("a prepared or rolled back transaction, which is never delivered")

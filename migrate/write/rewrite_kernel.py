@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level records → timer records, many at a time: the fast path for records of the usual shape.
+"""Rewrites many level records as timer records: the fast path for records of the usual shape.
 
-A record of any other shape (an address or number that does not fit, a property that must go, a
-topic that needs a second look, damage) is left out and marked; ``rewrite.rewrite_record`` then
-decides. So every reason for refusing a record is written once, in plain Python, and this kernel
-only ever answers "usual" when all of its checks hold.
+Any other record is marked and left to ``rewrite.rewrite_record``: odd addresses or numbers, a
+property that must go, an unusual topic, damage. So each reason for a refusal is written once, in
+plain Python, and the kernel answers "usual" only when all of its checks hold.
 
-What made it fast, as measured: one copy for everything in front of ``DELAY``, patched afterwards;
-one walk over the properties; no branch per log file, because the caller gives places in one buffer.
+Measured, it is fast for three reasons. It copies all in front of ``DELAY`` at once and patches the
+copy. It walks the properties once. It has no branch for the end of a log file.
 """
 
 from typing import Any
@@ -75,12 +74,12 @@ _DELAY_NAME_BYTES = len(names.DELAY) + 1
 
 
 @inline_kernel
-def _new_size(size: int, found: int) -> int:
+def _new_size(size: int, facts: int) -> int:
     """The size of the new record; 0 when its properties would outgrow their limit at delivery."""
     growth = _TIMER_PROPERTY_BYTES - (
-        fact(found, DELAY_END) - fact(found, DELAY_START) + _DELAY_NAME_BYTES
+        fact(facts, DELAY_END) - fact(facts, DELAY_START) + _DELAY_NAME_BYTES
     )
-    properties_length = size - fact(found, PROPERTIES_AT)
+    properties_length = size - fact(facts, PROPERTIES_AT)
     if properties_length + growth + DELIVERY_GROWTH_BYTES > PROPERTIES_MAX_BYTES:
         return 0
     return int(size + growth)
@@ -88,14 +87,14 @@ def _new_size(size: int, found: int) -> int:
 
 @inline_kernel
 def _copy_rewritten(
-    out: int, record: int, size: int, new_size: int, out_ms: int, found: int
+    out: int, record: int, size: int, new_size: int, out_ms: int, facts: int
 ) -> None:
     """The new record but for the numbers that depend on its place: one copy, then topic, DELAY and
     lengths.
     """
-    ahead = fact(found, DELAY_START) - _DELAY_NAME_BYTES - record
+    ahead = fact(facts, DELAY_START) - _DELAY_NAME_BYTES - record
     copy_bytes(out, record, ahead)
-    topic = out + fact(found, TOPIC_AT)
+    topic = out + fact(facts, TOPIC_AT)
     store_word(topic, TIMER_WORDS[0])
     store_word(topic + 8, TIMER_WORDS[1])
     store_word(topic + _TIMER_TOPIC_BYTES - 8, TIMER_WORDS[2])
@@ -109,9 +108,9 @@ def _copy_rewritten(
         low //= 10
         high //= 10
     store_u8(last - 2 * _LOW_DIGIT_COUNT, 0x30 + high)
-    behind = fact(found, DELAY_END)
+    behind = fact(facts, DELAY_END)
     copy_bytes(out + ahead + _TIMER_PROPERTY_BYTES, behind, record + size - behind)
-    properties = fact(found, PROPERTIES_AT)
+    properties = fact(facts, PROPERTIES_AT)
     store_i16(out + properties - _PROPERTIES_LENGTH, new_size - properties)
     store_i32(out + _SIZE, new_size)
 
@@ -122,30 +121,30 @@ def _copy_rewritten(
     " int64, uint8[::1], int32[::1], int32[::1], int64)"
 )
 def rewrite_records(
-    buffer: int, buffer_bytes: int, places: Any, sizes: Any, levels: Any, source_offsets: Any,
+    buffer: int, buffer_bytes: int, begins: Any, sizes: Any, levels: Any, source_offsets: Any,
     outs_ms: Any, out: int, out_origin: int, target_offsets: Any, target_sizes: Any,
     first_queue_offset: int, now_ms: int, record_max_bytes: int,
     topics: int, status: Any, tags_hashes: Any, topic_hashes: Any, start: int,
 ) -> int:  # fmt: skip
     """Rewrite the records from number ``start`` on, from a source buffer into an output buffer.
 
-    ``places`` are byte positions in the source buffer, -1 where the record could not be read.
+    ``begins`` are offsets in the source buffer, -1 where the record could not be read.
     ``out`` is the address of the log byte ``out_origin``; the caller made room for every
     ``target_offsets[i] + target_sizes[i]``; ``topics`` is that of a topic table. Fills ``status``
     (USUAL or UNUSUAL) and, for usual ones, both hashes. Returns how many records it came through:
     fewer than all when the topic table was full.
     """
     facts = np.zeros(FOUND_SIZE, np.int64)
-    found = facts.ctypes.data
-    for i in range(start, len(places)):
+    facts_address = facts.ctypes.data
+    for i in range(start, len(begins)):
         status[i] = UNUSUAL
         size = int(sizes[i])
-        if places[i] < 0 or size < SMALLEST_RECORD_BYTES or size > buffer_bytes - places[i]:
+        if begins[i] < 0 or size < SMALLEST_RECORD_BYTES or size > buffer_bytes - begins[i]:
             continue
-        record = buffer + int(places[i])
-        if not find_level_record(record, size, int(levels[i]), source_offsets[i], found):
+        record = buffer + int(begins[i])
+        if not find_level_record(record, size, int(levels[i]), source_offsets[i], facts_address):
             continue
-        new_size = _new_size(size, found)
+        new_size = _new_size(size, facts_address)
         if new_size == 0 or new_size != target_sizes[i] or new_size > record_max_bytes:
             continue
         tags_hash = java_hash_utf8(facts[TAGS_START], facts[TAGS_END] - facts[TAGS_START])
@@ -158,7 +157,7 @@ def rewrite_records(
         if number == NOT_PLAIN:
             continue
         new = out + (target_offsets[i] - out_origin)
-        _copy_rewritten(new, record, size, new_size, outs_ms[i], found)
+        _copy_rewritten(new, record, size, new_size, outs_ms[i], facts_address)
         store_i32(new + _QUEUE_ID, 0)
         store_i64(new + _QUEUE_OFFSET, first_queue_offset + i)
         store_i64(new + _LOG_OFFSET, target_offsets[i])
@@ -167,4 +166,4 @@ def rewrite_records(
         tags_hashes[i] = tags_hash
         topic_hashes[i] = count_record(topics, number, facts[REAL_QUEUE_ID])
         status[i] = USUAL
-    return len(places)
+    return len(begins)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites the records of a run of messages into memory: usual ones by the kernel, others by the
-scalar code, which decides between odd and bad.
-"""
+"""Rewrites a run of records in memory: usual ones by the kernel, others by the scalar code."""
 
 import ctypes
 
@@ -67,7 +65,7 @@ class RecordRewriter:
         done = 0
         while True:
             done = rewrite_records(
-                address_of(chunk.buffer), chunk.buffer_bytes, chunk.places,
+                address_of(chunk.buffer), chunk.buffer_bytes, chunk.buffer_offsets,
                 self.source_sizes[span], self.levels[span], self.source_offsets[span],
                 self.outs_ms[span], target, origin, positions[span], self.target_sizes[span],
                 self.first_queue_offset + first, self.now_ms, longest,
@@ -100,7 +98,7 @@ class RecordRewriter:
             target_queue_offset=self.first_queue_offset + row,
             now_ms=self.now_ms,
         )
-        start = int(chunk.places[index])
+        start = int(chunk.buffer_offsets[index])
         try:
             if start == NOT_THERE:
                 raise BadRecordError(NO_RECORD)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for a conversion's output: whether the disk has it, what a broker does on a full disk, and
-the empty files of full length.
-"""
+"""Room for the output of a conversion: free bytes, how brokers act on a full disk, empty files."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from typing import Any
 
 from message_store.base.errors import TargetError
 from message_store.format.queue_unit import QUEUE_UNIT
-from migrate.plan.plan import Amendments, Plan
+from migrate.plan.plan import Corrections, Plan
 from migrate.plan.stored_plan import store_plan
 from migrate.settings import WHEEL
 from migrate.write.publishing import forbid_start, is_publishing, require_unused
@@ -27,10 +25,12 @@ _RATIOS = (
 )
 """diskSpaceWarningLevelRatio, diskSpaceCleanForciblyRatio and diskMaxUsedSpaceRatio, as they ship.
 """
+_PLAN_BYTES_A_MESSAGE = 48
+"""The size of the plan's arrays in the staging directory while the conversion runs."""
 
 
 def free_bytes(directory: Path) -> int:
-    """What the disk of a directory has room for. Raises TargetError."""
+    """Bytes free for us on the disk of a directory. Raises TargetError."""
     with target_errors(directory):
         facts = os.statvfs(directory)
         return facts.f_bavail * facts.f_frsize
@@ -45,7 +45,7 @@ def used_ratio(directory: Path) -> float:
 
 
 def disk_warnings(directory: Path) -> tuple[str, ...]:
-    """What a broker that opens a store here does because of the disk; empty when it has room."""
+    """How a broker that opens a store here acts on the full disk; empty when it has room."""
     ratio = used_ratio(directory)
     for limit, effect in _RATIOS:
         if ratio >= limit:
@@ -53,21 +53,14 @@ def disk_warnings(directory: Path) -> tuple[str, ...]:
     return ()
 
 
-_PLAN_BYTES_A_MESSAGE = 48
-"""What the plan's arrays take in the staging place while the conversion runs."""
-
-
-def make_room(
+def create_staging(
     plan: Plan,
     staging: Staging,
     sources: Sequence[Path],
     request: dict[str, Any],
-    amendments: Amendments,
+    corrections: Corrections,
 ) -> None:
-    """Check the disk, create the sparse files, store the plan, which comes last.
-
-    Raises TargetError.
-    """
+    """Check the disk, create the sparse files, and store the plan last. Raises TargetError."""
     require_unused(staging)
     clear_staging(staging)
     needed = bytes_needed(plan)
@@ -79,27 +72,26 @@ def make_room(
     with target_errors(staging.path):
         staging.path.mkdir(parents=True)
     forbid_start(staging)
-    take_up(plan, staging, sources, request, amendments)
+    resume_staging(plan, staging, sources, request, corrections)
 
 
-def take_up(
+def resume_staging(
     plan: Plan,
     staging: Staging,
     sources: Sequence[Path],
     request: dict[str, Any],
-    amendments: Amendments,
+    corrections: Corrections,
 ) -> None:
-    """Make what the executors work on, or make it again: files keep what was written to them.
+    """Create what the executors work on where it is missing; existing files keep their contents.
 
-    A loss of power can leave a plan of zeros and take files that were made; the plan has just been
-    computed anew, so it is stored anew. What is already published is left alone. Raises
-    TargetError.
+    A power loss can zero a stored plan and remove files, so the plan, which was just computed, is
+    stored once more. What is published is left alone. Raises TargetError.
     """
     if not is_publishing(staging):
         create_rows(plan, staging)
     with target_errors(staging.parts):
         staging.parts.mkdir(parents=True, exist_ok=True)
-    store_plan(plan, staging, sources=sources, request=request, amendments=amendments)
+    store_plan(plan, staging, sources=sources, request=request, corrections=corrections)
 
 
 def create_rows(plan: Plan, staging: Staging) -> None:
@@ -126,9 +118,10 @@ def create_rows(plan: Plan, staging: Staging) -> None:
 
 
 def bytes_needed(plan: Plan) -> int:
-    """Log, queue, timer log and the touched pages of the wheel, as the disk counts them; for a
-    hierarchical wheel its index, three times: the parts' tables, their copies, and what they
-    become.
+    """Bytes of log, queue, timer log, wheel and plan, as the disk counts them.
+
+    A hierarchical wheel's index counts three times: the parts' tables, their copies in the
+    database, and the compacted result.
     """
     timers = TIMER_UNIT.size if plan.engine == WHEEL else 3 * (WAITING_ROW.size + ID_ROW.size)
     a_message = QUEUE_UNIT.size + timers + 1 + _PLAN_BYTES_A_MESSAGE

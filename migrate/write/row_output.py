@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a row of large files in any order: sparse at first, each byte put at its place once.
+"""Writes rows of large files in any order: sparse at first, each byte written once at its offset.
 
-Who writes which part does not matter, and neither does the order; parts never overlap.
+Parts never overlap, so it does not matter which task writes which part, or in which order.
 """
 
 import errno
@@ -20,18 +20,14 @@ from migrate.write.staging import WRITE_FLAGS, target_errors
 
 _PAGE_BYTES = 4096
 _STREAM_BYTES = 4 << 20
-"""So much goes out with one call: of calls with a quarter of it the disk took half as many bytes a
-second while the processors had other work too (measured).
-"""
+"""Bytes per write call: a quarter of it halved throughput while the cores were busy (measured)."""
 
 _spare_buffers: list[mmap.mmap] = []
-"""What streams that are closed have left for those that come: a fault for each fresh page, and the
-host's for each that the machine had given back, cost a tenth of what a part does (measured).
-"""
+"""Buffers of closed streams, reused: faulting in fresh ones cost 10 % of a part (measured)."""
 
 
 def _take_buffer() -> mmap.mmap:
-    """A buffer for two writes that holds anything; of large pages, where there are any."""
+    """A buffer for two writes, its contents undefined; of huge pages, where there are any."""
     size_bytes = 2 * _STREAM_BYTES
     with suppress(IndexError):
         while True:
@@ -44,8 +40,9 @@ def _take_buffer() -> mmap.mmap:
 
 
 def create_row(directory: Path, *, count: int, file_bytes: int) -> None:
-    """Make ``count`` files of a row, sparse and of full length; files that are there keep their
-    contents.
+    """Make ``count`` sparse files of full length; existing files keep their contents.
+
+    Raises TargetError.
     """
     with target_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -61,14 +58,14 @@ def create_row(directory: Path, *, count: int, file_bytes: int) -> None:
 class PartStream:
     """The bytes of one part of one file, front to back, past the page cache where the disk allows.
 
-    Whole pages go out with O_DIRECT: a target larger than memory then neither pushes the source out
-    of the cache nor waits for memory (measured: buffered output falls to a third there). The pages
-    at both ends, which neighbouring parts share, are written through the cache, so that parts may
-    be written at the same time. Disks that know no direct writing get all of it through the cache.
+    Whole pages are written with O_DIRECT. A target larger than memory then neither evicts the
+    source from the cache nor waits for memory (measured: buffered output falls to a third). The
+    pages at both ends, which neighbouring parts share, go through the cache, so that parts may be
+    written at the same time. Disks without direct writing get everything through the cache.
 
-    ``room`` gives the place for the next bytes, ``advance`` says that they are there; a thread
-    writes one buffer while the next is filled. A context manager; leaving it writes the rest, and
-    waits until all is on the disk if ``durably``: on shared disks only the machine that wrote can.
+    ``room`` returns memory for the next bytes; ``advance`` hands them over. A thread writes one
+    buffer while the next is filled. A context manager: leaving it writes the rest, and syncs if
+    ``durably``; on shared disks only the machine that wrote can.
     """
 
     def __init__(self, path: Path, offset: int, *, durably: bool = False) -> None:
@@ -87,7 +84,7 @@ class PartStream:
         self._buffer, self._other = _take_buffer(), _take_buffer()
 
     def room(self, count: int) -> NDArray[np.uint8]:
-        """The place of the next ``count`` bytes; to be filled before the next call."""
+        """Memory for the next ``count`` bytes; to be filled before the next call."""
         needed = self._filled + count
         if needed > len(self._buffer):
             larger = mmap.mmap(-1, needed + _STREAM_BYTES)
@@ -96,15 +93,13 @@ class PartStream:
         return np.frombuffer(self._buffer, np.uint8, count, self._filled)
 
     def advance(self, count: int) -> None:
-        """The bytes of the last ``room`` are there. Raises TargetError, also for earlier ones."""
+        """Hand over the bytes of the last ``room``. Raises TargetError, also for earlier ones."""
         self._filled += count
         if self._filled >= _STREAM_BYTES:
             self._write(self._filled // _PAGE_BYTES * _PAGE_BYTES)
 
     def _write(self, end: int) -> None:
-        """Have what is there up to ``end``, a page border, written; the rest goes on in the other
-        buffer.
-        """
+        """Write the buffer up to ``end``, a page border; the rest moves to the other buffer."""
         self._wait()
         rest = self._filled - end
         self._other[:rest] = self._buffer[end : self._filled]
@@ -129,17 +124,17 @@ class PartStream:
             begin = _PAGE_BYTES
         self._put(self._direct, view[begin:end], page_start + begin)
 
-    def _put(self, descriptor: int, data: memoryview, place: int) -> None:
+    def _put(self, descriptor: int, data: memoryview, offset: int) -> None:
         while data.nbytes:
             try:
-                count = os.pwrite(descriptor, data, place)
+                count = os.pwrite(descriptor, data, offset)
             except OSError as error:
                 if error.errno != errno.EINVAL or descriptor == self._cached:
                     raise
                 os.close(self._direct)  # opens direct, but does not write so
                 descriptor = self._direct = self._cached
                 continue
-            place += count
+            offset += count
             data = data[count:]
 
     def __enter__(self) -> "PartStream":
@@ -173,8 +168,9 @@ def stream_to_row(
     *,
     durably: bool = False,
 ) -> None:
-    """Put ``data`` at ``offset`` of a row that ``create_row`` made, across files, as a part of each
-    is streamed. Raises TargetError.
+    """Write ``data`` at ``offset`` of a row that ``create_row`` made, across its files.
+
+    Raises TargetError.
     """
     done = 0
     while done < len(data):
@@ -190,7 +186,7 @@ def stream_to_row(
 
 
 def write_sparse(path: Path, size_bytes: int, pieces: Iterable[tuple[int, bytes]]) -> None:
-    """A file of this length, holes but for the pieces; made anew. Raises TargetError."""
+    """Write a new file of this length with holes between the pieces. Raises TargetError."""
     with target_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, WRITE_FLAGS | os.O_CREAT | os.O_TRUNC, 0o644)

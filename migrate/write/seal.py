@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sealing a written target: slots, checkpoint, counts and configuration, everything on the disk,
-then published.
-"""
+"""Seals a written target: slots, checkpoint, counts and configuration are synced and published."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -48,13 +46,11 @@ def seal(
     sources: Sequence[StoreRoot],
     demands: Mapping[str, TopicDemand],
 ) -> None:
-    """Write what depends on all parts, wait for the disk, and move everything to its place.
+    """Write what depends on all parts, sync everything, and publish it.
 
-    Order: small files and slots, or the index of a hierarchical wheel, fsync of every file and
-    name, then the renames, the wheel (or what stands in its place) last.
-    Receipts are synced too: without them a publishing that was stopped cannot go on. The plan's
-    arrays are not: a continued run makes them anew.
-    Raises TargetError.
+    Order: small files and slots (or the index of a hierarchical wheel), fsync of all files and
+    directories, renames, and the wheel last. Receipts are synced too: a stopped publishing needs
+    them to continue. The plan's arrays are not: a continued run computes them. Raises TargetError.
     """
     files = config_files(sources, demands, plan.settings.topic_type)
     if plan.engine == WHEEL:
@@ -65,7 +61,7 @@ def seal(
         _write_slots(plan, staging.store)
     else:
         seal_index(plan, staging)
-    sync_tree(staging.path, but=staging.plan_arrays)
+    sync_tree(staging.path, exclude=staging.plan_arrays)
     publish(staging)
 
 
@@ -89,7 +85,7 @@ def _write_slots(plan: Plan, store: StoreRoot) -> None:
 
 
 def _checkpoint(plan: Plan) -> TimerCheckpoint:
-    """Read from half a wheel below now, so that a broker whose clock is behind loses nothing."""
+    """The hand is half a wheel before now, so a broker whose clock is behind loses nothing."""
     half_wheel_ms = SLOTS_TOTAL // 2 * plan.settings.precision_ms
     return TimerCheckpoint(
         last_read_time_ms=plan.write_time_ms - half_wheel_ms,

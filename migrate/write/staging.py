@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target while it is being made: the staging place within it, and how files are written there.
+"""The staging directory of an unfinished target, and how files are written to it.
 
-While a conversion runs, everything lies under ``TARGET/delaywheel/staging``, of which
-``publishing.py`` makes a store. What is written belongs to one plan and lies in a directory named
-after it. A writer of an earlier plan that is still alive cannot reach the files of a later one.
+Everything lies under ``TARGET/delaywheel/staging`` until ``publishing`` makes a store of it. What
+is written for a plan lies in a directory named after the plan. A writer of an earlier plan that is
+still alive cannot reach the files of a later one.
 """
 
 import errno
@@ -40,7 +40,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @contextmanager
 def target_errors(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal into a TargetError that names the place."""
+    """Turn an OSError into a TargetError that names the file."""
     try:
         yield
     except OSError as error:
@@ -51,9 +51,9 @@ def target_errors(path: Path) -> Iterator[None]:
 
 @attrs.frozen
 class Staging:
-    """The places of an unfinished conversion within its target directory.
+    """The paths of an unfinished conversion within its target directory.
 
-    ``identity`` is that of the plan; what is written from it has a directory of its own.
+    ``identity`` is that of the plan, whose output has a directory of its own.
     """
 
     target: StoreRoot
@@ -61,22 +61,22 @@ class Staging:
 
     @property
     def path(self) -> Path:
-        """Everything unfinished."""
+        """The directory of everything unfinished."""
         return self.target.staging
 
     @property
     def plan_file(self) -> Path:
-        """The plan's facts, JSON: of the one plan that counts."""
+        """The JSON file of the one plan that counts."""
         return self.path / "plan.json"
 
     @property
     def publishing_note(self) -> Path:
-        """There from the first rename on, durably."""
+        """Exists, durably, from the first rename on."""
         return self.path / "publishing.json"
 
     @property
     def plan_directory(self) -> Path:
-        """What belongs to this plan and to no other."""
+        """The directory of this plan alone."""
         return self.path / self.identity[:_IDENTITY_CHARACTERS]
 
     @property
@@ -86,12 +86,12 @@ class Staging:
 
     @property
     def plan_arrays(self) -> Path:
-        """Where the plan's arrays are."""
+        """The directory of the plan's arrays."""
         return self.plan_directory / "plan"
 
     @property
     def parts(self) -> Path:
-        """Where the receipts of the parts are, and their tables for an index."""
+        """The directory of the parts' receipts, and of their tables for an index."""
         return self.plan_directory / "parts"
 
     def plan_array(self, name: str) -> Path:
@@ -103,13 +103,14 @@ class Staging:
         return self.parts / f"{part:06d}.{family}.sst"
 
     def receipt(self, part: int) -> Path:
-        """What the writer of a part has to say about it, JSON; there once the part is written."""
+        """A part's receipt, JSON; exists once the part is written."""
         return self.parts / f"{part:06d}.json"
 
 
 def make_directory(path: Path) -> list[Path]:
-    """Make a directory and those above it, durably; gives those that were not there, the innermost
-    first. Raises TargetError, and leaves nothing then.
+    """Make a directory and its parents, durably; returns the new ones, the innermost first.
+
+    Raises TargetError, and leaves nothing then.
     """
     with target_errors(path):
         refuse_dangling_link(path)
@@ -125,7 +126,7 @@ def make_directory(path: Path) -> list[Path]:
 
 
 def remove_empty(directories: list[Path]) -> None:
-    """Take away those of these directories that hold nothing; the innermost comes first."""
+    """Remove the empty ones of these directories; the innermost comes first."""
     for directory in directories:
         with suppress(OSError):  # it holds something, or was not made
             directory.rmdir()
@@ -133,9 +134,9 @@ def remove_empty(directories: list[Path]) -> None:
 
 @contextmanager
 def no_broker(target: StoreRoot) -> Iterator[None]:
-    """Hold a target's lock for reading: no broker starts on it for the length of a ``with`` block.
+    """Hold a target's lock shared: no broker starts on it while the ``with`` block runs.
 
-    Raises StoreLockedError when one runs, TargetError when nobody can tell.
+    Raises StoreLockedError when one runs, TargetError when the lock cannot be read.
     """
     with ExitStack() as stack:
         try:
@@ -149,12 +150,12 @@ def no_broker(target: StoreRoot) -> Iterator[None]:
 
 @contextmanager
 def sole_writer(target: StoreRoot) -> Iterator[str | None]:
-    """Keep every other conversion out of a target directory for the length of a ``with`` block;
-    gives a warning where the disk lets nobody do so, and None elsewhere.
+    """Keep other conversions out of a target directory while the ``with`` block runs; yields a
+    warning where the disk supports no locks, else None.
 
     A lock on the directory itself leaves nothing behind and ends with the process. NFS locks no
-    directories: there it is a file in it, which goes at the end. Raises TargetError when another
-    conversion holds the lock.
+    directories; there a file in it is locked, and removed at the end. Raises TargetError when
+    another conversion holds the lock.
     """
     with target_errors(target.path):
         descriptor = os.open(target.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -193,10 +194,7 @@ def _has_locked(descriptor: int, target: StoreRoot) -> bool:
 
 
 def _open_lock_file(path: Path, target: StoreRoot) -> int | None:
-    """The lock file, open and locked; None where the disk locks no files either.
-
-    It may be removed between opening and locking, by who held it before: then it is made anew.
-    """
+    """The lock file, open and locked; None where the disk locks no files either."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
@@ -204,7 +202,7 @@ def _open_lock_file(path: Path, target: StoreRoot) -> int | None:
         except TargetError:
             os.close(descriptor)
             raise
-        if is_locked and not _is_at(path, descriptor):
+        if is_locked and not _is_at(path, descriptor):  # its earlier holder has just removed it
             os.close(descriptor)
             continue
         if not is_locked:
@@ -228,12 +226,12 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     """Write an array for the executors. Raises TargetError."""
     with target_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, array)
+    with replaced(path) as temporary, temporary.open("wb") as file:
+        np.save(file, array)
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """The array, mapped: take copies of slices. Raises TargetError when it is not there, PlanError
+    """The array, mapped: take copies of slices. Raises TargetError when it is missing, PlanError
     when it is torn.
     """
     try:
@@ -245,21 +243,20 @@ def load_array(path: Path) -> NDArray[Any]:
 
 
 def write_note(path: Path, content: bytes, *, durably: bool = False) -> None:
-    """A small file that appears whole or not at all; without waiting for the disk unless
-    ``durably``: it can be made again. Its directory has to be there: a stale writer must not bring
-    back one that was removed.
+    """Write a small file that appears whole or not at all; synced only if ``durably``.
+
+    Its directory must exist: a stale writer must not bring back one that was removed.
     """
-    with target_errors(path), _replacing(path) as temporary:
+    with replaced(path, durably=durably) as temporary:
         temporary.write_bytes(content)
-        if durably:
-            sync_file(temporary)
 
 
 @contextmanager
 def replaced(path: Path, *, durably: bool = False) -> Iterator[Path]:
-    """A name for a file that takes the place of ``path`` at the end, whole; where nothing was
-    written, nothing is there. Waits for the disk if ``durably``. Raises TargetError, also where its
-    directory is not there.
+    """A temporary name beside ``path``, renamed over it when the ``with`` block ends; where nothing
+    was written, ``path`` is removed. Two attempts of one task may replace one file at a time.
+
+    Waits for the disk if ``durably``. Raises TargetError, also where the directory is missing.
     """
     with target_errors(path):
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
@@ -272,24 +269,16 @@ def replaced(path: Path, *, durably: bool = False) -> Iterator[Path]:
             path.unlink(missing_ok=True)
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A name of one's own beside ``path``, renamed over it at the end: two attempts of one task may
-    write the same file at the same time.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.new")
-    yield temporary
-    os.replace(temporary, path)
+def sync_tree(directory: Path, *, exclude: Path | None = None) -> None:
+    """Sync every file and directory below, except for the contents of one directory.
 
-
-def sync_tree(directory: Path, *, but: Path | None = None) -> None:
-    """Wait until every file and name below is on the disk, but for what one directory holds.
-
-    Files are waited for side by side, which the disk's journal takes as few writes: a fifth of the
-    time of one after another. Raises TargetError.
+    Files are synced in parallel, which the disk's journal combines: it takes a fifth of the time.
+    Raises TargetError.
     """
     with target_errors(directory):
-        tree = [entry for entry in os.walk(directory) if but is None or Path(entry[0]) != but]
+        tree = [
+            entry for entry in os.walk(directory) if exclude is None or Path(entry[0]) != exclude
+        ]
         parallel_map(
             sync_file, [os.path.join(parent, name) for parent, _, files in tree for name in files]
         )
@@ -298,18 +287,14 @@ def sync_tree(directory: Path, *, but: Path | None = None) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove what an earlier try left. Raises TargetError."""
+    """Remove a directory that an earlier try left. Raises TargetError."""
     with target_errors(directory):
         if directory.exists():
             _remove_tree(directory)
 
 
 def _remove_tree(directory: Path | str, parent: int | None = None) -> None:
-    """Remove a directory, found in an open one if that is given, without following links.
-
-    Tried again when a stale writer has put a file there meanwhile; it makes no directories, so that
-    this comes to an end.
-    """
+    """Remove a directory without following links; repeat if a stale writer adds files meanwhile."""
     for tries_left in reversed(range(_REMOVAL_TRIES)):
         try:
             os.stat(directory, dir_fd=parent, follow_symlinks=False)
@@ -323,7 +308,7 @@ def _remove_tree(directory: Path | str, parent: int | None = None) -> None:
 
 
 def count_receipts(staging: Staging) -> int:
-    """How many parts are written, as far as this directory shows."""
+    """How many parts have a receipt."""
     try:
         return sum(name.endswith(".json") for name in os.listdir(staging.parts))
     except OSError:
@@ -331,10 +316,10 @@ def count_receipts(staging: Staging) -> int:
 
 
 def clear_staging(staging: Staging) -> None:
-    """Remove everything unfinished, the plan first: what has no plan is not continued.
+    """Remove everything unfinished, the plan first: without a plan nothing is continued.
 
-    The directory around it may be somebody else's by now, who may put a link anywhere: none is
-    followed. Raises TargetError.
+    The directory around it may belong to another user by now, so no link is followed. Raises
+    TargetError.
     """
     if not os.path.lexists(staging.path):
         return
@@ -353,19 +338,12 @@ def clear_staging(staging: Staging) -> None:
             os.close(own)
 
 
-def remove_file(path: Path) -> None:
-    """Take a file away, durably; that it is not there is fine. Raises TargetError."""
-    with target_errors(path):
-        path.unlink(missing_ok=True)
-        sync_directory(path.parent)
-
-
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears whole, on the disk, when the ``with`` block ends, or not at all.
+    """A file that appears whole and synced when the ``with`` block ends, or not at all.
 
-    On a disk without hard links a kill at that very moment may leave an empty one.
-    Never replaces another: raises TargetError when there is one, before and after.
+    On a disk without hard links a kill at that moment may leave an empty file. Never replaces a
+    file: raises TargetError when there is one, before and after.
     """
     if path.exists():
         raise TargetError(f"{path}: is already there")
@@ -383,15 +361,11 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _rename_to_nothing(temporary: Path, path: Path) -> None:
-    """Give a file the name ``path``, where nothing may be. Raises OSError, also where something is.
-
-    A link does it at once. Where the disk refuses links (exFAT, gcsfuse, s3fs), an empty file takes
-    the name first.
-    """
+    """Rename a file to ``path``, which must not exist. Raises OSError, also where it does."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
-    except OSError:
+    except OSError:  # no hard links (exFAT, gcsfuse, s3fs): an empty file takes the name first
         os.close(os.open(path, WRITE_FLAGS | os.O_CREAT | os.O_EXCL, 0o644))
         os.replace(temporary, path)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small files that make a fresh target a store that a broker can serve from.
+"""The small files that make a fresh target a store which a broker can serve.
 
-Routes for the real topics with enough queues, the groups that wait for them, offsets from which
-those groups miss nothing, and the settings that the store depends on.
+They are routes with enough queues for the real topics, the groups that read these, offsets of the
+groups, and the settings of the store.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +34,9 @@ from migrate.settings import (
     TargetSettings,
 )
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES, QUEUE_ID_MAX, RECORD_MARGIN_BYTES
+
+CONF_NAME = "broker.conf"
+"""In a target, beside its marker: what its broker's configuration must say."""
 
 _Config = TypeVar("_Config", TopicConfig, GroupConfig)
 
@@ -117,17 +120,17 @@ def merged_topics(sources: Sequence[StoreRoot]) -> dict[str, TopicConfig]:
     type that the first has of those that say one.
     """
     tables = [read_topics(source.path) for source in sources]
-    found = {}
+    merged = {}
     for name, topic in _first_known(tables).items():
-        known = [table[name] for table in tables if name in table]
-        types = [each.message_type for each in known if each.message_type is not None]
-        found[name] = attrs.evolve(
+        configs = [table[name] for table in tables if name in table]
+        types = [each.message_type for each in configs if each.message_type is not None]
+        merged[name] = attrs.evolve(
             topic,
-            read_queues=max(each.read_queues for each in known),
-            write_queues=max(each.write_queues for each in known),
+            read_queues=max(each.read_queues for each in configs),
+            write_queues=max(each.write_queues for each in configs),
             attributes={**topic.attributes, **({MESSAGE_TYPE: types[0]} if types else {})},
         )
-    return found
+    return merged
 
 
 def _first_known(tables: Sequence[Mapping[str, _Config]]) -> dict[str, _Config]:
@@ -144,21 +147,21 @@ def config_clashes(
     topics = [read_topics(source.path) for source in sources]
     groups = [read_groups(source.path) for source in sources]
     for name in demands:
-        told = [
+        settings = [
             attrs.evolve(table[name], read_queues=0, write_queues=0, members={})
             for table in topics
             if name in table
         ]
-        if any(other != told[0] for other in told):
+        if any(each != settings[0] for each in settings):
             yield f"topic {name}: sources have different settings; those of the first are taken"
     for name in sorted(set().union(*groups)):
-        told_of_group = [table[name].members for table in groups if name in table]
-        if any(other != told_of_group[0] for other in told_of_group):
+        members = [table[name].members for table in groups if name in table]
+        if any(each != members[0] for each in members):
             yield f"group {name}: sources have different settings; those of the first are taken"
 
 
-def _queue_count(said: int, needed: int) -> int:
-    return max(needed, min(said, QUEUE_ID_MAX + 1))
+def _queue_count(stated: int, needed: int) -> int:
+    return max(needed, min(stated, QUEUE_ID_MAX + 1))
 
 
 def advised_max_message_bytes(settings: TargetSettings, largest_record_bytes: int) -> int:

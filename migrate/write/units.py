@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leads to the records of a target: timer queue entries and timer log units, and the blanks at
-the ends of full files.
-"""
+"""Writes timer queue entries and timer log units, and the blanks at the ends of full files."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -27,7 +27,7 @@ from migrate.in_place.checks import refuse_store
 from migrate.look.inspect import inspect_store
 from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
-from migrate.source.warnings import loss_warnings, source_warnings
+from migrate.source.condition import loss_warnings, source_warnings
 from migrate.table.pending_table import LEVELS, TableOptions, pending_rows
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel

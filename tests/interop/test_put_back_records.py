@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from migrate.convert import convert
-from migrate.quarantine.put_back import PutBackOptions, put_back
+from migrate.quarantine.restore import RestoreOptions, restore_records
 from migrate.settings import ConvertOptions, TargetSettings
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.interop.conftest import MakeBroker
@@ -72,7 +72,7 @@ def test_records_that_were_put_back_are_delivered_once_and_in_time(
     if engine == "levels":
         store = scratch / f"put-back-{version}" / "levels"
         build_level_store(store, messages(GOOD), topics={TOPIC: 1}, **SIZES)
-    report = put_back(PutBackOptions(quarantine=target, store=store), execute=True)
+    report = restore_records(RestoreOptions(quarantine=target, store=store), execute=True)
     assert (report.engine, len(report.put_back)) == (engine, BAD)
     broker = make_broker(version, store, settings=SETTINGS)
     received = receive(broker, Judge(broker, scratch / f"put-back-judge-{version}"), GOOD + BAD)

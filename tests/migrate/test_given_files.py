@@ -137,7 +137,7 @@ def test_links_that_are_there_are_left_alone(tmp_path: Path, outside: Path) -> N
     target = target_of(tmp_path)
     put_links(target, outside)
     before = facts_of(outside)
-    Access(USER, MODE).give(target, but=target / "delaywheel/staging")
+    Access(USER, MODE).give(target, exclude=target / "delaywheel/staging")
     assert facts_of(outside) == before
     for path in target.rglob("*link*"):
         assert path.lstat().st_uid == 0
@@ -147,7 +147,7 @@ def test_links_that_are_there_are_left_alone(tmp_path: Path, outside: Path) -> N
 def test_lost_and_found_stays_root_s(tmp_path: Path) -> None:
     target = target_of(tmp_path)
     before = facts_of(target / "lost+found")
-    Access(USER, MODE).give(target, but=target / "delaywheel/staging")
+    Access(USER, MODE).give(target, exclude=target / "delaywheel/staging")
     assert facts_of(target / "lost+found") == before
     assert (target.stat().st_uid, target.stat().st_gid) == USER
 

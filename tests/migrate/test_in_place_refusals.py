@@ -130,7 +130,7 @@ def test_a_broker_with_other_settings_is_fine(store: Path) -> None:
 
 
 def test_topics_are_refused_with_the_reason(store: Path) -> None:
-    refused(store, OptionsError, "a level has one offset", only_topics=["TopicA"])
+    refused(store, OptionsError, "a level has one delivery offset", only_topics=["TopicA"])
 
 
 def test_what_says_nothing_in_place_is_refused(store: Path) -> None:

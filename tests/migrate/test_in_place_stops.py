@@ -166,9 +166,9 @@ def test_what_a_broker_appended_after_an_early_stop_is_not_taken_for_ours(
             break
     append_a_record(store)
     log = {path: path.read_bytes() for path in (store / "commitlog").iterdir()}
-    with pytest.raises(PlanError, match="did not put there"):
+    with pytest.raises(PlanError, match="did not append"):
         do(store, NOW_MS)
-    with pytest.raises(PlanError, match="did not put there"):
+    with pytest.raises(PlanError, match="did not append"):
         roll_back(StoreRoot(store), execute=True)
     assert {path: path.read_bytes() for path in (store / "commitlog").iterdir()} == log
 

@@ -21,17 +21,17 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from migrate.plan.plan import (
     PLANNED_RECORD_MAX_BYTES,
-    Amendments,
+    Corrections,
     Plan,
     implausible_due,
     make_plan,
 )
 from migrate.plan.stored_plan import (
-    known_amendments,
     load_plan,
     mismatch,
     read_plan_facts,
     store_plan,
+    stored_corrections,
 )
 from migrate.settings import TargetSettings
 from migrate.write.rewrite import growth_bytes
@@ -79,7 +79,7 @@ def plan_of(entries: list[Entry], **changes: Any) -> Plan:
         "settings": SETTINGS,
         "part_bytes": 700,
         "request": {"some": "request"},
-        "amendments": Amendments(),
+        "corrections": Corrections(),
         **changes,
     }
     return make_plan(backlog, facts.pop("chosen"), **facts)
@@ -132,7 +132,7 @@ def test_only_chosen_and_sound_messages_are_planned(
 ) -> None:
     chosen = np.array([data.draw(st.booleans()) for _ in entries], np.bool_)
     bad = {at: "bad" for at in range(len(entries)) if data.draw(st.booleans())}
-    plan = plan_of(entries, chosen=chosen, amendments=Amendments(bad=bad))
+    plan = plan_of(entries, chosen=chosen, corrections=Corrections(bad=bad))
     assert plan.chosen.tolist() == [
         at for at in range(len(entries)) if chosen[at] and at not in bad
     ]
@@ -141,9 +141,9 @@ def test_only_chosen_and_sound_messages_are_planned(
 
 def test_an_odd_size_is_taken_where_its_message_is_planned_and_passed_over_elsewhere() -> None:
     entries = [Entry(size_bytes=size) for size in (300, 400, 500, 600)]
-    amendments = Amendments(bad={1: "bad"}, sizes={1: 111, 2: 222, 3: 333})
+    corrections = Corrections(bad={1: "bad"}, sizes={1: 111, 2: 222, 3: 333})
     chosen = np.array([True, True, True, False])
-    plan = plan_of(entries, chosen=chosen, amendments=amendments)
+    plan = plan_of(entries, chosen=chosen, corrections=corrections)
     assert plan.target_sizes.tolist() == [319, 222]
 
 
@@ -185,8 +185,8 @@ def test_the_identity_is_that_of_everything_that_decides_about_bytes() -> None:
         plan_of([Entry(), Entry(size_bytes=400, level=6)]),
         plan_of([Entry(), Entry(size_bytes=400, due_ms=NOW_MS)]),
         plan_of(entries, request={"some": "other"}),
-        plan_of(entries, amendments=Amendments(sizes={0: 300})),
-        plan_of(entries, amendments=Amendments(bad={0: "bad"})),
+        plan_of(entries, corrections=Corrections(sizes={0: 300})),
+        plan_of(entries, corrections=Corrections(bad={0: "bad"})),
     ]
     assert len(same | {plan.identity for plan in others}) == 1 + len(others)
 
@@ -196,9 +196,9 @@ def test_the_identity_is_that_of_everything_that_decides_about_bytes() -> None:
 
 def stored(tmp_path: Path, plan: Plan) -> Staging:
     staging = Staging(StoreRoot(tmp_path), plan.identity)
-    amendments = Amendments(bad={3: "why"}, sizes={5: 77})
+    corrections = Corrections(bad={3: "why"}, sizes={5: 77})
     sources = [tmp_path / "source"]
-    store_plan(plan, staging, sources=sources, request={"a": [1]}, amendments=amendments)
+    store_plan(plan, staging, sources=sources, request={"a": [1]}, corrections=corrections)
     return staging
 
 
@@ -229,8 +229,8 @@ def test_a_task_of_another_plan_than_the_one_that_counts_is_told_so(tmp_path: Pa
 def test_what_was_learned_comes_back(tmp_path: Path) -> None:
     facts = read_plan_facts(stored(tmp_path, plan_of([Entry()])))
     assert facts is not None
-    first = Amendments(bad={3: "first", 4: "also"})
-    assert known_amendments(facts, first) == Amendments(bad={3: "why", 4: "also"}, sizes={5: 77})
+    first = Corrections(bad={3: "first", 4: "also"})
+    assert stored_corrections(facts, first) == Corrections(bad={3: "why", 4: "also"}, sizes={5: 77})
 
 
 def test_the_difference_to_another_request_is_named(tmp_path: Path) -> None:

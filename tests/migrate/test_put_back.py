@@ -17,17 +17,16 @@ from legacy_levels.engine.store import LevelStore
 from message_store.base.clock import ManualClock
 from message_store.base.errors import PlanError, SourceError, StoreLockedError
 from message_store.format.message import StoredMessage
-from migrate.quarantine.insert import Door
-from migrate.quarantine.kept import Quarantine
-from migrate.quarantine.put_back import (
+from migrate.quarantine.insert import RecordInserter
+from migrate.quarantine.kept import Quarantine, Repair, obstacles
+from migrate.quarantine.restore import (
     DONE,
     NOTHING,
     PLANNED,
-    PutBackOptions,
-    PutBackReport,
-    put_back,
+    RestoreOptions,
+    RestoreReport,
+    restore_records,
 )
-from migrate.quarantine.returned_record import Repair, in_the_way
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
 from timer_wheel.wheel.store import WheelStore
@@ -85,12 +84,12 @@ def levels(tmp_path: Path) -> Path:
     return tmp_path / "levels"
 
 
-def back(quarantine: Path, store: Path, *, execute: bool = True, **options: Any) -> PutBackReport:
-    request = PutBackOptions(quarantine=quarantine, store=store, **options)
-    return put_back(request, execute=execute, clock=ManualClock(NOW_MS))
+def back(quarantine: Path, store: Path, *, execute: bool = True, **options: Any) -> RestoreReport:
+    request = RestoreOptions(quarantine=quarantine, store=store, **options)
+    return restore_records(request, execute=execute, clock=ManualClock(NOW_MS))
 
 
-def files_of(report: PutBackReport) -> list[str]:
+def files_of(report: RestoreReport) -> list[str]:
     return [row.file for row in report.put_back]
 
 
@@ -108,7 +107,7 @@ def test_what_was_set_aside_is_listed_with_what_is_in_the_way(target: Path) -> N
     found = Quarantine(target)
     assert [record.file for record in found.records] == FILES[1:]
     assert found.records[0].due_ms == DUE_MS + 2000
-    reasons = in_the_way(found)
+    reasons = obstacles(found)
     assert [bool(reasons[file]) for file in FILES[1:]] == [False, True, True, False, True]
     assert "--queue-id" in reasons[FILES[2]]
     assert "damaged" in reasons[FILES[3]]
@@ -233,8 +232,8 @@ def abandon(store: Any) -> None:
     ("owner", "name", "at"),
     [
         (Quarantine, "write_notes", 0),
-        (Door, "append", 0),
-        (Door, "append", 1),
+        (RecordInserter, "append", 0),
+        (RecordInserter, "append", 1),
         (WheelStore, "flush", 0),
         (LevelStore, "flush", 0),
         (Quarantine, "write_notes", 1),
@@ -251,7 +250,7 @@ def test_a_run_that_is_stopped_anywhere_is_finished_by_the_next(
 ) -> None:
     store = target if engine == "wheel" else levels
     kind = WheelStore if engine == "wheel" else LevelStore
-    is_reached = owner in (Quarantine, Door, kind)
+    is_reached = owner in (Quarantine, RecordInserter, kind)
     with pytest.MonkeyPatch.context() as patched:
         stop_at(patched, owner, name, at, after=after)
         if is_reached:
@@ -271,7 +270,7 @@ def test_a_stopped_run_has_to_be_finished_where_it_began(
     target: Path, levels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        stop_at(patched, Door, "append", 1, after=False)
+        stop_at(patched, RecordInserter, "append", 1, after=False)
         with pytest.raises(Stop):
             back(target, target)
     with pytest.raises(PlanError, match="was stopped; repeat that command first"):
@@ -282,10 +281,10 @@ def test_a_stopped_run_has_to_be_finished_where_it_began(
 
 
 def test_what_cannot_be_done_is_refused_in_words(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="nothing was set aside here; expected a store"):
+    with pytest.raises(SourceError, match="has no quarantined records; expected a store"):
         Quarantine(tmp_path)
     build_level_store(tmp_path / "healthy", [message(0)])
-    with pytest.raises(SourceError, match="healthy: nothing was set aside here"):
+    with pytest.raises(SourceError, match="healthy: has no quarantined records"):
         back(tmp_path / "healthy", target)
     with pytest.raises(PlanError, match=r"has no level-01-7\.record"):
         back(target, target, only=("level-01-7.record",))
@@ -309,7 +308,7 @@ def test_what_a_conversion_in_place_set_aside_is_found_in_its_backup(
     shutil.copytree(target / "delaywheel/quarantine", backups[1] / "quarantine")
     assert Quarantine(levels).directory == backups[1] / "quarantine"
     shutil.copytree(target / "delaywheel/quarantine", backups[0] / "quarantine")
-    with pytest.raises(SourceError, match=r"several times, name one of .*backup-a.*backup-b"):
+    with pytest.raises(SourceError, match=r"quarantined records; name one of .*backup-a.*backup-b"):
         Quarantine(levels)
 
 

@@ -24,7 +24,7 @@ def log_files(store: Path) -> list[Path]:
 
 
 def places(*stores: Path) -> list[tuple[int, ...]]:
-    return [group.places for group in find_replicas(stores)]
+    return [group.indexes for group in find_replicas(stores)]
 
 
 def test_stores_of_different_brokers_are_not_taken_for_one(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_slave_is_found_whose_master_has_deleted_its_oldest_files(tmp_path: Pa
     master = a_store(tmp_path, "master", body=b"same", drop_log_files=2)
     slave = a_store(tmp_path, "slave", body=b"same")
     [group] = find_replicas([master, slave])
-    assert (group.places, group.commit_log_offset) == ((0, 1), 2 * LOG_FILE_BYTES)
+    assert (group.indexes, group.commit_log_offset) == ((0, 1), 2 * LOG_FILE_BYTES)
 
 
 def test_copies_that_share_files_only_by_way_of_a_third_are_one_group(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def read_all(directory: Path, offsets: list[int], sizes: list[int]) -> list[byte
         wanted: NDArray[np.int64] = np.array(offsets, np.int64)
         for chunk in read_chunks(log, wanted, np.array(sizes, np.int32)):
             assert chunk.first == len(found) < chunk.end
-            for index, place in zip(range(chunk.first, chunk.end), chunk.places, strict=True):
+            for index, place in zip(
+                range(chunk.first, chunk.end), chunk.buffer_offsets, strict=True
+            ):
                 if place == NOT_THERE:
                     found.append(None)
                     continue
@@ -96,7 +98,7 @@ def test_no_room_is_made_for_a_record_that_does_not_say_itself_how_long_it_is(
         file.truncate(2**31)
     with SegmentReader(tmp_path) as log:
         [chunk] = read_chunks(log, np.array([0], np.int64), np.array([size], np.int32))
-        assert chunk.places.tolist() == [NOT_THERE]
+        assert chunk.buffer_offsets.tolist() == [NOT_THERE]
         assert chunk.buffer.nbytes < 2 * BUFFER_BYTES
 
 

@@ -19,10 +19,9 @@ from message_store.reading.unfinished_change import UNDOING
 from migrate.changes.note import all_changes_of
 from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
-from migrate.quarantine.insert import Door
-from migrate.quarantine.kept import Quarantine
-from migrate.quarantine.put_back import DONE, PLANNED, PutBackOptions, PutBackReport, put_back
-from migrate.quarantine.returned_record import in_the_way
+from migrate.quarantine.insert import RecordInserter
+from migrate.quarantine.kept import Quarantine, obstacles
+from migrate.quarantine.restore import DONE, PLANNED, RestoreOptions, RestoreReport, restore_records
 from migrate.write.staging import sole_writer
 from tests.independent.level_store_builder import LevelMessage, build_level_store
 from tests.migrate.conversions import NOW_MS, build_and_convert
@@ -68,9 +67,9 @@ def convert_it(store: Path) -> Path:
     return Quarantine(store).directory
 
 
-def back(quarantine: Path, store: Path, *, execute: bool = True) -> PutBackReport:
-    request = PutBackOptions(quarantine=quarantine, store=store)
-    return put_back(request, execute=execute, clock=ManualClock(NOW_MS))
+def back(quarantine: Path, store: Path, *, execute: bool = True) -> RestoreReport:
+    request = RestoreOptions(quarantine=quarantine, store=store)
+    return restore_records(request, execute=execute, clock=ManualClock(NOW_MS))
 
 
 def undo(store: Path, *, execute: bool = True) -> str:
@@ -91,7 +90,7 @@ def test_what_was_put_back_elsewhere_is_not_rolled_back_as_well(store: Path, oth
     assert keys_in(other) == {"K0", "K2"}
     before = tree(store)
     for execute in (False, True):
-        with pytest.raises(PlanError, match=rf"{ODD} into .*other.*delivered twice") as refusal:
+        with pytest.raises(PlanError, match=rf"{ODD} into .*other.*duplicates") as refusal:
             undo(store, execute=execute)
         assert str(aside / "put-back.json") in str(refusal.value)
     assert tree(store) == before
@@ -107,14 +106,14 @@ def test_what_is_about_to_be_put_back_is_not_rolled_back_either(
         raise Stopped
 
     with monkeypatch.context() as patched:
-        patched.setattr(Door, "append", stop)
+        patched.setattr(RecordInserter, "append", stop)
         patched.setattr(LevelStore, "__exit__", lambda opened, *_: opened.abandon())
         with pytest.raises(Stopped):
             back(store, other)
-    with pytest.raises(PlanError, match=r"about to be .*delivered twice"):
+    with pytest.raises(PlanError, match=r"about to be .*duplicates"):
         undo(store)
     back(store, other)
-    with pytest.raises(PlanError, match="delivered twice"):
+    with pytest.raises(PlanError, match="duplicates"):
         undo(store)
 
 
@@ -130,8 +129,8 @@ def test_once_it_is_taken_out_of_there_the_change_can_be_rolled_back(
 
 def test_what_was_put_back_into_the_store_itself_is_seen_in_its_log(store: Path) -> None:
     convert_it(store)
-    request = PutBackOptions(quarantine=store, store=store, engine="levels")
-    assert put_back(request, execute=True, clock=ManualClock(NOW_MS)).state == DONE
+    request = RestoreOptions(quarantine=store, store=store, engine="levels")
+    assert restore_records(request, execute=True, clock=ManualClock(NOW_MS)).state == DONE
     with pytest.raises(PlanError, match="has written to it since"):
         undo(store)
 
@@ -155,12 +154,12 @@ def test_what_was_rolled_back_is_not_put_back_as_well(store: Path, other: Path) 
     assert len(read_backlog(store)) == 2  # both wait in the levels again
     before = tree(other)
     for quarantine, execute in itertools.product((store, aside), (False, True)):
-        with pytest.raises(PlanError, match=r"rolled back.*in its levels again"):
+        with pytest.raises(PlanError, match=r"rolled back.*in their levels again"):
             back(quarantine, other, execute=execute)
     with pytest.raises(PlanError, match="rolled back"):
         back(store, store)
     assert tree(other) == before
-    [reason] = in_the_way(Quarantine(store)).values()
+    [reason] = obstacles(Quarantine(store)).values()
     assert "rolled back" in reason
 
 
@@ -177,7 +176,7 @@ def test_a_rollback_that_was_stopped_lets_nothing_be_put_back(store: Path, other
         state = all_changes_of(StoreRoot(store))[-1].state
         states.add(state)
         if state == UNDOING:
-            with pytest.raises(PlanError, match="in its levels"):
+            with pytest.raises(PlanError, match="in their levels"):
                 back(store, other)
     assert UNDOING in states
     with pytest.raises(PlanError, match="rolled back"):
@@ -243,7 +242,7 @@ def test_a_source_is_not_brought_back_whose_record_was_put_into_a_third_store(
     target = tmp_path / "target"
     retire(source, target, execute=True)
     back(target, other)
-    with pytest.raises(PlanError, match=rf"{ODD} into .*other.*delivered twice"):
+    with pytest.raises(PlanError, match=rf"{ODD} into .*other.*duplicates"):
         undo(source)
 
 

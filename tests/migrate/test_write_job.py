@@ -25,8 +25,6 @@ from tests.migrate.disk_watch import DiskWatch, watching
 
 RECEIPT = Receipt(
     identity="one",
-    part=3,
-    count=2,
     bytes_read=99,
     log_crc=1,
     units_crc=2,

@@ -22,7 +22,7 @@ from migrate.changes.retire import retire
 from migrate.changes.undo import roll_back
 from migrate.convert import convert
 from migrate.look.inspect import inspect_store
-from migrate.quarantine.put_back import NOTHING, PutBackOptions, PutBackReport, put_back
+from migrate.quarantine.restore import NOTHING, RestoreOptions, RestoreReport, restore_records
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import (
     T0,
@@ -282,11 +282,11 @@ class PutBack(Migration):
     def act(self) -> None:
         self.again()
 
-    def again(self) -> PutBackReport:
+    def again(self) -> RestoreReport:
         """The command."""
         store = self.root / ("target" if self.engine == "wheel" else "levels")
-        request = PutBackOptions(quarantine=self.root / "target", store=store)
-        return put_back(request, execute=True, clock=ManualClock(NOW_MS))
+        request = RestoreOptions(quarantine=self.root / "target", store=store)
+        return restore_records(request, execute=True, clock=ManualClock(NOW_MS))
 
     def wrong(self) -> list[str]:
         return []

@@ -13,7 +13,7 @@ from message_store.interface.delay_store import Severity
 if TYPE_CHECKING:
     from migrate.check.store import CheckReport
     from migrate.quarantine.kept import Quarantine
-    from migrate.quarantine.put_back import PutBackReport
+    from migrate.quarantine.restore import RestoreReport
 
 _NAMES = {Severity.ERROR: "ERROR", Severity.WARNING: "warning", Severity.INFO: "info"}
 
@@ -87,7 +87,7 @@ def quarantine_lines(
     yield account_table(quarantine)
 
 
-def put_back_lines(report: "PutBackReport") -> Iterator[str]:
+def put_back_lines(report: "RestoreReport") -> Iterator[str]:
     """What goes back, or went."""
     number, into = len(report.put_back), f"restored into the {report.engine}"
     yield {

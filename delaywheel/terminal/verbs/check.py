@@ -120,11 +120,10 @@ def quarantine(output: "Output", store: Path) -> None:
     """
     with loading(output):
         from delaywheel.terminal.render.check import quarantine_lines
-        from migrate.quarantine.kept import Quarantine
-        from migrate.quarantine.returned_record import in_the_way
+        from migrate.quarantine.kept import Quarantine, obstacles
     kept = Quarantine(store)
-    obstacles = in_the_way(kept)
-    output.result(lambda: kept.as_json(obstacles), quarantine_lines(kept, obstacles))
+    reasons = obstacles(kept)
+    output.result(lambda: kept.as_json(reasons), quarantine_lines(kept, reasons))
     click.get_current_context().exit(FINDINGS if kept.waiting else DONE)
 
 
@@ -189,13 +188,12 @@ def put_back(
     """
     with loading(output):
         from delaywheel.terminal.render.check import put_back_lines
-        from migrate.quarantine.put_back import PutBackOptions
-        from migrate.quarantine.put_back import put_back as put_records_back
-        from migrate.quarantine.returned_record import Repair
+        from migrate.quarantine.kept import Repair
+        from migrate.quarantine.restore import RestoreOptions, restore_records
         from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES, TargetSettings
     settings = TargetSettings.from_conf(_conf(broker_conf, _BROKER_CONF))
-    report = put_records_back(
-        PutBackOptions(
+    report = restore_records(
+        RestoreOptions(
             quarantine=quarantine,
             store=store,
             engine=engine,

@@ -139,7 +139,7 @@ def run(
 def _warn_of_gone_queues(output: "Output", root: StoreRoot, engine: EngineName | None) -> None:
     """Say of levels that lost their queue: what waited there is in the log alone, and stays."""
     with loading(output):
-        from migrate.source.warnings import gone_queue_warnings
+        from migrate.source.condition import gone_queue_warnings
     with suppress(DelayStoreError):  # what stands in the way is said by who opens the store
         if choose_engine(root, engine) == "levels":
             for warning in gone_queue_warnings(root):

@@ -80,7 +80,7 @@ def export(
     if levels and what == "wheel":
         raise click.UsageError("--level chooses among the levels, which --of wheel leaves out")
     with loading(output):
-        from migrate.source.warnings import loss_warnings
+        from migrate.source.condition import loss_warnings
         from migrate.table.export import due_conditions, export_parquet
         from migrate.table.pending_table import Condition, TableOptions
     options = TableOptions(

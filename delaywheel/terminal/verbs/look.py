@@ -32,7 +32,7 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     with loading(output):
         from delaywheel.terminal.render.text import inspection_lines
         from migrate.look.inspect import inspect_store
-        from migrate.source.warnings import log_losses
+        from migrate.source.condition import log_losses
     with output.progress() as progress:
         progress("reading", 0, 0)
         inspection = inspect_store(store, now_ms=now_ms, offsets=offsets)
@@ -63,7 +63,7 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
     with loading(output):
         from migrate.look.choices import absent_choices
         from migrate.look.pending import PendingFilter, pending_messages
-        from migrate.source.warnings import log_losses, loss_warnings
+        from migrate.source.condition import log_losses, loss_warnings
     messages = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)

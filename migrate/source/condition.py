@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator should know of a source before it is read: damaged or missing files, and levels
-that were retired.
-"""
+"""The condition of a source: what refuses it, and what an operator should know beforehand."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from legacy_levels.backlog.lost_queues import cut_queues_of, gone_queues
-from message_store.base.errors import SourceError
+from message_store.base.errors import SourceError, UncleanStoreError
 from message_store.base.printable import iso_time, shell_word
 from message_store.files.segments import Segment, SegmentReader
 from message_store.files.store_root import StoreRoot
@@ -23,16 +21,27 @@ _TAKEN_FROM_LOG = (
 _MAY_BE_IN_LOG = "what such a queue has lost may still be in the log"
 
 
+def require_stopped(store: StoreRoot, *, after_crash: bool) -> None:
+    """Raise UncleanStoreError for a store that is open or has crashed, unless ``after_crash``."""
+    if not store.was_stopped_cleanly and not after_crash:
+        raise UncleanStoreError(
+            f"{store.abort}: the broker is running or has crashed; stop it cleanly, or use"
+            " --after-crash (afterCrash of a data source) to leave out what was delivered"
+        )
+
+
 def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = False) -> list[str]:
-    """Files of a wrong length or missing, and queues that are gone, as sentences; and what finds
-    the messages they held.
-    """
-    cut = [f"{one}; {_TAKEN_FROM_LOG}" for one in cut_queues_of(source)]
-    said = [*row_problems(source), *map(str, gone_queues(source))]
-    if not any(str(source.consume_queues) in sentence for sentence in said) or whole_log:
-        return [*cut, *said]
+    """Missing files, files of a wrong length and lost queues, as sentences, with the remedy."""
+    cut = [f"{queue}; {_TAKEN_FROM_LOG}" for queue in cut_queues_of(source)]
+    problems = [*row_problems(source), *map(str, gone_queues(source))]
+    if not any(str(source.consume_queues) in sentence for sentence in problems) or whole_log:
+        return [*cut, *problems]
     finds = "convert into a fresh store with --whole-log instead"
-    return [*cut, *said, f"{_MAY_BE_IN_LOG}: {finds if is_in_place else '--whole-log looks there'}"]
+    return [
+        *cut,
+        *problems,
+        f"{_MAY_BE_IN_LOG}: {finds if is_in_place else '--whole-log looks there'}",
+    ]
 
 
 def log_losses(store: StoreRoot) -> list[str]:
@@ -62,7 +71,7 @@ def _has_record(log: SegmentReader, segment: Segment) -> bool:
 
 
 def loss_warnings(store: StoreRoot) -> list[str]:
-    """What the log and the level queues have lost, as sentences, for those who only look."""
+    """What log and level queues have lost, as sentences, for readers of a store."""
     return [
         *log_losses(store),
         *(f"{cut}; {_TAKEN_FROM_LOG}" for cut in cut_queues_of(store)),
@@ -71,34 +80,34 @@ def loss_warnings(store: StoreRoot) -> list[str]:
 
 
 def gone_queue_warnings(store: StoreRoot) -> list[str]:
-    """Level queues that are gone, as sentences."""
-    said = [str(gone) for gone in gone_queues(store)]
+    """Lost level queues, as sentences."""
+    lost = [str(gone) for gone in gone_queues(store)]
     finds = f"{_MAY_BE_IN_LOG}: `delaywheel convert --whole-log` looks there"
-    return [*said, finds] if said else []
+    return [*lost, finds] if lost else []
 
 
 def retired_warnings(root: StoreRoot, only_levels: Collection[int]) -> list[str]:
-    """That levels a conversion is about (``only_levels``, all where that is empty) were retired.
+    """Which of the levels to convert (``only_levels``; empty: all) were retired, as sentences.
 
     Raises SourceError for a note that cannot be read.
     """
     return [
-        f"{_retired(root, change)}: of what it had converted nothing waits here any more;"
-        f" {_way_back(root)} brings it back"
+        f"{_retired(root, change)}: its converted messages are no longer pending here;"
+        f" {_way_back(root)} undoes that"
         for change in _retirements(root, only_levels)
     ]
 
 
 def refuse_retired(source: StoreRoot, target: StoreRoot, only_levels: Collection[int]) -> None:
-    """Raise SourceError for a source that no longer shows what ``target`` was converted from: its
-    levels were retired, or a retirement was stopped in its middle.
+    """Raise SourceError for a source whose converted levels were retired, or half retired: it looks
+    empty, so ``target`` would seem to hold messages that nobody sent.
     """
     refuse_unfinished_change(source)
     for change in _retirements(source, only_levels):
         alone = f"`delaywheel verify {shell_word(str(target.path))}`"
         raise SourceError(
-            f"{_retired(source, change)}, and no longer shows what waited in it: verify before you"
-            f" retire; or take that back ({_way_back(source)}), or give the target alone ({alone})"
+            f"{_retired(source, change)}, and no longer shows its converted messages. Verify before"
+            f" you retire, undo that ({_way_back(source)}), or verify the target alone ({alone})"
         )
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back for records that were set aside: into the levels or onto the wheel of a store.
+"""Restores quarantined records into the levels or onto the wheel of a store.
 
-A record goes back as it was; only where it goes and when it is due are said anew. Each is stored
-once, however often this is run and wherever it was stopped: before the first is stored it is
-written down which ones, in which order, and from which end of the log on; after a stop the log
-shows how many of them are there.
+A record goes back as it was; only its destination and due time are given anew. It is stored once,
+however often this is run and wherever it was stopped. Before the first is stored, a note lists the
+records in order and the log's end. After a stop the log shows how many of them it has.
 """
 
 from pathlib import Path
@@ -22,10 +21,18 @@ from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
 from message_store.format.record_layout import BLANK_RECORD
 from message_store.reading.engine_choice import EngineName, choose_engine, require_engine
 from message_store.writing.store import LiveStore
-from migrate.quarantine.insert import Door, opened_door
-from migrate.quarantine.kept import PutBackNote, Quarantine, find_quarantine
-from migrate.quarantine.returned_record import NO_REPAIR, Repair, Returned, returned
-from migrate.quarantine.waits_twice import OwnLevels, told_not_aside
+from migrate.quarantine.double_delivery import SourceLevels
+from migrate.quarantine.insert import RecordInserter, open_for_insert
+from migrate.quarantine.kept import (
+    NO_REPAIR,
+    Quarantine,
+    Repair,
+    RestorableRecord,
+    RestoreNote,
+    find_quarantine,
+    restorable,
+    why_not_restorable,
+)
 from migrate.report.finished_target import refuse_unfinished
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
 from migrate.write.owner import require_owner
@@ -36,8 +43,8 @@ PLANNED, DONE, NOTHING = "planned", "done", "nothing to do"
 
 
 @attrs.frozen(kw_only=True)
-class PutBackOptions:
-    """What to put back, and into what. Empty ``only`` means every record that can go.
+class RestoreOptions:
+    """Which records to restore into which store. Empty ``only`` means all that can be restored.
 
     ``levels`` is the level table of the store; ``max_message_bytes`` the broker's maxMessageSize.
     """
@@ -52,8 +59,8 @@ class PutBackOptions:
 
 
 @attrs.frozen(kw_only=True)
-class PutBackRow:
-    """One record that goes back; when it will come and where it lies once it is stored."""
+class RestoredRow:
+    """One record that is restored; its promised time and offset are known once it is stored."""
 
     file: str
     level: int
@@ -65,13 +72,13 @@ class PutBackRow:
 
 
 @attrs.frozen(kw_only=True)
-class PutBackReport:
-    """What goes back, what went before, and what cannot, with the reason."""
+class RestoreReport:
+    """What is restored, what was restored before, and what cannot be, with the reason."""
 
     state: str
     store: str
     engine: str
-    put_back: tuple[PutBackRow, ...]
+    put_back: tuple[RestoredRow, ...]
     before: tuple[str, ...]
     in_the_way: dict[str, str]
 
@@ -80,64 +87,63 @@ class PutBackReport:
         return attrs.asdict(self)
 
 
-def put_back(
-    options: PutBackOptions, *, execute: bool = False, clock: Clock | None = None
-) -> PutBackReport:
-    """Plan, and with ``execute`` do, the return of records to ``options.store``.
+def restore_records(
+    options: RestoreOptions, *, execute: bool = False, clock: Clock | None = None
+) -> RestoreReport:
+    """Plan, and with ``execute`` do, the restoring of records into ``options.store``.
 
-    Raises SourceError for a quarantine or a store that cannot be read or is in use, PlanError where
-    a stopped run has to be finished first, the change that set the records aside was rolled back or
-    stopped, or a record is not there; OptionsError where the engine has to be said, TargetError.
+    Raises SourceError for a quarantine or store that cannot be read or is in use; PlanError for a
+    stopped run of another store, a quarantine whose change was rolled back or stopped, and a record
+    that does not exist; OptionsError where the engine must be given; TargetError.
     """
     refuse_unfinished(StoreRoot(options.store))
-    found = find_quarantine(options.quarantine)
-    if found is None:
-        raise SourceError(f"{options.quarantine}: nothing was set aside here")
-    directory = StoreRoot(found)
-    with sole_writer(directory):
-        if told := told_not_aside(found):
-            raise PlanError(told)
+    directory = find_quarantine(options.quarantine)
+    if directory is None:
+        raise SourceError(f"{options.quarantine}: has no quarantined records")
+    with sole_writer(StoreRoot(directory)):
+        if reason := why_not_restorable(directory):
+            raise PlanError(reason)
         quarantine = Quarantine(options.quarantine)
-        return _PutBack(options, quarantine, clock or SystemClock()).run(execute=execute)
+        return _Restore(options, quarantine, clock or SystemClock()).run(execute=execute)
 
 
-class _PutBack:
+class _Restore:
     """One run."""
 
-    def __init__(self, options: PutBackOptions, quarantine: Quarantine, clock: Clock) -> None:
+    def __init__(self, options: RestoreOptions, quarantine: Quarantine, clock: Clock) -> None:
         self.options = options
         self.quarantine = quarantine
         self.clock = clock
         self.root = StoreRoot(options.store)
         self.engine = choose_engine(self.root, options.engine)
         require_engine(self.root, self.engine)
-        self.cannot: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
-    def run(self, *, execute: bool) -> PutBackReport:
+    def run(self, *, execute: bool) -> RestoreReport:
         self._refuse_another_store()
         chosen = self._chosen()
         is_begun = self.quarantine.begun is not None
         if not execute or not (chosen or is_begun):
             state = PLANNED if chosen or is_begun else NOTHING
-            return self._report(state, [_row(one) for one in chosen])
+            return self._report(state, [_row(record) for record in chosen])
         require_owner(self.root)
-        with opened_door(
+        with open_for_insert(
             self.root,
             self.engine,
             clock=self.clock,
             levels=self.options.levels,
             max_message_bytes=self.options.max_message_bytes,
-        ) as door:
-            rows = self._settle(door)
-            chosen = [one for one in chosen if one.record.file not in self.quarantine.done]
-            rows += self._store(door, chosen)
+        ) as inserter:
+            rows = self._recover(inserter)
+            chosen = [each for each in chosen if each.record.file not in self.quarantine.done]
+            rows += self._store(inserter, chosen)
         return self._report(DONE if rows else NOTHING, rows)
 
     def _refuse_another_store(self) -> None:
         begun = self.quarantine.begun
         if begun is not None and begun["store"] != self._store_name:
             raise PlanError(
-                f"{self.quarantine.directory}: a run that put records back into {begun['store']}"
+                f"{self.quarantine.directory}: a run that restored records into {begun['store']}"
                 " was stopped; repeat that command first"
             )
 
@@ -145,61 +151,61 @@ class _PutBack:
     def _store_name(self) -> str:
         return str(self.options.store.resolve())
 
-    def _chosen(self) -> list[Returned]:
-        """What can go back of what is asked for."""
+    def _chosen(self) -> list[RestorableRecord]:
+        """The records that were asked for and can be restored."""
         only = set(self.options.only)
-        known = {record.file for record in self.quarantine.records}
-        if unknown := sorted(only - known):
+        files = {record.file for record in self.quarantine.records}
+        if unknown := sorted(only - files):
             raise PlanError(f"{self.quarantine.directory}: has no {', '.join(unknown)}")
-        levels, own_levels = self.options.levels or DelayLevels.parse(), OwnLevels(self.root)
-        found = []
+        levels, own_levels = self.options.levels or DelayLevels.parse(), SourceLevels(self.root)
+        chosen = []
         for record in self.quarantine.waiting:
             if only and record.file not in only:
                 continue
-            if told := own_levels.told(record):
-                self.cannot[record.file] = told
+            if reason := own_levels.refusal(record):
+                self.refused[record.file] = reason
                 continue
             try:
-                found.append(returned(record, self.options.repair, levels))
+                chosen.append(restorable(record, self.options.repair, levels))
             except BadRecordError as error:
-                self.cannot[record.file] = str(error)
-        return found
+                self.refused[record.file] = str(error)
+        return chosen
 
-    def _store(self, door: Door, chosen: list[Returned]) -> list[PutBackRow]:
-        """Store them all, or those that the store can take; each is noted when all are durable."""
+    def _store(self, inserter: RecordInserter, chosen: list[RestorableRecord]) -> list[RestoredRow]:
+        """Store all that the store can take; they are noted once all are durable."""
         now_ms = self.clock.now_ms()
         made = []
-        for one in chosen:
+        for source in chosen:
             try:
-                made.append((one, *door.make(one, now_ms)))
+                made.append((source, *inserter.make(source, now_ms)))
             except BadRecordError as error:
-                self.cannot[one.record.file] = str(error)
+                self.refused[source.record.file] = str(error)
         if not made:
             return []
         rows = [
-            attrs.evolve(_row(one), promised_ms=door.promised_ms(one, now_ms))
-            for one, _message, _code in made
+            attrs.evolve(_row(source), promised_ms=inserter.promised_ms(source, now_ms))
+            for source, _message, _code in made
         ]
         self.quarantine.begun = {
             "store": self._store_name,
-            "log_end": door.live.log.end,
+            "log_end": inserter.live.log.end,
             "now_ms": now_ms,
             "rows": [attrs.asdict(row) for row in rows],
         }
         self.quarantine.write_notes()
         stored = []
-        for row, (one, message, code) in zip(rows, made, strict=True):
-            offset = door.append(message, code, one)
+        for row, (source, message, code) in zip(rows, made, strict=True):
+            offset = inserter.append(message, code, source)
             stored.append(attrs.evolve(row, commit_log_offset=offset))
-        self._finish(door, stored, now_ms)
+        self._finish(inserter, stored, now_ms)
         return stored
 
-    def _finish(self, door: Door, rows: list[PutBackRow], now_ms: int) -> None:
-        """Wait for the disk, and then say that they are stored."""
-        door.store.flush()
+    def _finish(self, inserter: RecordInserter, rows: list[RestoredRow], now_ms: int) -> None:
+        """Flush, and then note the records as restored."""
+        inserter.store.flush()
         digests = {record.file: record.digest for record in self.quarantine.records}
         for row in rows:
-            self.quarantine.done[row.file] = PutBackNote(
+            self.quarantine.done[row.file] = RestoreNote(
                 store=self._store_name,
                 commit_log_offset=row.commit_log_offset or 0,
                 due_ms=row.due_ms,
@@ -209,52 +215,52 @@ class _PutBack:
         self.quarantine.begun = None
         self.quarantine.write_notes()
 
-    def _settle(self, door: Door) -> list[PutBackRow]:
-        """Find what a stopped run has stored, from where it began: in its order, without a gap."""
+    def _recover(self, inserter: RecordInserter) -> list[RestoredRow]:
+        """Recover a stopped run: note the records that it stored, in order, without a gap."""
         begun = self.quarantine.begun
         if begun is None:
             return []
         by_file = {record.file: record for record in self.quarantine.records}
-        place, rows, now_ms = int(begun["log_end"]), [], int(begun["now_ms"])
+        offset, rows, now_ms = int(begun["log_end"]), [], int(begun["now_ms"])
         for facts in begun["rows"]:
-            row = PutBackRow(**facts)
-            found = _stored_from(door.live, place)
-            if found is None or row.file not in by_file:
+            row = RestoredRow(**facts)
+            stored = _stored_from(inserter.live, offset)
+            if stored is None or row.file not in by_file:
                 break
-            message, place = found
+            message, offset = stored
             if not _is_copy(message, by_file[row.file].message(check_crc=False), now_ms):
                 break
             rows.append(attrs.evolve(row, commit_log_offset=message.commit_log_offset))
-        self._finish(door, rows, now_ms)
+        self._finish(inserter, rows, now_ms)
         return rows
 
-    def _report(self, state: str, rows: list[PutBackRow]) -> PutBackReport:
+    def _report(self, state: str, rows: list[RestoredRow]) -> RestoreReport:
         now = {row.file for row in rows}
-        return PutBackReport(
+        return RestoreReport(
             state=state,
             store=str(self.options.store),
             engine=self.engine,
             put_back=tuple(rows),
             before=tuple(sorted(set(self.quarantine.done) - now)),
-            in_the_way=self.cannot,
+            in_the_way=self.refused,
         )
 
 
-def _row(one: Returned) -> PutBackRow:
-    return PutBackRow(
-        file=one.record.file,
-        level=one.record.level,
-        topic=one.topic,
-        queue_id=one.queue_id,
-        due_ms=one.due_ms,
+def _row(source: RestorableRecord) -> RestoredRow:
+    return RestoredRow(
+        file=source.record.file,
+        level=source.record.level,
+        topic=source.topic,
+        queue_id=source.queue_id,
+        due_ms=source.due_ms,
     )
 
 
-def _stored_from(live: LiveStore, place: int) -> tuple[StoredMessage, int] | None:
-    """The first record at or behind a place of the log where one ended, and where it ends."""
+def _stored_from(live: LiveStore, offset: int) -> tuple[StoredMessage, int] | None:
+    """The record that follows a record's end in the log, and where it ends itself."""
     log = live.log
-    next_file = place - place % log.file_bytes + log.file_bytes
-    for start in (place, next_file):
+    next_file = offset - offset % log.file_bytes + log.file_bytes
+    for start in (offset, next_file):
         if start + BLANK_RECORD.size > log.end:
             continue
         head = BLANK_RECORD.decode_at(bytes(log.segments.read_at(start, BLANK_RECORD.size)), 0)
@@ -270,7 +276,7 @@ def _stored_from(live: LiveStore, place: int) -> tuple[StoredMessage, int] | Non
 
 
 def _is_copy(stored: StoredMessage, kept: StoredMessage, now_ms: int) -> bool:
-    """Whether a record in the log is what that run has made of one that was kept."""
+    """Whether a record in the log was made by that run from this quarantined one."""
     same = ("body", "born_timestamp_ms", "born_host", "flag", "reconsume_times", "sys_flag")
     return (
         stored.topic in (LEVEL_TOPIC, TIMER_TOPIC)
