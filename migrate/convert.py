@@ -25,10 +25,10 @@ from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import mismatch, read_plan_facts, stored_corrections
 from migrate.progress import Progress, no_progress
-from migrate.report.marker import CONVERSION_NAME, write_bad_records
+from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
 from migrate.report.report import ConversionReport, DueTimes, Seconds
 from migrate.settings import ConvertOptions
-from migrate.source.merge import marker_of, require_mergeable
+from migrate.source.merge import require_mergeable
 from migrate.source.sources import SourceSet
 from migrate.spark.tasks import write_all
 from migrate.write.owner import tidy_up

@@ -73,6 +73,9 @@ class RetiredLevel:
     expired: int
 
 
+_RETIRED = [field.name for field in attrs.fields(RetiredLevel)]
+
+
 @attrs.frozen(kw_only=True)
 class RetireReport:
     """What moves and what stays: ``stays`` counts the pending messages of each level that does not
@@ -193,11 +196,6 @@ class _Conversion:
             raise FormatError("not the report of a conversion", path=path) from error
         return cls(path, settings, levels, log, in_target)
 
-    def has_chosen(self, level: int) -> bool:
-        """Whether the conversion was about this level."""
-        chosen = self.settings.only_levels
-        return not chosen or level in chosen
-
 
 def _plan(
     root: StoreRoot, target: Path, conversion: _Conversion, state: str
@@ -219,13 +217,13 @@ def _plan(
         level_report = conversion.levels.get(counts.level)
         if level_report is None:
             raise _not_this_source(root, target, counts.level, "is not in its report")
-        if _is_retired(counts, level_report):
-            continue
+        if counts.queued == 0 and counts.from_queue_offset == level_report.to_offset:
+            continue  # it is retired
         if not _moves_as_a_whole(conversion, level_report):
             stays[counts.level] = counts.pending
             continue
         _require_same(root, target, counts, level_report)
-        moving.append(_retired_level(level_report))
+        moving.append(RetiredLevel(**{name: getattr(level_report, name) for name in _RETIRED}))
     report = RetireReport(
         source=str(root.path),
         target=str(target),
@@ -278,11 +276,6 @@ def _require_same_log(root: StoreRoot, target: Path, conversion: _Conversion) ->
     raise PlanError("\n".join(lines))
 
 
-def _is_retired(counts: LevelCounts, report: LevelReport) -> bool:
-    """Whether a level stands where it is to stand: nothing waits in it."""
-    return counts.queued == 0 and counts.from_queue_offset == report.to_offset
-
-
 def _moves_as_a_whole(conversion: _Conversion, report: LevelReport) -> bool:
     """Whether a level was converted as a whole. Raises LeftBehindError where it was in part."""
     taken = report.converted + report.quarantined
@@ -293,7 +286,9 @@ def _moves_as_a_whole(conversion: _Conversion, report: LevelReport) -> bool:
             f" {counted(taken, 'converted message')}: moving its offset would lose what was left"
             " out; nothing was changed"
         )
-    return conversion.has_chosen(report.level) and not report.skipped and report.queued > 0
+    chosen = conversion.settings.only_levels
+    is_chosen = not chosen or report.level in chosen
+    return is_chosen and not report.skipped and report.queued > 0
 
 
 def _require_same(root: StoreRoot, target: Path, counts: LevelCounts, report: LevelReport) -> None:
@@ -320,11 +315,6 @@ def _not_this_source(root: StoreRoot, target: Path, level: int, what: str) -> Pl
         f"{root.path}: is not what {target} was converted from: level {level}: {what}; nothing was"
         " changed"
     )
-
-
-def _retired_level(report: LevelReport) -> RetiredLevel:
-    names = [field.name for field in attrs.fields(RetiredLevel)]
-    return RetiredLevel(**{name: getattr(report, name) for name in names})
 
 
 def _level_report(facts: Mapping[str, Any]) -> LevelReport:

@@ -200,8 +200,18 @@ class Quarantine:
             raise BadFieldError(f"no notes of ours: {error}", path=path) from error
         return dict(notes)
 
-    def write_notes(self) -> None:
-        """Write down, durably, what was done and what is begun. Raises TargetError."""
+    def begin(self, run: dict[str, Any]) -> None:
+        """Note durably what a run is about to restore. Raises TargetError."""
+        self.begun = run
+        self._write_notes()
+
+    def finish(self, done: Mapping[str, RestoreNote]) -> None:
+        """Note durably, by file, what was restored; the run is over. Raises TargetError."""
+        self.done |= done
+        self.begun = None
+        self._write_notes()
+
+    def _write_notes(self) -> None:
         done = {file: attrs.asdict(note) for file, note in sorted(self.done.items())}
         text = json.dumps({"done": done, "begun": self.begun}, indent=1)
         replace_file(self.directory / NOTES_NAME, text.encode(), mode=PRIVATE_MODE)

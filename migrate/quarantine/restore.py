@@ -186,13 +186,13 @@ class _Restore:
             attrs.evolve(_row(source), promised_ms=inserter.promised_ms(source, now_ms))
             for source, _message, _code in made
         ]
-        self.quarantine.begun = {
+        run = {
             "store": self._store_name,
             "log_end": inserter.live.log.end,
             "now_ms": now_ms,
             "rows": [attrs.asdict(row) for row in rows],
         }
-        self.quarantine.write_notes()
+        self.quarantine.begin(run)
         stored = []
         for row, (source, message, code) in zip(rows, made, strict=True):
             offset = inserter.append(message, code, source)
@@ -204,16 +204,17 @@ class _Restore:
         """Flush, and then note the records as restored."""
         inserter.store.flush()
         digests = {record.file: record.digest for record in self.quarantine.records}
-        for row in rows:
-            self.quarantine.done[row.file] = RestoreNote(
+        notes = {
+            row.file: RestoreNote(
                 store=self._store_name,
                 commit_log_offset=row.commit_log_offset or 0,
                 due_ms=row.due_ms,
                 digest=digests[row.file],
                 put_back_ms=now_ms,
             )
-        self.quarantine.begun = None
-        self.quarantine.write_notes()
+            for row in rows
+        }
+        self.quarantine.finish(notes)
 
     def _recover(self, inserter: RecordInserter) -> list[RestoredRow]:
         """Recover a stopped run: note the records that it stored, in order, without a gap."""

@@ -266,3 +266,15 @@ def _require_sizes(settings: ConversionSettings, path: Path) -> None:
     if settings.queue_file_bytes % QUEUE_UNIT.size:
         found = settings.queue_file_bytes
         raise BadFieldError("queue_file_bytes holds no whole units", path=path, found=found)
+
+
+def marker_of(report: ConversionReport, number: int | None = None) -> dict[str, Any]:
+    """What a finished target says of its conversion: the report, and under ``conversion`` all that
+    an independent verification needs; of several sources under ``sources`` for each, by number. Of
+    the bad records it has only the count: ``write_bad_records`` lists them.
+    """
+    facts = attrs.evolve(report, bad_records=(), sources=()).as_json()
+    facts["sources"] = [marker_of(source, index) for index, source in enumerate(report.sources)]
+    request = report.sources[0].request if report.sources else report.request
+    listed = {LISTED: len(report.bad_records), SOURCE_NUMBER: number}
+    return {**facts, "conversion": {**request, **request["settings"], **listed}}

@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 
 from message_store.base.errors import OptionsError
-from migrate.report.marker import LISTED, SOURCE_NUMBER
 from migrate.report.report import COUNT_NAMES, BadRecord, ConversionReport, LevelReport
 from migrate.settings import ConvertOptions, TargetSettings
 from migrate.source.replicas import find_replicas, same_broker
@@ -96,7 +95,10 @@ def merged_report(reports: Sequence[ConversionReport], request: dict[str, Any]) 
         bytes_read=sum(report.bytes_read for report in reports),
         bytes_written=sum(report.bytes_written for report in reports),
         bad_records=tuple(record for records in bad for record in records),
-        broker_conf=max((report.broker_conf for report in reports), key=_message_bytes),
+        broker_conf=max(
+            (report.broker_conf for report in reports),
+            key=lambda conf: int(conf.get("maxMessageSize", 0)),
+        ),
         warnings=tuple(f"{r.source}: {said}" for r in reports for said in r.warnings),
         request=request,
         left_out_topics=dict(left_out),
@@ -110,13 +112,8 @@ def _shared(texts: Sequence[str]) -> str:
     return texts[0] if len(set(texts)) == 1 else "; ".join(texts)
 
 
-def _message_bytes(conf: dict[str, str]) -> int:
-    """The limit that a source's largest record asks for; the target's is the largest of all."""
-    return int(conf.get("maxMessageSize", 0))
-
-
 def _summed(reports: Sequence[ConversionReport]) -> tuple[LevelReport, ...]:
-    """The books of each level; where sources mean different delays by one, a row for each."""
+    """The accounting of each level; a row for each delay where sources differ in it."""
     sums: dict[tuple[int, int], LevelReport] = {}
     for level in (level for report in reports for level in report.levels):
         key = level.level, level.delay_ms
@@ -127,15 +124,3 @@ def _summed(reports: Sequence[ConversionReport]) -> tuple[LevelReport, ...]:
         }
         sums[key] = attrs.evolve(level, **added)
     return tuple(sums[key] for key in sorted(sums))
-
-
-def marker_of(report: ConversionReport, number: int | None = None) -> dict[str, Any]:
-    """What a finished target says of its conversion: the report, and under ``conversion`` all that
-    an independent verification needs; of several sources under ``sources`` for each, by number. Of
-    the bad records it has only the count: ``bad_record_list`` has them.
-    """
-    facts = attrs.evolve(report, bad_records=(), sources=()).as_json()
-    facts["sources"] = [marker_of(source, index) for index, source in enumerate(report.sources)]
-    request = report.sources[0].request if report.sources else report.request
-    listed = {LISTED: len(report.bad_records), SOURCE_NUMBER: number}
-    return {**facts, "conversion": {**request, **request["settings"], **listed}}

@@ -43,37 +43,38 @@ def read_options(options: Options) -> TableOptions:
     """How a store is to be read. Raises OptionsError for an option that is unknown or makes no
     sense.
     """
-    given = _known(options, _READ)
-    if (offsets := given.get("offsets", "auto")) not in ("auto", "main", "bak", "none"):
+    values = _known(options, _READ)
+    if (offsets := values.get("offsets", "auto")) not in ("auto", "main", "bak", "none"):
         raise OptionsError(f"offsets is auto, main, bak or none, not {offsets!r}")
     try:
-        table = given.get("leveltable")
+        table = values.get("leveltable")
         levels = None if table is None else DelayLevels.parse(table)
     except BadFieldError as error:
         raise OptionsError(f"levelTable: {error}") from error
+    now_ms = _number(values, "now")
     return TableOptions(
-        now_ms=_now_ms(given),
+        now_ms=SystemClock().now_ms() if now_ms is None else now_ms,
         offsets=offsets,
-        after_crash=_truth(given, "aftercrash"),
-        precision_ms=_number(given, "precisionms"),
+        after_crash=_truth(values, "aftercrash"),
+        precision_ms=_number(values, "precisionms"),
         level_table=levels,
-        include_body=_truth(given, "includebody"),
-        include_properties=_truth(given, "includeproperties", default=True),
+        include_body=_truth(values, "includebody"),
+        include_properties=_truth(values, "includeproperties", default=True),
     )
 
 
 def write_options(options: Options) -> tuple[int, TargetSettings]:
     """As of when a wheel is written, and for which broker. Raises OptionsError, SourceError."""
-    given = _known(options, _WRITE)
-    conf = read_broker_conf(Path(given["brokerconf"])) if "brokerconf" in given else {}
-    conf |= {name: given[name.lower()] for name in _BROKERS if name.lower() in given}
+    values = _known(options, _WRITE)
+    conf = read_broker_conf(Path(values["brokerconf"])) if "brokerconf" in values else {}
+    conf |= {name: values[name.lower()] for name in _BROKERS if name.lower() in values}
     clock_ms = SystemClock().now_ms()
-    now_ms = _number(given, "now") or clock_ms
+    now_ms = _number(values, "now") or clock_ms
     if now_ms > clock_ms:
         raise OptionsError("now is later than this machine's clock: a broker would skip slots")
-    if (topic_type := given.get("topictype", "mixed")) not in TOPIC_TYPES:
+    if (topic_type := values.get("topictype", "mixed")) not in TOPIC_TYPES:
         raise OptionsError(f"topicType is {', '.join(TOPIC_TYPES)}, not {topic_type!r}")
-    settings = TargetSettings.from_conf(conf, _number(given, "precisionms"))
+    settings = TargetSettings.from_conf(conf, _number(values, "precisionms"))
     return now_ms, attrs.evolve(settings, topic_type=topic_type)
 
 
@@ -95,28 +96,23 @@ def wants_pushdown(options: Options) -> bool:
 
 
 def _known(options: Options, names: Iterable[str]) -> dict[str, str]:
-    given = {key.lower(): value for key, value in options.items()}
-    if unknown := sorted(set(given) - set(names) - _SPARKS_OWN):
+    values = {key.lower(): value for key, value in options.items()}
+    if unknown := sorted(set(values) - set(names) - _SPARKS_OWN):
         raise OptionsError(f"no such option: {unknown[0]}; there are {', '.join(sorted(names))}")
-    return given
+    return values
 
 
-def _truth(given: Options, name: str, *, default: bool = False) -> bool:
-    text = given.get(name, str(default)).lower()
+def _truth(values: Options, name: str, *, default: bool = False) -> bool:
+    text = values.get(name, str(default)).lower()
     if text not in _TRUTHS:
         raise OptionsError(f"{name} is true or false, not {text!r}")
     return _TRUTHS[text]
 
 
-def _number(given: Options, name: str) -> int | None:
-    if name not in given:
+def _number(values: Options, name: str) -> int | None:
+    if name not in values:
         return None
     try:
-        return parse_long(given[name])
+        return parse_long(values[name])
     except BadFieldError as error:
-        raise OptionsError(f"{name} is a number, not {given[name]!r}") from error
-
-
-def _now_ms(given: Options) -> int:
-    now_ms = _number(given, "now")
-    return SystemClock().now_ms() if now_ms is None else now_ms
+        raise OptionsError(f"{name} is a number, not {values[name]!r}") from error

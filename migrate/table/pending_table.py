@@ -82,12 +82,6 @@ _COMPARE = {
 }
 
 
-def schema_of(*, include_body: bool, include_properties: bool) -> pa.Schema:
-    """The columns that are asked for: bodies and properties are read only on request."""
-    optional = {"body": include_body, "properties": include_properties}
-    return pa.schema([field for field in SCHEMA if optional.get(field.name, True)])
-
-
 @attrs.frozen(kw_only=True)
 class TableOptions:
     """How a store is read. ``now_ms`` is as of when a broker would start on its wheel.
@@ -105,8 +99,9 @@ class TableOptions:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table."""
-        return schema_of(include_body=self.include_body, include_properties=self.include_properties)
+        """The columns of the table: bodies and properties only on request."""
+        optional = {"body": self.include_body, "properties": self.include_properties}
+        return pa.schema([field for field in SCHEMA if optional.get(field.name, True)])
 
 
 @attrs.frozen

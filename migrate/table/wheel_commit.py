@@ -64,7 +64,13 @@ from migrate.write.staging import (
     sole_writer,
     write_note,
 )
-from migrate.write.target_config import CONF_NAME, TopicDemand, broker_conf, broker_settings
+from migrate.write.target_config import (
+    CONF_NAME,
+    TopicDemand,
+    broker_conf,
+    broker_settings,
+    sum_demands,
+)
 from migrate.write.units import Units, write_blank, write_units
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_math import floor_ms
@@ -109,12 +115,6 @@ def require_free(staging: Staging, *, overwrite: bool) -> None:
             f"{target.path}: was opened since it was written ({', '.join(used)} is there);"
             " its pending messages would be lost, so it is not overwritten"
         )
-
-
-def begin_anew(staging: Staging) -> None:
-    """Remove what a commit that was stopped has made, its marker first. Raises TargetError."""
-    remove_file(staging.path / WRITTEN_NAME, is_durable=True)
-    clear(staging.store.path)
 
 
 def prepare_marker(staging: Staging, facts: dict[str, Any]) -> None:
@@ -181,11 +181,12 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
         needed, free = bytes_needed(plan), free_bytes(run.target)
         if needed > free:
             raise TargetError(f"{run.target}: {needed:,} bytes are needed, {free:,} are free")
-        begin_anew(staging)
+        remove_file(staging.path / WRITTEN_NAME, is_durable=True)  # of a commit that was stopped
+        clear(staging.store.path)
         create_rows(plan, staging)
         _write_log(run, plan, parts)
         _write_units(run, plan, index)
-        demands = _demands(parts)
+        demands = sum_demands(row for part in parts for row in part.topics)
         facts = _facts(run, plan, demands)
         facts["warnings"] += [] if unlocked is None else [unlocked]
         prepare_marker(staging, facts)
@@ -293,15 +294,6 @@ def _write_units(run: WriteRun, plan: Plan, index: Int64s) -> None:
         slot_times_ms=plan.slot_times_ms,
     )
     write_units(run.staging.store, plan.settings, units)
-
-
-def _demands(staged: Sequence[StagedRows]) -> dict[str, TopicDemand]:
-    """Messages and highest queue of every topic, in order of name."""
-    demands: dict[str, TopicDemand] = {}
-    for topic, count, queue_id in (row for part in staged for row in part.topics):
-        before = demands.get(topic, TopicDemand(0, 0))
-        demands[topic] = TopicDemand(before.count + count, max(before.max_queue_id, queue_id))
-    return {name: demands[name] for name in sorted(demands)}
 
 
 def _facts(run: WriteRun, plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, Any]:

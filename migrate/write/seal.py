@@ -12,7 +12,7 @@ from migrate.write.part import Receipt
 from migrate.write.publishing import publish
 from migrate.write.row_output import write_sparse
 from migrate.write.staging import Staging, sync_tree
-from migrate.write.target_config import TopicDemand, config_files
+from migrate.write.target_config import TopicDemand, config_files, sum_demands
 from timer_wheel.format.checkpoint import (
     TIMER_CHECKPOINT_NAME,
     TimerCheckpoint,
@@ -31,13 +31,11 @@ from timer_wheel.format.wheel_math import SLOTS_TOTAL
 
 def topic_demands(receipts: Iterable[Receipt]) -> dict[str, TopicDemand]:
     """Messages and highest queue of every real topic, over all parts, in order of name."""
-    counts: dict[str, TopicDemand] = {}
-    for receipt in receipts:
-        for text, count, max_queue_id in receipt.topics:
-            name = text.encode("latin-1").decode("utf-8", "replace")
-            before = counts.get(name, TopicDemand(0, 0))
-            counts[name] = TopicDemand(before.count + count, max(before.max_queue_id, max_queue_id))
-    return {name: counts[name] for name in sorted(counts) if counts[name].count}
+    return sum_demands(
+        (text.encode("latin-1").decode("utf-8", "replace"), count, queue_id)
+        for receipt in receipts
+        for text, count, queue_id in receipt.topics
+    )
 
 
 def seal(

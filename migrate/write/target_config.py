@@ -5,7 +5,7 @@ They are routes with enough queues for the real topics, the groups that read the
 groups, and the settings of the store.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import attrs
@@ -47,6 +47,15 @@ class TopicDemand:
 
     count: int
     max_queue_id: int
+
+
+def sum_demands(rows: Iterable[tuple[str, int, int]]) -> dict[str, TopicDemand]:
+    """The demand of each topic, by name; rows are topic, messages, highest queue id."""
+    demands: dict[str, TopicDemand] = {}
+    for name, count, queue_id in rows:
+        before = demands.get(name, TopicDemand(0, 0))
+        demands[name] = TopicDemand(before.count + count, max(before.max_queue_id, queue_id))
+    return {name: demands[name] for name in sorted(demands) if demands[name].count}
 
 
 def config_files(

@@ -231,12 +231,12 @@ def abandon(store: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "at"),
     [
-        (Quarantine, "write_notes", 0),
+        (Quarantine, "_write_notes", 0),
         (RecordInserter, "append", 0),
         (RecordInserter, "append", 1),
         (WheelStore, "flush", 0),
         (LevelStore, "flush", 0),
-        (Quarantine, "write_notes", 1),
+        (Quarantine, "_write_notes", 1),
     ],
 )
 def test_a_run_that_is_stopped_anywhere_is_finished_by_the_next(
