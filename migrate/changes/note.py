@@ -280,6 +280,7 @@ def _digest(content: bytes) -> str:
 def moved_offsets(offsets: DelayOffsets, to: Mapping[int, int], now_ms: int) -> bytes:
     """delayOffset.json with the offsets of ``to``, in the dialect of the broker that wrote it.
 
+    RocketMQ: ScheduleMessageService#encode.
     Other levels keep the offset that a broker would take, also if another file was chosen for the
     levels that move.
     """

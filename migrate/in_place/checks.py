@@ -183,7 +183,10 @@ def refuse_damage(root: StoreRoot) -> None:
 
 
 def _recovered_from(root: StoreRoot, log: SegmentReader) -> int:
-    """From which file on a broker looks through the log when it starts, at the earliest."""
+    """The offset from which a starting broker scans the log, at the earliest.
+
+    RocketMQ: CommitLog#recoverNormally, #recoverAbnormally.
+    """
     if not log.segments:
         return log.min_offset
     start = log.segments[-_RECOVERED_FILES:][0].start_offset

@@ -279,7 +279,10 @@ def _set_odd_sizes(sizes: Int64Array, picked: Int64Array, odd_sizes: dict[int, i
 def slot_chains(
     slot_times_ms: Int64Array, precision_ms: int
 ) -> tuple[NDArray[np.int32], SlotTable]:
-    """For each message how far back the one before it in its slot is (0: none), and the slots."""
+    """For each message how far back the one before it in its slot is (0: none), and the slots.
+
+    RocketMQ: TimerMessageStore#doEnqueue, one message at a time.
+    """
     distances = np.empty(len(slot_times_ms), np.int32)
     first = np.full(WHEEL_SLOTS, -1, np.int32)
     last = np.full(WHEEL_SLOTS, -1, np.int32)

@@ -98,7 +98,8 @@ def growth_bytes(level: int, out_ms: int) -> int:
 def rewrite_record(record: bytes, placement: Placement, limits: RewriteLimits) -> Rewritten:
     """The timer record for a level record, with every check that the conversion promises.
 
-    ``record`` is what lies at the queue entry's place, as many bytes as the entry says. Raises
+    ``record`` are the bytes at the queue entry's offset, as many as the entry says. The result is
+    what RocketMQ makes of a timed message: HookUtils#transformTimerMessage (5.3). Raises
     BadRecordError with the reason.
     """
     try:
