@@ -24,12 +24,12 @@ from migrate.source.replicas import find_replicas, same_broker
 
 CONVERTED, FINISHED_BEFORE, FAILED = "converted", "finished before", "failed"
 USUAL_STORE_NAME = "store"
-"""What RocketMQ calls the directory of a store; the one around it tells more."""
+"""The usual name of a store's directory; its parent's name says more."""
 
 
 @attrs.frozen
 class FleetEntry:
-    """What became of one store: a report unless it failed, an error where something went wrong."""
+    """The outcome of one store: a report unless it failed, an error if something went wrong."""
 
     options: ConvertOptions
     state: str
@@ -37,8 +37,8 @@ class FleetEntry:
     error: DelayStoreError | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What ``convert --json`` prints of it, and its state; of one that failed, its places and
-        why.
+        """The object that ``convert --json`` prints, with the state; of a failed store its paths
+        and the error.
         """
         paths = {"source": str(self.options.source), "target": str(self.options.target)}
         facts = {} if self.report is None else self.report.as_json()
@@ -49,10 +49,10 @@ class FleetEntry:
 
 
 class Fleet:
-    """The stores of one run, and what became of each.
+    """The stores of one run, and their outcomes.
 
-    ``examine`` first: it finds what is finished and refuses what a glance can tell, so that Spark
-    need not be started where nothing is left to do. Raises OptionsError for places that are in each
+    Call ``examine`` first: it finds finished stores and refuses what is already visible, so that
+    Spark starts only if something is left to do. Raises OptionsError for paths that are in each
     other's way.
     """
 
@@ -67,7 +67,7 @@ class Fleet:
 
     @property
     def entries(self) -> list[FleetEntry]:
-        """What is known by now, in the order of the members."""
+        """The outcomes so far, in the order of the members."""
         return [self._entries[index] for index in sorted(self._entries)]
 
     @property
@@ -76,8 +76,8 @@ class Fleet:
         return len(self._entries) == len(self._members)
 
     def examine(self) -> None:
-        """Settle the stores that are finished, that cannot be converted, or that are copies of one
-        broker's store.
+        """Settle the stores that are finished, cannot be converted, or are copies of one broker's
+        store.
         """
         for index, options in enumerate(self._members):
             self._settle(index, partial(_finished, options))
@@ -100,7 +100,7 @@ class Fleet:
             self._settle(index, partial(_convert, options, spark, _labelled(progress, label)))
 
     def _settle(self, index: int, step: Callable[[], FleetEntry | None]) -> None:
-        """Take a step with a store that is not settled; what it raises is that store's own."""
+        """Take a step with a store that is not settled; an error of it settles that store alone."""
         if index in self._entries:
             return
         try:
@@ -111,8 +111,8 @@ class Fleet:
             self._entries[index] = self._with_page(entry)
 
     def _with_page(self, entry: FleetEntry) -> FleetEntry:
-        """Write the page of a store, unless the run that converted it has; that it cannot be
-        written is an error of a store that is converted all the same.
+        """Write the page of a store; an error becomes that of a store which is converted all the
+        same.
         """
         if self._reports is None or entry.report is None:
             return entry
@@ -146,7 +146,7 @@ def _labelled(progress: Progress, label: str) -> Progress:
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Whether the JVM or its context is gone: then every further store would be planned in vain."""
+    """Whether the JVM or its context has ended: then planning another store would be in vain."""
     try:
         spark.sparkContext.statusTracker().getActiveJobsIds()
     except Exception:  # whatever Py4J makes of a peer that is gone
@@ -155,7 +155,7 @@ def _has_ended(spark: SparkSession) -> bool:
 
 
 def _require_apart(members: Sequence[ConvertOptions]) -> None:
-    """Raise OptionsError for a place that is named twice, or a target within another place."""
+    """Raise OptionsError for a path that is named twice, or a target within another path."""
     taken: dict[Path, Path] = {}
     for path in (each for options in members for each in (options.source, options.target)):
         end = path.resolve()

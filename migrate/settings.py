@@ -35,13 +35,11 @@ from timer_wheel.format.wheel_math import (
 )
 
 WHEEL, HIERARCHY = ENGINES = ("wheel", "hierarchy")
-"""What a target can be for: a broker or ``WheelStore``, or ``HierarchicalWheelStore``."""
+"""The engines of a target: a broker or ``WheelStore``, and ``HierarchicalWheelStore``."""
 
 KEEP = "keep"
 TOPIC_TYPES = {"mixed": MIXED, "delay": DELAY, KEEP: None}
-"""What the topics of a target shall say of the messages that they take, where the source says
-nothing.
-"""
+"""The message type of a target's topics, where the source does not say one."""
 
 DEFAULT_MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_RETENTION_HOURS = 72
@@ -54,10 +52,10 @@ _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_broker_conf(path: Path) -> dict[str, str]:
-    """A broker's configuration file, as the broker's ``java.util.Properties`` reads it.
+    """A broker's configuration file, as ``java.util.Properties`` reads it.
 
-    Raises SourceError when it is not there, FormatError when no broker would start with it, or when
-    it sets nothing: some other file, in whose place the defaults would be taken without a word.
+    Raises SourceError when it is missing, FormatError when no broker would start with it, or when
+    it sets nothing: it is another kind of file, and the defaults would silently be taken.
     """
     content = read_small_file(path)
     if content is None:
@@ -72,7 +70,7 @@ def read_broker_conf(path: Path) -> dict[str, str]:
 
 
 def positive_number(conf: Mapping[str, str], key: str, default: int) -> int:
-    """A number of a broker's configuration. Raises SourceError for what is none, or not above 0."""
+    """A number of a broker's configuration. Raises SourceError for text, and for 0 or less."""
     if key not in conf:
         return default
     try:
@@ -88,7 +86,7 @@ def positive_number(conf: Mapping[str, str], key: str, default: int) -> int:
 
 @attrs.frozen
 class TargetSettings:
-    """What the target's files depend on; the broker that opens them must have the same settings.
+    """Settings on which the target's files depend; its broker must have the same.
 
     ``topic_type`` is no setting of a broker: it goes into the target's topics.
     """
@@ -120,11 +118,9 @@ class TargetSettings:
     def from_conf(
         cls, conf: Mapping[str, str], precision_ms: int | None = None
     ) -> "TargetSettings":
-        """The settings that a broker reads from its configuration, its defaults where it says
-        nothing.
+        """The settings that a broker reads from its configuration, with its defaults.
 
-        ``precision_ms`` given beside the configuration must agree with it. Raises SourceError
-        otherwise.
+        ``precision_ms`` must agree with the configuration. Raises SourceError otherwise.
         """
         stated = "timerPrecisionMs" in conf
         precision = snap_precision(
@@ -156,8 +152,8 @@ class TargetSettings:
 
     @property
     def record_max_bytes(self) -> int:
-        """The largest record that the wheel reads again after it has rolled, and so grown;
-        unlimited by a stated setting, one will be advised.
+        """The largest record that a wheel still reads after it has rolled, and so grown. Without a
+        stated limit there is none: one will be advised.
         """
         if self.max_message_bytes is None:
             return 2**31 - 1
@@ -166,11 +162,11 @@ class TargetSettings:
 
 @attrs.frozen(kw_only=True)
 class ConvertOptions:
-    """One conversion: from where, to where, as of when, and what to do with what is odd.
+    """One conversion: source, target, reference time, and what to do with odd records.
 
-    ``now_ms`` None means the clock's time at the first try; a continued run keeps it.
-    ``level_table`` None means what the store itself shows. Empty ``only_levels`` and
-    ``only_topics`` mean all. ``to`` is the engine that the target is for.
+    ``now_ms`` None means the clock at the first try; a continued run keeps it. ``level_table`` None
+    means that of the store itself. Empty ``only_levels`` and ``only_topics`` mean all. ``to`` is
+    the engine of the target.
     """
 
     source: Path = attrs.field(converter=Path)
@@ -212,10 +208,7 @@ def parse_properties(content: bytes) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines without comments and blank ones, each joined with what continues it.
-
-    An odd number of backslashes at its end continues a line; the next one loses its leading blanks.
-    """
+    """Lines without comments and blank ones, each joined with its continuations."""
     whole = ""
     is_continued = False
     for natural in _NEWLINE.split(_LAST_NEWLINE.sub("", text)):

@@ -141,7 +141,7 @@ def file_sizes(root: StoreRoot) -> StoreSettings:
 
 
 def _problem_at(log: SegmentReader, offset: int) -> str:
-    """Why no record can be read here, in the words of ``pending`` and of a conversion."""
+    """Why no record can be read at an offset, in the words of ``pending`` and ``convert``."""
     segment = log.segment_at(offset)
     room = 0 if segment is None else segment.start_offset + segment.length_bytes - offset
     try:
@@ -198,7 +198,7 @@ def _recovered_from(root: StoreRoot, log: SegmentReader) -> int:
 
 
 def read_ends(root: StoreRoot) -> Ends:
-    """Where log and timer queue end, and what the wheel has taken in; nothing is changed."""
+    """The ends of log and timer queue, and a digest of what the wheel has placed."""
     with SegmentReader(root.commit_log) as log:
         log_end = find_log_end(log).log_end
     queue = read_queue(root.timer_queue(), from_queue_offset=LONG_MAX)
@@ -213,9 +213,7 @@ def read_ends(root: StoreRoot) -> Ends:
 
 @attrs.frozen
 class OwnWheel:
-    """What the store's own wheel means for messages that are appended: not before
-    ``read_time_ms``; and what is to be said of it.
-    """
+    """The store's own wheel: appended messages must not be due before ``read_time_ms``."""
 
     read_time_ms: int
     warnings: tuple[str, ...]

@@ -21,20 +21,20 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.record_layout import BLANK_RECORD, MAGIC_V1, MAGIC_V2
 
 HEAD_BYTES = 64 << 10
-"""As much of a record is compared: its head, and usually all of it."""
+"""The bytes of a record that are compared: its head, and usually all of it."""
 
 FirstRecord = tuple[int, bytes]
-"""Where a file of a log begins, and a digest of the record that begins there."""
+"""The first offset of a log file, and a digest of its first record."""
 
 
 class SameBrokerError(OptionsError):
-    """Stores of one broker in one run: what waits in them would be delivered once from each."""
+    """Stores of one broker in one run: each would deliver the same messages."""
 
 
 @attrs.frozen
 class Replicas:
-    """Stores (by their place in what was asked for) of one broker, and by what that was seen: a
-    record at ``commit_log_offset`` which two of them share, or more.
+    """The stores (by index) of one broker; two of them or more share the record at
+    ``commit_log_offset``.
     """
 
     indexes: tuple[int, ...]
@@ -42,7 +42,7 @@ class Replicas:
 
 
 def find_replicas(sources: Sequence[Path]) -> list[Replicas]:
-    """The groups among these stores that hold one broker's data; a store that cannot be read is in
+    """The groups of these stores that hold one broker's data. A store that cannot be read is in
     none.
     """
     groups: list[Replicas] = []
@@ -57,7 +57,7 @@ def find_replicas(sources: Sequence[Path]) -> list[Replicas]:
 
 
 def _joined(groups: Iterable[Replicas], replicas: Replicas) -> list[Replicas]:
-    """The groups with those made one that share a store with what was found."""
+    """The groups, with those joined that share a store with ``replicas``."""
     apart = []
     for group in groups:
         if set(group.indexes) & set(replicas.indexes):
@@ -69,7 +69,7 @@ def _joined(groups: Iterable[Replicas], replicas: Replicas) -> list[Replicas]:
 
 
 def _first_records(source: Path) -> list[FirstRecord]:
-    """A digest of the first record of every file of a log that begins with one."""
+    """The first record of each file of a log that begins with one."""
     records = []
     try:
         with SegmentReader(StoreRoot(source).commit_log) as log:
@@ -84,9 +84,7 @@ def _first_records(source: Path) -> list[FirstRecord]:
 
 
 def _record(data: bytearray) -> bytes:
-    """The record that these bytes begin with, as much of it as is here; empty when there is
-    none.
-    """
+    """The record at the beginning of these bytes, as much as is there; empty if there is none."""
     if len(data) < BLANK_RECORD.size:
         return b""
     head = BLANK_RECORD.decode_at(data, 0)  # every record begins with these two fields
@@ -96,7 +94,7 @@ def _record(data: bytearray) -> bytes:
 
 
 def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:
-    """The refusal of a group, with what tells the master from its copies."""
+    """The error for a group, with a hint which store is the master's."""
     stores = [sources[index] for index in group.indexes]
     where, them = ("", "both") if len(stores) == 2 else (" in two or more of them", "all")
     return SameBrokerError(
@@ -107,7 +105,7 @@ def same_broker(sources: Sequence[Path], group: Replicas) -> SameBrokerError:
 
 
 def _hint(stores: Sequence[Path]) -> str:
-    """Which of them have delivered furthest, where their offsets tell."""
+    """The stores that have delivered furthest, as a hint, if their offsets tell."""
     progress = {}
     for store in stores:
         try:

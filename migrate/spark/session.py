@@ -28,7 +28,7 @@ JAVA_MIN_VERSION = 17
 
 
 class JavaMissingError(MigrationError):
-    """No Java that Spark can run on."""
+    """Spark cannot run on the Java that is installed, or there is none."""
 
 
 def require_java() -> None:
@@ -58,8 +58,7 @@ def require_java() -> None:
 def spark_session(
     master: str = DEFAULT_MASTER, conf: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session for the length of a ``with`` block; an already running one is used and left
-    running.
+    """A session for a ``with`` block; a session that is already running is used and left running.
 
     Raises JavaMissingError without Java 17, MigrationError when Spark does not start.
     """
@@ -91,7 +90,7 @@ def spark_session(
 
 
 def reason_of(error: str, output: str = "") -> str:
-    """One line that tells why, out of pages of Java frames: what a Python task raised, else the
+    """One line out of pages of Java frames that tells why: what a Python task raised, else the
     first exception that Java names, in ``output`` before ``error``.
     """
     text = f"{output}\n{error}"
@@ -103,9 +102,7 @@ def reason_of(error: str, output: str = "") -> str:
 
 @contextmanager
 def _interrupt_later() -> Iterator[None]:
-    """Hold Ctrl-C back, and a SIGTERM that would raise as well, for the seconds in which the JVM is
-    born: one that is interrupted then is left behind without a parent.
-    """
+    """Delay SIGINT and SIGTERM while the JVM starts: interrupted then, it would be orphaned."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -128,9 +125,7 @@ def _interrupt_later() -> Iterator[None]:
 
 @contextmanager
 def _standard_error_into(descriptor: int) -> Iterator[None]:
-    """Start the JVM with its standard error in a file: it greets with a page of warnings, and
-    anything it says later would tear the progress lines. What fails comes back as an exception.
-    """
+    """Start the JVM with standard error in a file: its warnings would tear the progress lines."""
     kept = os.dup(2)
     os.dup2(descriptor, 2)
     try:
@@ -141,7 +136,7 @@ def _standard_error_into(descriptor: int) -> Iterator[None]:
 
 
 def _python_path() -> str:
-    """Where workers find this project, also when it is not installed."""
+    """The PYTHONPATH of workers, with this project, also when it is not installed."""
     home = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
 

@@ -37,8 +37,8 @@ SUFFIX = ".parquet"
 
 @attrs.frozen
 class ExportReport:
-    """What was written: messages of levels and of the wheel, and how many could not be read;
-    ``warnings`` name what was asked for and the store never had.
+    """The exported messages, from levels and from the wheel, and how many could not be read.
+    ``warnings`` name topics and levels that were asked for and that the store never had.
     """
 
     store: str
@@ -77,10 +77,10 @@ def export_parquet(
     what: str = BOTH,
     progress: Progress = no_progress,
 ) -> ExportReport:
-    """Write the messages that wait in ``what`` (levels, wheel or both) and meet all conditions.
+    """Write the pending messages of ``what`` (levels, wheel or both) that meet all conditions.
 
-    The columns are those of the data sources (docs/SPARK.md). A record that cannot be read is a row
-    with a ``problem``, whatever topic is asked for. Raises SourceError, UncleanStoreError,
+    The columns are those of the data sources (docs/SPARK.md). A record that cannot be read becomes
+    a row with a ``problem``, whatever topic is asked for. Raises SourceError, UncleanStoreError,
     FormatError, OptionsError and TargetError.
     """
     check_out(store, out)
@@ -120,7 +120,7 @@ def export_parquet(
 
 
 def _asked(conditions: Sequence[Condition], name: str) -> set[Any]:
-    """The values of a column that are asked for one by one."""
+    """The values for which the conditions on a column ask one by one."""
     listed = [
         condition.value
         for condition in conditions
@@ -152,7 +152,7 @@ def _batches(
     conditions: Sequence[Condition],
     progress: Progress,
 ) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
-    """Batches of one kind, gathered until they are worth a row group."""
+    """Batches of one kind, gathered into row groups."""
     total = sum(len(each) for each in rows.values())
     done = 0
     progress("export", 0, total)

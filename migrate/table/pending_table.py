@@ -53,9 +53,8 @@ SCHEMA = pa.schema(
         ("problem", pa.string()),
     ]
 )
-"""One row a waiting message. ``level`` is null on a wheel. ``properties`` are the user's own.
-``problem`` says why a record cannot be read; of such a row only its place and its due time are
-known.
+"""One row for each pending message. ``level`` is null on a wheel. ``properties`` are the user's
+own. ``problem`` says why a record cannot be read; such a row has only offset, size and due time.
 """
 
 ASKABLE = frozenset(
@@ -65,8 +64,8 @@ ASKABLE = frozenset(
 """The columns that conditions can be about."""
 
 _TELLABLE = {LEVELS: ("level", "due_ms"), WHEEL: ("level",)}
-"""What is known of a row without its record, besides its place. A wheel's slot is not its due time:
-what rolls, and what was overdue, stands in another one.
+"""Columns that are known without the record, besides offset and size. A slot's time is not a due
+time: rolled and overdue messages are in other slots.
 """
 
 RANGE_ROWS = 65_536
@@ -84,9 +83,9 @@ _COMPARE = {
 
 @attrs.frozen(kw_only=True)
 class TableOptions:
-    """How a store is read. ``now_ms`` is as of when a broker would start on its wheel.
+    """How a store is read. ``now_ms`` is the time at which a broker would start on its wheel.
 
-    ``precision_ms`` None is told by the wheel, ``level_table`` None by the messages.
+    ``precision_ms`` None is taken from the wheel, ``level_table`` None from the messages.
     """
 
     now_ms: int
@@ -108,7 +107,7 @@ class TableOptions:
 class Condition:
     """``column operator value``; operators are those of ``_COMPARE``, ``in``, ``is not null``.
 
-    As in SQL, what is unknown meets no condition.
+    As in SQL, null meets no condition.
     """
 
     column: str
@@ -116,7 +115,7 @@ class Condition:
     value: Any = None
 
     def holds(self, values: pa.Array) -> NDArray[np.bool_]:
-        """For which of the values of its column it does."""
+        """The values of its column that meet it, as a mask."""
         if self.operator == "is not null":
             mask = pc.is_valid(values)
         elif self.operator == "in":
@@ -131,8 +130,8 @@ class Condition:
 
 @attrs.frozen(eq=False)
 class PendingRows:
-    """The places of what waits, in log order; level 0 is a wheel, where ``due_ms`` is the end of
-    the slot, and ``precision_ms`` that of the wheel.
+    """Offsets, sizes and due times of pending messages, in log order. Level 0 is a wheel, where
+    ``due_ms`` is the end of the slot and ``precision_ms`` that of the wheel.
     """
 
     level: NDArray[np.int16]
@@ -145,7 +144,7 @@ class PendingRows:
         return len(self.level)
 
     def rows(self, chosen: NDArray[Any] | slice) -> "PendingRows":
-        """Some of them, by places or by a mask."""
+        """Some of the rows, by index or mask."""
         return PendingRows(
             self.level[chosen],
             self.commit_log_offset[chosen],
@@ -166,14 +165,14 @@ class PendingRows:
             first = stop
 
     def packed(self) -> tuple[int, int, bytes]:
-        """Count, precision and columns as few bytes: neighbours differ by little."""
+        """Count, precision, and the columns compressed: neighbours differ by little."""
         columns = (self.commit_log_offset, self.due_ms, self.size_bytes, self.level)
         steps = [np.diff(column.astype(np.int64), prepend=0).tobytes() for column in columns]
         return len(self), self.precision_ms, zlib.compress(b"".join(steps), 1)
 
     @classmethod
     def unpacked(cls, packed: tuple[int, int, bytes]) -> "PendingRows":
-        """What ``packed`` gave."""
+        """The rows that ``packed`` compressed."""
         count, precision_ms, data = packed
         steps = np.frombuffer(zlib.decompress(data), np.int64).reshape(4, count)
         offsets, due_ms, sizes, levels = np.cumsum(steps, axis=1)
@@ -185,8 +184,8 @@ class PendingRows:
 def pending_rows(
     path: Path, kind: str, options: TableOptions, conditions: Sequence[Condition] = ()
 ) -> PendingRows:
-    """What waits in the levels (``LEVELS``) or on the wheel (``WHEEL``) of a store at rest, less
-    what the conditions exclude without a look at the records.
+    """The pending messages of the levels (``LEVELS``) or the wheel (``WHEEL``) of a stopped store,
+    less those that the conditions exclude without a look at the records.
 
     Raises UncleanStoreError for a store that crashed, unless ``after_crash``; SourceError,
     OptionsError and FormatError as ``read_backlog`` and ``read_wheel_store``.
@@ -212,7 +211,7 @@ def pending_rows(
 
 
 def level_column(levels: NDArray[np.int16]) -> pa.Array:
-    """The column ``level``: null for what waits on a wheel."""
+    """The column ``level``: null on a wheel."""
     return pa.array(levels.astype(np.int32), mask=levels == NO_LEVEL)
 
 
@@ -258,12 +257,12 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
 def timer_due_times(
     out_ms: Int64s, store_ms: Int64s, row_due_ms: Int64s, precision_ms: int
 ) -> Int64s:
-    """Of each record its TIMER_OUT_MS and when it was stored; ``row_due_ms`` and ``precision_ms``
-    are what the wheel's reader says.
+    """When messages of a wheel are due (int64, epoch ms), also after they rolled. ``out_ms`` and
+    ``store_ms`` are from the records, ``row_due_ms`` and ``precision_ms`` from the wheel's reader.
 
-    A slot is delivered once it is over, so one precision after its time; what our own engine was
-    given when it was due already, since it was stored. A hierarchical wheel, whose reader tells
-    slots finer than any wheel's, knows it itself: its out times mean slots of another precision.
+    A slot is delivered once it is over, so one precision after its time. A message that our engine
+    got when it was overdue is due at its store time. A hierarchical wheel's reader knows the due
+    time itself: its precision is finer than any wheel's.
     """
     if precision_ms < FINEST_MS:
         return np.where(is_overdue(out_ms), store_ms, row_due_ms)

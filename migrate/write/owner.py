@@ -24,9 +24,7 @@ _READ_BITS = 0o444
 
 @attrs.frozen
 class Access:
-    """To whom the files of a target shall belong (user and group id), and with which permissions;
-    None leaves them as they were made: to who makes them, 0644.
-    """
+    """Owner (user and group id) and permissions of a target's files; None leaves them as made."""
 
     owner: tuple[int, int] | None = None
     mode: int | None = None
@@ -39,11 +37,10 @@ class Access:
             raise OptionsError("--mode: a broker reads and writes its files: 600 at least")
 
     def give(self, root: Path, *, exclude: Path) -> None:
-        """Give everything below ``root``, and itself, to the owner; what is private stays so.
+        """Give ``root`` and everything below it to the owner; private files stay private.
 
-        ``exclude`` is left alone, and so are links, files that have another name as well, and
-        ``lost+found``. A directory is given after all that is in it, and can be entered by whoever
-        may read. Raises TargetError.
+        ``exclude``, links, files with another name and ``lost+found`` are left alone. A directory
+        is given after its contents; whoever may read it may enter it. Raises TargetError.
         """
         if self == Access():
             return
@@ -64,8 +61,8 @@ class Access:
 
 
 def tidy_up(staging: Staging, access: Access) -> None:
-    """The end of a conversion whose marker is there: its files given away, its staging place
-    removed. Nothing where that is gone already. Raises TargetError.
+    """End a conversion whose marker is written: give its files away, and remove its staging
+    directory if that is still there. Raises TargetError.
     """
     if os.path.lexists(staging.path):
         access.give(staging.target.path, exclude=staging.path)
@@ -127,7 +124,7 @@ def file_mode(path: Path) -> int:
 
 
 def give_away(paths: Iterable[Path], *, like: Path) -> None:
-    """Let files belong to whom another belongs; only root can and needs to. Raises TargetError."""
+    """Give files to the owner of another file; only root can and needs to. Raises TargetError."""
     if os.geteuid() != 0:
         return
     with target_errors(like):
