@@ -60,9 +60,9 @@ class TimerRecords:
             progress("check", chunk.end, count)
 
     def fill(self, rows: slice, positions: Int64Array, target: int) -> None:
-        """Make the records of some rows in memory, as ``LiveLog.append_rows`` wants it.
+        """Make the records of some rows in memory, as the log's ``append_rows`` asks for them.
 
-        Raises PlanError when they are not what ``examine`` saw.
+        Raises PlanError when they differ from those that ``examine`` saw.
         """
         plan, rewriter = self.plan, self.rewriter
         origin = int(positions[rows.start])
@@ -73,7 +73,7 @@ class TimerRecords:
             raise PlanError(f"{self._root.path}: its records changed while they were read")
 
     def units(self, positions: Int64Array) -> NDArray[np.void]:
-        """The entries of the timer queue for records at these places."""
+        """The timer queue entries of records at these offsets."""
         units = np.empty(len(self.plan), QUEUE_UNIT.dtype)
         units["commit_log_offset"] = positions
         units["size_bytes"] = self.plan.target_sizes

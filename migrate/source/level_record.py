@@ -100,7 +100,7 @@ FOUND_SIZE = 13
 
 @inline_kernel
 def fact(facts: int, which: int) -> int:
-    """One of the things that a look at a record left at the address ``facts``."""
+    """One of the facts that a look at a record left at the address ``facts``."""
     return int(load_native(facts + 8 * which))
 
 
@@ -111,9 +111,7 @@ def _keep(facts: int, which: int, value: int) -> None:
 
 @inline_kernel
 def _note(facts: int, which: int, start: int, end: int) -> bool:
-    """Remember where a property's value lies; a second one of the same name, or an empty one, is
-    unusual.
-    """
+    """Remember a property's value; False for an empty one and for a second one of one name."""
     if fact(facts, which) != 0 or start >= end:
         return False
     _keep(facts, which, start)
@@ -123,9 +121,8 @@ def _note(facts: int, which: int, start: int, end: int) -> bool:
 
 @inline_kernel
 def _see_property(start: int, separator: int, end: int, facts: int) -> bool:
-    """Note a property that matters; False for one that must go, or that is given twice.
-
-    ``separator`` is 0 where there is none between name and value.
+    """Note a property that matters; False for one that must go, or is repeated. ``separator`` 0:
+    none.
     """
     if separator == 0:
         return True
@@ -154,10 +151,10 @@ def _see_property(start: int, separator: int, end: int, facts: int) -> bool:
 
 @inline_kernel
 def _walk_properties(start: int, end: int, facts: int) -> bool:
-    """Find the properties that matter; False when one is there that must go or is given twice.
+    """Find the properties that matter; False for one that must go, or is repeated.
 
-    Separators are looked for 64 bytes at a time. The last block is taken so that it ends where the
-    properties do: the record in front of them is longer than a block.
+    Separators are searched 64 bytes at a time. The last block ends where the properties end: the
+    record in front of them is longer than a block.
     """
     for which in range(HEAD_END):
         _keep(facts, which, 0)
@@ -203,7 +200,7 @@ def _number(start: int, end: int, digits_max: int) -> int:
 
 @inline_kernel
 def _is_system_topic(start: int, words: Any) -> bool:
-    """Whether these bytes are a name of the length that both system topics have."""
+    """Whether these bytes are this system topic; both have one length."""
     return bool(
         load_word(start) == words[0]
         and load_word(start + 8) == words[1]
@@ -213,7 +210,7 @@ def _is_system_topic(start: int, words: Any) -> bool:
 
 @inline_kernel
 def is_plain_topic(start: int, length: int) -> bool:
-    """Whether nothing about a topic's name needs a second look."""
+    """Whether a topic's name needs no second look."""
     if length > REAL_TOPIC_MAX_BYTES or load_u8(start) == 0x2E:
         return False
     for address in range(start, start + length):
@@ -225,7 +222,7 @@ def is_plain_topic(start: int, length: int) -> bool:
 
 @inline_kernel
 def _head_is_usual(record: int, size: int, level: int, source_offset: int) -> bool:
-    """Whether the head is that of the record which the queue entry promises."""
+    """Whether the head belongs to the record of the queue entry."""
     if load_i32(record + _SIZE) != size or load_i32(record + _MAGIC) != MAGIC_V1:
         return False
     if load_i32(record + _QUEUE_ID) != level - 1 or load_i64(record + _LOG_OFFSET) != source_offset:
@@ -251,9 +248,7 @@ def _is_mapped(address: int) -> bool:
 
 @inline_kernel
 def _find_runs(record: int, size: int, facts: int) -> bool:
-    """Find body, topic and properties, every length checked; False unless they add up to a level
-    record.
-    """
+    """Find body, topic and properties, every length checked; False for no level record."""
     sys_flag = load_i32(record + _SYS_FLAG)
     born_extra = _IPV6_EXTRA if sys_flag & SYS_BORN_HOST_IPV6 else 0
     store_extra = _IPV6_EXTRA if sys_flag & SYS_STORE_HOST_IPV6 else 0
@@ -285,10 +280,10 @@ def _find_runs(record: int, size: int, facts: int) -> bool:
 
 @inline_kernel
 def find_level_record(record: int, size: int, level: int, source_offset: int, facts: int) -> bool:
-    """Fill ``facts`` for the record at an address; False when anything about it is not as usual.
+    """Fill ``facts`` for the record at an address; False when anything about it is unusual.
 
-    ``size`` is at least that of the smallest record and within the buffer. The limits of the target
-    are the caller's to check, and the real topic's name: once a topic, not once a record.
+    ``size`` is at least that of the smallest record and within the buffer. The caller checks the
+    limits of the target, and the real topic's name: once a topic, not once a record.
     """
     if not _head_is_usual(record, size, level, source_offset):
         return False

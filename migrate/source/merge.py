@@ -21,12 +21,12 @@ _OF_A_SOURCE = {
     "source", "level_table", "after_crash", "offsets", "only_levels", "only_topics", "levels_only",
     "whole_log",
 }  # fmt: skip
-"""What each source may be asked for by itself; of the rest a target has one."""
+"""Options of a single source; all others are the same for all sources of a target."""
 
 
 def require_mergeable(members: Sequence[ConvertOptions]) -> None:
-    """Raise OptionsError for sources that cannot be in one target, naming them: one given twice,
-    copies of one broker's data, and others than the first in what a target has one of.
+    """Raise OptionsError for sources that cannot be in one target: one given twice, copies of one
+    broker's data, and other options than those of the first where a target has only one.
     """
     named: dict[Path, Path] = {}
     for options in members:
@@ -58,8 +58,8 @@ def _compared_options(
 
 
 def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What makes this run this one: that of its only source, or of all, by their numbers, beside
-    what their target is for.
+    """What a continued run must have in common: of the only source, or of all by number beside
+    their engine.
     """
     if len(requests) == 1:
         return requests[0]
@@ -68,7 +68,7 @@ def merged_request(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def named_records(records: Iterable[BadRecord], source: Path, source_count: int) -> list[BadRecord]:
-    """The records of one source of several, with its place in the reason."""
+    """The bad records of one source; of several sources with its path in the reason."""
     if source_count == 1:
         return list(records)
     return [attrs.evolve(record, reason=f"{source}: {record.reason}") for record in records]

@@ -24,20 +24,21 @@ NO_RECORD = "the log ends before the record does, or has no such place"
 """Why it cannot."""
 
 GONE, THERE, DOUBTFUL = range(3)
-"""What an entry is: no record lies there, one may, or one may that must say itself how long it is.
+"""The state of an entry: no record lies there; one may; or one may that must state its length
+itself.
 """
 
 FIRST, END, OFFSET, LENGTH = range(4)
 RUN_COLUMNS = 4
-"""A run of records that are read together: rows of the chunk, where in the log, how many bytes."""
+"""Columns of a run of records that are read together: first and end row, log offset, bytes."""
 BUFFER_BYTES = 2 << 20
-"""Stays in the cache between the read, the rewrite and the write."""
+"""Fits into the cache from the read to the write."""
 GAP_BYTES = 32 << 10
 """Reading over a gap as wide as this costs as much as jumping it."""
 SPARE_BYTES = 16
-"""Kernels compare names a word at a time and may look this far beyond a record."""
+"""Kernels compare names by words, and may read so far beyond a record."""
 _ROWS = 1 << 14
-"""So many records at most are in a chunk."""
+"""Records in a chunk, at most."""
 
 
 @kernel("int64(int64[::1], int32[::1], int64[::1], int64[::1], int64, uint8[::1])")
@@ -110,8 +111,8 @@ def lay_out_chunk(
 
 @attrs.frozen(eq=False)
 class Chunk:
-    """Records ``first`` to ``end`` of a run: ``buffer`` and the place of each in it, ``NOT_THERE``
-    when unreadable.
+    """Records ``first`` to ``end`` of a run: their bytes, and the offset of each in the buffer, or
+    ``NOT_THERE``.
     """
 
     first: int
@@ -124,10 +125,10 @@ class Chunk:
 def read_chunks(
     log: SegmentReader, offsets: NDArray[np.int64], sizes: NDArray[np.int32]
 ) -> Iterator[Chunk]:
-    """Read the records at ``offsets`` (ascending) in chunks; a chunk's arrays are reused for the
-    next one.
+    """Read the records at ``offsets`` (ascending, int64) of ``sizes`` (int32) in chunks; the arrays
+    of a chunk are reused for the next one.
 
-    No chunk holds, or claims, more than ``BUFFER_BYTES``, unless it is of a single record. Raises
+    No chunk holds, or claims, more than ``BUFFER_BYTES``, unless it has a single record. Raises
     SourceError when the disk refuses.
     """
     buffer = np.zeros(BUFFER_BYTES + SPARE_BYTES, np.uint8)
@@ -154,7 +155,7 @@ def _kinds(
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int32],
 ) -> NDArray[np.uint8]:
-    """Which entries lie within one file; a very long one must say so itself before room is made."""
+    """The state of each entry; a very long one is compared with the record's own length."""
     ends = np.array(
         [segment.start_offset + segment.length_bytes for segment in log.segments], np.int64
     )
@@ -179,7 +180,7 @@ def _read_runs(
     buffer_offsets: NDArray[np.int64],
     buffer: NDArray[np.uint8],
 ) -> int:
-    """Fill the buffer with runs, one behind the other; returns how many bytes they are."""
+    """Fill the buffer with runs, one behind the other; returns their bytes."""
     filled = 0
     for run in runs:
         length = int(run[LENGTH])

@@ -29,10 +29,9 @@ def number_topics(
     buffer: int, buffer_bytes: int, begins: Any, sizes: Any, levels: Any, offsets: Any,
     table: int, numbers: Any, start: int,
 ) -> int:  # fmt: skip
-    """Fill ``numbers`` with each record's number in the topic table, -1 for records of an unusual
-    shape.
+    """Fill ``numbers`` with each record's number in the topic table, -1 for unusual records.
 
-    Returns how many records it came through: fewer than all when the table was full.
+    Returns how many records were numbered: fewer than all when the table was full.
     """
     facts = np.zeros(FOUND_SIZE, np.int64)
     facts_address = facts.ctypes.data
@@ -59,9 +58,9 @@ def choose_topics(
 ) -> tuple[NDArray[np.bool_], dict[str, int]]:
     """A mask of the backlog: records for one of these topics, and records that cannot be read.
 
-    What cannot be read stays chosen, so that it is reported as bad and not passed over. Also
-    returns how many messages of each other topic are left out. Raises OptionsError for a topic that
-    nothing waits for.
+    Unreadable records stay chosen, so that they are reported as bad and not skipped. Also returns
+    the number of messages left out, for each other topic. Raises OptionsError for a topic without a
+    pending message.
     """
     wanted = {topic.encode() for topic in topics}
     chosen = np.zeros(len(backlog.level), np.bool_)

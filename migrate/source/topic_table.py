@@ -36,8 +36,8 @@ class TopicCount:
 
 
 class TopicTable:
-    """The table with its arrays: hash places, rows (one a topic), names; ``address`` is that of its
-    head, which is all that kernels need.
+    """The table with its arrays: hash index, rows (one a topic), names. Kernels need only the
+    ``address`` of its head.
     """
 
     def __init__(self, topics: int = 1024) -> None:
@@ -67,7 +67,7 @@ class TopicTable:
         self._head = bigger._head
 
     def add(self, topic: bytes, queue_id: int) -> None:
-        """Count one record that the kernel left to the scalar code."""
+        """Count one record that the scalar code rewrote."""
         name = np.frombuffer(topic, np.uint8)
         number = add_topic(self.address, address_of(name), len(name))
         if number == TABLE_FULL:
@@ -78,7 +78,7 @@ class TopicTable:
         self._rows[number, _MAX_QUEUE] = max(self._rows[number, _MAX_QUEUE], queue_id)
 
     def counts(self) -> list[TopicCount]:
-        """Every topic in the order of first sight; some may have a count of 0."""
+        """Every topic in the order in which it was first seen; a count may be 0."""
         return [
             TopicCount(self._text[start : start + length].tobytes(), count, max_queue)
             for start, length, _hash, count, max_queue in self._rows[
@@ -99,7 +99,7 @@ def _row_of(table: int, number: int) -> int:
 
 @inline_kernel
 def _entry_of(table: int, name: int, length: int) -> int:
-    """The address of the place in the index where a topic name stands, or would stand."""
+    """The address of a topic's entry in the index, or of the free one that it would take."""
     index, mask = _field(table, _INDEX), _field(table, _INDEX_MASK)
     text = _field(table, _TEXT)
     bucket = np.int64(hash_bytes(name, length, np.uint64(7)) & np.uint64(mask))
@@ -116,8 +116,8 @@ def _entry_of(table: int, name: int, length: int) -> int:
 
 @kernel("int64(int64, int64, int64)")
 def add_topic(table: int, name: int, length: int) -> int:
-    """The number of a topic name, new names added; ``TABLE_FULL`` when there is no room for one
-    more.
+    """The number of a topic name; new names are added. ``TABLE_FULL`` when there is no room for
+    one.
     """
     entry = _entry_of(table, name, length)
     number = load_native(entry)
@@ -141,7 +141,7 @@ def add_topic(table: int, name: int, length: int) -> int:
 
 @inline_kernel
 def add_plain_topic(table: int, name: int, length: int) -> int:
-    """The same; ``NOT_PLAIN`` for a new name that needs a second look, and for one that had it and
+    """As ``add_topic``; ``NOT_PLAIN`` for a new name that needs a second look, and a known one that
     is not text.
     """
     number = load_native(_entry_of(table, name, length))

@@ -60,7 +60,7 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
 """The columns of a message, and as which of Spark's types each is taken."""
 _REQUIRED = ("topic", "body", "due_ms")
 _PASSED_OVER = ("level", "store_ms", "size_bytes", "commit_log_offset", "retry", "problem")
-"""What the readers tell of a message's old place; a new store gives it another one."""
+"""Columns of readers about a message's old record; a new store gives it another one."""
 
 _OPERATORS = {
     "EqualTo": "==",
@@ -80,14 +80,14 @@ def register_data_sources(spark: SparkSession) -> None:
 
 
 class PendingPartition(InputPartition):
-    """A range of rows, packed: their places are all that a task needs to know."""
+    """A range of rows, packed: their offsets are all that a task needs."""
 
     def __init__(self, rows: tuple[int, int, bytes]) -> None:
         super().__init__(rows)
 
 
 class PendingReader(DataSourceReader):
-    """Reads what waits in the levels, or on the wheel, of one store."""
+    """Reads the pending messages of the levels, or of the wheel, of one store."""
 
     def __init__(self, path: Path, kind: str, options: "TableOptions") -> None:
         self.path = path
@@ -114,8 +114,8 @@ class PendingReader(DataSourceReader):
 
 
 class PushdownReader(PendingReader):
-    """The same, taking filters over. Apart, because a reader that has this method fails every read
-    of a session in which ``spark.sql.python.filterPushdown.enabled`` is off.
+    """Takes filters over as well. A class of its own: a reader with this method fails every read in
+    a session without ``spark.sql.python.filterPushdown.enabled``.
     """
 
     def pushFilters(self, filters: "list[Filter]") -> "Iterator[Filter]":
@@ -203,14 +203,14 @@ class WheelDataSource(_PendingSource):
 
 
 class Staged(WriterCommitMessage):
-    """What a task says when it is done."""
+    """The result of a task."""
 
     def __init__(self, rows: "StagedRows") -> None:
         self.rows = rows
 
 
 class WheelWriter(DataSourceArrowWriter):
-    """Tasks lay records aside, the commit makes one store of what they say."""
+    """Tasks stage records; the commit makes one store of those that it is given."""
 
     def __init__(self, run: "WriteRun", overwrite: bool) -> None:
         self.run = run
@@ -227,14 +227,14 @@ class WheelWriter(DataSourceArrowWriter):
         return Staged(stage_rows(self.run, partition, iterator))
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """Make the store of exactly what the successful attempts have laid aside."""
+        """Make the store of exactly the records that successful attempts have staged."""
         from migrate.table.wheel_commit import commit_rows
 
         rows = [message.rows for message in messages if isinstance(message, Staged)]
         commit_rows(self.run, rows, overwrite=self.overwrite)
 
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
-        """Remove what was laid aside, whoever has said so and who has not."""
+        """Remove all that was staged, by whichever attempt."""
         from migrate.table.wheel_commit import give_up
 
         give_up(self.run)

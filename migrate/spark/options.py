@@ -40,9 +40,7 @@ Options = Mapping[str, str]
 
 
 def read_options(options: Options) -> TableOptions:
-    """How a store is to be read. Raises OptionsError for an option that is unknown or makes no
-    sense.
-    """
+    """How to read a store. Raises OptionsError for an unknown or senseless option."""
     values = _known(options, _READ)
     if (offsets := values.get("offsets", "auto")) not in ("auto", "main", "bak", "none"):
         raise OptionsError(f"offsets is auto, main, bak or none, not {offsets!r}")
@@ -64,7 +62,7 @@ def read_options(options: Options) -> TableOptions:
 
 
 def write_options(options: Options) -> tuple[int, TargetSettings]:
-    """As of when a wheel is written, and for which broker. Raises OptionsError, SourceError."""
+    """Reference time and settings of a new wheel. Raises OptionsError, SourceError."""
     values = _known(options, _WRITE)
     conf = read_broker_conf(Path(values["brokerconf"])) if "brokerconf" in values else {}
     conf |= {name: values[name.lower()] for name in _BROKERS if name.lower() in values}
@@ -79,7 +77,7 @@ def write_options(options: Options) -> tuple[int, TargetSettings]:
 
 
 def path_of(options: Options) -> Path:
-    """The one store that is meant. Raises OptionsError for none, or several."""
+    """The path of the one store. Raises OptionsError for none, or several."""
     if "path" not in options:
         raise OptionsError("the directory of one store is wanted, as load(path) or save(path)")
     path = options["path"].removeprefix("file://")

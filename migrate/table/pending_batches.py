@@ -46,7 +46,7 @@ _BACKWARD = slice(None, None, -1)
 
 @attrs.frozen(eq=False)
 class _Decoded:
-    """The records of a chunk that can be read: their rows within it, and the rest with reasons."""
+    """The readable records of a chunk, with their rows in it; the others with reasons."""
 
     batch: StoredBatch
     rows: NDArray[np.int64]
@@ -64,8 +64,8 @@ def pending_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows that meet all conditions, with the columns of ``options.schema``.
 
-    ``keep_unreadable`` lets a record that cannot be read pass conditions about what only it could
-    say. Raises SourceError when the disk refuses, or a broker has come to hold the store.
+    ``keep_unreadable``: an unreadable record meets conditions on columns that only its record has.
+    Raises SourceError when the disk refuses, or a broker holds the store.
     """
     store = StoreRoot(path)
     with store.shared_lock(), SegmentReader(store.commit_log) as log:
@@ -118,7 +118,7 @@ def _batch(
 
 @attrs.frozen(eq=False)
 class _CostlyColumns:
-    """The costly columns, for the chosen rows alone; row -1 is a record that cannot be read."""
+    """The costly columns, only for the chosen rows; row -1 is a record that cannot be read."""
 
     batch: StoredBatch
     batch_rows: NDArray[np.int64]
@@ -140,7 +140,7 @@ class _CostlyColumns:
 
 
 def _with_gaps(is_there: NDArray[np.bool_]) -> pa.Array:
-    """Where each row stands among those that are there; null for the others."""
+    """The index of each row among those that are there; null for the others."""
     return pa.array(np.cumsum(is_there) - 1, mask=~is_there)
 
 
@@ -179,7 +179,7 @@ def _decoded(chunk: Chunk, part: PendingRows) -> _Decoded:
 def _record_columns(
     decoded: _Decoded, part: PendingRows, kind: str
 ) -> tuple[dict[str, pa.Array], dict[int, str]]:
-    """What records alone can tell, a value a row of the part; and why some rows have none."""
+    """Columns from the records, a value for each row of the part; and why rows have none."""
     batch, rows = decoded.batch, decoded.rows
     topics = _text(batch.property(names.REAL_TOPIC))
     queue_ids = _numbers(batch.property(names.REAL_QUEUE_ID))
@@ -226,13 +226,13 @@ def _record_columns(
 
 
 def _text(column: ByteColumn) -> pa.Array:
-    """Strings; null for what is absent, which a record cannot tell from empty."""
+    """Strings; null for an absent or empty value, which a record does not distinguish."""
     texts = readable_text(column)
     return pc.if_else(pc.equal(pc.binary_length(texts), 0), pa.scalar(None, pa.string()), texts)
 
 
 def _numbers(column: ByteColumn) -> pa.Array:
-    """Decimal numbers as Java reads them; null for what is none."""
+    """Decimal numbers as Java reads them; null for other text."""
     texts = readable_text(column)
     is_number = pc.match_substring_regex(texts, _NUMBER)
     digits = pc.if_else(is_number, pc.utf8_ltrim(texts, "+"), pa.scalar(None, pa.string()))
@@ -277,7 +277,7 @@ def user_properties(texts: ByteColumn) -> pa.Array:
 
 
 def _kept(parents: np.ndarray, names: pa.Array) -> np.ndarray:
-    """The places of the entries that count, in their order."""
+    """The rows of the entries that count, in their order."""
     coded = names.dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     distinct = coded.dictionary.to_pylist()

@@ -81,8 +81,7 @@ COPY_ROWS = 4_096
 
 
 def begin_write(run: WriteRun, *, overwrite: bool) -> None:
-    """Refuse a target that must not be written to; then see to it that no broker starts on it
-    before it is whole.
+    """Refuse a target that must not be written to; then keep brokers from starting on it.
 
     Raises TargetError.
     """
@@ -95,7 +94,7 @@ def begin_write(run: WriteRun, *, overwrite: bool) -> None:
 
 
 def require_free(staging: Staging, *, overwrite: bool) -> None:
-    """Raise TargetError unless a store may be made here, or the one that is here replaced."""
+    """Raise TargetError unless a store may be made here, or the present one replaced."""
     target = staging.target
     refuse_links(staging)
     if (target.own / CONVERSION_NAME).exists() or staging.plan_file.exists():
@@ -118,12 +117,12 @@ def require_free(staging: Staging, *, overwrite: bool) -> None:
 
 
 def prepare_marker(staging: Staging, facts: dict[str, Any]) -> None:
-    """Lay the marker aside, for whoever comes after a stop between publishing and its end."""
+    """Stage the marker, for a run that continues a publishing that was stopped."""
     write_note(staging.path / WRITTEN_NAME, json.dumps(facts, indent=1).encode())
 
 
 def withdraw_marker(staging: Staging) -> None:
-    """From here on the store that was here is being replaced, and counts as unfinished. The note
+    """Remove the marker of the store that is replaced, which then counts as unfinished. The note
     that its files may be replaced comes first. Raises TargetError.
     """
     note = PublishingNote.read(staging)
@@ -133,7 +132,7 @@ def withdraw_marker(staging: Staging) -> None:
 
 
 def finish_write(staging: Staging) -> None:
-    """Put up the marker that says complete, and tidy up. Raises TargetError."""
+    """Write the marker that says complete, and tidy up. Raises TargetError."""
     content = read_small_file(staging.path / WRITTEN_NAME)
     if content is None:
         raise TargetError(f"{staging.path / WRITTEN_NAME}: is missing; write again")
@@ -142,7 +141,7 @@ def finish_write(staging: Staging) -> None:
 
 
 def give_up(run: WriteRun) -> None:
-    """Remove what this write laid aside, and all of it where nothing else was begun."""
+    """Remove what this write staged; and everything, if no other write was begun."""
     staging = run.staging
     clear(run.directory)
     others = staging.path / "writes"
@@ -155,7 +154,7 @@ def give_up(run: WriteRun) -> None:
 
 
 def _finish_stopped(staging: Staging) -> None:
-    """A write that was stopped behind its last rename is whole, and only lacks its marker."""
+    """Finish a write that was stopped after its last rename: it only lacks its marker."""
     is_moved = not staging.store.commit_log.exists() and is_published(staging)
     if is_moved and (staging.path / WRITTEN_NAME).exists():
         publish(staging)
@@ -167,9 +166,9 @@ def _marker_exists(target: StoreRoot) -> bool:
 
 
 def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool) -> dict[str, Any]:
-    """Publish a store of exactly these rows; returns what its marker says.
+    """Publish a store of exactly these rows; returns the contents of its marker.
 
-    Raises TargetError when the target is no longer what it was when the write began, or cannot be
+    Raises TargetError when the target is not what it was when the write began, or cannot be
     written.
     """
     staging, parts = run.staging, sorted(staged, key=lambda rows: rows.partition)
@@ -198,7 +197,7 @@ def commit_rows(run: WriteRun, staged: Sequence[StagedRows], *, overwrite: bool)
 
 
 def _plan(run: WriteRun, index: Int64s) -> Plan:
-    """Where everything goes: the plan of a conversion whose source are the staged records."""
+    """The plan of a conversion whose source are the staged records."""
     settings, count = run.settings, index.shape[1]
     due_ms, sizes = np.ascontiguousarray(index[DUE]), np.ascontiguousarray(index[SIZE])
     placing = place(
@@ -229,7 +228,7 @@ def _plan(run: WriteRun, index: Int64s) -> Plan:
 
 
 def _write_log(run: WriteRun, plan: Plan, staged: Sequence[StagedRows]) -> None:
-    """Copy every record to its place and write the place into it."""
+    """Copy every record to its offset, and write queue and log offset into it."""
     file_bytes, store = plan.settings.commit_log_file_bytes, run.staging.store
     source = _StagedRecords(run, staged)
     for part in plan.log.parts:
@@ -297,7 +296,7 @@ def _write_units(run: WriteRun, plan: Plan, index: Int64s) -> None:
 
 
 def _facts(run: WriteRun, plan: Plan, demands: Mapping[str, TopicDemand]) -> dict[str, Any]:
-    """What the marker says; its keys are a promise."""
+    """The contents of the marker; its keys are a promise."""
     largest = int(plan.target_sizes.max(initial=0))
     return {
         "written": len(plan),

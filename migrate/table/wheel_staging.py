@@ -42,15 +42,15 @@ from migrate.write.staging import Staging, save_array
 from timer_wheel.format.wheel_math import out_ms
 
 _PACKED = SYS_COMPRESSED | 0x2 | 0x700
-"""How a client packed a body, and with what, and whether its tags are several."""
+"""Flags of a body's compression and of a message with several tags."""
 
 SIZE, DUE, TAGS_CODE, TOPIC_HASH = range(4)
-"""The rows of a task's index; a column a message."""
+"""Rows of a task's index; it has a column for each message."""
 
 
 @attrs.frozen
 class WriteRun:
-    """One write: where to, its own name, as of when, and for which broker."""
+    """One write: its target, its own name, its reference time and its broker's settings."""
 
     target: Path
     name: str
@@ -64,13 +64,13 @@ class WriteRun:
 
     @property
     def directory(self) -> Path:
-        """What the tasks of this write lay aside."""
+        """The directory of this write's staged records."""
         return self.staging.path / "writes" / self.name
 
 
 @attrs.frozen
 class StagedRows:
-    """What one attempt of a task has laid aside; ``topics`` are name, messages, highest queue."""
+    """The staged records of one attempt of a task; ``topics`` are name, messages, highest queue."""
 
     partition: int
     name: str
@@ -80,18 +80,18 @@ class StagedRows:
     topics: tuple[tuple[str, int, int], ...]
 
     def records(self, run: WriteRun) -> Path:
-        """The folder with the file of records."""
+        """The directory with the file of records."""
         return run.directory / self.name / "records"
 
     def index(self, run: WriteRun) -> Path:
-        """The array of what is known of each record."""
+        """The file of the index."""
         return run.directory / self.name / "index.npy"
 
 
 def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch]) -> StagedRows:
     """Make the records of all batches of one attempt, in their order.
 
-    Raises BadFieldError that names a row that cannot be stored, TargetError.
+    Raises BadFieldError that names a row which cannot be stored, and TargetError.
     """
     staged = StagedRows(partition, f"{partition:06d}-{secrets.token_hex(8)}", 0, 0, 0, ())
     create_row(staged.records(run), count=1, file_bytes=0)
@@ -118,8 +118,8 @@ def stage_rows(run: WriteRun, partition: int, batches: Iterator[pa.RecordBatch])
 def _records(
     run: WriteRun, batch: pa.RecordBatch, stream: PartStream, topics: dict[str, tuple[int, int]]
 ) -> tuple[NDArray[np.uint8], Int64s]:
-    """Make the records of a batch in the stream's buffer; gives them, and their index. ``topics``
-    are counted up.
+    """Make a batch's records in the stream's buffer; returns them and their index; counts
+    ``topics``.
     """
     settings = run.settings
     _require_values(batch)
@@ -174,8 +174,8 @@ def _messages(batch: pa.RecordBatch) -> MessageBatch:
 
 
 def _joined_keys(keys: pa.Array) -> pa.Array:
-    """Keys as a record holds them, separated by spaces. Raises BadFieldError for a null in a list:
-    Arrow would make the whole list null, and the message would lose its other keys.
+    """Keys as a record holds them. Raises BadFieldError for a null key: Arrow would drop the row's
+    keys.
     """
     if not pa.types.is_nested(keys.type):
         return keys
@@ -187,9 +187,7 @@ def _joined_keys(keys: pa.Array) -> pa.Array:
 
 
 def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s) -> None:
-    """Write what a message brings along from where it was stored before: when it was born, how its
-    body is packed, how often a consumer gave it back.
-    """
+    """Write what a message keeps of its old record: birth time, flags of its body, retry count."""
     present = set(batch.schema.names)
     if "born_ms" in present:
         born_ms = batch.column("born_ms").cast(pa.int64())
@@ -204,9 +202,7 @@ def _keep_origin(batch: pa.RecordBatch, block: NDArray[np.uint8], starts: Int64s
 
 
 def _kept_flags(flags: Int64s) -> Int64s:
-    """The flags that a waiting message may have: addresses are ours, and of transactions only a
-    committed one waits.
-    """
+    """The flags of a pending message: hosts are ours, transactions committed."""
     is_committed = flags & SYS_TRANSACTION_MASK == SYS_COMMIT
     return flags & _PACKED | np.where(is_committed, SYS_COMMIT, 0)
 
@@ -214,7 +210,7 @@ def _kept_flags(flags: Int64s) -> Int64s:
 def put_numbers(
     block: NDArray[np.uint8], starts: Int64s, name: str, values: NDArray[np.generic]
 ) -> None:
-    """Put a number, big-endian, into one field of the heads of the records at these places."""
+    """Write numbers (big-endian dtype) into one field of the heads of the records at ``starts``."""
     width = values.dtype.itemsize
     offsets = (starts + HEAD_V4_V4.offset_of(name))[:, None] + np.arange(width)
     block[offsets] = np.ascontiguousarray(values).view(np.uint8).reshape(-1, width)
@@ -223,7 +219,7 @@ def put_numbers(
 def _count_topics(
     column: pa.Array, queue_ids: Int64s, topics: dict[str, tuple[int, int]]
 ) -> Int64s:
-    """Count messages and the highest queue of each topic; the Java hash of each row's topic."""
+    """Count messages and the highest queue of each topic; returns each row's topic hash."""
     coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     names = coded.dictionary.to_pylist()

@@ -29,7 +29,9 @@ INDEX_FAMILIES = (HOURS.name, IDS)
 def key_hashes(
     block: NDArray[np.uint8], origin: int, offsets: Int64s, sizes: Int64s, precision_ms: int
 ) -> Int64s:
-    """The id of each record in a block that begins at ``origin`` of the log; 0 for none."""
+    """The hash of each record's unique key, 0 for none, in a block that begins at log offset
+    ``origin``.
+    """
     facts = np.zeros((FACT_COLUMNS, len(offsets)), np.int64)
     addresses = address_of(block) + offsets - origin
     older = NO_OLDER_SLOTS.columns()
@@ -47,9 +49,7 @@ def index_rows(
     now_ms: int,
     precision_ms: int,
 ) -> Rows:
-    """The messages as the engine would read them from their records; ``first`` is the queue offset
-    of the first.
-    """
+    """The messages as the engine reads them from their records, from queue offset ``first`` on."""
     rows = np.empty(len(offsets), NATIVE_ROW)
     rows["due_ms"] = due_times(outs_ms, np.full(len(offsets), now_ms), precision_ms)
     rows["queue_offset"] = first + np.arange(len(offsets))
@@ -93,10 +93,10 @@ def tables_of(staging: Staging, part_count: int) -> dict[str, list[Path]]:
 
 
 def seal_index(plan: Plan, staging: Staging) -> None:
-    """Make the index in the staging place, anew where an earlier try was stopped.
+    """Make the index in the staging directory, anew where an earlier try was stopped.
 
-    Out times mean slots of the plan's precision; what is scheduled later is kept to the
-    millisecond. Raises TargetError.
+    Out times mean slots of the plan's precision; later messages are kept to the millisecond. Raises
+    TargetError.
     """
     store, precision_ms = staging.store, plan.settings.precision_ms
     clear(home(store))

@@ -89,9 +89,7 @@ def _new_size(size: int, facts: int) -> int:
 def _copy_rewritten(
     out: int, record: int, size: int, new_size: int, out_ms: int, facts: int
 ) -> None:
-    """The new record but for the numbers that depend on its place: one copy, then topic, DELAY and
-    lengths.
-    """
+    """The new record except for numbers that depend on its offset."""
     ahead = fact(facts, DELAY_START) - _DELAY_NAME_BYTES - record
     copy_bytes(out, record, ahead)
     topic = out + fact(facts, TOPIC_AT)

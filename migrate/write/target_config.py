@@ -43,7 +43,7 @@ _Config = TypeVar("_Config", TopicConfig, GroupConfig)
 
 @attrs.frozen
 class TopicDemand:
-    """What the converted messages need of a real topic."""
+    """What the converted messages of a real topic need."""
 
     count: int
     max_queue_id: int
@@ -63,11 +63,11 @@ def config_files(
 ) -> dict[str, bytes]:
     """The JSON files of a target, by name.
 
-    A topic keeps what the source says of it, with more queues where messages ask for them, and
-    no more than queue ids can count: a damaged number would fill the memory of whoever reads it.
-    A topic without a type gets ``topic_type``: a 5.x proxy would refuse its delayed messages.
-    Groups that had read one of these topics start at 0, because a group without an offset may start
-    at the end and miss what was delivered before it came.
+    A topic keeps the source's settings, with more queues where messages need them, up to the
+    highest queue id: a damaged number would fill the memory of its readers. A topic without a type
+    gets ``topic_type``: a 5.x proxy would refuse its delayed messages. Groups that have read one of
+    these topics start at 0: a group without an offset may start at the end and miss earlier
+    messages.
     """
     known_topics = merged_topics(sources)
     known_groups = _first_known([read_groups(source.path) for source in sources])
@@ -109,7 +109,7 @@ def config_files(
 
 
 def with_message_type(topic: TopicConfig, topic_type: str) -> TopicConfig:
-    """The topic, with a type where it has none and clients send to it by its name."""
+    """The topic, with a type where it has none and clients send to it."""
     message_type = TOPIC_TYPES[topic_type]
     if message_type is None or topic.message_type is not None or not takes_messages(topic.name):
         return topic
@@ -117,16 +117,16 @@ def with_message_type(topic: TopicConfig, topic_type: str) -> TopicConfig:
 
 
 def takes_messages(topic: str) -> bool:
-    """Whether clients send to a topic of this name: only brokers send to those of retries, dead
-    letters and to their own, of which no proxy asks the type.
+    """Whether clients send to a topic of this name. Only brokers send to topics of retries, dead
+    letters and their own; no proxy asks for the type of those.
     """
     prefixes = names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX, names.SYSTEM_PREFIX
     return not topic.startswith(prefixes)
 
 
 def merged_topics(sources: Sequence[StoreRoot]) -> dict[str, TopicConfig]:
-    """What several sources say of their topics: what the first says, the most queues, and the
-    type that the first has of those that say one.
+    """The topics of several sources: the first one's settings, the most queues, the first stated
+    type.
     """
     tables = [read_topics(source.path) for source in sources]
     merged = {}
@@ -143,16 +143,14 @@ def merged_topics(sources: Sequence[StoreRoot]) -> dict[str, TopicConfig]:
 
 
 def _first_known(tables: Sequence[Mapping[str, _Config]]) -> dict[str, _Config]:
-    """What the first table that knows a name says of it."""
+    """The value of the first table that has a name."""
     return {name: value for table in reversed(tables) for name, value in table.items()}
 
 
 def config_clashes(
     sources: Sequence[StoreRoot], demands: Mapping[str, TopicDemand]
 ) -> Iterator[str]:
-    """Topics and groups of which several sources say different things, as sentences: the first one
-    is taken at its word.
-    """
+    """Topics and groups with different settings in several sources, as sentences."""
     topics = [read_topics(source.path) for source in sources]
     groups = [read_groups(source.path) for source in sources]
     for name in demands:
@@ -174,17 +172,15 @@ def _queue_count(stated: int, needed: int) -> int:
 
 
 def advised_max_message_bytes(settings: TargetSettings, largest_record_bytes: int) -> int:
-    """The ``maxMessageSize`` with which the wheel reads the largest record that was written, also
-    when it has rolled.
+    """The ``maxMessageSize`` with which the wheel reads the largest record, also once it has
+    rolled.
     """
     default = settings.max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES
     return max(default, largest_record_bytes + DELIVERY_GROWTH_BYTES - RECORD_MARGIN_BYTES)
 
 
 def broker_settings(settings: TargetSettings, largest_record_bytes: int) -> dict[str, str]:
-    """The settings that the broker of this target must have; files of other sizes it would refuse
-    to load.
-    """
+    """The settings that the target's broker must have: it refuses files of other sizes."""
     wanted = {
         "timerWheelEnable": "true",
         "timerRocksDBEnable": "false",
@@ -203,7 +199,7 @@ def broker_settings(settings: TargetSettings, largest_record_bytes: int) -> dict
 
 
 def broker_conf(wanted: Mapping[str, str], engine: str = WHEEL) -> bytes:
-    """The fragment for the broker's configuration file, of a target that is for this engine."""
+    """The fragment for the configuration file of the target's broker, for this engine."""
     no_broker_yet = (
         "# No broker starts on this store, which is a hierarchical wheel's: WheelStore must take",
         "# it over first, by opening and closing it. After that:",
