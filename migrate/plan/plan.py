@@ -26,7 +26,7 @@ from migrate.plan.log_plan import LogPlan, plan_log
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
-from timer_wheel.placing import place
+from timer_wheel.placing import Placing, place
 
 Int64Array = NDArray[np.int64]
 OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
@@ -160,31 +160,17 @@ def make_plan(
     picked = np.flatnonzero(kept)
     if len(picked) > BACKLOG_MAX_MESSAGES:
         raise PlanError(f"{len(picked)} messages are more than one plan holds; convert by level")
-    which = slice(None) if len(picked) == len(kept) else picked  # mostly all, and no copy then
+    which = slice(None) if len(picked) == len(kept) else picked  # usually all, without a copy
     levels = backlog.level[which].astype(np.int16, copy=False)
     due_ms = backlog.due_ms[which]
     source_offsets = backlog.commit_log_offset[which]
     source_sizes = backlog.size_bytes[which].astype(np.int32, copy=False)
-    identified = {**request, "amendments": attrs.asdict(corrections)}
-    identity = _Identity(identified, source_offsets, source_sizes, levels, due_ms)
+    facts = {**request, "amendments": attrs.asdict(corrections)}
+    identity = _Identity(facts, source_offsets, source_sizes, levels, due_ms)
     with ThreadPoolExecutor(1, "plan-log") as beside:
-        log_planned = beside.submit(
-            _plan_log,
-            source_sizes,
-            levels,
-            settings,
-            picked,
-            corrections,
-            part_bytes,
-            source_starts,
-        )
-        placing = place(
-            due_ms,
-            now_ms=now_ms,
-            precision_ms=settings.precision_ms,
-            window_slots=settings.roll_window_slots,
-        )
-        distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
+        of_sizes = source_sizes, levels, settings, picked, corrections
+        log_planned = beside.submit(_plan_log, *of_sizes, part_bytes, source_starts)
+        placing, distances, slots = place_in_slots(due_ms, now_ms, settings)
         sizes, log = log_planned.result()
     return Plan(
         identity=identity.text(),
@@ -274,6 +260,19 @@ def _set_odd_sizes(sizes: Int64Array, picked: Int64Array, odd_sizes: dict[int, i
     at = np.searchsorted(picked, odd)
     there = (at < len(picked)) & (picked[np.minimum(at, len(picked) - 1)] == odd)
     sizes[at[there]] = [odd_sizes[int(index)] for index in odd[there]]
+
+
+def place_in_slots(
+    due_ms: Int64Array, now_ms: int, settings: TargetSettings
+) -> tuple[Placing, NDArray[np.int32], SlotTable]:
+    """The slot of each message, and the chains that ``slot_chains`` makes of them."""
+    placing = place(
+        due_ms,
+        now_ms=now_ms,
+        precision_ms=settings.precision_ms,
+        window_slots=settings.roll_window_slots,
+    )
+    return placing, *slot_chains(placing.slot_time_ms, settings.precision_ms)
 
 
 def slot_chains(

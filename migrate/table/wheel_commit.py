@@ -26,7 +26,7 @@ from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.log_plan import plan_log
-from migrate.plan.plan import Plan, slot_chains
+from migrate.plan.plan import Plan, place_in_slots
 from migrate.report.accounting import open_before_ms
 from migrate.report.finished_target import WRITTEN_NAME
 from migrate.report.marker import CONVERSION_NAME
@@ -74,7 +74,6 @@ from migrate.write.target_config import (
 from migrate.write.units import Units, write_blank, write_units
 from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.placing import place
 
 PART_BYTES = 64 << 20
 COPY_ROWS = 4_096
@@ -200,13 +199,7 @@ def _plan(run: WriteRun, index: Int64s) -> Plan:
     """The plan of a conversion whose source are the staged records."""
     settings, count = run.settings, index.shape[1]
     due_ms, sizes = np.ascontiguousarray(index[DUE]), np.ascontiguousarray(index[SIZE])
-    placing = place(
-        due_ms,
-        now_ms=run.now_ms,
-        precision_ms=settings.precision_ms,
-        window_slots=settings.roll_window_slots,
-    )
-    distances, slots = slot_chains(placing.slot_time_ms, settings.precision_ms)
+    placing, distances, slots = place_in_slots(due_ms, run.now_ms, settings)
     return Plan(
         identity=run.name,
         now_ms=run.now_ms,
