@@ -102,6 +102,6 @@ def run_demo(
 def _about() -> dict[str, Any]:
     content = read_small_file(ABOUT.resolve())
     if content is None:
-        raise SourceError(f"{ABOUT}: not there; this installation is not whole")
+        raise SourceError(f"{ABOUT}: is missing; this installation is incomplete")
     about: dict[str, Any] = json.loads(content)
     return about

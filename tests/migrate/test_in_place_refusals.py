@@ -218,7 +218,7 @@ def test_a_wheel_that_is_ahead_of_its_queue(used: tuple[Path, int]) -> None:
     size = len(data.rstrip(b"\0")) // 20 * 20
     data[size - 100 :] = bytes(len(data) - size + 100)
     files[-1].write_bytes(data)
-    refused_wheel(used, DelayStoreError, "pass over what is appended|no queue knew")
+    refused_wheel(used, DelayStoreError, "skip appended records|no queue knew")
 
 
 def test_a_wheel_of_another_precision(used: tuple[Path, int]) -> None:
