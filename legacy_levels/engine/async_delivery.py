@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,17 +29,11 @@ from message_store.format.dialect import Dialect
 from message_store.reading.consume_queue import BoolArray
 from message_store.redelivery.deliveries import LogDeliveries
 
+if TYPE_CHECKING:
+    from legacy_levels.engine.state import LevelState
+
 _WAIT_STEP_MS = 100
 _LONGEST_WAIT_MS = 60_000
-
-
-class PutState(enum.Enum):
-    """Where one delivery stands."""
-
-    RUNNING = "running"
-    SUCCESS = "success"
-    EXCEPTION = "exception"
-    SKIP = "skip"
 
 
 class Resent(enum.Enum):
@@ -52,10 +46,10 @@ class Resent(enum.Enum):
 
 @attrs.define
 class PendingPut:
-    """One delivery under way, by the queue offset of its entry."""
+    """One delivery in progress, by the queue offset of its entry. RocketMQ: PutResultProcess."""
 
     queue_offset: int
-    state: PutState = PutState.RUNNING
+    is_stored: bool
     resend_count: int = 0
     next_try_ms: int = 0
 
@@ -95,72 +89,56 @@ class PendingPuts:
         return bool(self._puts) and self._puts[0].resend_count > self._rules.blocked_after
 
     @property
-    def room(self) -> int:
+    def free_places(self) -> int:
         """How many more may be started; a level is refused when *more* than the limit are."""
         return 0 if self.is_blocked else max(0, self._rules.max_pending + 1 - len(self._puts))
 
     @property
     def next_try_ms(self) -> int | None:
         """When the oldest one is sent again; None when none waits for that."""
-        if self._puts and self._puts[0].state is PutState.EXCEPTION:
+        if self._puts and not self._puts[0].is_stored:
             return self._puts[0].next_try_ms
         return None
 
-    def start(self, queue_offsets: Sequence[int]) -> list[PendingPut]:
-        """These deliveries are under way now."""
-        started = [PendingPut(queue_offset) for queue_offset in queue_offsets]
-        self._puts.extend(started)
-        return started
-
-    def finish(self, put: PendingPut, *, is_stored: bool, now_ms: int) -> None:
-        """One came to its end."""
-        put.state = PutState.SUCCESS if is_stored else PutState.EXCEPTION
-        if not is_stored:
+    def add(self, queue_offsets: Iterable[int], *, is_stored: bool, now_ms: int) -> None:
+        """These were put, or failed; each waits for those in front of it."""
+        for queue_offset in queue_offsets:
+            put = PendingPut(queue_offset, is_stored)
             put.next_try_ms = now_ms + self._wait_ms(put)
+            self._puts.append(put)
 
     def forget(self, queue_offset: int) -> None:
         """Drop a cancelled entry."""
         self._puts = deque(put for put in self._puts if put.queue_offset != queue_offset)
 
     def settle(self, now_ms: int, resend: Callable[[int], Resent]) -> Settled:
-        """Let what is done leave from the front; what has failed and is due there is sent again."""
+        """Remove stored deliveries from the front; a failed one there is sent again when its time
+        has come. RocketMQ: HandlePutResultTask#run, PutResultProcess#doResend.
+        """
         stored: list[int] = []
         skipped: list[int] = []
         while self._puts:
             head = self._puts[0]
-            if head.state is PutState.EXCEPTION and head.next_try_ms <= now_ms:
-                self._send_again(head, now_ms, resend)
-            if head.state is PutState.SUCCESS:
-                stored.append(head.queue_offset)
-                self.unsaved_skip = None
-            elif head.state is PutState.SKIP:
-                skipped.append(head.queue_offset)
-                if self.unsaved_skip is None:
-                    self.unsaved_skip = head.queue_offset
-            elif head.state is PutState.RUNNING or head.next_try_ms > now_ms:
-                break
-            else:
+            if not head.is_stored:
+                if head.next_try_ms > now_ms:
+                    break
+                head.resend_count += 1
+                outcome = resend(head.queue_offset)
+                head.is_stored = outcome is Resent.STORED
+                head.next_try_ms = now_ms + self._wait_ms(head)
+                may_give_up = head.resend_count > 2 * self._rules.blocked_after
+                if outcome is Resent.MISSING and may_give_up:
+                    skipped.append(self._puts.popleft().queue_offset)
+                    if self.unsaved_skip is None:
+                        self.unsaved_skip = head.queue_offset
                 continue
-            self._puts.popleft()
+            stored.append(self._puts.popleft().queue_offset)
+            self.unsaved_skip = None
         return Settled(tuple(stored), tuple(skipped))
-
-    def _send_again(self, put: PendingPut, now_ms: int, resend: Callable[[int], Resent]) -> None:
-        put.resend_count += 1
-        outcome = resend(put.queue_offset)
-        if outcome is Resent.STORED:
-            put.state = PutState.SUCCESS
-        elif outcome is Resent.MISSING and put.resend_count > 2 * self._rules.blocked_after:
-            put.state = PutState.SKIP
-        else:
-            put.next_try_ms = now_ms + self._wait_ms(put)
 
     def _wait_ms(self, put: PendingPut) -> int:
         steps = put.resend_count + self._first_wait
         return min(steps * _WAIT_STEP_MS, _LONGEST_WAIT_MS)
-
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
 
 
 class AsyncDelivery(LevelDelivery):
@@ -229,20 +207,19 @@ class AsyncDelivery(LevelDelivery):
             chosen &= is_before
         if not chosen.any():
             return False
-        puts: list[PendingPut] = []
         kept = rows.masks_by_part(chosen)
         is_stored = False
         try:
-            for part, mask in zip(parts, kept, strict=True):
-                puts += self._under_way[part.level].start(part.queue_offset[mask].tolist())
             self._answers.append(self.put(rows, np.flatnonzero(chosen), self._now_ms))
             is_stored = True
         except TargetError:
             if self._state.live.log.is_broken:  # sending again would not help
                 raise
-        finally:  # after Ctrl-C too: what runs for ever holds back all that follows
-            for put in puts:
-                self._finish(put, is_stored=is_stored)
+        finally:  # after Ctrl-C too, as failed ones
+            for part, mask in zip(parts, kept, strict=True):
+                queue_offsets = part.queue_offset[mask].tolist()
+                puts = self._under_way[part.level]
+                puts.add(queue_offsets, is_stored=is_stored, now_ms=self._now_ms)
         if is_stored:
             for part, mask in zip(parts, kept, strict=True):
                 self._mark_delivered(part, mask)
@@ -250,21 +227,17 @@ class AsyncDelivery(LevelDelivery):
                     self._under_way[part.level].forget(queue_offset)
         return is_stored
 
-    def _finish(self, put: PendingPut, *, is_stored: bool) -> None:
-        # Any level will do: how long to wait is the same rule for all.
-        next(iter(self._under_way.values())).finish(put, is_stored=is_stored, now_ms=self._now_ms)
-
     def _choose(self) -> tuple[list[DueEntries], list[BoolArray], list[tuple[int, int]]]:
         """What is due, which of it may be started, and where levels had to be cut off."""
         parts, masks, cutoffs = [], [], []
         for level, under_way in self._under_way.items():
-            if not under_way.room:
+            if not under_way.free_places:
                 continue
-            entries = self._due_in(level, self._now_ms, under_way.room + len(under_way))
+            entries = self._due_in(level, self._now_ms, under_way.free_places + len(under_way))
             started = np.array([put.queue_offset for put in under_way.puts], np.int64)
             mask = ~np.isin(entries.queue_offset, started)
             in_turn = entries.queue_offset < entries.stop
-            if in_turn.sum() == under_way.room + len(under_way):
+            if in_turn.sum() == under_way.free_places + len(under_way):
                 last = np.flatnonzero(in_turn)[-1]
                 cutoffs.append((int(entries.due_ms[last]), int(entries.commit_log_offset[last])))
             parts.append(entries)

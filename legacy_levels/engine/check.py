@@ -12,9 +12,9 @@ from legacy_levels.engine.async_delivery import AsyncDelivery
 from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.engine.waiting_records import (
     are_plain_numbers,
+    destination_problem,
     equals,
     read_waiting,
-    real_queue_id,
 )
 from message_store.base.errors import DelayStoreError, FormatError
 from message_store.base.printable import counted
@@ -280,12 +280,7 @@ def _undeliverable(part: WaitingRecords, dialect: Dialect) -> Iterator[tuple[int
             yield row, f"a record of topic {message.topic!r} and not of a level"
         elif message.properties.get(names.REAL_TOPIC) == names.HALF_TOPIC:
             yield row, None
-        elif names.REAL_TOPIC not in message.properties:
-            yield row, f"no {names.REAL_TOPIC}"
         elif is_long[row]:
             yield row, _HELD
-        else:
-            try:
-                real_queue_id(message)
-            except FormatError as error:
-                yield row, str(error)
+        elif (problem := destination_problem(message)) is not None:
+            yield row, problem

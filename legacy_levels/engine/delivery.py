@@ -19,10 +19,13 @@ import numpy as np
 from legacy_levels.engine.cursor import NEVER_MS, DueEntries
 from legacy_levels.engine.repair import WrongDueTimes, find_wrong_due_times
 from legacy_levels.engine.state import SkippedMessage
-from legacy_levels.engine.waiting_records import are_plain_numbers, read_waiting, real_queue_id
+from legacy_levels.engine.waiting_records import (
+    are_plain_numbers,
+    destination_problem,
+    read_waiting,
+)
 from message_store.base.errors import FormatError, TargetError
 from message_store.format import properties as names
-from message_store.format.message import StoredMessage
 from message_store.reading.consume_queue import BoolArray, Int64Array
 from message_store.redelivery.batch import FROM_LEVEL, Redelivered, redeliver
 from message_store.redelivery.deliveries import LogDeliveries
@@ -32,23 +35,12 @@ if TYPE_CHECKING:
     from message_store.writing.log import LiveLog
 
 
-def is_poison(message: StoredMessage) -> bool:
-    """Whether preparing a delivery fails: REAL_TOPIC is missing, or REAL_QID is or is no number."""
-    if names.REAL_TOPIC not in message.properties:
-        return True
-    try:
-        real_queue_id(message)
-    except FormatError:
-        return True
-    return False
-
-
 def first_poison(log: LiveLog, entries: DueEntries) -> int | None:
     """The first row of these whose record is poison; one that is missing or damaged is not."""
     for part in read_waiting(log, entries.commit_log_offset, entries.size_bytes):
         doubtful = (part.real_topic.lengths == 0) | ~are_plain_numbers(part.real_queue_id)
         for row in np.flatnonzero(doubtful).tolist():
-            if is_poison(part.batch.message(row)):
+            if destination_problem(part.batch.message(row)) is not None:
                 return int(part.rows[row])
     return None
 

@@ -90,6 +90,17 @@ def real_queue_id(message: StoredMessage) -> int:
     return queue_id
 
 
+def destination_problem(message: StoredMessage) -> str | None:
+    """Why preparing its delivery fails, if it does: REAL_TOPIC or REAL_QID is missing or wrong."""
+    if names.REAL_TOPIC not in message.properties:
+        return f"no {names.REAL_TOPIC}"
+    try:
+        real_queue_id(message)
+    except FormatError as error:
+        return str(error)
+    return None
+
+
 def read_waiting(
     log: LiveLog, offsets: Int64s, sizes: Int64s, bad: list[tuple[int, FormatError]] | None = None
 ) -> Iterator[WaitingRecords]:

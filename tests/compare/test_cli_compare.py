@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from compare.running import entrants
+from compare.running import race
 from compare.running.engines import ENGINES
 from legacy_levels.generate.store import generate_level_store
 from tests.compare.races import Here, twisted
@@ -28,8 +28,8 @@ LATENESS_KEYS = {"p50", "p90", "p99", "p999", "max"}
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines run in this process: what is tested is the command."""
     for name in ENGINES:
-        monkeypatch.setitem(entrants.ENTRANTS, name, Here(ENGINES[name]))
-    monkeypatch.setitem(entrants.ENTRANTS, "losing", Here(twisted("memory", "missing")))
+        monkeypatch.setitem(race.ENTRANTS, name, Here(ENGINES[name]))
+    monkeypatch.setitem(race.ENTRANTS, "losing", Here(twisted("memory", "missing")))
 
 
 def run(*words: str) -> Result:
@@ -200,7 +200,7 @@ def test_a_race_that_nobody_could_run_ends_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     absent = attrs.evolve(ENGINES["memory"], lacks=lambda: "nobody has built it")
-    monkeypatch.setitem(entrants.ENTRANTS, "memory", Here(absent))
+    monkeypatch.setitem(race.ENTRANTS, "memory", Here(absent))
     alone, with_java = small("--engines", "memory"), small("--engines", "memory,java-wheel")
     assert (alone.exit_code, with_java.exit_code) == (1, 1), alone.output
     assert alone.stdout.startswith("No engine could run\n")

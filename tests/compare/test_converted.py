@@ -11,9 +11,8 @@ from compare.running.converted_entrant import CONVERTED, ConvertedEntrant, requi
 from compare.running.engine_process import run_engine
 from compare.running.engine_watch import Progress
 from compare.running.engines import ENGINES
-from compare.running.entrants import Entrant
 from compare.running.observation import Observation, RaceSettings
-from compare.running.race import Race, needed_bytes, no_progress, run_race
+from compare.running.race import Entrant, Race, needed_bytes, no_progress, run_race
 from compare.running.work_files import read_workload
 from delaywheel.terminal.render.progress import StageProgress
 from delaywheel.terminal.verbs.compare_backlog import read_backlog_workload

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from legacy_levels.engine.async_delivery import PendingPuts, PutState, Resent, Settled
+from legacy_levels.engine.async_delivery import PendingPuts, Resent, Settled
 from legacy_levels.engine.rules import AsyncRules
 
 RULES = AsyncRules()
@@ -28,35 +26,22 @@ class Disk:
 NOBODY = Disk(Resent.FAILED)
 
 
-def started(offsets: Iterable[int], rules: AsyncRules = RULES) -> PendingPuts:
+def puts(*outcomes: tuple[int, bool], rules: AsyncRules = RULES) -> PendingPuts:
+    """Deliveries of these queue offsets at time 0, each stored or failed."""
     level = PendingPuts(rules)
-    level.start(list(offsets))
+    for queue_offset, is_stored in outcomes:
+        level.add([queue_offset], is_stored=is_stored, now_ms=0)
     return level
 
 
-def finish(level: PendingPuts, *outcomes: bool, now_ms: int = 0) -> None:
-    for put, is_stored in zip(level.puts, outcomes, strict=False):
-        level.finish(put, is_stored=is_stored, now_ms=now_ms)
-
-
 def test_what_is_stored_leaves_in_order() -> None:
-    level = started([4, 5, 6])
-    finish(level, True, True, True)
+    level = puts((4, True), (5, True), (6, True))
     assert level.settle(0, NOBODY) == Settled(stored=(4, 5, 6))
     assert len(level) == 0
 
 
-def test_a_running_head_holds_back_what_is_done_behind_it() -> None:
-    level = started([4, 5])
-    level.finish(level.puts[1], is_stored=True, now_ms=0)
-    assert level.settle(10**9, NOBODY) == Settled()
-    level.finish(level.puts[0], is_stored=True, now_ms=0)
-    assert level.settle(10**9, NOBODY).stored == (4, 5)
-
-
 def test_a_failed_one_is_sent_again_and_then_lets_the_others_go() -> None:
-    level = started([4, 5])
-    finish(level, False, True)
+    level = puts((4, False), (5, True))
     disk = Disk(Resent.STORED)
     assert level.settle(99, disk) == Settled()
     assert level.next_try_ms == 100
@@ -70,8 +55,7 @@ def test_a_failed_one_is_sent_again_and_then_lets_the_others_go() -> None:
 def test_waiting_times_grow_by_100_ms_and_begin_at_0_in_4_9(
     first_wait: int, tries_ms: list[int]
 ) -> None:
-    level = started([1], AsyncRules(first_wait=first_wait))
-    finish(level, False)
+    level = puts((1, False), rules=AsyncRules(first_wait=first_wait))
     disk = Disk(Resent.FAILED)
     seen = []
     for now_ms in range(0, 1_001, 50):
@@ -82,8 +66,7 @@ def test_waiting_times_grow_by_100_ms_and_begin_at_0_in_4_9(
 
 
 def test_no_wait_is_longer_than_a_minute() -> None:
-    level = started([1])
-    finish(level, False)
+    level = puts((1, False))
     now_ms, waits = 0, []
     for _ in range(700):
         next_ms = level.next_try_ms
@@ -96,30 +79,27 @@ def test_no_wait_is_longer_than_a_minute() -> None:
 
 
 def test_a_put_that_keeps_failing_is_tried_without_end() -> None:
-    level = started([1])
-    finish(level, False)
+    level = puts((1, False))
     for now_ms in range(0, 10**8, 60_000):
         assert level.settle(now_ms, NOBODY) == Settled()
-    assert level.puts[0].state is PutState.EXCEPTION
+    assert not level.puts[0].is_stored
     assert level.settle(10**9, Disk(Resent.STORED)).stored == (1,)
 
 
 def test_more_than_the_limit_under_way_starts_nothing_new() -> None:
-    level = started(range(3), AsyncRules(max_pending=3))
-    assert level.room == 1
-    level.start([3])
-    assert level.room == 0
-    finish(level, True)
+    level = puts((0, True), (1, False), (2, False), rules=AsyncRules(max_pending=3))
+    assert level.free_places == 1
+    level.add([3], is_stored=False, now_ms=0)
+    assert level.free_places == 0
     level.settle(0, NOBODY)
-    assert level.room == 1
+    assert level.free_places == 1
 
 
 def test_a_level_is_blocked_after_more_than_three_resends_of_its_head() -> None:
-    level = started([1, 2])
-    finish(level, False, True)
+    level = puts((1, False), (2, True))
     rooms = []
     for _ in range(5):
-        rooms.append((level.puts[0].resend_count, level.is_blocked, level.room > 0))
+        rooms.append((level.puts[0].resend_count, level.is_blocked, level.free_places > 0))
         next_ms = level.next_try_ms
         assert next_ms is not None
         level.settle(next_ms, NOBODY)
@@ -135,8 +115,7 @@ def test_a_level_is_blocked_after_more_than_three_resends_of_its_head() -> None:
 
 
 def test_a_missing_record_is_given_up_after_six_resends_and_saves_no_offset() -> None:
-    level = started([1, 2])
-    finish(level, False, True)
+    level = puts((1, False), (2, False))
     disk = Disk(Resent.MISSING)
     for _ in range(6):
         next_ms = level.next_try_ms
@@ -144,7 +123,6 @@ def test_a_missing_record_is_given_up_after_six_resends_and_saves_no_offset() ->
         assert level.settle(next_ms, disk) == Settled()
     next_ms = level.next_try_ms
     assert next_ms is not None
-    level.finish(level.puts[1], is_stored=False, now_ms=10**9)
     assert level.settle(next_ms, disk) == Settled(skipped=(1,))
     assert level.unsaved_skip == 1
     assert level.settle(10**10, Disk(Resent.STORED)).stored == (2,)
@@ -152,7 +130,6 @@ def test_a_missing_record_is_given_up_after_six_resends_and_saves_no_offset() ->
 
 
 def test_a_message_that_was_taken_back_is_not_sent_again() -> None:
-    level = started([1, 2])
-    finish(level, False, True)
+    level = puts((1, False), (2, True))
     level.forget(1)
     assert level.settle(10**6, NOBODY).stored == (2,)

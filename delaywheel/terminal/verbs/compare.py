@@ -19,9 +19,9 @@ from delaywheel.terminal.verb import DONE, FINDINGS, loading, verb
 from message_store.base.errors import BadFieldError
 
 if TYPE_CHECKING:
-    from compare.running.entrants import Entrant
     from compare.running.faults import Fault
     from compare.running.observation import RaceSettings
+    from compare.running.race import Entrant
     from compare.workloads.workload import Workload
     from delaywheel.terminal.render.output import Output
     from delaywheel.terminal.render.progress import StageProgress
@@ -51,8 +51,7 @@ def compare(
     or when none could run.
     """
     with loading(output):
-        from compare.running.entrants import ENTRANTS
-        from compare.running.race import Race, run_race
+        from compare.running.race import ENTRANTS, Race, run_race
         from compare.running.work_files import left_behind, race_directory
         from delaywheel.terminal.render.race import race_lines
     _require_engines(engines)
@@ -91,7 +90,7 @@ def compare(
 
 
 def _require_engines(engines: tuple[str, ...]) -> None:
-    from compare.running.entrants import ENTRANTS
+    from compare.running.race import ENTRANTS
 
     for name in engines:
         if name not in ENTRANTS:
