@@ -18,7 +18,7 @@ from timer_wheel.reading.timeline import read_timeline, timeline_directory
 
 RUNNING = info(
     "broker-running",
-    "it goes on writing: numbers may move while they are read",
+    "a running broker writes: numbers may change while they are read",
     "stop it for exact numbers",
 )
 CRASHED = warning(
@@ -33,7 +33,7 @@ DISK_CLEANS = info(
 )
 DISK_FORCES = warning(
     "disk-deletes",
-    "a broker deletes the oldest log files at once, whatever still waits in them",
+    "a broker deletes the oldest log files at once, even if messages in them are pending",
     "make room before it starts",
 )
 DISK_REFUSES = error(
@@ -51,7 +51,7 @@ SLAVE = warning(
 WHEEL_OFF = error(
     "wheel-switched-off",
     "with this setting no message of the wheel is delivered",
-    "set it right before the broker starts",
+    "correct it before the broker starts",
 )
 DISCARDS = info(
     "discard-after-three",
@@ -68,11 +68,11 @@ RECALL_IGNORED = warning(
 METRICS = error(
     "timermetrics-unreadable",
     "a 5.x broker does not start",
-    "remove config/timermetrics and its .bak; a broker counts anew",
+    "remove config/timermetrics and its .bak; a broker counts again",
 )
 METRICS_DAMAGED = warning(
     "timermetrics-damaged",
-    "a broker takes the .bak; what it shows of numbers is wrong for a while, deliveries are not",
+    "a broker takes the .bak; its counters are wrong for a while, deliveries are not",
     "remove the damaged file",
 )
 
@@ -167,14 +167,14 @@ TIMELINE = warning(
     "rocksdb-timeline",
     "only a broker of 5.4 or newer with timerRocksDBEnable=true delivers a timeline's messages; a"
     " conversion takes nothing of it",
-    "give such a broker the setting; to leave the timeline, set timerRocksDBStopScan=true beside it"
-    " and let the broker run until nothing waits there",
+    "give such a broker the setting. To leave the timeline, set timerRocksDBStopScan=true beside"
+    " it and let the broker run until nothing waits there",
 )
 UNREADABLE_TIMELINE = error(
     "timeline-unreadable",
     "a broker starts all the same: it stores no timed message and delivers only what is overdue",
     "take rocksdbstore/ from a backup; without one remove it: a broker then reads the timer queue"
-    " again, and repeats what it delivered",
+    " again, and delivers duplicates",
 )
 TIMELINE_OFF = error(
     "timeline-switched-off",

@@ -37,8 +37,8 @@ from migrate.write.target_config import takes_messages
 FILE_LENGTH = error(
     "file-length",
     "a broker does not start",
-    "take the file from a backup; where it is the last one, it may be filled up with zeros to the"
-    " length of the others",
+    "take the file from a backup; if it is the last one, it may be filled with zeros to the length"
+    " of the others",
 )
 FILE_LENGTH_SETTING = error(
     "file-length-setting",
@@ -53,10 +53,10 @@ FILE_MISSING = error(
 )
 LOG_CUT = error(
     "log-cut-short",
-    "messages are lost, and deliveries and cancellations of which nobody knows: a broker goes on at"
-    " the end that is left, `delaywheel` refuses the store",
-    "take the log from a backup; or remove `delaywheel/queue-ends.json` to go on without it: what"
-    " was delivered or cancelled there is then delivered again",
+    "messages are lost, and so is the knowledge of deliveries and cancellations: a broker"
+    " continues at the end that is left; `delaywheel` refuses the store",
+    "take the log from a backup; or remove `delaywheel/queue-ends.json` to continue without it."
+    " What was delivered or cancelled there is then delivered once more",
 )
 LOG_MISSING = error(
     "log-missing",
@@ -66,12 +66,12 @@ LOG_MISSING = error(
 CONFIG_DAMAGED = warning(
     "config-damaged",
     "a broker takes the .bak",
-    "compare the .bak with what you know, and put it in the place of the damaged file",
+    "compare the .bak with what you know, and replace the damaged file by it",
 )
 CONFIG_UNREADABLE = error(
     "config-unreadable",
     "a broker does not start",
-    "take the file from a backup, or remove it and its .bak and make topics and groups anew",
+    "take the file from a backup, or remove it and its .bak and create topics and groups again",
 )
 NOT_INDEXED = warning(
     "log-not-indexed",
@@ -81,8 +81,8 @@ NOT_INDEXED = warning(
 )
 TEN_FILES = error(
     "recovery-ten-files",
-    "5.4 and newer look at no more than ten log files when they start: what lies before those, and"
-    " in no queue, is never delivered",
+    "5.4 and newer read at most ten log files when they start: earlier messages that are in no"
+    " queue are never delivered",
     "start such a broker once with commitLogRecoverMaxNum above the number of log files",
 )
 CHECKPOINT_AHEAD = warning(
@@ -98,8 +98,9 @@ UPGRADE = info(
 )
 SYSTEM_TOPIC_READ = warning(
     "system-topic-read",
-    "the group is given messages that wait, before their time, and what it gives back waits again",
-    "find who subscribes to it; delayed messages come in their own topic",
+    "the group receives pending messages before their time, and messages that it gives back wait"
+    " once more",
+    "find who subscribes to it; delayed messages are delivered to their own topic",
 )
 SYSTEM_TOPIC_CHANGED = warning(
     "system-topic-changed",
@@ -229,14 +230,14 @@ _UPDATE = (
 )
 REFUSES_DELAYED = warning(
     "topic-refuses-delayed",
-    "a 5.x proxy refuses every delayed message that a gRPC client sends to them (40014); what is"
-    " pending is delivered all the same",
+    "a 5.x proxy refuses every delayed message that a gRPC client sends to them (40014); pending"
+    " messages are delivered all the same",
     _UPDATE,
 )
 UNKNOWN_TYPE = error(
     "topic-type-unknown",
-    "a 5.x proxy fails at every look at the topic: gRPC clients can neither send to it nor receive"
-    " from it",
+    "a 5.x proxy fails whenever it looks at the topic: gRPC clients can neither send to it nor"
+    " receive from it",
     _UPDATE,
 )
 

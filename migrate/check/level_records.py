@@ -96,7 +96,8 @@ DELAY_AND_TIMER = warning(
 )
 RETRIES = info(
     "retry-share",
-    "they go to the retry topics of consumer groups, and share the levels with what users delay",
+    "they go to the retry topics of consumer groups, and share the levels with the delayed"
+    " messages of users",
     "nothing; they can be converted alone or left out with --only-topic",
 )
 RETRY_STORM = warning(

@@ -33,8 +33,8 @@ QUEUE_GONE = error(
 QUEUE_CUT = error(
     "level-queue-cut",
     "a broker skips them: these messages are not delivered",
-    "take the queue's files from a backup; without one, `delaywheel` takes from the log what it has"
-    " of them, also what was cancelled",
+    "take the queue's files from a backup; without one, `delaywheel` recovers from the log what it"
+    " has, including cancelled messages",
 )
 QUEUE_HOLE = error(
     "level-queue-hole",
@@ -49,7 +49,7 @@ BEYOND_LOG = error(
 EXPIRED = warning(
     "entries-expired",
     "a broker skips them: retention has deleted their records before they were delivered",
-    "nothing brings them back; keep log files (fileReservedTime) longer than messages wait",
+    "nothing restores them; keep log files (fileReservedTime) longer than messages wait",
 )
 NO_DUE_TIME = warning(
     "level-due-bogus",
@@ -66,7 +66,7 @@ TABLE_DIFFERS = warning(
     "level-table-differs",
     "pending messages keep their due times. Where a queue is rebuilt from the log, due times are"
     " computed with the broker's table",
-    "give the broker the messageDelayLevel that the messages were stored under",
+    "give the broker the messageDelayLevel with which the messages were stored",
 )
 TABLE_EARLY = error(
     "level-table-early",

@@ -24,30 +24,30 @@ _CHOOSE = (
 )
 OFFSETS_TORN = warning(
     "offsets-torn",
-    "4.x and 5.x take the .bak, which is older: what was delivered since is delivered again; 5.4"
-    " and newer delete the torn file",
+    "4.x and 5.x take the .bak, which is older: messages delivered since are duplicated. 5.4 and"
+    " newer delete the torn file",
     _CHOOSE,
 )
 OFFSETS_STALE_TAIL = warning(
     "offsets-stale-tail",
-    "a broker refuses the file for the older text behind its end, and takes the .bak",
+    "older text stands behind the end of the file, so a broker refuses it and takes the .bak",
     _CHOOSE,
 )
 OFFSETS_EMPTY = warning("offsets-empty", "a broker takes the .bak, which is older", _CHOOSE)
 OFFSETS_MISSING = warning(
     "offsets-missing",
-    "every level begins at its beginning: what was delivered and is still there is delivered again",
-    "take the file from a backup; a conversion finds in the log what was delivered",
+    "every level starts from its beginning: delivered messages that are still there are duplicated",
+    "take the file from a backup; a conversion finds the delivered copies in the log",
 )
 OFFSETS_BACKUP_DAMAGED = warning(
     "offsets-backup-damaged",
-    "nothing as long as the main file is good; a loss of power that tears that one too costs both",
+    "nothing while the main file is good; a loss of power that tears that one too costs both",
     "copy the main file over its .bak while the broker is stopped",
 )
 OFFSETS_UNREADABLE = error(
     "offsets-unreadable",
     "a broker does not start",
-    "put a good file in the place of both; a conversion takes --offsets main, bak or none",
+    "replace both files by a good one; a conversion takes --offsets main, bak or none",
 )
 OFFSETS_BEYOND = error(
     "offset-beyond-queue",
@@ -58,21 +58,21 @@ OFFSETS_BEYOND = error(
 )
 OFFSETS_BELOW = warning(
     "offset-below-queue",
-    "a broker goes on at the queue's beginning; what lay before it was deleted undelivered",
+    "a broker continues at the queue's beginning; earlier messages were deleted undelivered",
     "`delaywheel convert --whole-log` finds them in the log where only the queue has lost its first"
     " files. Otherwise keep log files longer than messages wait",
 )
 OFFSETS_NEGATIVE = warning(
     "offset-negative",
-    "a broker goes on at the queue's beginning: what was delivered and is still there is delivered"
-    " again",
+    "a broker continues at the queue's beginning: delivered messages that are still there are"
+    " duplicated",
     "no broker writes such a number: write the correct one into delayOffset.json and its .bak while"
     " the broker is stopped. A conversion finds in the log what was delivered",
 )
 OFFSETS_BEHIND = warning(
     "offsets-behind",
     "a broker delivers duplicates of them",
-    "convert the store, which leaves them out, or make consumers ready for repetitions",
+    "convert the store, which leaves them out, or prepare consumers for duplicates",
 )
 OFFSETS_AHEAD = error(
     "offsets-ahead",
@@ -86,7 +86,7 @@ OFFSETS_MOVED = info(
 )
 LEVEL_OFFSET_MISSING = warning(
     "offset-missing",
-    "the level begins at its beginning: what was delivered is delivered again",
+    "the level starts from its beginning: delivered messages are duplicated",
     "put the level's offset into delayOffset.json and its .bak while the broker is stopped",
 )
 

@@ -24,7 +24,7 @@ from timer_wheel.timers.lost_messages import LostMessages
 TARGET_UNFINISHED = error(
     "target-unfinished",
     "a broker does not start on it",
-    "do again what was stopped: the same convert command, or the same write",
+    "repeat what was stopped: the same convert command, or the same write",
 )
 TARGET_OPENED = info(
     "target-opened",
@@ -33,8 +33,8 @@ TARGET_OPENED = info(
 )
 TARGET_COPIED = warning(
     "target-copied",
-    "a broker deletes log files by their time of change: a copy that restores old times makes them"
-    " go early",
+    "a broker deletes log files by their modification times: a copy that restores old times makes"
+    " them go early",
     "update the log files' modification times (`touch`) before a broker starts",
 )
 TARGET_EXPIRED = error(
@@ -49,7 +49,7 @@ TARGET_SETTINGS = error(
 )
 QUARANTINE_LEFT = warning(
     "quarantine-left",
-    "a broker knows nothing of them: they are only there",
+    "a broker does not know these records; they are only kept here",
     "see `delaywheel quarantine`; records that can be repaired can be restored",
 )
 CHANGE_UNFINISHED = error(

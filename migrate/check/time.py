@@ -36,15 +36,14 @@ RETENTION = error(
 )
 ROLL_RETENTION = error(
     "roll-window-retention",
-    "a message that waits longer than the roll window is written anew once in a window; its record"
-    " is deleted before that",
+    "a message due beyond the roll window is rolled once in a window; its record is deleted before"
+    " that",
     "keep fileReservedTime above timerRollWindowSlot × timerPrecisionMs",
 )
 PEAK = warning(
     "peak-over-capacity",
     "they are delivered one after the other: the last of them late",
-    "spread the due times, or see what the broker really delivers in a second and say it with"
-    " --capacity",
+    "spread the due times, or measure what the broker delivers in a second and set --capacity",
 )
 OVERDUE = info(
     "overdue",

@@ -30,8 +30,8 @@ from timer_wheel.reading.state import WheelState
 
 _AGAIN = "convert the source again, or take the store from a backup"
 _SKIP = (
-    "set timerSkipUnknownError=true, also on a broker that runs: `mqadmin updateBrokerConfig -k"
-    " timerSkipUnknownError -v true`; the wheel goes on, those messages are lost"
+    "set timerSkipUnknownError=true, also on a running broker: `mqadmin updateBrokerConfig -k"
+    " timerSkipUnknownError -v true`; the wheel continues, those messages are lost"
 )
 ELSEWHERE = error(
     "timer-record-missing",
@@ -69,7 +69,8 @@ OUT_MISSING = error(
 )
 DELETES = error(
     "timer-deletes",
-    "a broker takes them for delete markers: it drops them when they are due, and whom they name",
+    "a broker takes them for delete markers: it drops them when they are due, and the messages"
+    " that they name",
     "see who writes such records; the body is in the log",
 )
 TRANSACTION = error(
@@ -91,7 +92,7 @@ TOO_LARGE = error(
 )
 PROPERTIES_FULL = error(
     "timer-properties-full",
-    "delivery adds properties, and a broker drops what is longer than a record can hold",
+    "delivery adds properties, and a broker drops a message with more than a record can hold",
     "see who sends messages with so many properties",
 )
 _RULE_OF = {

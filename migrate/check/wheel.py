@@ -33,7 +33,7 @@ _CONVERT_AGAIN = "convert the source again, or take the store from a backup"
 WHEEL_UNREADABLE = error(
     "wheel-unreadable",
     "a broker does not start, or knows nothing of the messages on the wheel",
-    "see what the sentence names; a wheel file of a wrong length may be removed where the timer log"
+    "see what the sentence names; a wheel file of a wrong length may be removed if the timer log"
     " is whole",
 )
 WHEEL_STALE = error(
@@ -50,18 +50,18 @@ SLOT_NOWHERE = error(
 UNIT_EXPIRED = error(
     "timer-expired",
     "a broker drops them silently: retention has deleted their records",
-    "nothing brings them back; keep log files longer than the roll window",
+    "nothing restores them; keep log files longer than the roll window",
 )
 QUEUE_BLOCKED = error(
     "timer-queue-blocked",
     "a broker tries that entry for ever: nothing behind it is put on the wheel (unless"
     " timerSkipUnknownError=true)",
-    "set timerSkipUnknownError=true, also on a broker that runs: `mqadmin updateBrokerConfig -k"
-    " timerSkipUnknownError -v true`; the wheel goes on, that message is lost",
+    "set timerSkipUnknownError=true, also on a running broker: `mqadmin updateBrokerConfig -k"
+    " timerSkipUnknownError -v true`; the wheel continues, that message is lost",
 )
 QUEUE_LOST = error(
     "timer-queue-lost",
-    "a broker goes on behind them: they are never delivered",
+    "a broker continues behind them: they are never delivered",
     "take timerlog and timerwheel from the backup that config/timercheck is from. Without one,"
     " remove all three: the broker then delivers everything in the timer queue once more",
 )
@@ -79,7 +79,7 @@ CHECK_BEYOND = warning(
 READ_AHEAD = error(
     "timercheck-ahead",
     "the wheel's hand is in the future: slots before it are never read, their messages are lost",
-    "set the machine's clock right; put the time of now into the first number of config/timercheck",
+    "correct the machine's clock; put the current time into the first number of config/timercheck",
 )
 BEYOND_REACH = error(
     "slots-beyond-reach",
@@ -293,20 +293,20 @@ def _snapshots(snapshot: StoreSnapshot) -> Iterator[Finding]:
 
 UNGUARDED = error(
     "hierarchy-unguarded",
-    "a broker starts, knows nothing of the hierarchical wheel, and goes by what the queue and its"
-    " own wheel say: messages are repeated or lost",
+    "a broker starts without knowing the hierarchical wheel, and uses the queue and its own wheel:"
+    " messages are duplicated or lost",
     "before a broker starts, open the store with WheelStore, which makes its wheel, and close it",
 )
 TAKEN_OVER_DAMAGED = warning(
     "taken-over-damaged",
     "no broker reads it. A lost index of the hierarchical wheel cannot be rebuilt, and some old"
     " cancels are reported as delivered",
-    "open the store with WheelStore, close it, and open it with HierarchicalWheelStore again: the"
-    " file is written anew",
+    "open the store with WheelStore, close it, and open it with HierarchicalWheelStore again: that"
+    " rewrites the file",
 )
 HIERARCHICAL = info(
     "hierarchical-wheel",
-    "no broker starts on it: where its wheel would be stands a sentence",
+    "no broker starts on it: a sentence stands in the place of its wheel",
     "open it with HierarchicalWheelStore; to give it to a broker, open it with WheelStore first",
 )
 
