@@ -59,9 +59,9 @@ from migrate.in_place.plan import (
     UNFINISHED,
     InPlacePlan,
     InPlaceReport,
+    TimerRecords,
     plan_in_place,
 )
-from migrate.in_place.timer_records import TimerRecords
 from migrate.progress import Progress, no_progress
 from migrate.quarantine.keep import keep_bad_records, list_bad_records
 from migrate.report.report import Seconds

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from threading import Thread
 from typing import Any, Protocol
 
@@ -20,20 +21,109 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.base.errors import PlanError
+from message_store.format.layout import Field, Layout
 from message_store.format.record_layout import END_OF_FILE_MIN_BYTES
 from message_store.kernels.cache import kernel
-from migrate.plan.log_plan import LogPlan, plan_log
 from migrate.settings import WHEEL, TargetSettings
 from migrate.write.rewrite import growth_bytes
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms
 from timer_wheel.placing import Placing, place
 
+PART = Layout(
+    "part of a conversion",
+    (
+        Field("first", "i64", "index of its first message"),
+        Field("end", "i64", "index behind its last message"),
+        Field("log_offset", "i64", "where its first record begins in the target log"),
+        Field("log_end", "i64", "behind its last record"),
+        Field(
+            "blank_bytes",
+            "i64",
+            "length of the blank behind it; 0 when the file goes on or ends the log",
+        ),
+        Field("source", "i64", "which of the sources its messages are from"),
+    ),
+)
+_Row = tuple[int, int, int, int, int]
 Int64Array = NDArray[np.int64]
 OUT_MS_MIN, OUT_MS_END = 10**12, 10**13
 """TIMER_OUT_MS has 13 digits from 2001 to 2286; a due time outside is damage."""
 BACKLOG_MAX_MESSAGES = 2**31 - 1
 PLANNED_RECORD_MAX_BYTES = 64 << 20
 """A longer record is planned with size 0; the writer reports its real size, for the next plan."""
+
+
+@attrs.frozen(eq=False)
+class LogPlan:
+    """``offsets``: where each record begins, int64; ``parts``: an array of PART's dtype;
+    ``end_offset``: the log's.
+    """
+
+    offsets: NDArray[np.int64]
+    parts: NDArray[Any]
+    end_offset: int
+
+
+def plan_log(
+    sizes: NDArray[np.int64], *, file_bytes: int, part_bytes: int, source_ends: Sequence[int] = ()
+) -> LogPlan:
+    """Lay records of these sizes out one behind the other, and cut the row into parts of about
+    ``part_bytes``; a part is a run of records within one file.
+
+    A record fits into a file only if eight bytes stay free behind it. Otherwise the file ends in a
+    blank, and the record begins the next file (docs/FORMAT.md, commit log).
+    ``source_ends`` are the indexes at which the messages of one source end and those of the next
+    begin: there a part ends too. Every size fits a file. A pure function: the same sizes give the
+    same places and the same parts.
+
+    >>> plan = plan_log(np.array([400, 400, 400], np.int64), file_bytes=1000, part_bytes=10_000)
+    >>> plan.offsets.tolist(), [tuple(part) for part in plan.parts.tolist()]
+    ([0, 400, 1000], [(0, 2, 0, 800, 200, 0), (2, 3, 1000, 1400, 0, 0)])
+    """
+    ends = np.cumsum(sizes)
+    files: list[tuple[int, int, int]] = []
+    first, file_start = 0, 0
+    while first < len(sizes):
+        packed_start = int(ends[first] - sizes[first])
+        room = file_bytes - END_OF_FILE_MIN_BYTES
+        behind = int(np.searchsorted(ends, packed_start + room, side="right"))
+        files.append((first, behind, file_start - packed_start))
+        first, file_start = behind, file_start + file_bytes
+    offsets = np.subtract(ends, sizes, out=ends)  # in its place: fresh memory is dear
+    rows: list[_Row] = []
+    for number, (first, behind, shift) in enumerate(files):
+        offsets[first:behind] += shift
+        log_end = int(offsets[behind - 1] + sizes[behind - 1])
+        blank = (number + 1) * file_bytes - log_end if behind < len(sizes) else 0
+        rows += _cut(offsets, first, behind, log_end, blank, part_bytes, source_ends)
+    parts = np.empty(len(rows), PART.dtype)
+    for name, column in zip(PART.dtype.names or (), zip(*rows, strict=True), strict=False):
+        parts[name] = column
+    parts["source"] = np.searchsorted(np.array(source_ends, np.int64), parts["first"], "right")
+    return LogPlan(offsets, parts, int(parts["log_end"][-1]) if rows else 0)
+
+
+def _cut(
+    offsets: NDArray[np.int64],
+    first: int,
+    end: int,
+    log_end: int,
+    blank: int,
+    part_bytes: int,
+    source_ends: Sequence[int],
+) -> list[_Row]:
+    """The parts of one file, the last of them with the file's blank."""
+    base = int(offsets[first])
+    marks = np.arange(base + part_bytes, log_end, part_bytes)
+    cuts = np.searchsorted(offsets[first:end], marks, side="left") + first
+    wanted = sorted({*cuts.tolist(), *source_ends})
+    bounds = [first, *(cut for cut in wanted if first < cut < end), end]
+    rows = []
+    for begin, stop in pairwise(bounds):
+        is_last = stop == end
+        part_end = log_end if is_last else int(offsets[stop])
+        rows.append((begin, stop, int(offsets[begin]), part_end, blank if is_last else 0))
+    return rows
 
 
 @kernel("void(int64[::1], int64, int32[::1], int32[::1], int32[::1], int32[::1])")

@@ -25,8 +25,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.kernels.crc import crc32_from
 from message_store.kernels.raw_memory import address_of
-from migrate.plan.log_plan import plan_log
-from migrate.plan.plan import Plan, place_in_slots
+from migrate.plan.plan import Plan, place_in_slots, plan_log
 from migrate.report.accounting import open_before_ms
 from migrate.report.finished_target import WRITTEN_NAME
 from migrate.report.marker import CONVERSION_NAME

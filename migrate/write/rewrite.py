@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrites one level record as the timer record that replaces it: the slow path, plainly right.
 
-``rewrite_kernel`` does the same for records of the usual shape and leaves all others to this
-module, which decides between odd and bad. Section "Converted record" of docs/FORMAT.md lists what
-changes.
+``rewriter`` does the same for records of the usual shape and leaves all others to this module,
+which decides between odd and bad. Section "Converted record" of docs/FORMAT.md lists what changes.
 """
 
 import attrs

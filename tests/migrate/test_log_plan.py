@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migrate.plan.log_plan import LogPlan, plan_log
+from migrate.plan.plan import LogPlan, plan_log
 
 FILE_BYTES = 1000
 

@@ -27,7 +27,7 @@ from migrate.write.rewrite import (
     growth_bytes,
     rewrite_record,
 )
-from migrate.write.rewrite_kernel import USUAL, rewrite_records
+from migrate.write.rewriter import USUAL, rewrite_records
 
 NOW_MS = 1_795_268_475_441
 OUT_MS = 1_795_268_999_000
