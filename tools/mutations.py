@@ -49,7 +49,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "record-head-not-last",
         "message_store/files/segments.py",
-        "    if place % _PAGE_BYTES + size_bytes > _PAGE_BYTES:",
+        "    if position % _PAGE_BYTES + size_bytes > _PAGE_BYTES:",
         "    if size_bytes < 0:",
         "tests/message_store/test_live_log.py::test_a_record_that_the_disk_refuses_leaves_nothing_behind",
     ),

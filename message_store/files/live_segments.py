@@ -148,30 +148,30 @@ class LiveSegments:
         A row without files begins with it. Nothing happens when it is there. Raises TargetError.
         """
         first = self.starts[-1] + self.file_bytes if self.starts else start
-        for place in range(first, start + 1, self.file_bytes):
+        for file_start in range(first, start + 1, self.file_bytes):
             self._on_open()
             try:
                 require_same_directory(self._root, self._root_identity)
                 self._make_directory(self.directory)
                 flags = _FLAGS | os.O_CREAT
-                self._descriptors[place] = os.open(self.path_of(place), flags, 0o644)
-                os.ftruncate(self._descriptors[place], self.file_bytes)
+                self._descriptors[file_start] = os.open(self.path_of(file_start), flags, 0o644)
+                os.ftruncate(self._descriptors[file_start], self.file_bytes)
             except OSError as error:
-                self._unmake(place)
-                raise self.error("made", place, error) from error
+                self._unmake(file_start)
+                raise self.error("made", file_start, error) from error
             except BaseException:  # an interrupt too may leave an empty file
-                self._unmake(place)
+                self._unmake(file_start)
                 raise
-            self.starts.append(place)
-            self._dirty.add(place)
+            self.starts.append(file_start)
+            self._dirty.add(file_start)
             self._unsynced_names.add(self.directory)
 
-    def _unmake(self, place: int) -> None:
+    def _unmake(self, file_start: int) -> None:
         """Leave no empty file behind: those before it may be taken away, and then it is a gap."""
-        if place in self._descriptors:
-            os.close(self._descriptors.pop(place))
+        if file_start in self._descriptors:
+            os.close(self._descriptors.pop(file_start))
             with suppress(OSError):
-                os.unlink(self.path_of(place))
+                os.unlink(self.path_of(file_start))
 
     def _make_directory(self, directory: Path) -> None:
         if directory.is_dir():
@@ -222,11 +222,11 @@ class LiveSegments:
             self._remove(self.starts[-1])
         nonzero_bytes = 0
         pieces = list(self._data_pieces(self.starts[-1], offset)) if self.starts else []
-        for place, size_bytes in reversed(pieces):
-            used = np.flatnonzero(np.frombuffer(self.read_at(place, size_bytes), np.uint8))
+        for position, size_bytes in reversed(pieces):
+            used = np.flatnonzero(np.frombuffer(self.read_at(position, size_bytes), np.uint8))
             if len(used):
                 first, last = int(used[0]), int(used[-1]) + 1
-                self.write_at(place + first, memoryview(_ZEROS)[: last - first])
+                self.write_at(position + first, memoryview(_ZEROS)[: last - first])
                 nonzero_bytes += len(used)
         return nonzero_bytes
 
@@ -247,9 +247,9 @@ class LiveSegments:
             try:
                 os.ftruncate(descriptor, self.end_offset - offset)
                 for start in [start for start in self.starts if start + self.file_bytes > offset]:
-                    for place, size_bytes in self._data_pieces(start, offset):
-                        data = memoryview(self.read_at(place, size_bytes))
-                        write_whole(descriptor, data, place - offset)
+                    for position, size_bytes in self._data_pieces(start, offset):
+                        data = memoryview(self.read_at(position, size_bytes))
+                        write_whole(descriptor, data, position - offset)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -263,30 +263,30 @@ class LiveSegments:
         """Where these bytes are next, from ``offset`` on and within one file; -1 for nowhere."""
         for start in [start for start in self.starts if start + self.file_bytes > offset]:
             # Not through a mapping: to look at a hole makes pages of it on a file system in memory.
-            for place, size_bytes in self._data_pieces(start, offset):
-                stop = min(place + size_bytes + len(wanted) - 1, start + self.file_bytes)
-                if (found := self.read_at(place, stop - place).find(wanted)) >= 0:
-                    return place + found
+            for position, size_bytes in self._data_pieces(start, offset):
+                stop = min(position + size_bytes + len(wanted) - 1, start + self.file_bytes)
+                if (found := self.read_at(position, stop - position).find(wanted)) >= 0:
+                    return position + found
         return -1
 
     def _data_pieces(self, start: int, offset: int) -> Iterator[tuple[int, int]]:
         """The parts of one file from ``offset`` on that are no holes, in pieces of bounded size."""
         if offset >= start + self.file_bytes:
             return
-        descriptor, place = self.descriptor(start), max(offset - start, 0)
-        while place < self.file_bytes:
+        descriptor, position = self.descriptor(start), max(offset - start, 0)
+        while position < self.file_bytes:
             try:
-                place = os.lseek(descriptor, place, os.SEEK_DATA)
-                hole = os.lseek(descriptor, place, os.SEEK_HOLE)
+                position = os.lseek(descriptor, position, os.SEEK_DATA)
+                hole = os.lseek(descriptor, position, os.SEEK_HOLE)
             except OSError as error:
                 if error.errno == errno.ENXIO:  # no data behind this place
                     return
                 path = self.path_of(start)
                 raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
-            while place < hole:
-                size_bytes = min(hole - place, _ZEROING_BYTES)
-                yield start + place, size_bytes
-                place += size_bytes
+            while position < hole:
+                size_bytes = min(hole - position, _ZEROING_BYTES)
+                yield start + position, size_bytes
+                position += size_bytes
 
     def delete_before(self, offset: int) -> list[Path]:
         """Take away the files that end at or before ``offset``, but never the last one.

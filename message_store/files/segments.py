@@ -96,27 +96,27 @@ def require_appendable(
     return file_bytes
 
 
-def write_head_last(descriptor: int, data: bytes, place: int, head_bytes: int) -> None:
+def write_head_last(descriptor: int, data: bytes, position: int, head_bytes: int) -> None:
     """Write ``data`` into a file so that a process that is killed leaves its head out or all in.
 
     A head that crosses a page may be cut off there, its end missing. Raises OSError.
     """
-    rest = os.pwrite(descriptor, data[head_bytes:], place + head_bytes)
+    rest = os.pwrite(descriptor, data[head_bytes:], position + head_bytes)
     if (
         rest + head_bytes != len(data)
-        or os.pwrite(descriptor, data[:head_bytes], place) < head_bytes
+        or os.pwrite(descriptor, data[:head_bytes], position) < head_bytes
     ):
         raise OSError(errno.ENOSPC, "only a part could be written")
 
 
-def write_whole(descriptor: int, data: memoryview, place: int) -> None:
+def write_whole(descriptor: int, data: memoryview, position: int) -> None:
     """Write all of ``data`` into a file, in as many calls as it takes. Raises OSError."""
     while data.nbytes:
-        count = os.pwrite(descriptor, data, place)
-        data, place = data[count:], place + count
+        count = os.pwrite(descriptor, data, position)
+        data, position = data[count:], position + count
 
 
-def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -> None:
+def write_small(descriptor: int, data: bytes, position: int, head_bytes: int = 1) -> None:
     """Write into a file; where that crosses a page, what is on the first page last.
 
     A kernel copies a page in one piece, and lets a kill in only between two pages: it leaves the
@@ -125,10 +125,10 @@ def write_small(descriptor: int, data: bytes, place: int, head_bytes: int = 1) -
     page, so that one call in place of two does. Raises OSError.
     """
     size_bytes = len(data)
-    if place % _PAGE_BYTES + size_bytes > _PAGE_BYTES:
-        here = _PAGE_BYTES - place % _PAGE_BYTES
-        write_head_last(descriptor, data, place, max(here, head_bytes))
-    elif os.pwrite(descriptor, data, place) < size_bytes:
+    if position % _PAGE_BYTES + size_bytes > _PAGE_BYTES:
+        here = _PAGE_BYTES - position % _PAGE_BYTES
+        write_head_last(descriptor, data, position, max(here, head_bytes))
+    elif os.pwrite(descriptor, data, position) < size_bytes:
         raise OSError(errno.ENOSPC, "only a part could be written")
 
 
@@ -210,10 +210,10 @@ class SegmentReader(ClosedOnExit):
 
     def segment_at(self, offset: int) -> Segment | None:
         """The file that holds the byte at ``offset``, or None in a gap and outside the row."""
-        place = bisect.bisect_right(self._starts, offset) - 1
-        if place < 0:
+        index = bisect.bisect_right(self._starts, offset) - 1
+        if index < 0:
             return None
-        segment = self.segments[place]
+        segment = self.segments[index]
         return segment if offset < segment.start_offset + segment.length_bytes else None
 
     def read_into(self, offset: int, buffer: memoryview) -> int:

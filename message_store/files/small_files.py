@@ -229,7 +229,7 @@ class InPlaceFile:
             raise TargetError(f"{path}: cannot be opened: {reason_of(error)}") from error
 
     def write(self, content: bytes | memoryview, *, at: int = 0, durably: bool = False) -> None:
-        """Put ``content`` at a place of the file; ``durably`` comes back when it is on disk."""
+        """Write ``content`` at byte ``at``; ``durably`` returns when it is on disk."""
         try:
             if os.pwrite(self._descriptor, content, at) != len(content):
                 raise OSError(errno.ENOSPC, "only a part could be written")

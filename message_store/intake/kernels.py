@@ -150,47 +150,47 @@ def measure_rows(table: Int64s, facts: Int64s, sizes: Int64s, tags_codes: Int64s
 
 
 @inline_kernel
-def _put_text(place: int, name: NDArray[np.uint8], text: int, length: int) -> int:
-    """A property of text, closed; returns the place behind it."""
-    copy_short(place, name.ctypes.data, len(name))
-    place += len(name)
-    copy_short(place, text, length)
-    store_u8(place + length, _CLOSER)
-    return place + length + 1
+def _put_text(address: int, name: NDArray[np.uint8], text: int, length: int) -> int:
+    """A property of text, closed; returns the address behind it."""
+    copy_short(address, name.ctypes.data, len(name))
+    address += len(name)
+    copy_short(address, text, length)
+    store_u8(address + length, _CLOSER)
+    return address + length + 1
 
 
 @inline_kernel
-def _put_number(place: int, name: NDArray[np.uint8], value: int) -> int:
-    """A property that is a number, not closed; returns the place behind it."""
-    copy_short(place, name.ctypes.data, len(name))
-    return write_number(place + len(name), value)
+def _put_number(address: int, name: NDArray[np.uint8], value: int) -> int:
+    """A property that is a number, not closed; returns the address behind it."""
+    copy_short(address, name.ctypes.data, len(name))
+    return write_number(address + len(name), value)
 
 
 @inline_kernel
-def _put_properties(table: Int64s, facts: Int64s, row: int, place: int) -> None:
+def _put_properties(table: Int64s, facts: Int64s, row: int, address: int) -> None:
     """The properties of a record that waits, in their order."""
     text, length = _text(table, _TOPIC, row), _length(table, _TOPIC, row)
-    place = _put_text(place, _REAL_TOPIC_IS, text, length)
+    address = _put_text(address, _REAL_TOPIC_IS, text, length)
     text, length = _text(table, _UNIQUE_KEY, row), _length(table, _UNIQUE_KEY, row)
-    place = _put_text(place, _UNIQUE_KEY_IS, text, length)
+    address = _put_text(address, _UNIQUE_KEY_IS, text, length)
     if not facts[IS_TIMED]:
-        place = _put_number(place, _DELAY_IS, _number(table, _DUE, row))
-        store_u8(place, _CLOSER)
-        place += 1
+        address = _put_number(address, _DELAY_IS, _number(table, _DUE, row))
+        store_u8(address, _CLOSER)
+        address += 1
     length = _length(table, _KEYS, row)
     if length > 0:
-        place = _put_text(place, _KEYS_ARE, _text(table, _KEYS, row), length)
+        address = _put_text(address, _KEYS_ARE, _text(table, _KEYS, row), length)
     length = _length(table, _TAGS, row)
     if length > 0:
-        place = _put_text(place, _TAGS_ARE, _text(table, _TAGS, row), length)
+        address = _put_text(address, _TAGS_ARE, _text(table, _TAGS, row), length)
     length = _length(table, _USER, row)
-    copy_bytes(place, _text(table, _USER, row), length)
-    place = _put_number(place + length, _QUEUE_ID_IS, _number(table, _QUEUE_ID, row))
+    copy_bytes(address, _text(table, _USER, row), length)
+    address = _put_number(address + length, _QUEUE_ID_IS, _number(table, _QUEUE_ID, row))
     if facts[IS_TIMED]:
-        store_u8(place, _CLOSER)
-        place = _put_number(place + 1, _OUT_MS_IS, _number(table, _DUE, row))
+        store_u8(address, _CLOSER)
+        address = _put_number(address + 1, _OUT_MS_IS, _number(table, _DUE, row))
     if facts[CLOSES]:
-        store_u8(place, _CLOSER)
+        store_u8(address, _CLOSER)
 
 
 @kernel(
@@ -214,12 +214,12 @@ def fill_rows(
         store_i32(record + AT_FLAG, _number(table, _FLAG, row))
         store_i64(record + AT_QUEUE_OFFSET, queue_offsets[row])
         store_i64(record + AT_LOG_OFFSET, positions[row])
-        place = record + facts[HEAD_BYTES]
-        store_i32(place - _BODY_LENGTH_BYTES, length)
-        copy_bytes(place, body, length)
-        place += length
-        copy_short(place, facts[TOPIC_RUN], facts[TOPIC_RUN_BYTES])
-        place += facts[TOPIC_RUN_BYTES] + _PROPERTIES_LENGTH_BYTES
-        length = record + sizes[row] - place
-        store_i16(place - _PROPERTIES_LENGTH_BYTES, length)
-        _put_properties(table, facts, row, place)
+        address = record + facts[HEAD_BYTES]
+        store_i32(address - _BODY_LENGTH_BYTES, length)
+        copy_bytes(address, body, length)
+        address += length
+        copy_short(address, facts[TOPIC_RUN], facts[TOPIC_RUN_BYTES])
+        address += facts[TOPIC_RUN_BYTES] + _PROPERTIES_LENGTH_BYTES
+        length = record + sizes[row] - address
+        store_i16(address - _PROPERTIES_LENGTH_BYTES, length)
+        _put_properties(table, facts, row, address)

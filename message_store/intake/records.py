@@ -206,13 +206,14 @@ class RecordMaker:
         extra: Iterable[tuple[str, str]],
         queue_id: int,
         queue_offset: int,
-        place_for: Callable[[int], int],
+        offset_for: Callable[[int], int],
         now_ms: int,
         born_ms: int,
     ) -> tuple[bytes, int, int, str]:
-        """The record in which ``message`` waits, where it will be, its tag's hash and its unique
-        key; ``place_for`` says where, by its length. Raises BadFieldError for what cannot be
-        delivered.
+        """The pending record of ``message``, its commit log offset, its tag's hash, its unique key.
+
+        ``offset_for`` gives the offset for a record's size. Raises BadFieldError for a message that
+        cannot be delivered.
         """
         shared = message.topic, message.tags, message.queue_id, delay_level
         frame = self._frames.get(shared) or self._new_frame(*shared)
@@ -243,16 +244,16 @@ class RecordMaker:
         if flag or size_bytes > small_bytes:
             check_numbers(message.queue_id, flag)
             self._limits.check(body_bytes, text_bytes, 0 if out_ms is None else size_bytes)
-        place = place_for(size_bytes)
+        log_offset = offset_for(size_bytes)
         stamp_born_ms, stamp_ms, stamp = self._stamp
         if stamp_ms != now_ms or stamp_born_ms != born_ms:
             stamp = self._new_stamp(born_ms, now_ms)
         crc = zlib.crc32(body) & CRC_MASK
         head = pack_head(
-            size_bytes, MAGIC_V1, crc, queue_id, flag, queue_offset, place, stamp, body_bytes
+            size_bytes, MAGIC_V1, crc, queue_id, flag, queue_offset, log_offset, stamp, body_bytes
         )
         record = b"".join((head, body, topic_run, _pack_length(text_bytes), text))
-        return record, place, tags_code, key
+        return record, log_offset, tags_code, key
 
 
 _maker = lru_cache(maxsize=64)(RecordMaker)

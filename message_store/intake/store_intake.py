@@ -91,7 +91,7 @@ class LiveIntake:
             extra,
             queue.queue_id,
             queue.max_offset,
-            log.place_for,
+            log.offset_for,
             now_ms,
             now_ms,
         )

@@ -69,40 +69,40 @@ def _is_dropped(name: int, length: int, mask: np.uint64, dropped: int, count: in
 
 
 @inline_kernel
-def name_end_at(place: int, end: int) -> int:
-    """The first separator of either kind from a place on, or the end."""
-    while end - place >= 8:
-        word = load_word(place)
+def name_end_at(address: int, end: int) -> int:
+    """The first separator of either kind from an address on, or the end."""
+    while end - address >= 8:
+        word = load_word(address)
         below_3 = (word - _THREES) & ~word & _HIGH_BITS  # exact up to the first that is
         if below_3 == _NONE:
-            place += 8
+            address += 8
             continue
-        place += trailing_zeros(below_3) >> 3
-        if load_u8(place) != 0:
-            return place
-        place += 1
-    while place < end and not 1 <= load_u8(place) <= 2:
-        place += 1
-    return place
+        address += trailing_zeros(below_3) >> 3
+        if load_u8(address) != 0:
+            return address
+        address += 1
+    while address < end and not 1 <= load_u8(address) <= 2:
+        address += 1
+    return address
 
 
 @inline_kernel
-def entry_end_at(place: int, end: int) -> int:
-    """The first separator of entries from a place on, or the end."""
-    while end - place >= 8:
-        word = load_word(place) ^ _CLOSERS
+def entry_end_at(address: int, end: int) -> int:
+    """The first separator of entries from an address on, or the end."""
+    while end - address >= 8:
+        word = load_word(address) ^ _CLOSERS
         closers = (word - _ONES) & ~word & _HIGH_BITS
         if closers != _NONE:
-            return place + (trailing_zeros(closers) >> 3)  # type: ignore[no-any-return]
-        place += 8
-    while place < end and load_u8(place) != _CLOSER:
-        place += 1
-    return place
+            return address + (trailing_zeros(closers) >> 3)  # type: ignore[no-any-return]
+        address += 8
+    while address < end and load_u8(address) != _CLOSER:
+        address += 1
+    return address
 
 
 @inline_kernel
 def walk_properties(
-    place: int, end: int, mask: np.uint64, dropped: int, dropped_count: int, walked: int
+    address: int, end: int, mask: np.uint64, dropped: int, dropped_count: int, walked: int
 ) -> None:
     """Find in a properties text its record's destination, its tag, and how much is dropped.
 
@@ -111,43 +111,43 @@ def walk_properties(
     """
     for field in range(WALK_FIELDS):
         store_native(walked + 8 * field, 0)
-    while place < end:
-        name_end = name_end_at(place, end)
+    while address < end:
+        name_end = name_end_at(address, end)
         stop = entry_end_at(name_end, end)
-        length = name_end - place
+        length = name_end - address
         if stop > name_end:
-            if _is_dropped(place, length, mask, dropped, dropped_count):
+            if _is_dropped(address, length, mask, dropped, dropped_count):
                 dropped_bytes = load_native(walked + 8 * DROPPED)
-                store_native(walked + 8 * DROPPED, dropped_bytes + stop + 1 - place)
+                store_native(walked + 8 * DROPPED, dropped_bytes + stop + 1 - address)
             elif stop > name_end + 1:
                 which = -1
-                if _is(place, length, _REAL_TOPIC):
+                if _is(address, length, _REAL_TOPIC):
                     which = TOPIC_VALUE
-                elif _is(place, length, _REAL_QUEUE_ID):
+                elif _is(address, length, _REAL_QUEUE_ID):
                     which = QUEUE_VALUE
-                elif _is(place, length, _TAGS):
+                elif _is(address, length, _TAGS):
                     which = TAGS_VALUE
                 if which >= 0:
                     store_native(walked + 8 * which, name_end + 1)
                     store_native(walked + 8 * which + 8, stop - name_end - 1)
-        place = stop + 1
+        address = stop + 1
 
 
 @inline_kernel
 def _copy_kept(
-    target: int, target_end: int, place: int, end: int, mask: np.uint64, dropped: int, count: int
+    target: int, target_end: int, address: int, end: int, mask: np.uint64, dropped: int, count: int
 ) -> int:
-    """Copy the entries that stay, each closed where there is room; the place behind them."""
-    while place < end:
-        name_end = name_end_at(place, end)
+    """Copy the entries that stay, each closed if there is room; returns the address behind."""
+    while address < end:
+        name_end = name_end_at(address, end)
         stop = entry_end_at(name_end, end)
-        if not (stop > name_end and _is_dropped(place, name_end - place, mask, dropped, count)):
-            copy_short(target, place, stop - place)
-            target += stop - place
+        if not (stop > name_end and _is_dropped(address, name_end - address, mask, dropped, count)):
+            copy_short(target, address, stop - address)
+            target += stop - address
             if target < target_end:
                 store_u8(target, _CLOSER)
                 target += 1
-        place = stop + 1
+        address = stop + 1
     return target
 
 
@@ -160,12 +160,12 @@ def kept_bytes(properties: int, length: int, dropped_bytes: int, suffix: int) ->
 
 
 @inline_kernel
-def whole_number(place: int, length: int) -> int:
+def whole_number(address: int, length: int) -> int:
     """The number of some plain digits, or -1."""
     if not 0 < length <= _DIGITS_MAX:
         return -1
     value = 0
-    for at in range(place, place + length):
+    for at in range(address, address + length):
         digit = load_u8(at) - 0x30
         if digit < 0 or digit > 9:
             return -1
@@ -181,15 +181,15 @@ def fill_properties(
     """The properties with their length in front; what is not closed stays so."""
     new_length = kept_bytes(properties, length, dropped_bytes, suffix_bytes)
     store_i16(out, new_length)
-    place = out + _LENGTH_BYTES
-    end = place + new_length
+    address = out + _LENGTH_BYTES
+    end = address + new_length
     if dropped_bytes:
         text_end = properties + length
-        place = _copy_kept(place, end, properties, text_end, mask, dropped, dropped_count)
+        address = _copy_kept(address, end, properties, text_end, mask, dropped, dropped_count)
     else:
-        copy_bytes(place, properties, length)
-        place += length
-        if place < end and length > 0 and load_u8(place - 1) != _CLOSER:
-            store_u8(place, _CLOSER)
-            place += 1
-    copy_short(place, suffix, min(suffix_bytes, end - place))
+        copy_bytes(address, properties, length)
+        address += length
+        if address < end and length > 0 and load_u8(address - 1) != _CLOSER:
+            store_u8(address, _CLOSER)
+            address += 1
+    copy_short(address, suffix, min(suffix_bytes, end - address))

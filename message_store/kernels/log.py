@@ -36,8 +36,8 @@ from message_store.kernels.raw_memory import (
 )
 
 RECORD, NEEDS_MORE, FILE_ENDS, NO_RECORD = range(4)
-"""What is found at a place: a whole record; one that the buffer cuts off; the blank (or too little
-room for one) that ends a file; anything else.
+"""Kinds of bytes at an offset: a whole record; one that the buffer cuts off; the blank, or too
+little room for one, that ends a file; anything else.
 """
 
 AT_SIZE = HEAD_V4_V4.offset_of("size_bytes")
@@ -79,8 +79,8 @@ PARTS = 6
 
 
 @inline_kernel
-def _note(parts: int, which: int, place: int, length: int) -> None:
-    store_native(parts + 8 * which, place)
+def _note(parts: int, which: int, position: int, length: int) -> None:
+    store_native(parts + 8 * which, position)
     store_native(parts + 8 * which + 8, length)
 
 
@@ -92,30 +92,30 @@ def find_parts(record: int, size: int, parts: int) -> bool:
     array that ``parts`` is the address of.
     """
     sys_flag = load_i32(record + AT_SYS_FLAG)
-    place = HEAD_BYTES
+    position = HEAD_BYTES
     if sys_flag & SYS_BORN_HOST_IPV6:
-        place += IPV6_EXTRA
+        position += IPV6_EXTRA
     if sys_flag & SYS_STORE_HOST_IPV6:
-        place += IPV6_EXTRA
+        position += IPV6_EXTRA
     is_v2 = load_i32(record + AT_MAGIC) == MAGIC_V2
     topic_length_bytes = _TOPIC_LENGTH_V2 if is_v2 else _TOPIC_LENGTH_V1
-    room = size - place - _BODY_LENGTH - topic_length_bytes - _PROPERTIES_LENGTH
+    room = size - position - _BODY_LENGTH - topic_length_bytes - _PROPERTIES_LENGTH
     if room < 0:
         return False
-    length = load_i32(record + place)
+    length = load_i32(record + position)
     if length < 0 or length > room:
         return False
     room -= length
-    _note(parts, BODY_AT, place + _BODY_LENGTH, length)
-    place += _BODY_LENGTH + length
-    length = load_i16(record + place) if is_v2 else load_i8(record + place)
+    _note(parts, BODY_AT, position + _BODY_LENGTH, length)
+    position += _BODY_LENGTH + length
+    length = load_i16(record + position) if is_v2 else load_i8(record + position)
     if length < 0 or length > room:
         return False
     room -= length
-    _note(parts, TOPIC_AT, place + topic_length_bytes, length)
-    place += topic_length_bytes + length
-    length = load_i16(record + place)
-    _note(parts, PROPERTIES_AT, place + _PROPERTIES_LENGTH, length)
+    _note(parts, TOPIC_AT, position + topic_length_bytes, length)
+    position += topic_length_bytes + length
+    length = load_i16(record + position)
+    _note(parts, PROPERTIES_AT, position + _PROPERTIES_LENGTH, length)
     return bool(length == room)
 
 
@@ -171,16 +171,16 @@ def prefetch_head_and_tail(record: int, size: int) -> None:
     if record >= 0:
         prefetch(record)
         prefetch(record + HEAD_BYTES)
-        for place in range(record + max(size - _TAIL_BYTES, 64), record + size, LINE_BYTES):
-            prefetch(place)
+        for address in range(record + max(size - _TAIL_BYTES, 64), record + size, LINE_BYTES):
+            prefetch(address)
         prefetch(record + size - 1)
 
 
 @inline_kernel
-def prefetch_whole(place: int, size: int) -> None:
+def prefetch_whole(address: int, size: int) -> None:
     """Prefetch a record's first 2 KiB: from there on the hardware prefetcher follows alone."""
-    if place >= 0:
-        for line in range(place, place + min(size, _WHOLE_BYTES), LINE_BYTES):
+    if address >= 0:
+        for line in range(address, address + min(size, _WHOLE_BYTES), LINE_BYTES):
             prefetch(line)
 
 
@@ -202,12 +202,12 @@ def prepared_offset_at(record: int) -> int:
 
 @kernel("int64(int64, int64, int64)")
 def find_record_head(buffer: int, length: int, base: int) -> int:
-    """The first place in a buffer where a head names its own offset in the log; -1 for none."""
-    for place in range(length - SMALLEST_RECORD_BYTES + 1):
-        magic = load_i32(buffer + place + AT_MAGIC)
+    """The first position in a buffer where a head names its own commit log offset; -1 for none."""
+    for position in range(length - SMALLEST_RECORD_BYTES + 1):
+        magic = load_i32(buffer + position + AT_MAGIC)
         is_named = magic in (MAGIC_V1, MAGIC_V2)
-        if is_named and load_i64(buffer + place + AT_LOG_OFFSET) == base + place:
-            return place
+        if is_named and load_i64(buffer + position + AT_LOG_OFFSET) == base + position:
+            return position
     return -1
 
 
@@ -218,12 +218,14 @@ def walk_window(buffer: int, length: int, base: int, file_room: int, found: Any)
     ``found`` gets: how many, where the walk stopped, why, and the newest store time (0 for none).
     """
     parts = found.ctypes.data + 8 * 4
-    place, count, newest = 0, 0, 0
+    position, count, newest = 0, 0, 0
     while True:
-        why = record_at(buffer + place, length - place, file_room - place, base + place, parts)
+        why = record_at(
+            buffer + position, length - position, file_room - position, base + position, parts
+        )
         if why != RECORD:
             break
-        newest = max(newest, store_time_at(buffer + place))
-        place += load_i32(buffer + place + AT_SIZE)
+        newest = max(newest, store_time_at(buffer + position))
+        position += load_i32(buffer + position + AT_SIZE)
         count += 1
-    found[0], found[1], found[2], found[3] = count, place, why, newest
+    found[0], found[1], found[2], found[3] = count, position, why, newest

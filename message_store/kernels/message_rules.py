@@ -50,8 +50,8 @@ def is_deliverable(topic: int, length: int, retry_topic_max_bytes: int) -> bool:
     if length > (retry_topic_max_bytes if is_retry else TOPIC_MAX_BYTES):
         return False
     if length > TOPIC_MAX_BYTES:
-        for place in range(topic, topic + length):
-            if load_u8(place) > 0x7F:
+        for address in range(topic, topic + length):
+            if load_u8(address) > 0x7F:
                 return False
     for each in range(len(_NO_TOPICS_LENGTHS)):
         if length == _NO_TOPICS_LENGTHS[each] and equal_bytes(
@@ -65,8 +65,8 @@ def is_deliverable(topic: int, length: int, retry_topic_max_bytes: int) -> bool:
 def is_word(text: int, length: int, forbidden: int) -> bool:
     """Whether these bytes are UTF-8 without spaces, control characters and one byte more."""
     high_bits = 0
-    for place in range(text, text + length):
-        byte = load_u8(place)
+    for address in range(text, text + length):
+        byte = load_u8(address)
         if byte <= 0x20 or byte == 0x7F or byte == forbidden:
             return False
         high_bits |= byte
@@ -77,8 +77,8 @@ def is_word(text: int, length: int, forbidden: int) -> bool:
 def is_value(text: int, length: int) -> bool:
     """Whether these bytes are UTF-8 without the two separators."""
     high_bits = 0
-    for place in range(text, text + length):
-        byte = load_u8(place)
+    for address in range(text, text + length):
+        byte = load_u8(address)
         if 1 <= byte <= 2:
             return False
         high_bits |= byte

@@ -41,16 +41,16 @@ def _has_byte(word: np.uint64, pattern: np.uint64) -> bool:
 
 @inline_kernel
 def _has_separator(address: int, length: int) -> bool:
-    place = 0
-    while place + 8 <= length:
-        word = load_word(address + place)
+    index = 0
+    while index + 8 <= length:
+        word = load_word(address + index)
         if _has_byte(word, _ONES) or _has_byte(word, _ONES + _ONES):
             return True
-        place += 8
-    while place < length:
-        if 1 <= load_u8(address + place) <= 2:
+        index += 8
+    while index < length:
+        if 1 <= load_u8(address + index) <= 2:
             return True
-        place += 1
+        index += 1
     return False
 
 
@@ -68,22 +68,22 @@ def decimal_bytes(value: int) -> int:
 
 @inline_kernel
 def write_number(target: int, value: int) -> int:
-    """The decimal digits of a number; returns the place behind them."""
+    """The decimal digits of a number; returns the address behind them."""
     end = target + decimal_bytes(value)
     left = np.uint64(-value) if value < 0 else np.uint64(value)
     if value < 0:
         store_u8(target, 0x2D)
         target += 1
-    for place in range(end - 1, target - 1, -1):
+    for address in range(end - 1, target - 1, -1):
         quotient = left // np.uint64(10)
-        store_u8(place, np.int64(left - quotient * np.uint64(10)) + 0x30)
+        store_u8(address, np.int64(left - quotient * np.uint64(10)) + 0x30)
         left = quotient
     return end
 
 
 @inline_kernel
 def _write_piece(pieces: Pieces, piece: int, row: int, target: int) -> int:
-    """One piece of one text; returns the place behind it, or -1 for a separator in a value."""
+    """One piece of one text; returns the address behind it, or -1 for a separator in a value."""
     kind = pieces[piece, _KIND]
     if kind == PIECE_NUMBER:
         copy_short(target, pieces[piece, _NAME], pieces[piece, _NAME_BYTES])
@@ -114,17 +114,17 @@ def join_pieces(pieces: Pieces, closed: bool, target: int, starts: Int64s, lengt
 
     ``target`` has room for all names, values and separators, and for ``NUMBER_MAX_BYTES`` a number.
     """
-    place = target
+    address = target
     for row in range(len(starts)):
-        start = place
+        start = address
         for piece in range(pieces.shape[0]):
-            place = _write_piece(pieces, piece, row, place)
-            if place < 0:
+            address = _write_piece(pieces, piece, row, address)
+            if address < 0:
                 return row
-        if not closed and place > start:
-            place -= 1
+        if not closed and address > start:
+            address -= 1
         starts[row] = start - target
-        lengths[row] = place - start
+        lengths[row] = address - start
     return -1
 
 
@@ -177,7 +177,7 @@ def fill_hex_keys(
         copy_short(target, prefix, prefix_bytes)
         target += prefix_bytes + digits
         left = numbers[row]
-        for place in range(target - 1, target - 1 - digits, -1):
+        for address in range(target - 1, target - 1 - digits, -1):
             digit = left & 15
-            store_u8(place, digit + (_HEX_A if digit > 9 else _HEX_0))
+            store_u8(address, digit + (_HEX_A if digit > 9 else _HEX_0))
             left >>= 4

@@ -52,14 +52,14 @@ def java_hash_utf8(address: int, length: int) -> int:
     Equal to ``java_numbers.string_hash`` of the decoded text.
     """
     value = 0
-    place = 0
-    while place < length:
-        byte = load_u8(address + place)
+    index = 0
+    while index < length:
+        byte = load_u8(address + index)
         if byte < 0x80:
             value = value * 31 + byte & 0xFFFFFFFF
-            place += 1
+            index += 1
             continue
-        packed = _code_point(address + place, length - place)
+        packed = _code_point(address + index, length - index)
         if packed < 0:
             return NOT_UTF8
         point = packed & 0xFFFFFF
@@ -67,22 +67,22 @@ def java_hash_utf8(address: int, length: int) -> int:
             value = value * 31 + (0xD800 + (point - 0x10000 >> 10)) & 0xFFFFFFFF
             point = 0xDC00 + (point - 0x10000 & 0x3FF)
         value = value * 31 + point & 0xFFFFFFFF
-        place += packed >> 24
+        index += packed >> 24
     return value - 2**32 if value >= 2**31 else value
 
 
 @kernel("boolean(int64, int64, int64)")
 def equal_bytes(one: int, other: int, length: int) -> bool:
     """Whether ``length`` bytes at two addresses are the same."""
-    place = 0
-    while place + 8 <= length:
-        if load_word(one + place) != load_word(other + place):
+    index = 0
+    while index + 8 <= length:
+        if load_word(one + index) != load_word(other + index):
             return False
-        place += 8
-    while place < length:
-        if load_u8(one + place) != load_u8(other + place):
+        index += 8
+    while index < length:
+        if load_u8(one + index) != load_u8(other + index):
             return False
-        place += 1
+        index += 1
     return True
 
 
@@ -98,14 +98,14 @@ def mix64(value: np.uint64) -> np.uint64:
 def hash_bytes(address: int, length: int, seed: np.uint64) -> np.uint64:
     """A 64-bit hash of ``length`` bytes; not against an adversary, but good enough to count by."""
     value = seed ^ np.uint64(length) * np.uint64(0x9E3779B97F4A7C15)
-    place = 0
-    while place + 8 <= length:
-        value = mix64(value ^ load_word(address + place)) + np.uint64(0x9E3779B97F4A7C15)
-        place += 8
+    index = 0
+    while index + 8 <= length:
+        value = mix64(value ^ load_word(address + index)) + np.uint64(0x9E3779B97F4A7C15)
+        index += 8
     tail = np.uint64(0)
     shift = np.uint64(0)
-    while place < length:
-        tail |= np.uint64(load_u8(address + place)) << shift
+    while index < length:
+        tail |= np.uint64(load_u8(address + index)) << shift
         shift += np.uint64(8)
-        place += 1
+        index += 1
     return mix64(value ^ tail)

@@ -42,10 +42,10 @@ class LiveCheckpoint:
         self._synced_queues = 0
 
     @property
-    def synced_place(self) -> int:
+    def synced_offset(self) -> int:
         """Where the last record begins that was known to be on disk at opening; -1 for none."""
-        place = self.at_opening.queue_commit_log_offset
-        return -1 if place == 0 or self.nothing_was_synced else place
+        offset = self.at_opening.queue_commit_log_offset
+        return -1 if offset == 0 or self.nothing_was_synced else offset
 
     def log_is_synced(self, last_start: int) -> None:
         """Every record up to the one that begins here is on disk."""

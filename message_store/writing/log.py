@@ -98,14 +98,14 @@ class LiveLog:
         the disk refuses, and BadFieldError for a record that no file can hold; nothing is stored
         then.
         """
-        position = self.place_for(size_bytes)
+        position = self.offset_for(size_bytes)
         record = make(position)
         if len(record) != size_bytes:
             raise ValueError(f"a record of {len(record)} bytes, where {size_bytes} were announced")
         self.put(record, position)
         return position
 
-    def place_for(self, size_bytes: int) -> int:
+    def offset_for(self, size_bytes: int) -> int:
         """Where the next record begins, if it has this size. Raises as ``append``."""
         position = self.end
         if position + size_bytes + END_OF_FILE_MIN_BYTES > self._room_end:
@@ -113,7 +113,7 @@ class LiveLog:
         return position
 
     def put(self, record: bytes, position: int) -> None:
-        """Store a record at the place that ``place_for`` gave for its size. Raises TargetError."""
+        """Store a record at the place that ``offset_for`` gave for its size. Raises TargetError."""
         try:
             write_small(self._descriptor, record, position - self._file_start, PUBLISHED_LAST_BYTES)
         except OSError as error:
@@ -419,9 +419,9 @@ class PieceWriter:
         # All that changes the row is done here: its owner's lock is held by this thread.
         segments.make_file(self._file_start)
         segments.mark_dirty(self._file_start)
-        descriptor, place = segments.descriptor(self._file_start), offset - self._file_start
+        descriptor, offset = segments.descriptor(self._file_start), offset - self._file_start
         try:
-            self._writing = self._thread.submit(write_whole, descriptor, piece, place)
+            self._writing = self._thread.submit(write_whole, descriptor, piece, offset)
         except RuntimeError:  # there may be no more threads, as when the main one has ended
             self._thread = None
             segments.write_at(offset, piece)

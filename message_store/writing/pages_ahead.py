@@ -88,15 +88,15 @@ class PagesToFind:
             self._give_back()
 
     def _find(self) -> None:
-        place = self.start
+        offset = self.start
         for number, descriptor in enumerate(self.descriptors):
             begin = self.file_start + number * self.file_bytes
-            while place < min(self.stop, begin + self.file_bytes):
-                within = place - begin
+            while offset < min(self.stop, begin + self.file_bytes):
+                within = offset - begin
                 size_bytes = _PIECE_BYTES - within % _PIECE_BYTES
                 size_bytes = min(size_bytes, self.file_bytes - within)
                 os.posix_fadvise(descriptor, within, size_bytes, os.POSIX_FADV_WILLNEED)
-                place = self.ahead.found_end = place + size_bytes
+                offset = self.ahead.found_end = offset + size_bytes
 
     def _give_back(self) -> None:
         for descriptor in self.descriptors:

@@ -107,7 +107,7 @@ def survey(
     else:
         start, last_start = _unclean_start(log, queues, checkpoint.at_opening), -1
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
-    synced = LONG_MAX if was_clean else checkpoint.synced_place
+    synced = LONG_MAX if was_clean else checkpoint.synced_offset
     end, last_record = _find_end(log, start, synced)
     doubted = tuple(record for record in known if record.is_doubted)
     extent = Extent(
