@@ -9,9 +9,9 @@ a file of blanks counts as empty here; brokers before 5.4 read it as an empty ta
 
 Writing. RocketMQ: ScheduleMessageService#persist. A broker writes ten seconds after its start,
 every ten seconds from then on, and when it stops. 4.9 writes a new file beside the old one, 5.3
-writes over it, later versions move the old one away first; all leave the previous text as `.bak`.
-Here each file is replaced in one step. If only the process may die, and the text is not shorter, it
-is written over in one call: a kill at any point leaves a readable main file.
+writes over it, later versions move the old one away first. All leave the previous text as `.bak`.
+Here each file is replaced in one step. If only the process may die, and the text is not shorter,
+one call writes over the file. A kill at any point leaves a readable main file.
 """
 
 import enum

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that a level queue knew and lost: its first files are gone, or an entry leads nowhere.
+"""Messages that a level queue has lost: its first files are missing, or an entry leads nowhere.
 
 The records of a level stand in the log in the order of its queue. Each record holds its own
-ordinal, which differs from its queue offset by one number for all records of the level (0 unless a
+ordinal. It differs from the queue offset by one number for all records of the level (0 unless a
 broker rebuilt the queue). So the undamaged entries show which record belongs to which lost one.
 This needs a log that was read as a whole.
 
-No message is found twice. A record is taken for an entry only if no other entry leads to it, the
-log shows that this entry leads to no record, and no other record has the ordinal.
+No message is found twice. A record is matched with an entry only if no other entry leads to it, and
+this entry provably leads to no record. No other record may have the ordinal.
 """
 
 import attrs

@@ -2,9 +2,10 @@
 """Kernels that recognise delivered copies: a digest of every field that survives delivery.
 
 A broker that delivers a delayed message appends a copy of it to its real topic. Body, flags, born
-time and host, store host, reconsume times and properties stay; brokers of 5.x write the properties
-in another order and leave out what their map does not hold (empty values, the earlier of two equal
-names), so they are taken as a set of pairs. Left out are those that a put makes anew.
+time and host, store host, reconsume times and properties stay. Brokers of 5.x write the properties
+in another order. They leave out what their map does not hold: empty values, the earlier of two
+equal names. So the properties are compared as a set of pairs, without those that a put writes
+afresh.
 """
 
 from typing import Any

@@ -5,8 +5,8 @@ Copies are matched as a multiset of everything that survives delivery. The clien
 not suffice: retries share it, and some records have none.
 
 Limitations: of two pending messages with equal fields, the earlier due counts as delivered first. A
-message that a broker delivered early, because the clock was set back or the level was shortened, is
-only recognised if the log's own times show it.
+broker may have delivered a message early, because the clock was set back or the level was
+shortened. That is only recognised if the log's own times show it.
 """
 
 from typing import TypeAlias

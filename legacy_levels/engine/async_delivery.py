@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous delivery, as brokers do it: many deliveries in progress, finished in order.
 
-RocketMQ: DeliverDelayedMessageTimerTask#asyncDeliver, PutResultProcess, HandlePutResultTask.
-A delivery stays in progress until all before it are finished, because a level's offset only moves
-past delivered entries. A failed one is sent again at growing intervals, without end; a level that
+RocketMQ: DeliverDelayedMessageTimerTask#asyncDeliver, PutResultProcess, HandlePutResultTask. A
+delivery stays in progress until all before it are finished, because a level's offset only moves
+past delivered entries. A failed one is sent again at growing intervals, without end. A level that
 failed often enough starts no new ones (docs/FORMAT.md, delivery of a level).
 
 A disk that refuses is no error of ``advance`` here: the failed delivery is sent again. If a part of

@@ -3,9 +3,9 @@
 
 RocketMQ: offsetTable.get(level), DeliverDelayedMessageTimerTask#executeOnTimeup. All delays of a
 level are equal, so due times rise along its queue and due entries stand at its head. Some entries
-are out of turn, due earlier than one in front of them: those that were due when they were stored,
-and all that came after a clock was set back. A broker delivers them when the one in front is due;
-here they are delivered at their own time. No I/O besides the queue that is given.
+are out of turn, due earlier than one in front of them. They were due when they were stored, or were
+stored after a clock was set back. A broker delivers them when the one in front is due; here they
+are delivered at their own time. No I/O besides the queue that is given.
 """
 
 from collections.abc import Collection, Iterator

@@ -3,9 +3,9 @@
 
 RocketMQ: DeliverDelayedMessageTimerTask#executeOnTimeup, #syncDeliver,
 ScheduleMessageService#messageTimeup (4.9.7); there each level has a thread of its own. A record
-that cannot be delivered is passed over, or blocks its level (``LevelRules``). Half messages of
-transactions are dropped, as brokers do. A message whose topic is too long for brokers of 4.9 is
-held in a store of 4.9, and delivered once the store is opened for 5.x.
+that cannot be delivered is skipped, or blocks its level (``LevelRules``). Half messages of
+transactions are dropped, as brokers do. A store of 4.9 holds a message whose topic is too long for
+brokers of 4.9. It is delivered when the store is opened for 5.x.
 """
 
 from __future__ import annotations

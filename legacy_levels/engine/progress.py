@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves how far the levels are delivered: delayOffset.json for brokers, the marks for ourselves.
 
-RocketMQ: ScheduleMessageService#persist. At an interval, as brokers do it, which survives a kill;
-at a flush after everything that it covers, which also survives a loss of power.
+RocketMQ: ScheduleMessageService#persist. At an interval, as brokers do: that survives a kill. At a
+flush, after everything that it covers: that also survives a loss of power.
 
-Entries that were delivered out of turn are neutralised for brokers, in this order: sync the log,
-write a mark that names them, neutralise them, sync the queues. Without the mark, recovery would
-match their copy with an equal message that is still pending.
+Entries that were delivered out of turn are neutralised for brokers. The order: sync the log, write
+a mark that names them, neutralise them, sync the queues. Without the mark, recovery would match
+their copy with an equal message that is still pending.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ delayOffset.json is a few seconds old after a kill, and damage may have changed 
 - After a loss of power the files may be ahead of the log. The latest mark then names a record that
   the log does not have.
 - After an orderly stop, an offset that delayOffset.json and its `.bak` share is believed over a
-  lower mark: that is how `retire` moves levels past converted messages.
+  lower mark. So `retire` moves levels past converted messages.
 
 A broker repeats what was delivered after its last saved offset. Copies are matched by everything
 that survives delivery, as a multiset, so that of equal messages each is delivered once.
@@ -289,8 +289,8 @@ def refuse_lost_first_files(live: LiveStore, start: Start) -> None:
             LEVEL_TOPIC, live.log.min_offset, stop
         ):
             raise SourceError(
-                f"{queue.segments.directory}: the queue of level {level} has lost its first files:"
-                f" delivery is to go on at {stored:,}, and it begins at {first:,}; take them from a"
-                " backup; or remove this directory, and the queue is made again from the log, with"
-                " what was cancelled; nothing was changed"
+                f"{queue.segments.directory}: the queue of level {level} has lost its first files."
+                f" Delivery continues at {stored:,}, but the queue begins at {first:,}. Take the"
+                " files from a backup, or remove this directory: the queue is then rebuilt from the"
+                " log, with cancelled messages. Nothing was changed"
             )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong entries of level queues: due times that are computed again, entries that a loss of power
-left half neutral, and messages of another level table, which are refused.
+"""Repairs wrong entries of level queues: due times are computed again, and half neutral entries are
+completed. Messages of another level table are refused.
 
-A broker of 4.9 that rebuilds a queue after a crash writes the hash of the tag in the place of the
-due time, and then delivers everything at once. Here the due time itself is restored.
+A broker of 4.9 that rebuilds a queue after a crash writes the hash of the tag instead of the due
+time. It then delivers everything at once. Here the due time itself is restored.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def refuse_another_table(
             ]
     if problems:
         raise OptionsError(
-            f"messages wait that were stored under another level table than {table.text()!r}:"
-            f" {'; '.join(problems)}; open the store with the table it had (--level-table),"
+            f"pending messages were stored under another level table than {table.text()!r}:"
+            f" {'; '.join(problems)}. Open the store with the table it had (--level-table),"
             ' or with on_table_change="keep" to let each message keep its due time'
         )
 

@@ -3,7 +3,7 @@
 
 RocketMQ: ScheduleMessageService (4.9.7). A message is pending in the queue of its level, whose
 entries hold due times, until it is appended to its real topic. A message due at once is put into
-the level with the shortest delay and delivered immediately; a broker that takes over delivers it
+the level with the shortest delay and delivered immediately. A broker that takes over delivers it
 after those in front. Limitations: a delay between two levels is rounded up to the longer one; a
 delay beyond the longest level is refused.
 """
