@@ -66,7 +66,7 @@ def short_levels(count: int) -> Workload:
 
 
 def run(event: Event, directory: Path) -> RaceResults:
-    """One race; who goes first has no colder memory."""
+    """One race; memory is warmed once, before the first engine runs."""
     prewarm(2 * int(event.workload.body_bytes.sum()))  # a message is stored, and then delivered
     with tempfile.TemporaryDirectory(dir=directory) as name:
         race = Race(

@@ -140,7 +140,7 @@ class VirtualRun:
     _was_put: bool = False
     _faults: list[Fault] = attrs.field(init=False)
     _full: list[Fault] = attrs.field(factory=list)
-    _told: list[tuple[Fault, str, Reopening | None]] = attrs.field(factory=list)
+    _answered: list[tuple[Fault, str, Reopening | None]] = attrs.field(factory=list)
     _flushes_ms: list[int] = attrs.field(init=False)
     _is_stalled: bool = False
     _reopening: Reopening | None = None
@@ -166,7 +166,7 @@ class VirtualRun:
         self.watch.begin()
         while True:
             arrival_ms, due_ms, fault_ms, room_ms, flush_ms = (
-                self._arrival(), self._due(), self._fault(), self._room(), self._flush(),
+                self._arrival(), self._due(), self._fault(), self._room_at_ms(), self._flush(),
             )  # fmt: skip
             if min(arrival_ms, due_ms, room_ms) == NEVER_MS:
                 break
@@ -182,7 +182,7 @@ class VirtualRun:
             elif event_ms == flush_ms:
                 self._flush_before_an_end()
             elif event_ms == fault_ms:
-                self._suffer(self._faults.pop(0))
+                self._strike(self._faults.pop(0))
             elif event_ms == arrival_ms:
                 self._put_arrived(event_ms)
             else:
@@ -217,7 +217,7 @@ class VirtualRun:
         """When a running engine would have flushed for the last time before the next end."""
         return self.workload.start_ms + self._flushes_ms[0] if self._flushes_ms else NEVER_MS
 
-    def _room(self) -> int:
+    def _room_at_ms(self) -> int:
         """When the disk has room again, after the last of those that filled it."""
         ends_ms = [fault.at_ms + fault.length_ms for fault in self._full]
         return self.workload.start_ms + max(ends_ms) if ends_ms else NEVER_MS
@@ -274,7 +274,7 @@ class VirtualRun:
         if self._full:
             self._room_again()
         for fault in (*self._dies_inside, *self._faults):
-            self._tell(fault, "came after everything was delivered")
+            self._note_answer(fault, "came after everything was delivered")
         self._dies_inside = []
         self._go_to(self._horizon_ms())
         self._advance()
@@ -283,7 +283,7 @@ class VirtualRun:
                 fault.kind, fault.at_ms, answer, None if reopening is None else reopening.opening
             )
             for fault, answer, reopening in sorted(
-                self._told, key=lambda answered: answered[0].at_ms
+                self._answered, key=lambda answered: answered[0].at_ms
             )
         ]
 
@@ -294,7 +294,7 @@ class VirtualRun:
 
     # --- what goes wrong --------------------------------------------------------------------------
 
-    def _suffer(self, fault: Fault) -> None:
+    def _strike(self, fault: Fault) -> None:
         if fault.kind == DISK_FULL:
             if not self._full:
                 fill_disk()
@@ -309,13 +309,13 @@ class VirtualRun:
             where = "forward" if is_forward else "back"
             self.clock.tick(by_ms)
             self.skew_ms += by_ms
-            self._tell(fault, f"its clock leapt {where} by {duration(fault.length_ms)}")
+            self._note_answer(fault, f"its clock leapt {where} by {duration(fault.length_ms)}")
         else:
             self._open_again(fault.kind)
-            self._tell(fault, _ANSWERS.get(fault.kind, "opened again"), self._reopening)
+            self._note_answer(fault, _ANSWERS.get(fault.kind, "opened again"), self._reopening)
 
-    def _tell(self, fault: Fault, answer: str, reopening: Reopening | None = None) -> None:
-        self._told.append((fault, answer, reopening))
+    def _note_answer(self, fault: Fault, answer: str, reopening: Reopening | None = None) -> None:
+        self._answered.append((fault, answer, reopening))
 
     def _killed_inside(self, fault: Fault) -> None:
         """The delivery that is due goes on in a fork until that is killed."""
@@ -324,7 +324,7 @@ class VirtualRun:
         self.watch.was_killed(now_ms)
         self._open_again()
         answer = "killed in the middle of a delivery, and opened again"
-        self._tell(fault, answer, self._reopening)
+        self._note_answer(fault, answer, self._reopening)
 
     def _room_again(self) -> None:
         over, self._full = self._full, []
@@ -337,7 +337,7 @@ class VirtualRun:
             answer = "refused, and opened again when there was room"
             reopening = self._reopening
         for fault in over:
-            self._tell(fault, answer, reopening)
+            self._note_answer(fault, answer, reopening)
 
     def _open_again(self, kind: str = KILL) -> None:
         """As after such an end; while the disk is full that may have to wait for room."""

@@ -24,7 +24,7 @@ from legacy_levels.engine.check import check_levels, undelivered
 from legacy_levels.engine.cursor import NEVER_MS
 from legacy_levels.engine.delivery import LevelDelivery
 from legacy_levels.engine.intake import LevelIntake
-from legacy_levels.engine.progress import OffsetPersistence, neutralise
+from legacy_levels.engine.offset_persistence import OffsetPersistence, neutralise
 from legacy_levels.engine.rules import LevelRules
 from legacy_levels.engine.state import LevelState, open_levels, refuse_before_recovery
 from legacy_levels.engine.waiting_records import PendingFilter, iterate_pending
@@ -105,8 +105,8 @@ class LevelStore(ClosedOnExit):
         self._scheduling = LevelIntake(state, rounding)
         is_async = state.rules.async_delivery
         self._delivery = AsyncDelivery(state) if is_async else LevelDelivery(state)
-        self._progress = OffsetPersistence(state, self._delivery.offset_to_save)
-        self._group = self.live.group(self._progress.flush)
+        self._persistence = OffsetPersistence(state, self._delivery.offset_to_save)
+        self._group = self.live.group(self._persistence.flush)
         self._first_call_ms: int | None = None
         self._last_look_ms: int | None = None
         self._last_clean_ms: int | None = None
@@ -145,7 +145,7 @@ class LevelStore(ClosedOnExit):
         )
         try:
             store = cls(open_levels(live, rules, choice), rounding)
-            store._progress.flush()
+            store._persistence.flush()
         except BaseException:
             # What was in order stays so; what was not is for the next who opens it.
             if live.was_clean:
@@ -191,7 +191,7 @@ class LevelStore(ClosedOnExit):
         with self.live.reading():
             self.live.log.require_unbroken()  # retention too would take what may not be on disk
             # First what may fail and can wait: an error then hides no deliveries.
-            self._progress.at_interval(now_ms)
+            self._persistence.at_interval(now_ms)
             self._clean(now_ms)
             self.live.write_checkpoint()
             if not self._looks_at(now_ms):
@@ -199,7 +199,7 @@ class LevelStore(ClosedOnExit):
                 return LogDeliveries(self.live, nothing, nothing, nothing)
             with self.live.all_or_broken():
                 deliveries = self._delivery.deliver(now_ms)
-                self._progress.count(len(deliveries), self.live.clock.now_ms())
+                self._persistence.count(len(deliveries), self.live.clock.now_ms())
             return deliveries
 
     def _looks_at(self, now_ms: int) -> bool:
@@ -312,7 +312,7 @@ class LevelStore(ClosedOnExit):
 
     def close(self) -> None:
         """Flush, and let go of the files; closing twice is fine."""
-        self._progress.close()
+        self._persistence.close()
 
     def abandon(self) -> None:
         """Let go of the files without a last word, as a kill would; for tests of what follows."""

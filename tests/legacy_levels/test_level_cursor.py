@@ -181,7 +181,7 @@ class Model:
 
 
 @given(steps)
-def test_a_scanner_agrees_with_a_dict(steps: list[tuple[str, object]]) -> None:
+def test_a_cursor_agrees_with_a_dict(steps: list[tuple[str, object]]) -> None:
     model = Model()
     for step, argument in steps:
         getattr(model, step)(argument)

@@ -62,9 +62,9 @@ class _Snapshot:
 class OffsetPersistence:
     """Writes down where the levels of one store stand."""
 
-    def __init__(self, state: LevelState, hold: Callable[[int, int], int]) -> None:
+    def __init__(self, state: LevelState, offset_to_save: Callable[[int, int], int]) -> None:
         self._state = state
-        self._hold = hold
+        self._offset_to_save = offset_to_save
         live = state.live
         self._writer = OffsetsWriter(live.root.path, live.dialect, state.found, live.clock.now_ms())
         self._writing = threading.Lock()
@@ -154,12 +154,12 @@ class OffsetPersistence:
             self._latest = now
 
     def _snapshot(self) -> _Snapshot:
-        # The log of a store in doubt may hold deliveries that nobody has counted.
+        # The log of a store in doubt may offset_to_save deliveries that nobody has counted.
         self._state.live.log.require_unbroken()
         cursors, log = self._state.cursors, self._state.live.log
         return _Snapshot(
             log.end,
-            {level: self._hold(level, cursor.head) for level, cursor in cursors.items()},
+            {level: self._offset_to_save(level, cursor.head) for level, cursor in cursors.items()},
             {level: cursor.queue.max_offset for level, cursor in cursors.items()},
             {level: cursor.done for level, cursor in cursors.items() if len(cursor.done)},
             log.last_start,
