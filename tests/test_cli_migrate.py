@@ -144,7 +144,7 @@ def test_an_unfinished_run_says_so(store: Path) -> None:
     [
         (["TARGET"], cli.USAGE, "there is no TARGET"),
         (["--report", "r.html"], cli.USAGE, "--report is for a fresh TARGET"),
-        (["--only-topic", "TopicB"], cli.USAGE, "a level has one offset"),
+        (["--only-topic", "TopicB"], cli.USAGE, "a level has one delivery offset"),
         (["--whole-log"], cli.USAGE, "no offset to move past"),
         (["--only-level", "7"], cli.USAGE, "no queue of level 7"),
     ],
