@@ -23,7 +23,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.kernels.batch import place_records
 from message_store.reading.commit_log import read_store_times
 from message_store.reading.unfinished_change import DONE, UNDOING, UNDONE
-from message_store.writing.losses import StoreEnds
+from message_store.writing.losses import LOG_FILE_NAME, StoreEnds
 from message_store.writing.store import LiveStore
 from migrate.changes.note import (
     IN_PLACE,
@@ -140,7 +140,8 @@ def drop(root: StoreRoot, change: Change) -> None:
     _close_as_before(root, change.write(UNDONE))
     StoreRoot(change.directory).discard(keeps_directory=False)
     with target_errors(root.own):
-        if root.own.is_dir() and not any(root.own.iterdir()):
+        if root.own.is_dir() and {path.name for path in root.own.iterdir()} <= {LOG_FILE_NAME}:
+            remove_file(root.own / LOG_FILE_NAME)  # noted when the store was opened for the change
             root.own.rmdir()
 
 
