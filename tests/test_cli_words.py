@@ -206,7 +206,7 @@ def test_a_level_table_that_cannot_be_read_is_said_with_its_file(tmp_path: Path)
 
 
 def test_one_directory_is_not_two_sides(store: Path) -> None:
-    usage_error(run("verify", store, store), f"{store}: given twice", "SOURCE with TARGET")
+    usage_error(run("verify", store, store), "given twice", "SOURCE and TARGET are two stores")
 
 
 def test_a_store_that_may_not_be_read_is_no_matter_of_words(

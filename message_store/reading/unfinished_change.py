@@ -5,9 +5,11 @@ Until somebody finishes or undoes it, messages may be in the levels and on the w
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from message_store.base.errors import SourceError
+from message_store.base.errors import SourceError, TargetError
 from message_store.base.printable import shell_word
 from message_store.files.segments import list_directories
 from message_store.files.small_files import read_small_file
@@ -41,6 +43,17 @@ def describe_unfinished_change(root: StoreRoot) -> str | None:
             told = f"{directory}: a change of this store was stopped in its middle"
             return f"{told}; {_ways_on(root, facts)}"
     return None
+
+
+@contextmanager
+def telling_of_half_a_change(root: StoreRoot) -> Iterator[None]:
+    """Add to a TargetError that stops a change half-way how the change is ended."""
+    try:
+        yield
+    except TargetError as error:
+        if told := describe_unfinished_change(root):
+            raise TargetError(f"{error}. {told}. Start no broker before that") from error
+        raise
 
 
 def _ways_on(root: StoreRoot, facts: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ change can be finished or undone.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import attrs
 from legacy_levels.delay_offsets import FILE_NAME as OFFSETS_NAME
 from legacy_levels.delay_offsets import DelayOffsets, encode_delay_offsets
 from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark
-from message_store.base.errors import SourceError
+from message_store.base.errors import SourceError, TargetError
 from message_store.base.printable import iso_time
 from message_store.files.segments import list_directories
 from message_store.files.small_files import (
@@ -154,8 +155,9 @@ def begin_change(
 ) -> Change:
     """Copy every small file and write the note; nothing of the store has changed yet.
 
-    Raises TargetError.
+    Raises TargetError, also where a file could not be replaced later.
     """
+    _require_replaceable(root)
     directory = _new_directory(root, now_ms)
     kept = []
     for name in SMALL_FILES:
@@ -181,6 +183,14 @@ def begin_change(
         for parent in (directory, root.own, root.path):
             sync_directory(parent)
     return change
+
+
+def _require_replaceable(root: StoreRoot) -> None:
+    """Raise TargetError where a small file cannot be replaced: the change would stop half-way."""
+    directories = {(root.path / name).parent for name in SMALL_FILES}
+    for directory in sorted(each for each in directories if each.exists()):
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise TargetError(f"{directory}: cannot be written; nothing was changed")
 
 
 def _new_directory(root: StoreRoot, now_ms: int) -> Path:

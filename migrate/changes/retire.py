@@ -24,6 +24,10 @@ from message_store.base.printable import counted, shell_word
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.unfinished_change import DONE as CHANGE_DONE
+from message_store.reading.unfinished_change import (
+    describe_unfinished_change,
+    telling_of_half_a_change,
+)
 from migrate.changes.note import (
     BEGUN,
     RETIRE,
@@ -123,7 +127,8 @@ def retire(source: Path, target: Path, *, execute: bool = False) -> RetireReport
     require_owner(root)
     lock = root.take_lock()
     try:
-        return _execute(root, target, conversion)
+        with telling_of_half_a_change(root):
+            return _execute(root, target, conversion)
     finally:
         lock.release()
 
@@ -143,7 +148,7 @@ def _execute(root: StoreRoot, target: Path, conversion: "_Conversion") -> Retire
         before=ends,
         after=ends,
         offsets_after=moved_offsets(backlog.offsets, report.offsets, now_ms),
-        asked={"target": str(target.absolute())},
+        asked={"target": str(target.resolve())},
         report=report.as_json(),
     )
     put_offsets(root, change)
@@ -158,8 +163,8 @@ def _begun(root: StoreRoot) -> Change | None:
         return None
     if change.kind != RETIRE or change.state != BEGUN:
         raise PlanError(
-            f"{root.path}: {change.kind} was stopped while it was {change.state}; finish that"
-            " first: give the same command again, or roll it back"
+            f"{root.path}: {change.kind} was stopped while it was {change.state}."
+            f" {describe_unfinished_change(root)}"
         )
     refuse_moved(root, change)
     return change

@@ -26,7 +26,12 @@ from message_store.files.small_files import read_small_file, replace_file
 from message_store.files.store_root import StoreLock, StoreRoot
 from message_store.format.dialect import Dialect
 from message_store.format.properties import LEVEL_TOPIC, TIMER_TOPIC
-from message_store.reading.unfinished_change import DONE, UNDOING
+from message_store.reading.unfinished_change import (
+    DONE,
+    UNDOING,
+    describe_unfinished_change,
+    telling_of_half_a_change,
+)
 from message_store.writing.store import LiveStore
 from migrate.changes.note import (
     IN_PLACE,
@@ -94,7 +99,8 @@ def convert_in_place(
     require_owner(run.root)
     lock = run.root.take_lock()
     try:
-        return run.execute(lock)
+        with telling_of_half_a_change(run.root):
+            return run.execute(lock)
     finally:
         lock.release()
 
@@ -187,8 +193,8 @@ class _InPlace:
         """Raise PlanError unless an unfinished change is of this very kind."""
         if change.kind != IN_PLACE or change.state == UNDOING:
             raise PlanError(
-                f"{self.root.path}: {change.kind} was stopped while it was {change.state};"
-                " finish that first: give the same command again, or roll it back"
+                f"{self.root.path}: {change.kind} was stopped while it was {change.state}."
+                f" {describe_unfinished_change(self.root)}"
             )
         asked = self._asked()
         if differs := [name for name, value in asked.items() if change.asked[name] != value]:

@@ -20,6 +20,7 @@ from message_store.base.errors import (
     PlanError,
     TargetError,
 )
+from message_store.base.printable import iso_time
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -203,8 +204,8 @@ def plan_in_place(
     now_ms = clock_ms if options.now_ms is None else options.now_ms
     if now_ms < backlog.newest_store_ms:
         raise OptionsError(
-            f"now ({now_ms}) lies before the newest message of the log"
-            f" ({backlog.newest_store_ms}): the times of a log must not go back"
+            f"now ({iso_time(now_ms)}) lies before the newest message of the log"
+            f" ({iso_time(backlog.newest_store_ms)}): the times of a log must not go back"
         )
     ends = read_ends(root)
     wheel = _check_wheel(root, options, ends)

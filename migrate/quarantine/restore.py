@@ -144,7 +144,8 @@ class _Restore:
         if begun is not None and begun["store"] != self._store_name:
             raise PlanError(
                 f"{self.quarantine.directory}: a run that restored records into {begun['store']}"
-                " was stopped; repeat that command first"
+                " was stopped; repeat that command first. Where that store no longer exists, make a"
+                " new store at that path before"
             )
 
     @property

@@ -74,7 +74,7 @@ def require_pair(source: Path, target: Path) -> None:
     target that is unfinished or that no conversion made.
     """
     if is_present(source) and source.resolve() == target.resolve():
-        raise OptionsError(f"{target}: given twice; what is compared is SOURCE with TARGET")
+        raise OptionsError(f"{target}: given twice; SOURCE and TARGET are two stores")
     ours, theirs = StoreRoot(source), StoreRoot(target)
     ours.require_readable()
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from message_store.base.errors import PlanError, UncleanStoreError
+from message_store.base.errors import PlanError, TargetError, UncleanStoreError
 from message_store.files.store_root import StoreRoot
 from migrate.changes.undo import roll_back
 from tests.independent.level_messages import Item
@@ -71,11 +71,38 @@ def test_a_convert_after_a_stopped_rollback_is_told_to_finish_that(
         if state != "done":
             break
     assert state == "rolling back"
-    with pytest.raises(PlanError, match="stopped while it was rolling back"):
+    with pytest.raises(PlanError, match=r"stopped while it was rolling back.*`delaywheel rollback"):
         do(store, NOW_MS)
     roll_back(StoreRoot(store), execute=True)
     assert tree(store) == tree(original)
     assert do(store, NOW_MS).state == "done"
+
+
+def test_a_directory_that_cannot_be_written_is_met_before_anything_changes(
+    original: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew(original, store)
+    closed = store / "config"
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, how: path != closed and real(path, how))
+    with pytest.raises(TargetError, match="config: cannot be written; nothing was changed"):
+        do(store, NOW_MS)
+    assert tree(store) == tree(original)
+
+
+def test_an_error_between_records_and_offsets_says_how_to_go_on(
+    original: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew(original, store)
+
+    def refuse(root: StoreRoot, _change: object) -> None:
+        raise TargetError(f"{root.path}: cannot be written: Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("migrate.in_place.convert.put_offsets", refuse)
+        with pytest.raises(TargetError, match=r"denied.*finish it with.*rollback.*no broker"):
+            do(store, NOW_MS)
+    assert do(store, NOW_MS).state == "continued"
 
 
 # --- what must not be gone on with ----------------------------------------------------------------

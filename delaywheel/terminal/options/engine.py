@@ -128,7 +128,9 @@ def opened(
         how["settings"] = StoreSettings(broker_name=broker_name)
     for other_engine in engines_in(root):
         if other_engine != chosen and not takes_over(chosen, other_engine):
-            output.warn(f"{path}: what waits in the {other_engine} of this store is left alone")
+            output.warn(
+                f"{path}: pending messages of the {other_engine}, if there are any, are left alone"
+            )
     is_wheel_cut = chosen == "wheel" and _has_cut_wheel(root)
     changes = _change_of_engine(root, chosen, how.get("precision_ms"))
     clock = SystemClock() if now_ms is None else ManualClock(now_ms)

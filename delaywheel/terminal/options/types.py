@@ -101,6 +101,8 @@ def _parse_levels(text: str) -> tuple[int, ...]:
             bounds = int(first), int(last or first)
         except ValueError as error:
             raise click.BadParameter(f"{text!r} is not like 1-18 or 3,5,7-9") from error
+        if bounds[0] > bounds[1]:
+            raise click.BadParameter(f"{part!r} runs backwards: write the smaller level first")
         if not 1 <= bounds[0] <= bounds[1] <= DelayLevels.parse().max_level:
             raise click.BadParameter(f"{part!r} is not within RocketMQ's levels 1 to 18")
         levels |= set(range(bounds[0], bounds[1] + 1))
