@@ -834,6 +834,7 @@ def test_a_change_of_engine_is_said_with_what_it_does_to_due_times(place: Path) 
     coarse = run("schedule", place, "--engine", "wheel", *after, NOW)
     assert "from a hierarchical wheel to a wheel: due times move to the end of" in coarse.stderr
     assert "up to 1000 ms later" in coarse.stderr
+    assert len(coarse.stderr.splitlines()) == 1, "a sentence in the place of the wheel is no damage"
     dues = [each["due_ms"] for each in lines("pending", place, "--now", NOW)]
     assert dues == [NOW_MS + 90_000, NOW_MS + 91_000]
     assert run("cancel", place, HANDLE, "--engine", "wheel", "--now", NOW).stderr == ""

@@ -193,6 +193,48 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "            except TargetError:\n                raise\n            if self.log.is_broken:",
         "tests/message_store/test_live_store.py::test_a_failed_sync_is_the_end_of_writing",
     ),
+    Mutation(
+        "log-cut-before-its-synced-end",
+        "message_store/writing/store.py",
+        "            refuse_cut_log(self.root, extent.end)\n",
+        "",
+        "tests/faults/test_whole_files_lost.py::test_a_log_that_ends_before_its_synced_end_is_refused_and_told",
+    ),
+    Mutation(
+        "names-of-small-files-not-synced",
+        "message_store/writing/store.py",
+        "        self.root.sync_names()\n",
+        "",
+        "tests/simulation/test_synced_names.py::test_an_opening_waits_for_the_names_of_small_files_that_it_finds",
+    ),
+    Mutation(
+        "wheel-file-of-a-killed-process-believed",
+        "timer_wheel/wheel/opening.py",
+        "        files.doubt_wheel()\n",
+        "",
+        "tests/simulation/test_simulation.py::test_a_flush_waits_for_what_each_step_of_a_killed_one_left",
+    ),
+    Mutation(
+        "any-engine-on-any-store",
+        "delaywheel/terminal/options/engine.py",
+        "    require_engine(root, chosen)\n",
+        "",
+        "tests/test_cli_engines.py::test_a_message_for_an_engine_that_a_store_does_not_have_is_refused_before_anything_is_written",
+    ),
+    Mutation(
+        "levels-without-offsets-ask-no-log",
+        "legacy_levels/engine/state.py",
+        "        is_known = live.was_clean and (is_chosen or not waits)",
+        "        is_known = live.was_clean",
+        "tests/legacy_levels/test_real_stores_go_on.py::test_the_rest_of_a_broker_s_store_is_delivered",
+    ),
+    Mutation(
+        "damaged-marker-not-told",
+        "timer_wheel/hierarchy/opening.py",
+        "    if damaged:\n        index.lost.cancels.add(damaged)\n",
+        "",
+        "tests/timer_wheel/test_flipped_markers.py::test_a_cancel_that_is_lost_is_told[closed-hierarchy-211]",
+    ),
 )
 
 

@@ -18,8 +18,8 @@ from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import FindingRule, error, worst_first
 from migrate.check import broker as check_broker
+from migrate.check import delete_markers, level_records, timer_records
 from migrate.check import files as check_files
-from migrate.check import level_records, timer_records
 from migrate.check import levels as check_levels
 from migrate.check import offsets as check_offsets
 from migrate.check import target as check_target
@@ -46,6 +46,7 @@ _MODULES = (
     check_time,
     check_wheel,
     timer_records,
+    delete_markers,
 )
 RULES = tuple(
     {
@@ -80,6 +81,7 @@ _FAMILIES: tuple[tuple[str, Family], ...] = (
     ("load", check_time.check_load),
     ("records", level_records.check_level_records),
     ("records", timer_records.check_timer_records),
+    ("records", delete_markers.check_delete_markers),
     ("deliveries", check_target.check_undelivered),
 )
 

@@ -21,11 +21,13 @@ from message_store.format.record_layout import (
 from message_store.format.timer_record_rules import TimerFault, timer_record_faults
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import FindingRule, error, warning
+from migrate.check.delete_markers import MARKER_DAMAGED
 from migrate.check.record_walk import RecordWalk, Tally, largest_record_bytes, undeliverable
 from migrate.check.snapshot import StoreSnapshot
 from migrate.look.pending import plain_times
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES
 from timer_wheel.format.wheel_math import floor_ms
+from timer_wheel.reading.delete_markers import MARKER_BODY, is_of_cancel
 from timer_wheel.reading.state import WheelState
 
 _AGAIN = "convert the source again, or take the store from a backup"
@@ -150,6 +152,7 @@ class _TimerRecords(RecordWalk):
         unusual |= batch.properties_text.lengths > PROPERTIES_MAX_BYTES - DELIVERY_GROWTH_BYTES
         unusual |= table.size_bytes[rows] > self.read_bytes
         unusual |= batch.property(names.TIMER_DELETE_UNIQUE_KEY).lengths > 0
+        unusual |= equals(batch.body, MARKER_BODY)
         unusual |= ~np.isin(batch.sys_flag & SYS_TRANSACTION_MASK, (0, SYS_COMMIT))
         unusual |= (batch.born_ip.lengths > IPV4_BYTES) | (batch.store_ip.lengths > IPV4_BYTES)
         unusual |= undeliverable(batch.property(names.REAL_TOPIC))
@@ -169,6 +172,8 @@ class _TimerRecords(RecordWalk):
         for fault, what in timer_record_faults(message, size_bytes, self.read_bytes):
             if fault is not TimerFault.NO_OUT_MS:  # a broker takes any number: see _of_time
                 yield _RULE_OF[fault], what
+        if is_of_cancel(message) and names.TIMER_DELETE_UNIQUE_KEY not in message.properties:
+            yield MARKER_DAMAGED, "a delete marker that names no message"
         yield from self._of_time(message.properties.get(names.TIMER_OUT_MS), row)
 
     def _of_time(self, text: str | None, row: int) -> Iterator[tuple[FindingRule, str]]:

@@ -7,14 +7,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from message_store.base.errors import BadFieldError
 from message_store.base.printable import counted, when
 from message_store.files.segments import SegmentReader
-from message_store.format.java_numbers import parse_long
-from message_store.format.properties import TIMER_OUT_MS
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from message_store.reading.consume_queue import QueueEntries, is_filled, read_queue
+from migrate.check.delete_markers import needless_entries, out_ms_of
 from migrate.check.snapshot import StoreSnapshot
 from timer_wheel.format.timer_log import TimerUnits, read_units
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, all_slots, read_wheel, snapshots
@@ -249,7 +247,9 @@ def _queue(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
 def _lost_entries(
     snapshot: StoreSnapshot, files: WheelFiles, placed: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Entries before the place where placing goes on, without a unit, and still to come."""
+    """Pending entries without a unit before the place where placing resumes. Cancelled messages and
+    their delete markers need none: a wheel of another width or engine has no units of either.
+    """
     state = files.state
     done = files.queue.slice(files.queue.queue_min, state.resume_queue_offset)
     units = done.units
@@ -259,24 +259,19 @@ def _lost_entries(
     rows = np.flatnonzero(is_there)[-LOOKED_AT:]
     offsets, sizes = done.commit_log_offset[rows].tolist(), done.size_bytes[rows].tolist()
     since_ms = max(state.read_time_ms, snapshot.now_ms)
-    lost = [
-        done.first_queue_offset + row
+    left = {
+        done.first_queue_offset + row: record
         for row, offset, size in zip(rows.tolist(), offsets, sizes, strict=True)
-        if (_out_ms(snapshot, offset, size) or 0) > since_ms
-    ]
+        if (record := record_at(snapshot.log, offset, size)) is not None
+        and (out_ms_of(record) or 0) > since_ms
+    }
+    needless = needless_entries(snapshot, state, files.units, [*left.values()]) if left else set()
+    lost = [place for place, record in left.items() if record.commit_log_offset not in needless]
     if lost:
         problem = (
             f"{counted(len(lost), 'message')} before queue offset {state.resume_queue_offset:,}"
         )
         yield QUEUE_LOST.at("timer queue", f"no unit leads to {problem}, first {lost[0]:,}")
-
-
-def _out_ms(snapshot: StoreSnapshot, offset: int, size: int) -> int | None:
-    record = record_at(snapshot.log, offset, size)
-    try:
-        return None if record is None else parse_long(record.properties.get(TIMER_OUT_MS, ""))
-    except BadFieldError:
-        return None
 
 
 def _snapshots(snapshot: StoreSnapshot) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, write_mark
+from message_store import AfterMs, ManualClock, Message
 from message_store.files.config_files import MESSAGE_TYPE, encode_topics, read_topics
 from message_store.files.store_root import StoreRoot
 from message_store.reading.unfinished_change import DONE
@@ -24,6 +25,7 @@ from tests.migrate.check_case import Case
 from tests.migrate.check_level_cases import LEVEL_TOPIC, many, store, then
 from tests.migrate.conversions import NOW_MS as CONVERTED_MS
 from tests.migrate.conversions import SMALL, build_and_convert
+from timer_wheel import WheelStore
 
 HOUR_MS = 3_600_000
 SMALL_FILES = {"commit_log_file_bytes": 1024}
@@ -43,6 +45,32 @@ def noted(root: Path) -> None:
     file = root / "delaywheel" / "wheel-lost.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text('[{"commit_log_offset": 77, "reason": "a body that is another"}]')
+
+
+def with_cancel(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """A wheel on which a message was cancelled, and ``change`` of its log file."""
+
+    def make(root: Path) -> None:
+        with WheelStore.open(root, clock=ManualClock(T0 + 20_000)) as wheel:
+            wheel.cancel(wheel.schedule(Message("orders", b"", unique_key="K5"), AfterMs(60_000)))
+        change(log_file(root, 0))
+
+    return make
+
+
+def putting(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Bytes of the delete marker's record, which come last in the log, are others."""
+
+    def change(log: Path) -> None:
+        head, _, tail = log.read_bytes().rpartition(old)
+        log.write_bytes(head + new + tail)
+
+    return change
+
+
+def lose_cancel(log: Path) -> None:
+    putting(b"REAL_TOPIC", b"REAL_TOPIB")(log)
+    WheelStore.open(log.parents[1], clock=ManualClock(T0 + 20_000)).close()
 
 
 def log_file(root: Path, number: int) -> Path:
@@ -226,5 +254,21 @@ CASES = [
     Case(code="topic-refuses-delayed", make=target(topic_says("FIFO")), says="(FIFO)"),
     Case(code="topic-type-unknown", make=target(topic_says("Mixed")), says="('Mixed')"),
     Case(code="topic-type-unknown", make=then(store(), topic_says("delay")), says="delay"),
+    Case(
+        code="delete-marker-damaged",
+        make=with_cancel(putting(b"UNIQKEY\x01K5", b"UNIQKEY\x01K7")),
+        says="a delete marker of 'K5' that names 'K7'",
+    ),
+    Case(
+        code="delete-marker-damaged",
+        make=with_cancel(putting(b"TIMER_DEL_", b"TIMER_DEM_")),
+        says="a delete marker that names no message",
+    ),
+    Case(
+        code="delete-marker-idle",
+        make=with_cancel(putting(b"REAL_TOPIC\x01orders", b"REAL_TOPIC\x01orderz")),
+        says="nothing waits that the delete marker of 'K5' in 'orderz' takes back",
+    ),
+    Case(code="cancel-lost", make=with_cancel(lose_cancel), says="another topic or time"),
     Case(code="quarantine-left", make=target(on_bad_record="quarantine"), says="1 of 1 record"),
 ]

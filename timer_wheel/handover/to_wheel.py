@@ -18,10 +18,10 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import EXACT_MS, OlderSlots
 from timer_wheel.hierarchy.index_db import DamagedIndexError, remove_index
-from timer_wheel.hierarchy.opening import open_index
+from timer_wheel.hierarchy.opening import open_index, surely_waits_for_slot_ends
 from timer_wheel.hierarchy.taken_over import forget_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.reading.ownership import index_path, release
+from timer_wheel.reading.ownership import index_path, read_active, release
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers
 from timer_wheel.wheel.settings import WheelSettings
@@ -35,6 +35,10 @@ def hand_over(
     Raises UnsupportedStoreError for slots in which messages would come early, SourceError and
     TargetError.
     """
+    active = read_active(store.root)
+    is_early = active is not None and _is_early(precision_ms, active.slot_precision_ms)
+    if active is not None and is_early and surely_waits_for_slot_ends(store):
+        raise _too_fine(store, precision_ms, active.slot_precision_ms)
     try:
         asked_ms, offsets, older = _all_that_waits(store, precision_ms)
     except DamagedIndexError:  # it is void by now, and made anew
@@ -60,19 +64,28 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
     index, _ = open_index(store, None, {})
     try:
         slot_ms = index.slot_precision_ms
-        asked_ms = precision_ms or slot_ms
-        is_early = asked_ms % slot_ms > 0  # 500 too, where they end every 200 ms
-        is_refused = is_early and index.waits_for_slot_ends()
+        is_refused = _is_early(precision_ms, slot_ms) and index.waits_for_slot_ends()
         offsets = _waiting(index)
         older = _older(index)
     finally:
         index.db.close()
     if is_refused:
-        raise UnsupportedStoreError(
-            f"{store.root.path}: messages wait that were promised for slots of {slot_ms} ms; with"
-            f" {asked_ms} they would come early. Open it with precision_ms={slot_ms}"
-        )
-    return asked_ms, offsets, older
+        raise _too_fine(store, precision_ms, slot_ms)
+    return precision_ms or slot_ms, offsets, older
+
+
+def _is_early(asked_ms: int | None, slot_ms: int) -> bool:
+    """Whether slots of this width end before some that messages were promised for the ends of: 500
+    too, where those end every 200 ms.
+    """
+    return asked_ms is not None and asked_ms % slot_ms > 0
+
+
+def _too_fine(store: LiveStore, asked_ms: int | None, slot_ms: int) -> UnsupportedStoreError:
+    return UnsupportedStoreError(
+        f"{store.root.path}: messages wait that were promised for slots of {slot_ms} ms; with"
+        f" {asked_ms} they would come early. Open it with precision_ms={slot_ms}"
+    )
 
 
 def _older(index: TimerIndex) -> OlderSlots:

@@ -18,6 +18,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
 from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND
 from timer_wheel.format.index_layouts import IndexState, Newest, Rows
+from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
@@ -33,6 +34,7 @@ from timer_wheel.hierarchy.taken_over import (
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
 from timer_wheel.reading.copy_kernels import IS_ROLL, OFFSET, STORE_MS
+from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.reading.index_view import read_index
 from timer_wheel.reading.ownership import (
     Active,
@@ -44,6 +46,7 @@ from timer_wheel.reading.ownership import (
     trust_index,
 )
 from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
+from timer_wheel.timers.recall import without_target
 from timer_wheel.timers.rows import Bools
 
 
@@ -68,8 +71,9 @@ def _open_index(
     settings = HierarchySettings(precision_ms=precision_ms or known_ms, **wheel)
     if active is None:
         return _taken_over(store, settings), settings
-    if _slot_ms(active, settings) != active.slot_precision_ms:
-        _refuse_without_a_trace(store, active, settings)
+    is_other_width = _slot_ms(active, settings) != active.slot_precision_ms
+    if is_other_width and surely_waits_for_slot_ends(store):
+        raise _other_width(store, active.slot_precision_ms, settings.precision_ms)
     guard(store.root)
     clear_wheel(store.root)
     index = _opened(store, active)
@@ -88,20 +92,18 @@ def _slot_ms(active: Active, settings: HierarchySettings) -> int:
     return active.slot_precision_ms if asked_ms == TO_THE_MILLISECOND else asked_ms
 
 
-def _refuse_without_a_trace(store: LiveStore, active: Active, settings: HierarchySettings) -> None:
-    """Raise what ``_set_widths`` would, where a look at an index that is up to date tells, and
+def surely_waits_for_slot_ends(store: LiveStore) -> bool:
+    """Whether a look at an index that is up to date tells that messages wait for the ends of slots:
     before the database is opened, which writes.
     """
     try:
         content = read_index(store.root)
     except (SourceError, FormatError):
-        return
+        return False
     if content.state is None or content.state.placed_end != store.queue(TIMER_TOPIC, 0).max_offset:
-        return
-    if not len(content.marks) and wait_for_slot_ends(
-        store.log, [content.waiting], HierarchyMarks()
-    ):
-        raise _other_width(store, active.slot_precision_ms, settings.precision_ms)
+        return False
+    waiting = [content.waiting]
+    return not len(content.marks) and wait_for_slot_ends(store.log, waiting, HierarchyMarks())
 
 
 def _set_widths(index: TimerIndex, active: Active, settings: HierarchySettings) -> None:
@@ -224,12 +226,36 @@ def _brought_up(
 ) -> TimerIndex:
     index = TimerIndex(store, db, state)
     index.precision_ms = active.precision_ms
-    index.marks.load(db, store.log, index.marked_from_ms)
+    damaged = index.marks.load(db, store.log, index.marked_from_ms)
+    if damaged:
+        index.lost.cancels.add(damaged)
     index.reload_ids()
     index.settle(known)
     _account(index, max(state.log_end, store.log.min_offset))
+    if not store.was_clean:
+        _note_idle_markers(index)
     index.write_now(durably=True)
     return index
+
+
+def _note_idle_markers(index: TimerIndex) -> None:
+    """After a crash: note delete markers that are new in the queue and take back nothing; a cancel
+    only makes one where a message waits that it takes.
+    """
+    rows = index.marks.new_rows()
+    facts = index.facts_of(rows, keys=True)
+    asked = ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
+    for row in np.flatnonzero(asked).tolist():
+        place = int(rows["commit_log_offset"][row]), int(rows["size_bytes"][row])
+        asked[row] = is_of_cancel(index.store.log.record(*place))
+    parts = [index.waiting.due_at(each) for each in np.unique(rows["due_ms"][asked]).tolist()]
+    near = together(parts)
+    waiting = index.facts_of(near, keys=True)
+    first_offsets = waiting.first_offsets(int64s(near["commit_log_offset"]))
+    offsets = int64s(rows["commit_log_offset"])[asked]
+    idle = without_target(offsets, facts.rows(asked), first_offsets, waiting)
+    if idle:
+        index.lost.cancels.add(idle)
 
 
 def _account(index: TimerIndex, copies_from: int) -> None:

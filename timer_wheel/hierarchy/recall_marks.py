@@ -15,9 +15,11 @@ from message_store.writing.log import LiveLog
 from timer_wheel.format.index_layouts import MARKS, SECONDS, Rows
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import FINEST_MS
+from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.hierarchy.index_db import IndexBatch, IndexDb
-from timer_wheel.hierarchy.waiting_rows import by_slot, no_rows, together
-from timer_wheel.timers.recall import RecallMarks, marker_offsets
+from timer_wheel.hierarchy.waiting_rows import by_slot, marker_times, no_rows, together
+from timer_wheel.timers.lost_messages import LostMessage
+from timer_wheel.timers.recall import RecallMarks, marker_offsets, why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 
 
@@ -43,8 +45,10 @@ class HierarchyMarks(RecallMarks):
         for key, until_ms, place in zip(facts.recall_keys(), times, places, strict=True):
             self.remember(key, until_ms, place)
 
-    def load(self, db: IndexDb, log: LiveLog, from_ms: int) -> None:
-        """Remember the markers of a database that count at a time, or later."""
+    def load(self, db: IndexDb, log: LiveLog, from_ms: int) -> list[LostMessage]:
+        """Remember the markers of a database that count at a time, or later; returns those that are
+        damaged.
+        """
         rows = together([block.rows for block in db.blocks(MARKS)])
         rows = rows[rows["due_ms"] >= from_ms]
         offsets, sizes = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
@@ -52,6 +56,16 @@ class HierarchyMarks(RecallMarks):
         is_fine: Bools = facts.is_fine & facts.is_marker
         self.rows = rows[is_fine]
         self._remember(self.rows, facts.rows(is_fine))
+        is_in_place = (facts.topic_hash == rows["topic_hash"]) & _are_due_then(rows, facts)
+        return [
+            LostMessage(int(offsets[row]), why)
+            for row in range(len(rows))
+            if (why := why_damaged(facts, row, is_in_place=bool(is_in_place[row]))) is not None
+        ]
+
+    def new_rows(self) -> Rows:
+        """The markers that the database does not have."""
+        return self.rows[len(self.rows) - self._unwritten :]
 
     def pass_by(self, now_ms: int) -> None:
         """Forget the markers whose time is over."""
@@ -82,13 +96,21 @@ class HierarchyMarks(RecallMarks):
     def put_new(self, batch: IndexBatch) -> int:
         """Let a batch take what is new to the database; returns how many that were."""
         count = self._unwritten
-        for slot_ms, rows in by_slot(self.rows[len(self.rows) - count :], SECONDS):
+        for slot_ms, rows in by_slot(self.new_rows(), SECONDS):
             batch.put_block(MARKS, slot_ms, rows)
         return count
 
     def written(self, count: int) -> None:
         """The batch was written."""
         self._unwritten -= count
+
+
+def _are_due_then(rows: Rows, facts: TimerFacts) -> Bools:
+    """Which rows have the time that their records tell, in slots of any width."""
+    is_it = np.zeros(len(rows), bool)
+    for precision_ms in PRECISIONS_MS:
+        is_it |= rows["due_ms"] == marker_times(facts, precision_ms)
+    return is_it
 
 
 def _over_before(from_ms: int) -> int:

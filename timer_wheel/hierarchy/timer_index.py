@@ -29,6 +29,7 @@ from timer_wheel.hierarchy.taken_over import TakenOver
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
 from timer_wheel.reading.ownership import void_index
 from timer_wheel.timers.lost_messages import LostMessage, LostMessages
+from timer_wheel.timers.recall import odd_markers
 from timer_wheel.timers.record_kernel import ID
 from timer_wheel.timers.rows import Bools, TimerFacts, read_facts
 
@@ -136,6 +137,9 @@ class TimerIndex:
         rows = rows_of(queue_offsets, offsets, sizes, facts, self.slot_precision_ms)
         for row, error in facts.problems.items():
             self._tell(int(queue_offsets[row]), error)
+        self.lose(offsets, facts.problems.items())
+        if cancels := odd_markers(offsets, facts):
+            self.lost.cancels.add(cancels)
         self.ids.add(np.where(facts.is_fine, facts.table[ID], 0), queue_offsets)
         waits = waits & facts.is_fine
         marks = waits & is_marker(rows)

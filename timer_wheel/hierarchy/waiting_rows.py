@@ -63,16 +63,10 @@ def rows_of(
     facts: TimerFacts,
     slot_precision_ms: int,
 ) -> Rows:
-    """What the records at these places ask for.
-
-    A marker whose target was due at once may be older than that, by a clock that was set back: its
-    time lasts at least as long as that of the slot that its target was stored in.
-    """
+    """What the records at these places ask for."""
     rows = np.empty(len(queue_offsets), NATIVE_ROW)
     due_ms = due_times(facts.out_ms, facts.store_ms, slot_precision_ms)
-    of_at_once = facts.is_marker & is_overdue(facts.out_ms)
-    last_ms = np.where(of_at_once, facts.out_ms + max(PRECISIONS_MS), 0)
-    rows["due_ms"] = np.maximum(due_ms, last_ms)
+    rows["due_ms"] = np.where(facts.is_marker, marker_times(facts, slot_precision_ms), due_ms)
     rows["queue_offset"] = queue_offsets
     rows["commit_log_offset"] = commit_log_offsets
     rows["size_bytes"] = sizes
@@ -80,6 +74,16 @@ def rows_of(
     again = np.where(facts.roll_times > 0, FLAG_STORED_AGAIN, 0)
     rows["flags"] = FLAG_ALWAYS | again | np.where(facts.is_marker, FLAG_MARKER, 0)
     return rows
+
+
+def marker_times(facts: TimerFacts, slot_precision_ms: int) -> Int64s:
+    """Until when these delete markers count. One whose target was due at once may be older than
+    that, by a clock that was set back: its time lasts at least as long as that of the slot that its
+    target was stored in.
+    """
+    due_ms = due_times(facts.out_ms, facts.store_ms, slot_precision_ms)
+    last_ms = np.where(is_overdue(facts.out_ms), facts.out_ms + max(PRECISIONS_MS), 0)
+    return int64s(np.maximum(due_ms, last_ms))
 
 
 def is_marker(rows: Rows) -> Bools:

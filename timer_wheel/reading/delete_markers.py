@@ -8,7 +8,8 @@ again from 5.4 on, topic + ``+`` + UNIQ_KEY in 5.3.2 and 5.3.3 and with 5.4's
 `appendTopicForTimerDeleteKey`.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import attrs
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from message_store.base.errors import BadFieldError
 from message_store.files.segments import SegmentReader
+from message_store.files.small_files import read_small_file
+from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import LONG_MAX, parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import (
@@ -24,6 +27,9 @@ from message_store.format.properties import (
     TIMER_ROLL_LABEL,
     TIMER_ROLL_TIMES,
 )
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, decode_timer_checkpoint
+from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.format.own_checkpoint import decode_own
 from timer_wheel.format.wheel_math import Int64Array, floor_ms
 from timer_wheel.reading.copies import first_offset
 from timer_wheel.reading.pending_timers import PendingTimers, pending_records
@@ -125,3 +131,81 @@ def _out_ms(message: StoredMessage) -> int | None:
         return parse_long(message.properties.get(TIMER_OUT_MS, ""))
     except BadFieldError:
         return None
+
+
+MARKER_BODY, MARKER_TAGS = b"0", "_RECALL_TAG_"
+
+
+def is_of_cancel(message: StoredMessage) -> bool:
+    """Whether a record has the body and the tags that a cancel gives its delete marker (RocketMQ:
+    RecallMessageProcessor#buildMessage); where a separator was damaged more follows the tags.
+    """
+    return message.body == MARKER_BODY and (message.tags or "").startswith(MARKER_TAGS)
+
+
+def marker_problem(marker: StoredMessage | None) -> str | None:
+    """What is wrong with the record of a unit or an entry that says that it is a delete marker."""
+    if marker is None:
+        return "a delete marker whose record is not there"
+    text, key = marker.properties.get(TIMER_DELETE_UNIQUE_KEY), marker.unique_key
+    if text is None:
+        return "a delete marker that names no message"
+    if not key or not is_of_cancel(marker) or text in (key, f"{marker.real_topic}+{key}"):
+        return None
+    return f"a delete marker of {key!r} that names {text!r}"
+
+
+@attrs.frozen
+class SlotWidths:
+    """How wide the slots of one wheel are, and how wide they were for older records."""
+
+    precision_ms: int
+    older: OlderSlots = NO_OLDER_SLOTS
+
+    @classmethod
+    def of(cls, root: StoreRoot, precision_ms: int) -> "SlotWidths":
+        """The widths that the checkpoint of a wheel in files tells. Raises SourceError."""
+        content = read_small_file(root.config_file(TIMER_CHECKPOINT_NAME)) or b""
+        own = decode_own(content, decode_timer_checkpoint(content)).own
+        return cls(precision_ms, NO_OLDER_SLOTS if own is None else own.older)
+
+    def slot_end_ms(self, message: StoredMessage) -> int | None:
+        """When the slot ends that a record was stored for; None where its TIMER_OUT_MS is none."""
+        out_ms = _out_ms(message)
+        if out_ms is None:
+            return None
+        widths_ms = (*self.older.widths_ms, self.precision_ms)
+        number = int(self.older.number_of(np.array([first_offset(message)], np.int64))[0])
+        width_ms = widths_ms[number]
+        return out_ms + 1 if width_ms == EXACT_MS else floor_ms(out_ms, width_ms) + width_ms
+
+    def later_ends_ms(self, end_ms: int) -> set[int]:
+        """The end of a slot, and what each change of the width may have made of it."""
+        ends_ms = self.older.moved(end_ms)
+        return ends_ms | {-(-each // self.precision_ms) * self.precision_ms for each in ends_ms}
+
+
+def recalled_pairs(
+    messages: Iterable[StoredMessage], markers: Iterable[StoredMessage], widths: SlotWidths
+) -> Iterator[tuple[StoredMessage, StoredMessage]]:
+    """Messages and a marker that takes each away, whether their records have units or not: it names
+    topic, key and slot of the message, and was stored behind it.
+    """
+    by_key: defaultdict[tuple[str, str], list[StoredMessage]] = defaultdict(list)
+    for marker in markers:
+        by_key[_named_by(marker)].append(marker)
+    for message in messages:
+        end_ms = widths.slot_end_ms(message)
+        if end_ms is None or not message.unique_key:
+            continue
+        ends_ms = widths.later_ends_ms(end_ms)
+        for marker in by_key.get((message.real_topic, message.unique_key), ()):
+            is_behind = _scheduled_at(message) < first_offset(marker)
+            if is_behind and widths.slot_end_ms(marker) in ends_ms:
+                yield message, marker
+
+
+def _named_by(marker: StoredMessage) -> tuple[str, str]:
+    """Topic and key of the messages that a marker takes away, in either form of its text."""
+    topic, text = marker.real_topic, marker.properties.get(TIMER_DELETE_UNIQUE_KEY, "")
+    return topic, text.removeprefix(f"{topic}+")

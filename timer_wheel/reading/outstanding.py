@@ -12,6 +12,7 @@ from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import TIMER_ROLL_LABEL
 from message_store.reading.consume_queue import read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
@@ -27,7 +28,7 @@ from timer_wheel.reading.timer_queue import resume_queue_offset, waiting_in_queu
 class Outstanding:
     """Messages and delete markers that are to be dealt with, and what was left out of them.
 
-    ``resume_queue_offset`` is where the timer queue is read on.
+    ``resume_queue_offset`` is where a broker reads the timer queue on.
     """
 
     timers: PendingTimers
@@ -51,17 +52,24 @@ def outstanding(
     """What is on the wheel (``placed``), in the queue and in the timeline, and not yet done.
 
     What was done is looked for in the log after a crash, and wherever there is a timeline: one that
-    delivers what is overdue at the end of the queue does not write that down.
+    delivers what is overdue at the end of the queue does not write that down. Without a checkpoint,
+    with which a broker places and delivers everything again, the queue is read behind the last
+    unit, and the log tells what was done.
     """
     timeline = read_timeline(root)
-    resume = resume_queue_offset(root, commit_log, units, checkpoint)
+    resume = first_unread = resume_queue_offset(root, commit_log, units, checkpoint)
+    if len(units) and checkpoint == TimerCheckpoint():
+        nothing_noted = TimerCheckpoint(master_queue_offset=LONG_MAX)
+        first_unread = resume_queue_offset(root, commit_log, units, nothing_noted)
+        after_crash = True
     timers = placed
     if timeline is not None:
-        resume = max(resume, min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max))
+        scanned = min(timeline.scan_offset, read_queue(root.timer_queue()).queue_max)
+        resume, first_unread = max(resume, scanned), max(first_unread, scanned)
         timers = timers.followed_by(timeline.timers)
     is_there = timers.commit_log_offset >= commit_log.min_offset
     expired_count = int((~is_there).sum())
-    waiting, blocking = waiting_in_queue(root, commit_log, resume)
+    waiting, blocking = waiting_in_queue(root, commit_log, first_unread)
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
     timers = timers.followed_by(in_timeline)

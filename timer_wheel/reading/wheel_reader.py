@@ -125,7 +125,8 @@ def read_wheel_store(
     `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
     recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
     finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
-    and repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
+    and repeats, and finds what was stored and not yet queued; so does a store whose checkpoint is
+    lost, of which a broker would repeat everything. Of a hierarchical wheel's store it is
     what that holds, in slots of a millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):

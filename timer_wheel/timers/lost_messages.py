@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that were due and could not be delivered: noted, so that nobody misses them unawares."""
+"""What a wheel could not do when it was due, noted so that nobody misses it unawares: messages that
+could not be delivered, and delete markers that are damaged.
+"""
 
 import attrs
 
@@ -8,6 +10,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding, Severity
 
 FILE_NAME = "wheel-lost.json"
+CANCELS_NAME = "wheel-lost-cancels.json"
 
 
 @attrs.frozen
@@ -18,15 +21,28 @@ class LostMessage:
     reason: str
 
 
+def _by_offset(lost: LostMessage) -> int:
+    return lost.commit_log_offset
+
+
 class LostMessages(NoteFile[LostMessage]):
-    """The notes of one store, in the order of the log."""
+    """The notes of one store, in the order of the log; ``cancels`` are those of delete markers."""
 
     def __init__(self, root: StoreRoot) -> None:
-        super().__init__(root.own / FILE_NAME, LostMessage, lambda one: one.commit_log_offset)
+        super().__init__(root.own / FILE_NAME, LostMessage, _by_offset)
+        self.cancels = NoteFile(root.own / CANCELS_NAME, LostMessage, _by_offset)
 
     def findings(self) -> list[Finding]:
         """What ``check`` says of them."""
-        return [undeliverable(one.commit_log_offset, one.reason) for one in self.all()]
+        return [
+            *(undeliverable(each.commit_log_offset, each.reason) for each in self.all()),
+            *(_of_cancel(each) for each in self.cancels.all()),
+        ]
+
+    def save(self) -> None:
+        """See that all notes are on disk. Raises TargetError."""
+        super().save()
+        self.cancels.save()
 
 
 def undeliverable(commit_log_offset: int, why: object) -> Finding:
@@ -34,7 +50,17 @@ def undeliverable(commit_log_offset: int, why: object) -> Finding:
     return Finding(
         Severity.WARNING,
         f"commit log {commit_log_offset}",
-        f"a message was due that cannot be delivered: {why}",
+        f"a message that cannot be delivered: {why}",
         "a broker drops it without a word, or stops at it for ever",
         "look at the record; schedule its message again if it is still wanted",
+    )
+
+
+def _of_cancel(lost: LostMessage) -> Finding:
+    return Finding(
+        Severity.ERROR,
+        f"commit log {lost.commit_log_offset}",
+        f"a delete marker is damaged: {lost.reason}",
+        "the message that was cancelled is delivered, by a broker too",
+        "cancel that message again; look at the disk",
     )

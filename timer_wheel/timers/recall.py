@@ -14,11 +14,10 @@ from message_store.format.java_numbers import INT_MAX, LONG_MAX
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.timers.record_kernel import KEY_ONE, MARKER_BODY
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS
+from timer_wheel.timers.lost_messages import LostMessage
+from timer_wheel.timers.record_kernel import KEY_ONE
 from timer_wheel.timers.rows import Bools, TimerFacts
-
-MARKER_TAGS = "_RECALL_TAG_"
-
 
 RecallKey = tuple[int, int]
 
@@ -101,6 +100,50 @@ class RecallMarks:
             if self.takes(key, first):
                 found[row] = self._marks[key].commit_log_offset
         return found
+
+
+NAMES_NOTHING = "its record names no message to take back"
+NAMES_ANOTHER = "its record names another key than its own"
+TAKES_NOTHING = "no message waits that its record names"
+
+
+def odd_markers(offsets: Int64s, facts: TimerFacts) -> list[LostMessage]:
+    """The entries of a queue that look like delete markers of which a property was damaged."""
+    return [
+        LostMessage(int(offsets[row]), NAMES_ANOTHER if facts.is_marker[row] else NAMES_NOTHING)
+        for row in np.flatnonzero(facts.is_odd_marker).tolist()
+    ]
+
+
+def without_target(
+    offsets: Int64s, markers: TimerFacts, first_offsets: Int64s, waiting: TimerFacts
+) -> list[LostMessage]:
+    """The markers, with records at these offsets, that take back nothing of what waits, with first
+    records at ``first_offsets``.
+    """
+    firsts: dict[RecallKey, int] = {}
+    for key, first_offset in zip(waiting.recall_keys(), first_offsets.tolist(), strict=True):
+        firsts[key] = min(first_offset, firsts.get(key, LONG_MAX))
+    firsts.pop(NO_KEY, None)
+    places = marker_offsets(offsets, markers).tolist()
+    return [
+        LostMessage(offset, TAKES_NOTHING)
+        for offset, key, place in zip(offsets.tolist(), markers.recall_keys(), places, strict=True)
+        if firsts.get(key, LONG_MAX) >= place
+    ]
+
+
+def why_damaged(facts: TimerFacts, row: int, *, is_in_place: bool) -> str | None:
+    """What is wrong with the record of a delete marker; None for nothing. ``is_in_place`` says
+    whether the record has the topic and the time that the marker was placed with.
+    """
+    if not facts.is_fine[row]:
+        return str(facts.problems.get(row, "no record can be read"))
+    if not facts.is_marker[row]:
+        return NAMES_NOTHING
+    if facts.is_odd_marker[row]:
+        return NAMES_ANOTHER
+    return None if is_in_place else "its record has another topic or time than it was placed with"
 
 
 def marker_offsets(offsets: Int64s, facts: TimerFacts) -> Int64s:

@@ -42,6 +42,7 @@ from message_store.kernels.raw_memory import load_i32, load_i64, load_u8, store_
 from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS
 
 Int64s = NDArray[np.int64]
 
@@ -52,6 +53,11 @@ Int64s = NDArray[np.int64]
 FACT_COLUMNS = 12
 """What is told of each record."""
 
+MESSAGE, MARKER, ODD_MARKER, MARKER_WITHOUT_KEY = range(4)
+"""What IS_MARKER tells: a message; a delete marker; one that names another key than its own; and a
+record with the tags and the body of a delete marker that names no key.
+"""
+
 FINE, MISSING, UNUSUAL = range(3)
 """A record of the usual shape; none of this size at this place; one for the scalar code."""
 
@@ -60,16 +66,17 @@ _TOPIC = np.frombuffer(names.REAL_TOPIC.encode(), np.uint8)
 _KEY = np.frombuffer(names.UNIQUE_KEY.encode(), np.uint8)
 _DELETE_KEY = np.frombuffer(names.TIMER_DELETE_UNIQUE_KEY.encode(), np.uint8)
 _ROLLS = np.frombuffer(names.TIMER_ROLL_TIMES.encode(), np.uint8)
+_TAGS = np.frombuffer(names.TAGS.encode(), np.uint8)
 _AT_BORN_TIME = HEAD_V4_V4.offset_of("born_timestamp_ms")
 _PLUS = ord("+")
-MARKER_BODY = b"0"
+_MARKER_TAGS = np.frombuffer(MARKER_TAGS.encode(), np.uint8)
 _MARKER_CRC = body_crc(MARKER_BODY)
 _DIGITS_MAX = 18
 ID_SEED = np.uint64(0xD6E8FEB86659FD93)
 _SEED_ONE, _SEED_TWO = np.uint64(0x9AE16A3B2F90404F), np.uint64(0xC949D7C7509E6557)
 
-_OUT_SPOT, _TOPIC_SPOT, _KEY_SPOT, _DELETE_SPOT, _ROLLS_SPOT = 0, 2, 4, 6, 8
-_SPOTS = 10
+_OUT_SPOT, _TOPIC_SPOT, _KEY_SPOT, _DELETE_SPOT, _ROLLS_SPOT, _TAGS_SPOT = 0, 2, 4, 6, 8, 10
+_SPOTS = 12
 
 
 @inline_kernel
@@ -89,12 +96,14 @@ def _spot_of(name: int, length: int) -> int:
         return _ROLLS_SPOT
     if length == len(_DELETE_KEY) and _is(name, length, _DELETE_KEY):
         return _DELETE_SPOT
+    if length == len(_TAGS) and _is(name, length, _TAGS):
+        return _TAGS_SPOT
     return -1
 
 
 @inline_kernel
 def _walk(place: int, end: int, spots: int) -> None:
-    """Where five values lie; of equal names the last counts, and an empty one does not."""
+    """Where six values lie; of equal names the last counts, and an empty one does not."""
     for spot in range(_SPOTS):
         store_native(spots + 8 * spot, 0)
     while place < end:
@@ -140,6 +149,30 @@ def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
     two = mix64(hash_bytes(topic, topic_bytes, _SEED_TWO) ^ np.uint64(slot))
     facts[KEY_ONE, row] = np.int64(hash_bytes(key, key_bytes, one)) if key_bytes else 0
     facts[KEY_TWO, row] = np.int64(hash_bytes(key, key_bytes, two)) if key_bytes else 0
+
+
+@inline_kernel
+def _marker_kind(record: int, spots: Any) -> int:
+    """Whether a record is a delete marker, and as whoever cancels makes it: it names the key that
+    is its own as well, with or without the topic.
+    """
+    text, text_bytes = spots[_DELETE_SPOT], spots[_DELETE_SPOT + 1]
+    tags, tags_bytes = spots[_TAGS_SPOT], spots[_TAGS_SPOT + 1]
+    is_usual = _is(tags, min(tags_bytes, len(_MARKER_TAGS)), _MARKER_TAGS)  # maybe run together
+    is_usual = is_usual and load_i32(record + AT_BODY_CRC) == _MARKER_CRC
+    if not text_bytes:
+        return MARKER_WITHOUT_KEY if is_usual else MESSAGE
+    key, key_bytes = spots[_KEY_SPOT], spots[_KEY_SPOT + 1]
+    if not is_usual or not key_bytes:
+        return MARKER
+    if text_bytes == key_bytes and equal_bytes(text, key, key_bytes):
+        return MARKER
+    topic, topic_bytes = spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1]
+    if text_bytes == topic_bytes + 1 + key_bytes and equal_bytes(text, topic, topic_bytes):
+        is_own = equal_bytes(text + topic_bytes + 1, key, key_bytes)
+        if is_own and load_u8(text + topic_bytes) == _PLUS:
+            return MARKER
+    return ODD_MARKER
 
 
 @inline_kernel
@@ -247,7 +280,7 @@ def read_timer_records(
         facts[STORE_MS, row] = store_time_at(record)
         facts[BORN_MS, row] = load_i64(record + _AT_BORN_TIME)
         facts[TOPIC_HASH, row] = topic_hash
-        facts[IS_MARKER, row] = spots[_DELETE_SPOT + 1] > 0
+        facts[IS_MARKER, row] = _marker_kind(record, spots)
         rolls = _plain_number(spots[_ROLLS_SPOT], spots[_ROLLS_SPOT + 1])
         facts[ROLL_TIMES, row] = max(rolls, 0)
         facts[PREPARED_OFFSET, row] = prepared_offset_at(record)

@@ -23,7 +23,9 @@ from timer_wheel.timers.record_kernel import (
     IS_MARKER,
     KEY_ONE,
     KEY_TWO,
+    MARKER,
     MISSING,
+    ODD_MARKER,
     OUT_MS,
     PREPARED_OFFSET,
     ROLL_TIMES,
@@ -182,7 +184,15 @@ class TimerFacts:
     @property
     def is_marker(self) -> Bools:
         """Which records are delete markers."""
-        return np.asarray(self.table[IS_MARKER] != 0)
+        kind = self.table[IS_MARKER]
+        return np.asarray((kind == MARKER) | (kind == ODD_MARKER))
+
+    @property
+    def is_odd_marker(self) -> Bools:
+        """Which records look like delete markers of which one property was damaged: what they name
+        is not what was cancelled.
+        """
+        return np.asarray(self.table[IS_MARKER] > MARKER)
 
     @property
     def roll_times(self) -> Int64s:

@@ -19,6 +19,7 @@ from timer_wheel.format.own_checkpoint import OwnCheckpoint
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
+from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, read_facts
 from timer_wheel.timers.unit_kernels import (
@@ -121,7 +122,8 @@ class LiveTimers:
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
     ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
     anew. Where the hand is before ``repeating_until_ms`` it has moved back from there.
-    ``mended_units`` is how many contradicted their records.
+    ``mended_units`` is how many contradicted their records; ``lost`` are messages that nobody can
+    deliver, and damaged delete markers.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class LiveTimers:
         self.older = older
         self.repeating_until_ms = 0
         self.mended_units = 0
+        self.lost = LostMessages(store.root)
         self.base = self._moment()
         self._first_needed = 0
 

@@ -31,7 +31,7 @@ from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.rebuild import has_units, rebuilt, refuse
-from timer_wheel.wheel.recall_search import find_markers, settle_older
+from timer_wheel.wheel.recall_search import find_markers, note_what_is_damaged, settle_older
 from timer_wheel.wheel.recovery import (
     begin_of_copies,
     begin_where_units_are_lost,
@@ -115,6 +115,8 @@ def _open(
         _believe(timers, waiting)
     elif not store.settings.repeat_after_kill:
         _account(timers)
+    if is_in_doubt:
+        note_what_is_damaged(timers)
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt or was_cut)

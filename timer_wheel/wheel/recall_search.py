@@ -14,7 +14,16 @@ from message_store.interface.delay_store import Cancellation
 from timer_wheel.format.timer_due import is_overdue, may_be_promised
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
-from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
+from timer_wheel.reading.delete_markers import is_of_cancel
+from timer_wheel.timers.lost_messages import LostMessage
+from timer_wheel.timers.recall import (
+    RecallKey,
+    RecallMarks,
+    Target,
+    marker_offsets,
+    odd_markers,
+    without_target,
+)
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, facts_then
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
@@ -122,6 +131,43 @@ def find_markers(
         counts &= ~are_older(timers, rows.commit_log_offset, facts)
         marks.add(rows.commit_log_offset[counts], facts.rows(counts))
     return marks
+
+
+def note_what_is_damaged(timers: LiveTimers) -> None:
+    """After a crash: note what has no unit and cannot be read, and delete markers in the queue that
+    take back nothing; a cancel only makes one where a message waits that it takes.
+    """
+    rest = timers.unplaced(EVERYTHING, keys=True)
+    rows, facts, log = rest.rows, rest.facts, timers.store.log
+    lost = [
+        LostMessage(int(rows.commit_log_offset[row]), str(error))
+        for row, error in facts.problems.items()
+    ]
+    if lost:
+        timers.lost.add(lost)
+    cancels = odd_markers(rows.commit_log_offset, facts)
+    asked = facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
+    asked &= rows.slot_time_ms >= timers.wheel.hand_ms
+    asked &= ~are_older(timers, rows.commit_log_offset, facts)
+    for row in np.flatnonzero(asked).tolist():
+        record = log.record(int(rows.commit_log_offset[row]), int(rows.size_bytes[row]))
+        asked[row] = is_of_cancel(record)
+    if asked.any() and not timers.has_rolled:
+        held = timers.wheel.used_slots()
+        slots = floor_ms(facts.out_ms[asked], timers.precision_ms) // timers.precision_ms
+        placed, _ = timers.log.walk(timers.wheel, held[np.isin(held, slots)])
+        near = TimerRows.together([placed, rows.rows(facts.is_fine)])
+        told = timers.facts(near, keys=True)
+        messages = told.is_fine & ~told.is_marker
+        offsets, waiting = near.commit_log_offset[messages], told.rows(messages)
+        cancels += without_target(
+            rows.commit_log_offset[asked],
+            facts.rows(asked),
+            waiting.first_offsets(offsets),
+            waiting,
+        )
+    if cancels:
+        timers.lost.cancels.add(cancels)
 
 
 _PIECE = 1 << 16

@@ -195,10 +195,10 @@ class WheelStore(TimerStore):
     # --- health and the end -----------------------------------------------------------------------
 
     def _lost(self) -> LostMessages:
-        return self._turning.lost
+        return self._timers.lost
 
     def _findings(self) -> list[Finding]:
-        return check_wheel(self._timers, self._turning.lost.findings())
+        return check_wheel(self._timers, self._timers.lost.findings())
 
     def _flush(self) -> None:
         """Log, queues, timer log, wheel, checkpoints, in this order."""
@@ -226,7 +226,7 @@ class WheelStore(TimerStore):
         with self._use():
             # After a crash they are counted anew, after a close they are believed.
             timers.write_metrics(durably=self._is_closed)
-            self._turning.lost.save()
+            self._timers.lost.save()
         store.write_topics()
         store.write_checkpoint(durably=True)
 

@@ -26,7 +26,7 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.measured import Measured
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.timers.lost_messages import LostMessage, LostMessages
+from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, delivery_order
 from timer_wheel.timers.timer_properties import wheel_stamps
@@ -129,13 +129,12 @@ class Due:
 
 
 class Turning:
-    """Turns the wheel of one store; ``lost`` are messages whose records nobody can deliver."""
+    """Turns the wheel of one store."""
 
     def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
         self._store = store
         self._timers = timers
         self._foresight = Foresight(store, timers)
-        self.lost = LostMessages(store.root)
 
     def turn(self, now_ms: int, marks: RecallMarks) -> LogDeliveries:
         """Deliver what is due at ``now_ms``. Raises TargetError when the disk refuses."""
@@ -285,9 +284,14 @@ class Turning:
     def _lose(self, rows: TimerRows, problems: Iterable[tuple[int, FormatError]]) -> None:
         """Note those of these rows that have a problem."""
         offsets = rows.commit_log_offset
-        lost = [LostMessage(int(offsets[row]), str(error)) for row, error in problems]
-        if lost:
-            self.lost.add(lost)
+        lost: tuple[list[LostMessage], list[LostMessage]] = [], []
+        for row, error in problems:
+            lost[bool(rows.is_marker[row])].append(LostMessage(int(offsets[row]), str(error)))
+        messages, markers = lost
+        if messages:
+            self._timers.lost.add(messages)
+        if markers:
+            self._timers.lost.cancels.add(markers)
 
 
 def _is_all(chosen: Int64s) -> bool:

@@ -18,8 +18,10 @@ from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
 from timer_wheel.format.wheel_math import roll_slot_ms
+from timer_wheel.timers.lost_messages import LostMessage
+from timer_wheel.timers.recall import why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
-from timer_wheel.timers.unit_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE
+from timer_wheel.timers.unit_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE, TOPIC_HASH
 from timer_wheel.wheel.live_timers import LiveTimers
 
 _TIME_BITS = 64
@@ -52,6 +54,7 @@ def _mend(timers: LiveTimers, rows: TimerRows) -> int:
         return 0
     facts = timers.facts(rows)
     mended = mend_flags(timers, rows, facts)
+    misplaced = np.zeros(len(rows), bool)
     is_judged = facts.is_fine & (rows.commit_log_offset >= timers.older.until)
     for row in np.flatnonzero(is_judged).tolist():
         unit = rows.rows(slice(row, row + 1))
@@ -60,7 +63,30 @@ def _mend(timers: LiveTimers, rows: TimerRows) -> int:
             write_ms, delay_ms = times
             timers.log.overwrite(int(unit.position[0]), write_time_ms=write_ms, delay_ms=delay_ms)
             mended += 1
+        elif not unit.is_roll[0]:
+            misplaced[row] = _slot(timers, unit.slot_time_ms) != _slot(timers, facts.out_ms[[row]])
+    misplaced |= rows.table[TOPIC_HASH] != facts.topic_hash
+    note_damaged_markers(timers, rows, facts, misplaced)
     return mended
+
+
+def _slot(timers: LiveTimers, time_ms: Int64s) -> int:
+    return int(time_ms[0]) // timers.precision_ms
+
+
+def note_damaged_markers(
+    timers: LiveTimers, rows: TimerRows, facts: TimerFacts, misplaced: Bools
+) -> None:
+    """Note the delete markers that are yet to be read and whose records are not what they were."""
+    is_asked = rows.is_marker & (rows.slot_time_ms >= timers.wheel.hand_ms)
+    is_asked &= rows.commit_log_offset >= timers.store.log.min_offset
+    found = [
+        LostMessage(int(rows.commit_log_offset[row]), why)
+        for row in np.flatnonzero(is_asked).tolist()
+        if (why := why_damaged(facts, row, is_in_place=not misplaced[row])) is not None
+    ]
+    if found:
+        timers.lost.cancels.add(found)
 
 
 def mend_flags(timers: LiveTimers, rows: TimerRows, facts: TimerFacts) -> int:
@@ -86,9 +112,11 @@ def write_flags(timers: LiveTimers, rows: TimerRows) -> None:
 
 
 def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:
-    """Which units say that a message is a delete marker, or the other way about."""
+    """Which units say that a message is a delete marker, or the other way about; a damaged delete
+    marker is no message.
+    """
     is_it: Bools = facts.is_fine & (facts.is_marker != rows.is_marker)
-    return is_it
+    return is_it & ~(rows.is_marker & facts.is_odd_marker)
 
 
 def _right_times(

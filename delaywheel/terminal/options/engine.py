@@ -162,11 +162,16 @@ def _precision_told() -> Iterator[None]:
 
 
 def _has_cut_wheel(root: StoreRoot) -> bool:
-    """Whether the wheel's file is one on which no broker starts; an empty one is no wheel yet."""
+    """Whether the wheel's file is one on which no broker starts; an empty one is no wheel yet, and
+    the sentence of a hierarchical wheel stands there on purpose.
+    """
     from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
+    from timer_wheel.reading.ownership import is_guarded
 
     file = root.timer_wheel
-    return is_ordinary_file(file) and file.stat().st_size not in (0, WHEEL_FILE_BYTES)
+    if not is_ordinary_file(file) or file.stat().st_size in (0, WHEEL_FILE_BYTES):
+        return False
+    return not is_guarded(root)
 
 
 def _change_of_engine(root: StoreRoot, chosen: EngineName, precision_ms: int | None) -> str | None:
