@@ -82,17 +82,6 @@ ARCHIVES = {"migrate/demo.py": "shutil.unpack_archive"}
 #: Modules that still set fields of objects of others, and how many times. It may only fall.
 FIELDS_OF_OTHERS = {
     "compare/running/virtual_run.py": 1,
-    "timer_wheel/handover/to_wheel.py": 1,
-    "timer_wheel/hierarchy/opening.py": 6,
-    "timer_wheel/hierarchy/timer_index.py": 1,
-    "timer_wheel/hierarchy/turn.py": 1,
-    "timer_wheel/wheel/leaving.py": 2,
-    "timer_wheel/wheel/live_timers.py": 2,
-    "timer_wheel/wheel/opening.py": 14,
-    "timer_wheel/wheel/rebuild.py": 6,
-    "timer_wheel/wheel/recovery.py": 1,
-    "timer_wheel/wheel/store.py": 1,
-    "timer_wheel/wheel/turn.py": 1,
 }
 
 CLOCK_READS = frozenset(

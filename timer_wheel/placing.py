@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a conversion puts each message of a backlog on a fresh wheel, for millions at once.
 
-A broker puts a message into the slot of its out time. So do we, with two exceptions, both to keep
-a slot from becoming an avalanche: what is overdue is spread, in order of due time, over the 3,600
-slots before now; what is beyond the roll window is spread, in order of out time, over the second
-half of the window, where a broker would park it in one of two slots.
+A broker puts a message into the slot of its out time. So do we, with two exceptions, which keep a
+slot from becoming an avalanche. Overdue messages are spread, in order of due time, over the 3,600
+slots before now. Messages beyond the roll window are spread, in order of out time, over the second
+half of the window. A broker would park them in one of two slots.
 """
 
 import attrs

@@ -27,7 +27,7 @@ from message_store.format.record_layout import (
     TOPIC_RUN_V2,
     runs,
 )
-from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
+from timer_wheel.format.checkpoint import OWN_CHECKPOINT, TIMER_CHECKPOINT
 from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
     ID_KEY,
@@ -36,7 +36,6 @@ from timer_wheel.format.index_layouts import (
     STATE,
     WAITING_ROW,
 )
-from timer_wheel.format.own_checkpoint import OWN_CHECKPOINT
 from timer_wheel.format.timer_log import TIMER_BLANK, TIMER_UNIT
 from timer_wheel.format.wheel_file import SLOT
 from timer_wheel.hierarchy.taken_over import TAKEN_OVER

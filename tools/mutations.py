@@ -83,7 +83,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "taken-back-goes-to-the-new-wheel",
-        "timer_wheel/wheel/rebuild.py",
+        "timer_wheel/wheel/opening.py",
         "        rows = rows.rows(~marks.take_away(rows.commit_log_offset, facts))\n",
         "",
         "tests/timer_wheel/test_changed_precision_of_twins.py::test_what_was_taken_back_stays_so_and_nothing_beside_it",
@@ -111,7 +111,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "made-anew-by-flags-alone",
-        "timer_wheel/wheel/rebuild.py",
+        "timer_wheel/wheel/opening.py",
         "    mended = with_right_flags(rows, timers.facts(rows))\n",
         "    mended = TimerRows.empty()\n",
         "tests/timer_wheel/test_changed_precision_of_twins.py::test_a_marker_that_lost_its_flag_takes_back_what_is_made_anew",

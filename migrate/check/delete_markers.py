@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delete markers: damaged ones, ones that cancel nothing, and entries that need no unit because they
-were cancelled.
-"""
+"""Delete markers: damaged ones, ones that cancel nothing, and cancelled entries that need no unit."""
 
 from collections.abc import Iterator
 
@@ -48,8 +46,8 @@ LOOKED_AT = 100_000
 
 
 def check_delete_markers(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """The newest delete markers that are yet to be read: each is one, names its own key, and cancels
-    a pending message. And those that a wheel of ours found damaged.
+    """The newest delete markers that are yet to be read: each names its own key and cancels a
+    pending message. And the markers that a wheel of ours found damaged.
     """
     cancels = LostMessages(snapshot.root).cancels
     if cancels.is_damaged:

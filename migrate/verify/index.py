@@ -30,7 +30,7 @@ from migrate.verify.structure import (
 )
 from timer_wheel.format.index_layouts import BUCKET_BITS, HOURS, slot_of
 from timer_wheel.hierarchy.id_index import id_of
-from timer_wheel.reading.index_view import IndexContent, read_index
+from timer_wheel.reading.hierarchy_reader import IndexContent, read_index
 from timer_wheel.reading.ownership import is_guarded, read_active
 from timer_wheel.reading.pending_timers import record_at
 

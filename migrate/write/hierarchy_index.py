@@ -15,9 +15,9 @@ from message_store.files.small_files import read_small_file
 from message_store.kernels.raw_memory import address_of
 from migrate.plan.plan import Plan
 from migrate.write.staging import Staging, clear, replaced
-from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND, due_times
 from timer_wheel.format.index_layouts import FLAG_ALWAYS, HOURS, IDS, NATIVE_ROW, IndexState, Rows
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
+from timer_wheel.format.timer_due import TO_THE_MILLISECOND, due_times
 from timer_wheel.hierarchy.index_bulk import make_index, write_ids, write_waiting
 from timer_wheel.reading.ownership import Active, claim, guard, home, index_path
 from timer_wheel.timers.record_kernel import FACT_COLUMNS, ID, read_timer_records

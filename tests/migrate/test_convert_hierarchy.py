@@ -34,7 +34,7 @@ from tests.migrate.stopped_conversions import Stopped, staged_of, stopping_befor
 from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.index_layouts import HOURS, IDS
 from timer_wheel.hierarchy.index_db import IndexDb
-from timer_wheel.reading.index_view import IndexContent, read_index
+from timer_wheel.reading.hierarchy_reader import IndexContent, read_index
 from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.pending_timers import record_at
 

@@ -468,7 +468,7 @@ def test_what_was_made_anew_with_its_markers_is_put_right(
         store.cancel(gone)
     with monkeypatch.context() as patch:
         patch.setattr(
-            "timer_wheel.wheel.rebuild._waiting",
+            "timer_wheel.wheel.opening._waiting",
             lambda timers: (timers.in_slots(timers.wheel.used_slots()), TimerRows.empty()),
         )
         open_with(path, clock, 1_000).close()

@@ -16,8 +16,7 @@ from message_store.files.store_root import StoreRoot
 from tests.faults.damage import copy_store
 from tests.faults.engines import SMALL
 from timer_wheel import WheelStore
-from timer_wheel.format.checkpoint import TIMER_CHECKPOINT
-from timer_wheel.format.own_checkpoint import OWN_CHECKPOINT, OWN_PLACES
+from timer_wheel.format.checkpoint import OWN_CHECKPOINT, OWN_PLACES, TIMER_CHECKPOINT
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 
 START_MS = 1_793_000_000_000

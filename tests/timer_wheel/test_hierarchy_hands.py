@@ -14,8 +14,8 @@ import pytest
 
 from message_store import AtMs, DelayStore, ManualClock, Message
 from tests.faults.engines import SMALL, open_hierarchy
-from timer_wheel.format.hierarchy_due import due_times, fine_promise_ms
 from timer_wheel.format.index_layouts import NATIVE_ROW, IndexState, Newest, Rows
+from timer_wheel.format.timer_due import due_times, fine_promise_ms
 from timer_wheel.hierarchy import hands as hands_module
 from timer_wheel.hierarchy import timer_index
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages

@@ -13,7 +13,7 @@ from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, 
 from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
-from timer_wheel.format.hierarchy_due import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
+from timer_wheel.format.timer_due import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.reading.ownership import Active, claim, index_path, read_active
 

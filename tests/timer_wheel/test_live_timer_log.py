@@ -16,8 +16,7 @@ from message_store.files.live_segments import LiveSegments
 from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import string_hash
 from tests.independent.raw_files import timer_units
-from timer_wheel.format.checkpoint import TimerCheckpoint, encode_timer_checkpoint
-from timer_wheel.format.own_checkpoint import OwnCheckpoint
+from timer_wheel.format.checkpoint import OwnCheckpoint, TimerCheckpoint, encode_timer_checkpoint
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel.files import WheelFiles

@@ -14,8 +14,9 @@ import pytest
 from message_store import AfterMs, AtMs, ManualClock, Message
 from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.wheel import live_timers as module
-from timer_wheel.wheel.live_timers import LiveTimers, PlacedAgain
+from timer_wheel.wheel import log as module
+from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.log import PlacedAgain
 
 START_MS = 1_793_000_000_000
 DUE_MS = START_MS + 100_000

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from message_store.files.store_root import StoreRoot
 from timer_wheel.format.checkpoint import (
+    OWN_PLACES,
+    OwnCheckpoint,
     TimerCheckpoint,
+    decode_own,
     decode_timer_checkpoint,
+    encode_own,
     encode_timer_checkpoint,
     read_timer_checkpoint,
 )
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.format.own_checkpoint import OWN_PLACES, OwnCheckpoint, decode_own, encode_own
 
 BROKER_BYTES = bytes.fromhex(
     "0000018bcfe56800000000000000006800000000000000020000000000000002"

@@ -16,11 +16,12 @@ from message_store.base.errors import BadFieldError
 from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import LOCAL_HOST
 from message_store.format.message_codec import body_crc, encode_message
+from message_store.format.properties import TIMER_ROLL_LABEL
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import PRECISIONS_MS
-from timer_wheel.reading.copies import CHANGING, first_offset, is_copy, is_put_again, is_roll
+from timer_wheel.reading.copies import CHANGING, first_offset, is_copy, is_roll
 from timer_wheel.reading.copies import identity as identity_of
 from timer_wheel.reading.copy_kernels import (
     COPY_COLUMNS,
@@ -271,7 +272,8 @@ def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(
         assert (by_kernel[one] == by_kernel[other]) == (by_rule[one] == by_rule[other])
     copies = copies_in_log(store.log, 0)
     told = zip(copies[OFFSET].tolist(), copies[IS_ROLL].astype(bool).tolist(), strict=True)
-    expected = [row for row, each in enumerate(found) if is_copy(each) or is_put_again(each)]
+    of_timeline = [is_roll(each) and TIMER_ROLL_LABEL in each.properties for each in found]
+    expected = [row for row, each in enumerate(found) if is_copy(each) or of_timeline[row]]
     assert list(told) == [(offsets[row], is_roll(found[row])) for row in expected]
     assert copies[ONE].tolist() == [by_kernel[row][0] for row in expected]
     placed = [

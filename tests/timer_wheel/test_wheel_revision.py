@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timer_wheel.format.timer_log import TIMER_UNIT, TimerUnits
 from timer_wheel.format.wheel_file import SLOT, WheelSlots
 from timer_wheel.format.wheel_math import WHEEL_SLOTS
-from timer_wheel.reading.wheel_revision import NATIVE_SLOT, revise_slots, revised_slots
+from timer_wheel.reading.wheel_reader import NATIVE_SLOT, revise_slots, revised_slots
 
 WRITE_TIME_MS = 1_700_000_000_000
 #: 1700000000 % WHEEL_SLOTS: the slot of the write time.

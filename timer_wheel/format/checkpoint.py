@@ -3,13 +3,31 @@
 
 It is written once a second and lags behind by that much. A missing file is a file of zeros, which
 to a broker means: place every message of the timer queue again.
+
+Behind the numbers of a broker stands our own part. The broker's numbers are as new as the last
+advance: a broker that takes over after a kill repeats little. After a loss of power they may be
+newer than the deliveries that they tell of. Our part says what was on disk at the last flush, and
+since when the log may hold copies of what is on the wheel. It counts only while the broker's
+numbers are those that we wrote beside it. It is written twice, each time with a checksum and the
+broker's seven numbers. So damage to any byte of the file is noticed and costs nothing.
 """
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Field, Layout
+from timer_wheel.format.older_slots import (
+    MEANING_OF_WIDTHS,
+    MOST_WIDTHS,
+    NO_OLDER_SLOTS,
+    OlderSlots,
+)
+from timer_wheel.format.wheel_math import PRECISIONS_MS
 
 TIMER_CHECKPOINT_NAME = "timercheck"
 TIMER_CHECKPOINT_FILE_BYTES = 4096
@@ -57,3 +75,175 @@ def read_timer_checkpoint(root: StoreRoot) -> TimerCheckpoint:
     """The checkpoint of a store; zeros when there is none. Raises SourceError."""
     content = read_small_file(root.config_file(TIMER_CHECKPOINT_NAME))
     return decode_timer_checkpoint(content or b"")
+
+
+OWN_PLACES = (64, 256)
+"""Where the two copies begin: in one sector with the numbers of a broker, which is written at once.
+"""
+UNKNOWN = -1
+
+_OF_BROKER = "broker_"
+_RECORDS_BEFORE = "commit log offset before which records are of"
+
+OWN_CHECKPOINT = Layout(
+    "timer checkpoint, our own part",
+    (
+        *(
+            Field(f"{_OF_BROKER}{field.name}", field.kind, "the broker's number, once more")
+            for field in TIMER_CHECKPOINT.fields
+        ),
+        Field("flushed_hand_ms", "i64", "slots before it are done, and that is on disk"),
+        Field("copies_from", "i64", "commit log offset from which on the log may hold copies"),
+        Field("precision_ms", "i64", "the width of a slot, which is written nowhere else"),
+        Field("log_begins", "i64", "timer log position before which everything is superseded"),
+        Field("flushed_position", "i64", "timer log position up to which units are on disk"),
+        Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
+        Field("copies_position", "i64", "timer log position where units ended when copies began"),
+        Field("older_until", "i64", f"{_RECORDS_BEFORE} older slots; 0: none"),
+        Field("older_precision_ms", "i64", MEANING_OF_WIDTHS),
+        *(
+            Field(f"{name}_{number}", "i64", meaning)
+            for number in range(1, MOST_WIDTHS)
+            for name, meaning in (
+                ("older_until", f"{_RECORDS_BEFORE} slots one change older; 0: none"),
+                ("older_precision_ms", MEANING_OF_WIDTHS),
+            )
+        ),
+        Field("checksum", "i64", "CRC-32 of the bytes before it"),
+    ),
+)
+_OF_OLDER = [("older_until", "older_precision_ms")] + [
+    (f"older_until_{number}", f"older_precision_ms_{number}") for number in range(1, MOST_WIDTHS)
+]
+_WITH_ONE_WIDTH = Layout(
+    "timer checkpoint, our own part with one older width",
+    tuple(
+        field
+        for field in OWN_CHECKPOINT.fields
+        if field.name not in {name for names in _OF_OLDER[1:] for name in names}
+    ),
+)
+assert TIMER_CHECKPOINT.size <= OWN_PLACES[0]
+assert OWN_PLACES[0] + OWN_CHECKPOINT.size <= OWN_PLACES[1]
+
+
+@attrs.frozen
+class OwnCheckpoint:
+    """Where the hand was at the last flush, where copies begin, how wide a slot is, where the timer
+    log begins that counts, and where it ended when the hand was there.
+
+    Copies begin at the last moment when nothing in the slots ahead of the hand was dealt with. The
+    hand and the end of the timer log of that moment belong to it: what had its slot there, and what
+    got one since, is what the copies are of.
+
+    ``older`` are slots of other widths, before the wheel was made anew.
+    """
+
+    flushed_hand_ms: int
+    copies_from: int
+    precision_ms: int
+    log_begins: int = 0
+    flushed_position: int = 0
+    copies_hand_ms: int = 0
+    copies_position: int = 0
+    older: OlderSlots = NO_OLDER_SLOTS
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it tells of the last flush: nobody else was here since."""
+        return self.flushed_hand_ms != UNKNOWN
+
+
+@attrs.frozen
+class FoundCheckpoint:
+    """What the file tells: the numbers of a broker, our own part, and where a broker may have
+    brought the hand since.
+
+    ``numbers`` are those that we wrote where only one of them differs. That is damage, or a broker
+    that delivered and placed nothing, whose deliveries the log tells. ``is_damaged`` says that a
+    copy of our own part, or one of the numbers, is not what was written.
+    """
+
+    numbers: TimerCheckpoint
+    own: OwnCheckpoint | None
+    claimed_hand_ms: int
+    is_damaged: bool
+
+
+def encode_own(own: OwnCheckpoint, checkpoint: TimerCheckpoint) -> bytes:
+    """The bytes of one copy."""
+    numbers = {f"{_OF_BROKER}{name}": value for name, value in attrs.asdict(checkpoint).items()}
+    rest = attrs.asdict(own, filter=lambda field, _: field.name != "older")
+    fields = numbers | rest | _fields_of(own.older)
+    checked_bytes = OWN_CHECKPOINT.offset_of("checksum")
+    content = OWN_CHECKPOINT.encode(**fields, checksum=0)[:checked_bytes]
+    checksum = OWN_CHECKPOINT.part("checksum", "checksum").encode(checksum=zlib.crc32(content))
+    return content + checksum
+
+
+def _fields_of(older: OlderSlots) -> dict[str, int]:
+    """Older slots as fields, the newest first."""
+    fields = dict.fromkeys((name for names in _OF_OLDER for name in names), 0)
+    known = zip(reversed(older.untils), reversed(older.widths_ms), strict=True)
+    for names, values in zip(_OF_OLDER, known, strict=False):
+        fields |= dict(zip(names, values, strict=True))
+    return fields
+
+
+def _older_of(fields: Mapping[str, int]) -> OlderSlots:
+    known = [
+        (fields[until], fields[width_ms])
+        for until, width_ms in reversed(_OF_OLDER)
+        if fields.get(until) and fields[width_ms] > 0
+    ]
+    return OlderSlots(tuple(until for until, _ in known), tuple(width for _, width in known))
+
+
+def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
+    """Our part of the file, and what the numbers of a broker are by it.
+
+    When a broker was here since, only what concerns the precision and where the log begins are
+    still true: the hand at the flush is then the broker's, and copies may be anywhere.
+    """
+    copies = [_decode_copy(content, place) for place in OWN_PLACES]
+    known = [copy for copy in copies if copy is not None]
+    hand_ms = checkpoint.last_read_time_ms
+    if not known:
+        was_there = any(content[OWN_PLACES[0] : OWN_PLACES[-1] + OWN_CHECKPOINT.size])
+        return FoundCheckpoint(checkpoint, None, hand_ms, is_damaged=was_there)
+    written, own = known[0]
+    differing = [
+        name for name, value in attrs.asdict(checkpoint).items() if value != getattr(written, name)
+    ]
+    if len(differing) > 1:
+        of_the_wheel = ("precision_ms", "log_begins", "older")
+        unknown = attrs.asdict(own, filter=lambda field, _: field.name not in of_the_wheel)
+        numbers: dict[str, Any] = dict.fromkeys(unknown, UNKNOWN)
+        own = attrs.evolve(own, **numbers)
+        return FoundCheckpoint(checkpoint, own, hand_ms, is_damaged=None in copies)
+    may_be_a_broker = hand_ms > written.last_read_time_ms
+    is_damaged = None in copies or (bool(differing) and not may_be_a_broker)
+    return FoundCheckpoint(written, own, hand_ms, is_damaged=is_damaged)
+
+
+def _decode_copy(content: bytes, place: int) -> tuple[TimerCheckpoint, OwnCheckpoint] | None:
+    """The numbers of a broker and our own that were written here; None where that is damaged."""
+    fields = _decode_whole(content, place, OWN_CHECKPOINT)
+    if fields is None:
+        fields = _decode_whole(content, place, _WITH_ONE_WIDTH)
+    if fields is None or fields["precision_ms"] not in PRECISIONS_MS:
+        return None
+    names = [field.name for field in TIMER_CHECKPOINT.fields]
+    numbers = TimerCheckpoint(**{name: fields[f"{_OF_BROKER}{name}"] for name in names})
+    own = {each.name: fields[each.name] for each in attrs.fields(OwnCheckpoint)[:-1]}
+    return numbers, OwnCheckpoint(**own, older=_older_of(fields))
+
+
+def _decode_whole(content: bytes, place: int, layout: Layout) -> dict[str, int] | None:
+    """The fields that were written here in one of the layouts; None where that is damaged."""
+    copy = content[place : place + layout.size]
+    if len(copy) < layout.size:
+        return None
+    fields = layout.decode_at(copy, 0)
+    checked = copy[: layout.offset_of("checksum")]
+    return fields if fields["checksum"] == zlib.crc32(checked) else None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the index of a hierarchical wheel looks like: its column families, keys and values.
 
-A value of a wheel is a block: the messages of one slot that came together, each ``WAITING_ROW``,
-in order of the queue. Numbers are big-endian, so that keys sort by slot and then by queue offset.
-A message stands in the finest wheel that had come near its time when it was put down, and in one
-block only (docs/FORMAT.md, hierarchical wheel).
+A value of a wheel is a block: the messages of one slot that came together, each ``WAITING_ROW``, in
+order of the queue. Numbers are big-endian, so that keys sort by slot and then by queue offset. A
+message stands in one block only. Its wheel is the finest that had come near its time when the block
+was written (docs/FORMAT.md, hierarchical wheel).
 """
 
 import attrs

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of other widths that a wheel had before it was made anew, and which records were stored
-for them.
+"""The slots of other widths that a wheel had before, and which records were stored for them.
 
 A promise moves with each change: to the end of the first slot that ends at or after it.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timer log: one unit for each message on the wheel, linked backwards into a chain for a slot.
 
-Units of 52 bytes fill each file until no more than a blank fits; the blank says that the row goes
-on in the next file (docs/FORMAT.md, timer log). Reading is in bulk: a unit is a row of a
+Units of 52 bytes fill each file until no more than a blank fits. The blank says that the log
+continues in the next file (docs/FORMAT.md, timer log). Reading is in bulk: a unit is a row of a
 structured array and never a Python object.
 """
 

@@ -2,9 +2,9 @@
 """The wheel file: 1,209,600 slots of 32 bytes, each the two ends of a chain in the timer log.
 
 The file is a broker's memory written down now and then, stale even after a clean stop:
-``wheel_revision`` brings it up to the timer log. With `timerWheelSnapshotFlush` (5.4 and later)
-the broker writes whole copies named ``timerwheel.<N>`` instead, N being the timer log position up
-to which the copy is right (docs/FORMAT.md, timer wheel).
+``wheel_reader.revised_slots`` brings it up to the timer log. With `timerWheelSnapshotFlush` (5.4
+and later) the broker writes whole copies named ``timerwheel.<N>`` instead. N is the timer log
+position up to which the copy is right (docs/FORMAT.md, timer wheel).
 """
 
 from collections.abc import Iterator

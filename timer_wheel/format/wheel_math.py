@@ -13,10 +13,10 @@ are placed::
     d        25,999   25,000                        1     a chain: d -> c
     e        36,000   35,000                        15 slots ahead, beyond W: it must roll
 
-What is W or more slots ahead is parked W/2 or W slots ahead of the clock, half when less than W/3
-would remain after a whole W. e: 15 - 6 = 9 remain, so W ahead: 26,000, slot 2. The hand takes a
-slot when its P milliseconds are over, so that nothing comes early and nothing comes later than P;
-it steps over empty slots::
+A message W or more slots ahead is parked W slots ahead of the clock, or W/2 if less than W/3 would
+remain behind a whole W. e: 15 - 6 = 9 remain, so W ahead: 26,000, slot 2. The hand reads a slot
+when its P milliseconds are over: no message is early, none more than P late. It steps over empty
+slots::
 
     slot            0    1    2    3    4    5    6    7    8    9    10   11
     clock 20,000    .    dc   e    .    .    .    .    .    .    .    ba   .     as placed
@@ -29,18 +29,18 @@ it steps over empty slots::
     clock 35,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) e     10: passed over
     clock 36,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) (e)   took 11: e
 
-a came 500 ms after its due time, b and e 0, c 999, d 1. At 27,000 e was stored again as a new
-record with 8 slots to go, and parked at 33,000; at 34,000 one slot remained, and it got its own.
+a came 500 ms after its due time, b and e 0, c 999, d 1. At 27,000 e rolled: it became a new
+record with 8 slots to go, and was parked at 33,000. At 34,000 one slot remained, and it got its own.
 Rolling keeps records young in a log whose old files get deleted.
 
-A slot is not wiped, hence the brackets. It remembers the whole time that it was used for, and one
-that holds another time than the hand's is taken for empty: at 35,000 the hand asks slot 10 for
-34,000, finds 22,000 and passes over. When another time is placed in a slot, the old chain is out of
-reach for good; that is the price, and why a ring is twice as long as a wheel may look ahead.
+A slot is not wiped, hence the brackets. It remembers the whole time that it was used for; with
+another time than the hand's it counts as empty. At 35,000 the hand asks slot 10 for 34,000, and
+finds 22,000. When another time is placed in a slot, the old chain is out of reach for good. That is
+why a ring is twice as long as a wheel may look ahead.
 
 Everything here takes and gives whole milliseconds, one ``int`` or an array of ``int64``, and is
-the same for both; times are not negative. Precision changes what a slot number means and is stored
-nowhere: who reads a wheel must know it (``wheel_reader.guess_precision``).
+the same for both; times are not negative. Precision changes what a slot number means. A broker
+stores it nowhere: who reads a wheel must know it (``wheel_reader.guess_precision``).
 """
 
 from typing import TypeVar, overload

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a store over from a wheel in files: what waits on it, and how wide its slots are."""
+"""Takes a store over from a wheel in files: its pending messages, and how wide its slots are."""
 
 import attrs
 import numpy as np
@@ -11,9 +11,9 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
-from timer_wheel.format.hierarchy_due import due_times
 from timer_wheel.format.metrics import TIMER_METRICS_NAME
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
+from timer_wheel.format.timer_due import due_times
 from timer_wheel.format.wheel_file import snapshots
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.hierarchy.recall_marks import are_slot_ends

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes a hierarchical wheel's store that of a wheel in files again, which a broker goes on with.
 
-Every message that waits gets its unit, and so does the newest entry of the timer queue, before the
-hand if it was dealt with. What was taken back does not wait, and what took it back is not handed
-over: a wheel would read it by slot and take away what lies beside its target. The index
-counts until the wheel is on disk, and so long brokers are kept from starting: whoever is stopped
-before begins again.
+Every pending message gets its unit. So does the newest entry of the timer queue, before the hand if
+it was dealt with. Cancelled messages get none, and neither do their delete markers: a wheel reads a
+marker by slot and would cancel its target's neighbours. The index counts until the wheel is on
+disk, and so long brokers are kept from starting: whoever is stopped before begins again.
 """
 
 from collections.abc import Mapping
@@ -113,7 +112,7 @@ def _waiting(index: TimerIndex) -> Int64s:
 
 def _place(timers: LiveTimers, waiting: Int64s, older: OlderSlots) -> None:
     """Place what waits; all else was dealt with, delete markers too."""
-    timers.older = older
+    timers.remember_older(older)
     found = timers.unplaced(EVERYTHING)
     if len(found):
         waits = np.isin(found.rows.commit_log_offset, waiting)

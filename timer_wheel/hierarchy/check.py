@@ -7,13 +7,12 @@ import numpy as np
 
 from message_store.columns.byte_column import int64s
 from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import worst_first
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.index_db import DamagedIndexError
 from timer_wheel.hierarchy.taken_over import damage_of_taken_over
 from timer_wheel.hierarchy.timer_index import TimerIndex
-
-_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def check_hierarchy(index: TimerIndex) -> list[Finding]:
@@ -48,7 +47,7 @@ def check_hierarchy(index: TimerIndex) -> list[Finding]:
                 "close the store and open it again: the index is made anew from the queue",
             )
         )
-    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return worst_first(found)
 
 
 def _in_index(index: TimerIndex) -> Iterator[Finding]:

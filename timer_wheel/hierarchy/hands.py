@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three wheels and their hands: what waits comes nearer from hours to minutes to seconds, and from
+"""Three wheels and their hands: pending messages move from hours to minutes to seconds, and from
 there into memory.
 
 In memory is what is due before the second hand, ``near``, and what is newer than the last batch of
-writes, ``fresh``. Everything else stands in the database. The database as it was last written is
-always a whole account of some moment: what came later is in the queue, and what was delivered
-since is in the log.
+writes, ``fresh``. Everything else stands in the database. The database as it was last written is a
+complete account of one moment. Later messages are in the queue, and later deliveries in the log.
 """
 
 from collections.abc import Callable, Iterator

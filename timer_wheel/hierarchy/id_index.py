@@ -2,8 +2,8 @@
 """Messages by unique key: a hash of the key leads to entries of the timer queue.
 
 The newest ids are in memory. When they are many they go to the database, a block for each bucket of
-the hash, so that a message costs a part of a write. What they lead to has to be looked at: hashes
-may be equal, and the message may be gone.
+the hash. So a message costs a part of a write. What they lead to has to be looked at: hashes may be
+equal, and the message may be gone.
 """
 
 import itertools

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of a hierarchical wheel made at once, from many messages that are known beforehand.
 
-Whoever has a run of the timer queue writes its messages and ids as two sorted tables, each run
-apart from the others; then one process takes all tables into a new database. What comes out is what
-the engine would have put down had it placed them all with its hands at the beginning of time: every
-message stands in the hour wheel. A table is not the same bytes twice (RocksDB puts its own marks
-into it), what stands in it is.
+Each run of the timer queue becomes two sorted tables, of messages and of ids. Then one process
+takes all tables into a new database. The result is what the engine would have written with its
+hands at the beginning of time: every message stands in the hour wheel. A table is not the same
+bytes twice (RocksDB puts its own marks into it), what stands in it is.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -77,7 +77,6 @@ def _nothing() -> None:
 
 class IndexDb:
     """The database of one store, open for writing or, with ``read_only``, for looking.
-    ``on_damage`` is called before any DamagedIndexError is raised.
 
     Raises DamagedIndexError for what cannot be read, TargetError when the disk refuses or the
     directory was moved or removed meanwhile, SourceError when somebody else has it open.
@@ -85,7 +84,7 @@ class IndexDb:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        self.on_damage: Callable[[], None] = _nothing
+        self._on_damage: Callable[[], None] = _nothing
         self._identity: tuple[int, int] | None = None
         access = rocksdict.AccessType
         with self._told():
@@ -106,7 +105,7 @@ class IndexDb:
         try:
             yield
         except DamagedIndexError:
-            self.on_damage()
+            self._on_damage()
             raise
         except DelayStoreError:
             raise
@@ -120,8 +119,12 @@ class IndexDb:
         except OSError as moved:  # files that are not there are no damage then
             return TargetError(str(moved.strerror))
         if isinstance(ours, DamagedIndexError):
-            self.on_damage()
+            self._on_damage()
         return ours
+
+    def tell_damage(self, tell: Callable[[], None]) -> None:
+        """Call this before any DamagedIndexError is raised."""
+        self._on_damage = tell
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -269,9 +272,6 @@ class IndexBatch:
     def __init__(self, handles: dict[str, Any]) -> None:
         self._handles = handles
         self.changes = rocksdict.WriteBatch(raw_mode=True)
-
-    def __len__(self) -> int:
-        return len(self.changes)
 
     def put_block(self, family: str, slot_ms: int, rows: Rows) -> tuple[str, int, int]:
         """Add messages of one slot, in order of the queue; returns where they stand."""

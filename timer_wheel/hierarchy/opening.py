@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the index of a hierarchical wheel: what it knows, what the queue has beyond that, and what
-the log says was dealt with since.
+"""Opens the index of a hierarchical wheel, with its settings. The queue adds entries that the index
+does not have, the log adds what was delivered since.
 
-An index that is not there, cannot be read, or knows of more than the log has, is made again from
-the whole queue and the whole log; of a store that was a wheel's, from what that had settled.
-Otherwise the log is read from where the index ends.
+An index that is missing, unreadable, or ahead of the log is rebuilt from the whole queue and log.
+If the store was a wheel's, the rebuild begins with what that had settled. Otherwise the log is read
+from the index's end.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import numpy as np
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
-from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND
 from timer_wheel.format.index_layouts import IndexState, Newest, Rows
-from timer_wheel.format.timer_due import is_overdue
-from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, PRECISIONS_MS
+from timer_wheel.format.timer_due import (
+    HIERARCHY_PRECISIONS_MS,
+    TO_THE_MILLISECOND,
+    is_overdue,
+)
+from timer_wheel.format.wheel_math import DAY_MS, DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_ends
-from timer_wheel.hierarchy.settings import HierarchySettings
 from timer_wheel.hierarchy.taken_over import (
     TakenOver,
     forget_taken_over,
@@ -35,7 +38,7 @@ from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
 from timer_wheel.reading.copy_kernels import IS_ROLL, OFFSET, STORE_MS
 from timer_wheel.reading.delete_markers import is_of_cancel
-from timer_wheel.reading.index_view import read_index
+from timer_wheel.reading.hierarchy_reader import read_index
 from timer_wheel.reading.ownership import (
     Active,
     claim,
@@ -48,6 +51,26 @@ from timer_wheel.reading.ownership import (
 from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.recall import without_target
 from timer_wheel.timers.rows import Bools
+
+
+@attrs.frozen(kw_only=True)
+class HierarchySettings:
+    """How a hierarchical wheel behaves.
+
+    ``precision_ms`` is how wide a promise is: to the millisecond, or as a wheel's slot. A delay
+    longer than ``max_delay_ms`` (None: none is too long) is refused, or with
+    ``beyond_max="deliver"`` delivered at once. ``start_deliver_time_alias`` lets `put` take
+    __STARTDELIVERTIME for a due time.
+    """
+
+    precision_ms: int = attrs.field(
+        default=TO_THE_MILLISECOND, validator=attrs.validators.in_(HIERARCHY_PRECISIONS_MS)
+    )
+    max_delay_ms: int | None = 40 * DAY_MS
+    beyond_max: Literal["refuse", "deliver"] = attrs.field(
+        default="refuse", validator=attrs.validators.in_(("refuse", "deliver"))
+    )
+    start_deliver_time_alias: bool = False
 
 
 def open_index(
@@ -78,7 +101,6 @@ def _open_index(
     clear_wheel(store.root)
     index = _opened(store, active)
     try:
-        index.older = older_slots(store)
         _set_widths(index, active, settings)
     except BaseException:
         index.db.close()
@@ -115,8 +137,7 @@ def _set_widths(index: TimerIndex, active: Active, settings: HierarchySettings) 
         raise _other_width(index.store, active.slot_precision_ms, asked_ms)
     if Active(asked_ms, slot_ms) != active:
         claim(index.store.root, Active(asked_ms, slot_ms))
-        index.precision_ms, index.slot_precision_ms = asked_ms, slot_ms
-        index.write_now(durably=True)
+        index.set_widths(asked_ms, slot_ms)
 
 
 def _other_width(store: LiveStore, known_ms: int, asked_ms: int) -> UnsupportedStoreError:
@@ -140,8 +161,7 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
     db = IndexDb(index_path(store.root))
     try:
         state = _nothing(store, Active(asked_ms, slot_ms))
-        index = TimerIndex(store, db, state)
-        index.hand_ms, index.older = found.hand_ms, found.older
+        index = TimerIndex(store, db, attrs.evolve(state, hand_ms=found.hand_ms), found.older)
         known = TakenOver.of(store, found.commit_log_offsets, found.older)
         index.settle(known)
         index.write_now(durably=True, tidies=True)
@@ -224,8 +244,8 @@ def _brought_up(
     active: Active,
     known: TakenOver | None = None,
 ) -> TimerIndex:
-    index = TimerIndex(store, db, state)
-    index.precision_ms = active.precision_ms
+    state = attrs.evolve(state, precision_ms=active.precision_ms)
+    index = TimerIndex(store, db, state, older_slots(store))
     damaged = index.marks.load(db, store.log, index.marked_from_ms)
     if damaged:
         index.lost.cancels.add(damaged)

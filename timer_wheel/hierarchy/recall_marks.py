@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The delete markers of a hierarchical wheel: their keys in memory, their places in the database.
 
-A marker counts until the time of its target has passed, and while anything waits that may be its
-target: behind the hand too, where a clock runs after it. Its key stands for out time, topic and
-unique key, so that it takes back what one handle names and nothing beside it.
+A marker counts until the time of its target has passed, and while any pending message may be its
+target. If a clock is behind the hand, such a message is behind the hand too. A marker's key stands
+for out time, topic and unique key: it cancels the messages of one handle and no others.
 """
 
 from collections.abc import Iterable

@@ -25,15 +25,12 @@ from message_store.interface.delay_store import Cancellation, Finding, Pending
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
-from timer_wheel.format.hierarchy_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
+from timer_wheel.format.timer_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
 from timer_wheel.hierarchy.check import check_hierarchy
-from timer_wheel.hierarchy.opening import open_index
-from timer_wheel.hierarchy.pending import first_due_ms, waiting_in_parts
-from timer_wheel.hierarchy.renewal import Renewal
-from timer_wheel.hierarchy.search import Named, waiting_with_key
-from timer_wheel.hierarchy.settings import HierarchySettings
+from timer_wheel.hierarchy.opening import HierarchySettings, open_index
+from timer_wheel.hierarchy.search import Named, first_due_ms, waiting_in_parts, waiting_with_key
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.hierarchy.turn import HierarchyTurn
+from timer_wheel.hierarchy.turn import HierarchyTurn, Renewal
 from timer_wheel.reading.timeline import refuse_waiting_timeline
 from timer_wheel.timers.intake import TimerIntake
 from timer_wheel.timers.lost_messages import LostMessages

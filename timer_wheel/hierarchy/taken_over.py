@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel in files had settled when its store became a hierarchical wheel's: which entries of
-the timer queue waited, and which slots the wheel had.
+"""What a wheel in files had settled when its store became a hierarchical wheel's: the pending
+entries of the timer queue, and the wheel's slots.
 
-A wheel takes back by slot, so that neither queue nor log tell to the millisecond what it took. It
-is written down before the store changes hands, and stays as it is: an index that is made anew
+A wheel cancels by slot, so neither queue nor log tell to the millisecond which messages it
+cancelled. The file is written before the store changes hands and never changes. A rebuilt index
 begins there, however often it is lost.
 """
 

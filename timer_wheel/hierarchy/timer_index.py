@@ -2,8 +2,8 @@
 """The index of one store at work: from the timer queue into wheels, marks and ids, and from memory
 into the database.
 
-What the database holds is as old as the last flush, or younger where much came at once; the queue
-and the log tell the rest to whoever opens the store after a kill.
+The database is as old as the last flush, or younger if many messages were stored since. After a
+kill the queue and the log tell the rest.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.interface.delay_store import Finding, Severity
 from message_store.writing.store import LiveStore
 from timer_wheel.format.index_layouts import IndexState, Newest, Rows
-from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS
+from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.hierarchy.hands import Hands, WaitingMessages, Writing
 from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb
@@ -65,7 +65,13 @@ class TimerIndex:
     anything holds the store's lock.
     """
 
-    def __init__(self, store: LiveStore, db: IndexDb, state: IndexState) -> None:
+    def __init__(
+        self,
+        store: LiveStore,
+        db: IndexDb,
+        state: IndexState,
+        older: OlderSlots = NO_OLDER_SLOTS,
+    ) -> None:
         self.store = store
         self.db = db
         self.queue = store.queue(TIMER_TOPIC, 0)
@@ -79,11 +85,11 @@ class TimerIndex:
         self.losses: deque[Finding] = deque(maxlen=_PROBLEMS_KEPT)
         self.lost = LostMessages(store.root)
         self.is_writing = False
-        self.older = NO_OLDER_SLOTS
+        self.older = older
         self._written_log_end = state.log_end
         self._batches = 0
         self._last_written = 0
-        db.on_damage = self._void
+        db.tell_damage(self._void)
 
     @contextmanager
     def whole_or_broken(self) -> Iterator[None]:
@@ -185,6 +191,16 @@ class TimerIndex:
     def waits_for_slot_ends(self) -> bool:
         """Whether a pending message was promised for the end of a slot of today's width."""
         return wait_for_slot_ends(self.store.log, self.waiting.parts(), self.marks)
+
+    def set_widths(self, precision_ms: int, slot_precision_ms: int) -> None:
+        """Let promises be so wide from now on, durably. Raises TargetError."""
+        self.precision_ms, self.slot_precision_ms = precision_ms, slot_precision_ms
+        self.write_now(durably=True)
+
+    def delivered_until(self, now_ms: int) -> None:
+        """Messages were delivered for all times up to this one."""
+        self.hand_ms = max(self.hand_ms, now_ms)
+        self.marks.pass_by(now_ms)
 
     @property
     def marked_from_ms(self) -> int:

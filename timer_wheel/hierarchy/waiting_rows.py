@@ -10,7 +10,6 @@ from message_store.columns.byte_column import Int64s, int64s
 from message_store.kernels.cache import kernel
 from message_store.kernels.log import store_time_at
 from message_store.writing.log import LiveLog
-from timer_wheel.format.hierarchy_due import due_times
 from timer_wheel.format.index_layouts import (
     FLAG_ALWAYS,
     FLAG_MARKER,
@@ -20,7 +19,7 @@ from timer_wheel.format.index_layouts import (
     Wheel,
     slot_of,
 )
-from timer_wheel.format.timer_due import is_overdue
+from timer_wheel.format.timer_due import due_times, is_overdue
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.timers.rows import Bools, TimerFacts
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that tell copies: what a wheel delivered or stored again, and what it is a copy of.
+"""Kernels that find copies, which a wheel delivered or rolled, and the messages that they are
+copies of.
 
 They keep the rule of ``copies`` for many records: an identity is 128 bits of hash over all that
 survives.

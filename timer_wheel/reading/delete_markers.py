@@ -2,10 +2,9 @@
 """Recall: which messages the delete markers on a wheel take away.
 
 A marker is itself a timed message, due with its target, and names the target's key. It works in the
-slot where both lie in the end: a message that rolls ends in the slot of its TIMER_OUT_MS, and so
-does a marker that rolls. What the marker's text must be differs: the plain UNIQ_KEY up to 5.3.1 and
-again from 5.4 on, topic + ``+`` + UNIQ_KEY in 5.3.2 and 5.3.3 and with 5.4's
-`appendTopicForTimerDeleteKey`.
+slot where both lie in the end. A message that rolls ends in the slot of its TIMER_OUT_MS, and so
+does a marker. The marker's text is the plain UNIQ_KEY up to 5.3.1 and from 5.4 on. It is topic +
+``+`` + UNIQ_KEY in 5.3.2 and 5.3.3, and with 5.4's `appendTopicForTimerDeleteKey`.
 """
 
 from collections import defaultdict
@@ -27,9 +26,8 @@ from message_store.format.properties import (
     TIMER_ROLL_LABEL,
     TIMER_ROLL_TIMES,
 )
-from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, decode_timer_checkpoint
+from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, decode_own, decode_timer_checkpoint
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.format.own_checkpoint import decode_own
 from timer_wheel.format.wheel_math import Int64Array, floor_ms
 from timer_wheel.reading.copies import first_offset
 from timer_wheel.reading.pending_timers import PendingTimers, pending_records

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that a stopped store's timers have still to do: on the wheel, in the queue in front of
-it, in a timeline; and less what the log shows as done.
+it, in a timeline. What the log shows as done is left out.
+
+A broker notes its place once a second. After a crash it repeats the second before: it delivers or
+rolls again what it had dealt with. A timeline notes its place every five minutes, and never for
+messages that were overdue at the end of the queue. Delivered copies in the log tell what was done
+(``copies``). The newest records may not stand in the queue yet, copies of rolled messages among
+them. A starting broker reads those from the log, and so does this.
+
+Limitations: records stored since the checkpoint are decoded one by one, some 20,000 a second. A
+damaged record hides the rest of its log file.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import attrs
 import numpy as np
@@ -13,15 +23,132 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
+from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_ROLL_LABEL
-from message_store.reading.consume_queue import read_queue
+from message_store.format.record_layout import head_layout
+from message_store.reading.commit_log import NO_TIME, first_store_times, read_store_times
+from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
+from timer_wheel.format.wheel_math import Int64Array
+from timer_wheel.reading.copies import Copies, first_offset, identity, is_copy, is_roll
 from timer_wheel.reading.delete_markers import Cancelled
-from timer_wheel.reading.done_already import EARLY_MS, read_log_since, still_to_do
-from timer_wheel.reading.pending_timers import PendingTimers, pending_records
+from timer_wheel.reading.pending_timers import PendingTimers, pending_records, record_at
 from timer_wheel.reading.timeline import Timeline, read_timeline
-from timer_wheel.reading.timer_queue import resume_queue_offset, waiting_in_queue
+from timer_wheel.reading.timer_queue import resume_queue_offset, to_be_placed, waiting_in_queue
+
+_MARKS = 20_000
+EARLY_MS = 10_000
+"""By how much a copy may be older than the time of its message: a timeline delivers when a second
+begins (`timerRocksDBPrecisionMs`), and a wheel does not place what is due before its slot is over.
+"""
+
+
+@attrs.frozen(eq=False)
+class LogSince:
+    """What the newest part of the log holds.
+
+    ``newest_ms`` is when the last record was stored. ``not_in_queue`` are timed messages that their
+    queue does not know, ``blocking_queue_offsets`` those of them that will stop a broker.
+    """
+
+    copies: Copies
+    newest_ms: int
+    not_in_queue: PendingTimers
+    blocking_queue_offsets: tuple[int, ...]
+
+
+def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) -> LogSince:
+    """Read what was stored at or after ``since_ms``, and what the timer queue may not know.
+
+    Raises SourceError.
+    """
+    queue = read_queue(root.timer_queue())
+    start = _scan_start(queue, commit_log, since_ms)
+    tail = max(queue.indexed_end, _flushed_before(root, commit_log))
+    copies = []
+    newest_ms = NO_TIME
+    not_in_queue = []
+    for message, size_bytes in _records_from(commit_log, min(start, tail)):
+        newest_ms = max(newest_ms, message.store_timestamp_ms)
+        offset = message.commit_log_offset
+        if is_roll(message) and offset >= tail:
+            not_in_queue.append((message.queue_offset, offset, size_bytes, message))
+        if is_copy(message):
+            copies.append((identity(message), offset, is_roll(message), first_offset(message)))
+    return LogSince(Copies(copies), newest_ms, *to_be_placed(not_in_queue))
+
+
+def still_to_do(
+    timers: PendingTimers,
+    units: TimerUnits,
+    commit_log: SegmentReader,
+    since: LogSince,
+    recalled_at: Int64Array,
+) -> tuple[PendingTimers, int]:
+    """The rows that were not yet dealt with (placed from the queue, delivered or rolled); and how
+    many were.
+
+    ``timers`` is all that a starting broker would find on the wheel and in the queue, where what
+    was done before the checkpoint is not, and in the log alone. ``recalled_at`` says where in the
+    log the delete marker of each is, ``LONG_MAX`` for none. Copies that are matched are taken from
+    ``since``.
+    """
+    placed = units.units["commit_log_offset"].astype(np.int64)
+    is_done = (timers.position < 0) & np.isin(timers.commit_log_offset, placed)
+    # What has no unit, or has lost it, may have rolled as well, and that long before its time.
+    may_have_rolled = timers.is_roll | (timers.position < 0)
+    may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
+    if since.copies.have_rolled:
+        may_be |= may_have_rolled
+    rows = np.flatnonzero(may_be & ~is_done) if since.copies else np.empty(0, np.int64)
+    rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
+    records = pending_records(commit_log, timers.rows(rows))
+    for row, rolls, message in zip(
+        rows.tolist(), may_have_rolled[rows].tolist(), records, strict=True
+    ):
+        if message is not None:
+            place = message.commit_log_offset, first_offset(message)
+            is_done[row] = since.copies.take(
+                identity(message),
+                *place,
+                may_have_rolled=rolls,
+                cancelled_at=int(recalled_at[row]),
+            )
+    return timers.rows(~is_done), int(is_done.sum())
+
+
+def _scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) -> int:
+    """A place where a record begins, and before which nothing was stored at or after a time."""
+    marks: Int64Array = queue.commit_log_offset[-_MARKS:]
+    times = read_store_times(commit_log, marks, queue.size_bytes[-_MARKS:])
+    is_known = times != NO_TIME
+    known = [*first_store_times(commit_log), *zip(marks[is_known], times[is_known], strict=True)]
+    before = itertools.takewhile(lambda mark: mark[1] < since_ms, sorted(known))
+    return max((int(offset) for offset, _ in before), default=commit_log.min_offset)
+
+
+def _flushed_before(root: StoreRoot, commit_log: SegmentReader) -> int:
+    """Where a log file begins up to which the store's checkpoint says that all was on disk."""
+    content = read_small_file(root.checkpoint)
+    recover_from_ms = 0 if content is None else StoreCheckpoint.decode(content).recover_from_ms
+    begins = [begin for begin, ms in first_store_times(commit_log) if ms <= recover_from_ms]
+    return max([commit_log.min_offset, *begins])
+
+
+def _records_from(commit_log: SegmentReader, offset: int) -> Iterator[tuple[StoredMessage, int]]:
+    """The records from a place on where one begins, each with its size in bytes."""
+    head = head_layout(0)
+    for segment in commit_log.segments:
+        place = max(offset, segment.start_offset)
+        end = segment.start_offset + segment.length_bytes
+        while place + head.size <= end:
+            size_bytes = head.decode_at(commit_log.read_at(place, head.size), 0)["size_bytes"]
+            message = record_at(commit_log, place, size_bytes) if size_bytes > 0 else None
+            if message is None or message.commit_log_offset != place:
+                break
+            yield message, size_bytes
+            place += size_bytes
 
 
 @attrs.frozen(eq=False)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose a store of timed messages is: a hierarchical wheel's, or that of a wheel in files.
 
-A small file says that the database is what tells what waits. It comes when the database is whole
-and on disk, and goes when a wheel is: whoever is stopped in between begins again. Needs no
+A small file says that the database tells which messages are pending. It comes when the database is
+whole and on disk, and goes when a wheel is: whoever is stopped in between begins again. Needs no
 database, so that anybody can ask.
 """
 

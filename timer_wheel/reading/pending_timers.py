@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits on a wheel, as columns, and the records behind the rows."""
+"""Pending messages of a wheel as columns, and the records behind the rows."""
 
 from collections.abc import Iterator
 

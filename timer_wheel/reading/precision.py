@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How wide the slots of a wheel are, which a broker writes nowhere: told by its slots, else by its
-units, else by the records in its queue.
+"""How wide the slots of a wheel are. A broker writes that nowhere: its slots tell, else its units,
+else the records in its queue.
 
-A slot holds its time divided by the width, and the last unit of its chain has that time: where that
-unit can be read the answer is certain. Otherwise the links of units tell, which join what shares a
-slot, and their times, which are multiples of the width. Where several widths remain it is the
-coarsest: with one that is too coarse a message comes late, with one that is too fine early.
+A slot holds its time divided by the width, and the last unit of its chain has that time. If that
+unit can be read, the answer is certain. Otherwise the links of units tell, which join what shares a
+slot, and their times, which are multiples of the width. Of several possible widths the coarsest is
+taken: a width that is too coarse delivers late, one that is too fine delivers early.
 """
 
 import numpy as np

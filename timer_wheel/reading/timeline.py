@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The RocksDB timeline of RocketMQ 5.4 and newer (`timerRocksDBEnable`), read and never written.
 
-One entry a message, in the column family ``timer`` of ``rocksdbstore/``, ordered by time; two more
-keys say how far the timer queue was read and up to when everything was delivered (docs/FORMAT.md,
+Each message has an entry in the column family ``timer`` of ``rocksdbstore/``, ordered by time. Two
+more keys say how far the timer queue was read, and up to when all was delivered (docs/FORMAT.md,
 timeline). Entries stay for a while when they are delivered.
 """
 
@@ -153,6 +153,6 @@ def refuse_waiting_timeline(root: StoreRoot) -> None:
     if timeline.scan_offset > resume:
         raise UnsupportedStoreError(
             f"{root.path}: a RocksDB timeline has read its timer queue up to"
-            f" {timeline.scan_offset:,}, and the wheel only up to {resume:,}: it would deliver what"
-            f" is between them again; {advice}"
+            f" {timeline.scan_offset:,}, and the wheel only up to {resume:,}. The wheel would"
+            f" deliver the messages between a second time; {advice}"
         )

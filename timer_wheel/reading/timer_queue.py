@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue in front of the wheel: where placing resumes, and what waits there to be placed.
+"""The queue in front of the wheel: where placing resumes, and which messages are yet to be placed.
 
-Every timed message is first a record of ``rmq_sys_wheel_timer`` with an entry in queue 0. Where a
-starting broker goes on placing is decided by the last unit of the timer log, not by the checkpoint;
-the checkpoint's master offset can only lower it.
+Every timed message is first a record of ``rmq_sys_wheel_timer`` with an entry in queue 0. The last
+unit of the timer log decides where a starting broker resumes placing, not the checkpoint. The
+checkpoint's master offset can only lower it.
 """
 
 from collections.abc import Iterable

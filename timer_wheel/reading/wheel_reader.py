@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a store's wheel as a starting broker would: what is pending, and in which slot.
 
-The wheel file is brought up to the timer log, the slots from the hand's place on are walked, the
-timer queue is read from where placing resumes, and what delete markers take away is taken away. The
-live record of a message that has rolled is its last one, and the only one that is reached. Where a
-broker of 5.4 or newer has used its RocksDB timeline, what waits there is part of it.
+The slots of the wheel file are revised by the timer log and walked from the hand on. The timer
+queue is read from where placing resumes. Then the messages that delete markers cancel are left out.
+The live record of a message that has rolled is its last one, and the only one that is reached. If a
+broker of 5.4 or newer has used its RocksDB timeline, the messages there are included.
 
-Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 20 bytes an entry;
-each message that still waits in the queue costs a look at its record.
+Limitations: wheel and timer log are read whole, 52 bytes a unit, of a timeline 20 bytes an entry.
+Each message that is still in the queue costs a look at its record.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.reading.engine_choice import hierarchy_mark
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.format.timer_log import TimerUnits, read_units
-from timer_wheel.format.wheel_file import NO_SLOTS, WheelSlots, all_slots, read_wheel
+from timer_wheel.format.wheel_file import NO_SLOTS, SLOT, WheelSlots, all_slots, read_wheel
 from timer_wheel.format.wheel_math import (
     DEFAULT_PRECISION_MS,
     WHEEL_SLOTS,
@@ -35,7 +35,86 @@ from timer_wheel.reading.outstanding import outstanding
 from timer_wheel.reading.pending_timers import PendingTimers
 from timer_wheel.reading.precision import precision_of_slots, precision_of_units
 from timer_wheel.reading.state import WheelState
-from timer_wheel.reading.wheel_revision import revised_slots
+
+NATIVE_SLOT = SLOT.dtype.newbyteorder("=")
+"""A slot in the machine's own byte order, for arrays that are worked on."""
+
+
+def revised_slots(
+    wheel: WheelSlots,
+    units: TimerUnits,
+    *,
+    begin_position: int,
+    read_time_ms: int,
+    precision_ms: int,
+) -> WheelSlots:
+    """The slots in use, in native byte order, once they agree with the units of the log.
+
+    Only units from the file that holds ``begin_position`` on are applied. Where a slot that is yet
+    to be read still points behind the end of the log, units are applied again from that slot's
+    first one on.
+    """
+    revised = _apply(wheel, units, units.index_of_file(begin_position), precision_ms)
+    slots = revised.slots
+    time_units = slots["time_units"] - read_time_ms // precision_ms
+    is_ahead = (time_units >= 0) & (time_units < WHEEL_SLOTS)
+    dangling = slots[is_ahead & (slots["last_position"] > units.end_position)]
+    first = int(dangling["first_position"].min()) if len(dangling) else units.end_position
+    if first < units.end_position:
+        revised = _apply(revised, units, units.index_of_file(first), precision_ms)
+    return revised
+
+
+def _apply(wheel: WheelSlots, units: TimerUnits, first_index: int, precision_ms: int) -> WheelSlots:
+    return revise_slots(
+        wheel, units.positions[first_index:], units.slot_time_ms[first_index:], precision_ms
+    )
+
+
+def revise_slots(
+    wheel: WheelSlots, positions: Int64Array, slot_time_ms: Int64Array, precision_ms: int
+) -> WheelSlots:
+    """The slots in use, in native byte order, once these units are applied: all at once, and as if
+    one after the other.
+    """
+    time_units = slot_time_ms // precision_ms
+    is_used = np.zeros(WHEEL_SLOTS, np.bool_)
+    is_used[wheel.index] = True
+    is_used[time_units % WHEEL_SLOTS] = True
+    used_index = np.flatnonzero(is_used)
+    row_of = np.empty(WHEEL_SLOTS, np.int64)
+    row_of[used_index] = np.arange(len(used_index), dtype=np.int64)
+    slots = np.zeros(len(used_index), NATIVE_SLOT)
+    slots[row_of[wheel.index]] = wheel.slots
+    _revise(slots, row_of[time_units % WHEEL_SLOTS], positions, time_units)
+    return attrs.evolve(wheel, index=used_index, slots=slots)
+
+
+def _revise(
+    slots: NDArray[np.void], index: Int64Array, positions: Int64Array, time_units: Int64Array
+) -> None:
+    """Apply units to ``slots`` in place; ``index`` is the row of each unit's slot."""
+    places = np.arange(len(positions), dtype=np.int64)
+    # Of equal indexes the last assignment stays: each slot's last unit, or its first from behind.
+    newest = np.empty(len(slots), np.int64)
+    newest[index] = places
+    ousted_until = np.full(len(slots), -1, np.int64)
+    is_ousted = time_units != time_units[newest[index]]
+    ousted_until[index[is_ousted]] = places[is_ousted]
+    staying = np.flatnonzero(places > ousted_until[index])[::-1]
+    oldest = np.empty(len(slots), np.int64)
+    oldest[index[staying]] = staying
+
+    last = np.flatnonzero(newest[index] == places)
+    used = index[last]
+    is_continued = slots["time_units"][used] == time_units[last]
+    is_continued &= ousted_until[used] < 0
+    slots["first_position"][used] = np.where(
+        is_continued, slots["first_position"][used], positions[oldest[used]]
+    )
+    slots["last_position"][used] = positions[last]
+    slots["time_units"][used] = time_units[last]
+
 
 _WORTH_COMPILING = 20_000
 """From so many units on, loading the compiled walk takes less than walking without it."""
@@ -125,8 +204,7 @@ def read_wheel_store(
     `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
     recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
     finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
-    and repeats, and finds what was stored and not yet queued; so does a store whose checkpoint is
-    lost, of which a broker would repeat everything. Of a hierarchical wheel's store it is
+    and repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
     what that holds, in slots of a millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel could not do when it was due, noted so that nobody misses it unawares: messages that
-could not be delivered, and delete markers that are damaged.
+"""Notes of messages that could not be delivered, and of damaged delete markers: nobody is to miss
+them unawares.
 """
 
 import attrs

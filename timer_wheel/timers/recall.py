@@ -102,9 +102,9 @@ class RecallMarks:
         return found
 
 
-NAMES_NOTHING = "its record names no message to take back"
+NAMES_NOTHING = "its record names no message"
 NAMES_ANOTHER = "its record names another key than its own"
-TAKES_NOTHING = "no message waits that its record names"
+TAKES_NOTHING = "its record names no pending message"
 
 
 def odd_markers(offsets: Int64s, facts: TimerFacts) -> list[LostMessage]:

@@ -4,8 +4,8 @@ properties text.
 
 A recall key stands for slot, real topic and unique key; a message and the delete marker that takes
 it away have the same one. It is two words of hash, 128 bits: good enough to tell messages apart.
-The slot enters between topic and key, through ``mix64``: two topics may differ in the same bits as
-their slots, and a seed that is xor-ed with the slot would give both one key.
+The slot enters between topic and key, through ``mix64``. Two topics may differ in the same bits as
+their slots: a seed xor-ed with the slot would give both one key.
 """
 
 from typing import Any

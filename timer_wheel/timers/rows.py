@@ -2,7 +2,6 @@
 """Units of the timer log as columns, and what their records say."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -44,9 +43,6 @@ from timer_wheel.timers.unit_kernels import (
     SLOT_TIME,
     WRITE_TIME,
 )
-
-if TYPE_CHECKING:
-    from message_store.writing.log import LiveLog
 
 Bools = NDArray[np.bool_]
 
@@ -221,7 +217,7 @@ class TimerFacts:
 
 
 def read_facts(
-    log: "LiveLog",
+    log: LiveLog,
     offsets: Int64s,
     sizes: Int64s,
     precision_ms: int,
@@ -244,7 +240,7 @@ def read_facts(
     return TimerFacts(table, problems, precision_ms)
 
 
-def _read_unusual(log: "LiveLog", offset: int, size_bytes: int, facts: Int64s) -> None:
+def _read_unusual(log: LiveLog, offset: int, size_bytes: int, facts: Int64s) -> None:
     """Let the scalar code judge a record; raises FormatError with what is wrong."""
     message = log.record(offset, size_bytes)
     if facts[STATUS] == MISSING:
@@ -281,3 +277,34 @@ def facts_then(
     width_ms = older.widths_ms[number]
     before = NO_OLDER_SLOTS if width_ms == EXACT_MS else older.first(number)
     return read_facts(log, offsets, sizes, width_ms, keys=True, older=before)
+
+
+@attrs.frozen(eq=False)
+class Unplaced:
+    """Entries of the timer queue that have no unit: their rows, without positions, and facts.
+
+    ``queue_offset`` is the first one's, ``end`` is behind the last. Entries that cannot be timed
+    messages have the slot time 0.
+    """
+
+    rows: TimerRows
+    facts: TimerFacts
+    queue_offset: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def end(self) -> int:
+        """The queue offset behind the last."""
+        return self.queue_offset + len(self.rows)
+
+    def first(self, count: int) -> "Unplaced":
+        """Only the first of them."""
+        if count >= len(self.rows):
+            return self
+        part = slice(0, count)
+        table = np.ascontiguousarray(self.facts.table[:, part])
+        problems = {row: why for row, why in self.facts.problems.items() if row < count}
+        facts = TimerFacts(table, problems, self.facts.precision_ms)
+        return Unplaced(self.rows.rows(part), facts, self.queue_offset)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same for every store of timed messages, however it finds those that are due: taking
-them in, asking and answering, and how a store begins and ends.
+"""What every store of timed messages shares, however it finds the due ones: taking them in,
+questions and answers, opening and closing.
 """
 
 from abc import ABC, abstractmethod

@@ -9,6 +9,7 @@ from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
 from message_store.interface.delay_store import Finding, Severity
+from message_store.interface.finding_rules import worst_first
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
 from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.rows import Bools, TimerRows
@@ -17,13 +18,12 @@ from timer_wheel.wheel.recall_search import find_markers
 from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding
 
 _SLOTS_AT_ONCE = 4096
-_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 def check_wheel(timers: LiveTimers, known: Sequence[Finding]) -> list[Finding]:
     """What is wrong, worst first; ``known`` was noticed before."""
     found = [*known, *_of_losses(timers), *_in_queue(timers), *_on_wheel(timers)]
-    return sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return worst_first(found)
 
 
 def _of_losses(timers: LiveTimers) -> list[Finding]:

@@ -3,10 +3,10 @@
 and timermetrics.
 
 Checkpoint and wheel are rewritten in place. The checkpoint's master offset is raised before units
-are appended, so that at any moment a broker that takes over goes on placing behind the last unit:
-it neither places a message twice nor skips one. Its last offset, which a broker believes where
-it finds no unit, is raised when the units are on the disk: a loss of power may keep the checkpoint
-and take the units (RocketMQ: TimerMessageStore's flush service writes the timer log first).
+are appended. So at any moment a broker that takes over resumes behind the last unit: it neither
+places a message twice nor skips one. The last offset is raised when the units are on the disk,
+because a broker believes it if it finds no unit. A loss of power may keep the checkpoint and take
+the units (RocketMQ: TimerMessageStore's flush service writes the timer log first).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,9 +26,13 @@ from message_store.files.small_files import (
 from message_store.files.store_root import StoreRoot
 from message_store.files.unsynced import Unsynced
 from timer_wheel.format.checkpoint import (
+    OWN_PLACES,
     TIMER_CHECKPOINT_NAME,
+    OwnCheckpoint,
     TimerCheckpoint,
+    decode_own,
     decode_timer_checkpoint,
+    encode_own,
     encode_timer_checkpoint,
 )
 from timer_wheel.format.metrics import (
@@ -37,7 +41,6 @@ from timer_wheel.format.metrics import (
     TopicCount,
     encode_timer_metrics,
 )
-from timer_wheel.format.own_checkpoint import OWN_PLACES, OwnCheckpoint, decode_own, encode_own
 from timer_wheel.format.wheel_file import WHEEL_FILE_BYTES, WheelSlots, read_slots, snapshots
 from timer_wheel.wheel.slots import LiveWheel
 
@@ -87,10 +90,11 @@ class WheelFiles:
                 )
             )
 
-    def save(self, hand_ms: int, placed_end: int) -> None:
+    def save(self, hand_ms: int, placed_end: int, own: OwnCheckpoint | None = None) -> None:
         """Say where the hand is, and up to which queue offset all entries have units, which may not
-        be on the disk.
+        be on the disk. ``own`` is our own part from now on.
         """
+        self.own = own or self.own
         self.announce(placed_end)
         known = self.checkpoint
         self._write(

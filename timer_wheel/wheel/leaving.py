@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to a wheel before it is left to somebody else: everything that waits gets its unit,
-and the units of what was dealt with go to a slot that is over, where a broker does not find them.
+"""Prepares a wheel for its next owner. Every pending message gets its unit. Units of messages that
+were dealt with go to a slot that is over, where a broker does not find them.
 """
 
 import json
@@ -59,7 +59,6 @@ def put_away_since(root: StoreRoot, copies_from: int) -> TimerRows:
 
 
 _SLOTS_AT_ONCE = 4096
-_NOTHING: Int64s = np.empty(0, np.int64)
 
 
 def place_all(timers: LiveTimers, now_ms: int) -> None:
@@ -92,7 +91,7 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
         put_away(
             timers.log, goes, past_ms, lambda: timers.store.sync_or_break(timers.log.segments.sync)
         )
-    timers.done, timers.repeating_until_ms = _NOTHING, 0
+    timers.all_on_wheel_waits()
 
 
 def _repeats_until(timers: LiveTimers) -> int:

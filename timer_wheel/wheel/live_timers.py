@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel at work: from the timer queue into timer log and slots, and out of the slots again.
 
-Units are appended in the order of the queue, and none for an entry that is to be delivered before
-its slot: a broker that takes over goes on behind the last unit.
+Units are appended in the order of the queue. An entry that is to be delivered before its slot gets
+none: a broker that takes over resumes behind the last unit.
 """
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 import numpy as np
 
-from message_store.columns.byte_column import Int64s, int64s
-from message_store.format.java_numbers import LONG_MAX
+from message_store.columns.byte_column import Int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
+from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.format.own_checkpoint import OwnCheckpoint
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
 from timer_wheel.timers.lost_messages import LostMessages
-from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, read_facts
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, read_facts
 from timer_wheel.timers.unit_kernels import (
     FLAGS,
     LOG_OFFSET,
@@ -31,75 +29,12 @@ from timer_wheel.timers.unit_kernels import (
     WRITE_TIME,
 )
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.log import KnownSlot, LiveTimerLog
+from timer_wheel.wheel.log import KnownSlot, LiveTimerLog, PlacedAgain
 from timer_wheel.wheel.metrics import LiveMetrics
 from timer_wheel.wheel.slots import LiveWheel
 
-if TYPE_CHECKING:
-    from message_store.writing.log import LiveLog
-    from timer_wheel.timers.rows import TimerFacts, TimerRows
-
-
-@attrs.define
-class PlacedAgain:
-    """What is known of the units of one timer log.
-
-    ``known_from`` is the position from which on all were placed since the store was opened; until
-    that is said nothing is known. ``is_any`` says whether one of those was placed again.
-    """
-
-    known_from: int = LONG_MAX
-    is_any: bool = False
-
-    def note(self, facts: "TimerFacts") -> None:
-        """These are being placed."""
-        self.is_any = self.is_any or bool((facts.table[PREPARED_OFFSET] < 0).any())
-
-    def among(self, rows: "TimerRows", log: "LiveLog") -> bool:
-        """Whether one of these messages was placed again and says where its first record was, or
-        may be a delete marker.
-        """
-        if not self.is_any and (rows.position >= self.known_from).all():
-            return False
-        offsets, sizes = rows.commit_log_offset, rows.size_bytes
-        addresses = log.addresses(offsets)
-        addresses[sizes > log.rooms(offsets)] = -1
-        return bool(is_any_to_be_read(addresses, int64s(sizes)))
-
-
 EVERYTHING = 2**40
 """More entries than any queue has."""
-
-
-@attrs.frozen(eq=False)
-class Unplaced:
-    """Entries of the timer queue that have no unit: their rows, without positions, and facts.
-
-    ``queue_offset`` is the first one's, ``end`` is behind the last. Entries that cannot be timed
-    messages have the slot time 0.
-    """
-
-    rows: TimerRows
-    facts: TimerFacts
-    queue_offset: int
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def end(self) -> int:
-        """The queue offset behind the last."""
-        return self.queue_offset + len(self.rows)
-
-    def first(self, count: int) -> "Unplaced":
-        """Only the first of them."""
-        if count >= len(self.rows):
-            return self
-        part = slice(0, count)
-        table = np.ascontiguousarray(self.facts.table[:, part])
-        problems = {row: why for row, why in self.facts.problems.items() if row < count}
-        facts = TimerFacts(table, problems, self.facts.precision_ms)
-        return Unplaced(self.rows.rows(part), facts, self.queue_offset)
 
 
 _PIECE = 1 << 17
@@ -166,6 +101,66 @@ class LiveTimers:
     def is_repeating(self) -> bool:
         """Whether slots hold what was dealt with, so that the log may have copies of that."""
         return len(self.done) > 0 or self.wheel.hand_ms < self.repeating_until_ms
+
+    # --- how it begins ----------------------------------------------------------------------------
+
+    def begin(self, wheel: LiveWheel, *, has_rolled: bool, early: TimerRows, mended: int) -> None:
+        """Take what the units of the timer log tell when the store is opened."""
+        self.wheel, self.has_rolled, self.early = wheel, has_rolled, early
+        self.mended_units = mended
+
+    def resume_at(self, queue_offset: int) -> None:
+        """Entries before this queue offset have their units, or need none."""
+        self.placed_end = queue_offset
+
+    def believe(self, waiting: Int64s) -> None:
+        """Take for dealt with whatever is in the queue and has no record at one of these places of
+        the log.
+        """
+        rest = self.unplaced(EVERYTHING).rows
+        waits = np.isin(rest.commit_log_offset, waiting)
+        self.done = np.unique(rest.commit_log_offset[~waits])
+        first_ms = int(rest.slot_time_ms[waits].min(initial=self.wheel.hand_ms))
+        self.wheel.move_hand(max(floor_ms(first_ms, self.precision_ms), self.precision_ms))
+
+    def remember_older(self, older: OlderSlots) -> None:
+        """The slots that there were before, on this wheel and on a hierarchical one."""
+        self.older = older
+
+    def know_copies(self, base: OwnCheckpoint) -> None:
+        """Since when the log may hold copies."""
+        self.base = base
+
+    def is_open(self) -> None:
+        """All units from now on are known to have been placed since the store was opened."""
+        self.placed_again.know_from(self.log.end)
+
+    def made_anew(
+        self,
+        wheel: LiveWheel,
+        window_slots: int,
+        *,
+        older: OlderSlots,
+        log_begins: int,
+        early: TimerRows | None = None,
+    ) -> "LiveTimers":
+        """The same queue on a wheel of another width; ``early`` is what was placed there already
+        and is due before its slot is over.
+        """
+        made = LiveTimers(
+            self.store,
+            self.log,
+            wheel,
+            self.files,
+            window_slots,
+            log_begins=log_begins,
+            older=older,
+        )
+        made.placed_end, made.has_rolled = self.placed_end, self.has_rolled
+        if early is not None:
+            made.metrics.forget()
+            made.early = early
+        return made
 
     # --- what the queue holds ---------------------------------------------------------------------
 
@@ -377,7 +372,7 @@ class LiveTimers:
         is_early &= rows.slot_time_ms < floor_ms(facts.out_ms, self.precision_ms)
         if not is_early.any():
             return rows
-        self.mended_units += int(is_early.sum())
+        self.count_mended(int(is_early.sum()))
         rows = TimerRows(rows.table.copy())
         rows.table[FLAGS] |= np.where(is_early, FLAG_ROLL, 0)
         return rows
@@ -389,12 +384,20 @@ class LiveTimers:
             self.store.log, offsets, sizes, self.precision_ms, keys=keys, older=self.older
         )
 
+    def count_mended(self, count: int) -> None:
+        """So many units contradicted their records."""
+        self.mended_units += count
+
     # --- what is done -----------------------------------------------------------------------------
 
     def mark_done(self, rows: TimerRows) -> None:
         """Say that rows which stay in their slots were dealt with."""
         self.done = np.union1d(self.done, rows.commit_log_offset)
         self.early = self.early.rows(~np.isin(self.early.commit_log_offset, self.done))
+
+    def all_on_wheel_waits(self) -> None:
+        """Nothing on the wheel was dealt with any more."""
+        self.done, self.repeating_until_ms = _NOTHING, 0
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time were dealt with."""
@@ -412,11 +415,11 @@ class LiveTimers:
             metrics.count_anew(self.log.all_units(), self.wheel.hand_ms, self.done)
         if metrics.is_new or (durably and not metrics.is_durable):
             self.files.write_metrics(metrics.counts, durably=durably)
-            metrics.is_new, metrics.is_durable = False, durably
+            metrics.written(durably=durably)
 
-    def save(self) -> None:
-        """Write the checkpoint."""
-        self.files.save(self.wheel.hand_ms, self.placed_end)
+    def save(self, own: OwnCheckpoint | None = None) -> None:
+        """Write the checkpoint, with this for our own part of it."""
+        self.files.save(self.wheel.hand_ms, self.placed_end, own)
 
     def state_to_flush(self) -> OwnCheckpoint:
         """What holds now and, once all that was written so far is on disk, holds there."""
@@ -441,6 +444,13 @@ class LiveTimers:
             copies_position=end,
             older=self.older,
         )
+
+    def delete_expired(self, commit_log_min: int) -> list[Path]:
+        """Take away the files of the timer log that lead to no record. Raises TargetError."""
+        try:
+            return self.log.delete_expired(commit_log_min)
+        finally:
+            self.log_begins = self.log.segments.min_offset
 
     def keep_from(self) -> int:
         """A place in the log before which no record is needed by anything that waits."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timer log of a store that is open for writing: units go to its end, all of an append or none.
 
-The first unit's first eight bytes are written last, or the blank before it where it begins a file;
-until then the log ends before it. What lies behind the end is zeros (docs/FORMAT.md, timer log).
+The first unit's first eight bytes are written last, or the blank before it if it begins a file.
+Until then the log ends before it. What lies behind the end is zeros (docs/FORMAT.md, timer log).
 """
 
 import itertools
@@ -20,6 +20,7 @@ from message_store.format.java_numbers import LONG_MAX, LONG_MIN
 from message_store.format.layout import Layout
 from message_store.format.record_layout import MAGIC_BLANK
 from message_store.kernels.raw_memory import address_of
+from message_store.writing.log import LiveLog
 from timer_wheel.format.timer_log import (
     NO_POSITION,
     TIMER_BLANK,
@@ -28,7 +29,8 @@ from timer_wheel.format.timer_log import (
     slot_time_ms,
     units_per_file,
 )
-from timer_wheel.timers.rows import TimerRows
+from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
+from timer_wheel.timers.rows import TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import (
     COUNTS,
     POSITION,
@@ -173,6 +175,11 @@ class LiveTimerLog:
         index += min(self.end % self.file_bytes // _UNIT, per_file)
         indexes = index + np.arange(count, dtype=np.int64)
         return indexes // per_file * self.file_bytes + indexes % per_file * _UNIT
+
+    def begin_file(self) -> int:
+        """Let the next unit begin a file, behind a gap that nothing leads over; returns where."""
+        self.end = -(-self.end // self.file_bytes) * self.file_bytes
+        return self.end
 
     def append(self, rows: TimerRows, wheel: LiveWheel) -> None:
         """Put a unit for each row at the end, and hang it on the wheel; sets their positions.
@@ -380,3 +387,34 @@ def _rows_of(units: "np.ndarray[tuple[int], np.dtype[np.void]]", position: int) 
         units["topic_hash"],
     )
     return TimerRows(table)
+
+
+@attrs.define
+class PlacedAgain:
+    """What is known of the units of one timer log.
+
+    ``known_from`` is the position from which on all were placed since the store was opened; until
+    that is said nothing is known. ``is_any`` says whether one of those was placed again.
+    """
+
+    known_from: int = LONG_MAX
+    is_any: bool = False
+
+    def know_from(self, position: int) -> None:
+        """The store is open: all units from this position on are noted."""
+        self.known_from = position
+
+    def note(self, facts: TimerFacts) -> None:
+        """These are being placed."""
+        self.is_any = self.is_any or bool((facts.table[PREPARED_OFFSET] < 0).any())
+
+    def among(self, rows: TimerRows, log: LiveLog) -> bool:
+        """Whether one of these messages was placed again and says where its first record was, or
+        may be a delete marker.
+        """
+        if not self.is_any and (rows.position >= self.known_from).all():
+            return False
+        offsets, sizes = rows.commit_log_offset, rows.size_bytes
+        addresses = log.addresses(offsets)
+        addresses[sizes > log.rooms(offsets)] = -1
+        return bool(is_any_to_be_read(addresses, int64s(sizes)))

@@ -77,6 +77,14 @@ class LiveMetrics:
         self.is_new = True
         self.counts[topic] -= count
 
+    def forget(self) -> None:
+        """The counts may be wrong: ``count_anew`` makes them right."""
+        self.is_known = False
+
+    def written(self, *, durably: bool) -> None:
+        """The file has the counts."""
+        self.is_new, self.is_durable = False, durably
+
     def count_anew(self, pieces: Iterable[TimerRows], hand_ms: int, done: Int64s) -> None:
         """Count the units of a log that are yet to be read."""
         self.counts.clear()

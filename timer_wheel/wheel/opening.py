@@ -2,9 +2,16 @@
 """Opens the wheel of a store for writing: from the timer log, which is the truth, and from what the
 checkpoint says.
 
-Slots are not read from the wheel file: units of the timer log are hung on an empty wheel in their
-order, and the file is put right where it says otherwise. A file or a snapshot that a broker wrote
-tells how wide slots are.
+Slots are not read from the wheel file. Units of the timer log are hung on an empty wheel in their
+order, and the file is corrected where it differs. A file or a snapshot that a broker wrote tells
+how wide slots are.
+
+A wheel of another precision is refused while messages are pending on it, or made for the new one. A
+slot holds its time divided by the precision: a broker with another one finds nothing where it
+looks. In the new wheel every pending message gets the slot that ends at or after its promise.
+Cancelled messages are left out, and so are their delete markers: in a wider slot a marker would
+cancel its neighbours too. The new units begin a new file, to which nothing leads until the
+checkpoint says that the log begins there. Then the old files are removed.
 """
 
 from collections.abc import Mapping
@@ -13,24 +20,25 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store.base.errors import UnsupportedStoreError
+from message_store.base.errors import PrecisionError, UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import SegmentReader
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
-from timer_wheel.format.older_slots import NO_OLDER_SLOTS
-from timer_wheel.format.timer_due import FINEST_MS, is_overdue
+from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
+from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS, is_overdue, write_times
 from timer_wheel.format.timer_log import read_units
 from timer_wheel.format.wheel_file import all_slots
-from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms
+from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms, needs_roll
 from timer_wheel.reading.precision import precision_of_slots, precision_of_times, precision_of_units
-from timer_wheel.timers.rows import read_facts
-from timer_wheel.timers.unit_kernels import OVERDUE, ROLLS
+from timer_wheel.timers.recall import marker_offsets
+from timer_wheel.timers.rows import TimerRows, read_facts
+from timer_wheel.timers.unit_kernels import OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.files import WheelFiles
+from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
-from timer_wheel.wheel.rebuild import has_units, rebuilt, refuse
 from timer_wheel.wheel.recall_search import find_markers, note_what_is_damaged, settle_older
 from timer_wheel.wheel.recovery import (
     begin_of_copies,
@@ -48,7 +56,7 @@ from timer_wheel.wheel.recovery import (
 )
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.slots import LiveWheel
-from timer_wheel.wheel.unit_repair import mend_units
+from timer_wheel.wheel.unit_repair import mend_units, with_right_flags, write_flags
 from timer_wheel.wheel.waiting import next_due_ms
 
 
@@ -109,10 +117,11 @@ def _open(
     asked_ms = precision_ms or known_ms or DEFAULT_PRECISION_MS
     settings = WheelSettings(precision_ms=asked_ms, **wheel)
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
-    timers.metrics.is_known &= not is_in_doubt
+    if is_in_doubt:
+        timers.metrics.forget()
     settle_older(timers)
     if waiting is not None:
-        _believe(timers, waiting)
+        timers.believe(waiting)
     elif not store.settings.repeat_after_kill:
         _account(timers)
     if is_in_doubt:
@@ -120,7 +129,7 @@ def _open(
     if timers.precision_ms != asked_ms:
         timers = _with_precision(timers, settings)
     _begin(timers, is_in_doubt=is_in_doubt or was_cut)
-    timers.placed_again.known_from = timers.log.end
+    timers.is_open()
     return timers, settings
 
 
@@ -137,8 +146,7 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
         own.precision_ms,
     )
     if not is_in_doubt and is_at_flush and not files.is_stale:
-        files.own = own
-        timers.save()
+        timers.save(own)
         return
     for start in segments.starts:
         segments.doubt(start)
@@ -148,8 +156,7 @@ def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
         files.doubt_wheel()
         files.write_wheel(timers.wheel, flush_position)
         files.sync_wheel()
-    files.own = own
-    timers.save()
+    timers.save(own)
     files.sync_checkpoint(flush_position, own, timers.placed_end)
 
 
@@ -160,20 +167,10 @@ def _with_precision(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
         if settings.on_precision_change == "refuse" and _waits(timers):
             raise refuse(timers, precision_ms)
         return rebuilt(timers, settings)
-    store, log, files = timers.store, timers.log, timers.files
     hand_ms = -(-timers.wheel.hand_ms // precision_ms) * precision_ms
-    made = LiveTimers(
-        store,
-        log,
-        LiveWheel(precision_ms, hand_ms),
-        files,
-        settings.roll_window_slots,
-        log_begins=timers.log_begins,
-        older=timers.older,
-    )
-    made.placed_end, made.has_rolled = timers.placed_end, timers.has_rolled
-    files.forget_wheel()
-    return made
+    wheel, window_slots = LiveWheel(precision_ms, hand_ms), settings.roll_window_slots
+    timers.files.forget_wheel()
+    return timers.made_anew(wheel, window_slots, older=timers.older, log_begins=timers.log_begins)
 
 
 def _waits(timers: LiveTimers) -> bool:
@@ -200,17 +197,15 @@ def _hung(
     )
     counts = log.revise(wheel)
     file = files.slots_on_disk()
-    timers.mended_units = mend_units(timers, counts, file)
-    if timers.mended_units:
-        wheel = timers.wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
+    mended = mend_units(timers, counts, file)
+    if mended:
+        wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)
-    timers.has_rolled = bool(counts[ROLLS])
+    early = log.find(None, NO_SLOT, 0) if counts[OVERDUE] else TimerRows.empty()
+    is_early = is_overdue(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
+    timers.begin(wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended)
     files.compare(wheel, file, log.end)
-    timers.placed_end = resume(timers.queue, log, store)
-    if counts[OVERDUE]:
-        rows = log.find(None, NO_SLOT, 0)
-        is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
-        timers.early = rows.rows(is_early)
+    timers.resume_at(resume(timers.queue, log, store))
     return timers
 
 
@@ -235,15 +230,6 @@ def _latest_ms(store: LiveStore, files: WheelFiles) -> int:
     return max(store.clock.now_ms(), files.found.timestamp_ms)
 
 
-def _believe(timers: LiveTimers, waiting: Int64s) -> None:
-    """Take for dealt with whatever is in the queue and is not said to wait."""
-    rest = timers.unplaced(EVERYTHING)
-    waits = np.isin(rest.rows.commit_log_offset, waiting)
-    timers.done = np.unique(rest.rows.commit_log_offset[~waits])
-    first_ms = int(rest.rows.slot_time_ms[waits].min(initial=timers.wheel.hand_ms))
-    timers.wheel.move_hand(max(floor_ms(first_ms, timers.precision_ms), timers.precision_ms))
-
-
 def _account(timers: LiveTimers) -> None:
     """Find out what was dealt with already, where the checkpoint cannot tell."""
     store, own = timers.store, timers.files.found_own
@@ -253,14 +239,12 @@ def _account(timers: LiveTimers) -> None:
     elif timers.log.end < own.flushed_position:
         # Lost units get others where they lay: neither a place nor the hand tells old from new.
         copies_from = store.log.min_offset
-        timers.base = attrs.evolve(timers.base, copies_hand_ms=0, copies_position=0)
+        timers.know_copies(attrs.evolve(timers.base, copies_hand_ms=0, copies_position=0))
     else:
         copies_from = min(max(own.copies_from, store.log.min_offset), store.log.end)
-        timers.base = attrs.evolve(
-            timers.base,
-            copies_hand_ms=own.copies_hand_ms,
-            copies_position=own.copies_position,
-        )
+        hand_ms, position = own.copies_hand_ms, own.copies_position
+        base = attrs.evolve(timers.base, copies_hand_ms=hand_ms, copies_position=position)
+        timers.know_copies(base)
     settle_accounts(timers, copies_from)
     files, hand_ms = timers.files, timers.files.claimed_hand_ms
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
@@ -306,3 +290,110 @@ def _refuse_unknown(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> N
             f"{store.root.path}: nothing tells how wide the slots of its wheel are; say it with"
             " precision_ms (timerPrecisionMs of its broker)"
         )
+
+
+def has_units(timers: LiveTimers) -> bool:
+    """Whether anything is on the wheel or on its way there, also what was dealt with."""
+    on_its_way = timers.placed_end < timers.queue.max_offset
+    return on_its_way or len(timers.wheel.used_slots()) > 0
+
+
+def refuse(timers: LiveTimers, precision_ms: int) -> PrecisionError:
+    """What to raise for a wheel with another precision."""
+    kept_ms = timers.precision_ms
+    way_out = f"Open it with precision_ms={kept_ms}, or with on_precision_change='rebuild'"
+    return PrecisionError(timers.store.root.path, kept_ms, precision_ms, way_out)
+
+
+def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
+    """The same messages on a wheel of another precision.
+
+    Raises UnsupportedStoreError for a finer one when messages are to roll: those would be placed
+    again by their records, which know the old precision, and come too early. And where messages
+    wait from before more changes than are remembered. What is refused has changed no unit.
+
+    Raises TargetError when the disk refuses.
+    """
+    now_ms = timers.store.clock.now_ms()
+    place_all(timers, now_ms)
+    rows, mended = _waiting(timers)
+    _refuse_too_many_widths(timers, rows)
+    rows = rows.rows(np.argsort(rows.commit_log_offset, kind="stable"))
+    wheel = LiveWheel(settings.precision_ms, floor_ms(timers.wheel.hand_ms, settings.precision_ms))
+    _give_slots(rows, timers, wheel, now_ms)
+    far = needs_roll(rows.slot_time_ms, now_ms, wheel.precision_ms, settings.roll_window_slots)
+    if settings.precision_ms < timers.precision_ms and (rows.is_roll | far).any():
+        raise UnsupportedStoreError(
+            f"{timers.store.root.path}: messages that are to roll would come early on a wheel with"
+            f" finer slots; deliver them first with precision_ms={timers.precision_ms}"
+        )
+    write_flags(timers, mended)
+    return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
+
+
+def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
+    until = timers.older.until_next_change
+    if until and (marker_offsets(rows.commit_log_offset, timers.facts(rows)) < until).any():
+        raise UnsupportedStoreError(
+            f"{timers.store.root.path}: messages wait from before the last"
+            f" {MOST_WIDTHS - 1} changes of precision; deliver them first"
+            f" with precision_ms={timers.precision_ms}"
+        )
+
+
+def _waiting(timers: LiveTimers) -> tuple[TimerRows, TimerRows]:
+    """What is on the wheel, but for what takes back and what was taken back; and the units whose
+    flags contradict their records, with the right ones.
+    """
+    rows = timers.in_slots(timers.wheel.used_slots())
+    mended = with_right_flags(rows, timers.facts(rows))
+    marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
+    if len(marks):
+        facts = timers.facts(rows, keys=True)
+        rows = rows.rows(~marks.take_away(rows.commit_log_offset, facts))
+    return rows.rows(~rows.is_marker), mended
+
+
+def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: int) -> None:
+    """The slots whose ends are the first at or after the promises."""
+    ends = floor_ms(rows.slot_time_ms, timers.precision_ms) + timers.precision_ms
+    slots = floor_ms(ends - 1, wheel.precision_ms)
+    overdue = np.maximum(floor_ms(rows.slot_time_ms, wheel.precision_ms), wheel.hand_ms)
+    is_late = is_overdue(rows.slot_time_ms)
+    rows.table[SLOT_TIME] = np.where(is_late, overdue + OVERDUE_MARK_MS, slots)
+    rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, wheel.precision_ms)
+
+
+def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> TimerRows:
+    """The rows and, where the newest queue entry is not among them, a unit for it before the hand:
+    the last unit tells where placing goes on.
+    """
+    last = timers.log.last_unit()
+    if len(rows) and last.commit_log_offset[0] <= rows.commit_log_offset[-1]:
+        return rows
+    last.table[WRITE_TIME] = wheel.hand_ms - wheel.precision_ms
+    last.table[SLOT_TIME] = last.table[WRITE_TIME] + OVERDUE_MARK_MS  # a search comes upon it
+    return TimerRows.together([rows, last])
+
+
+def _moved(
+    timers: LiveTimers, rows: TimerRows, wheel: LiveWheel, settings: WheelSettings
+) -> LiveTimers:
+    log, files = timers.log, timers.files
+    begin = log.begin_file()
+    log.append(rows, wheel)
+    log.segments.sync()
+    is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
+    made = timers.made_anew(
+        wheel,
+        settings.roll_window_slots,
+        log_begins=begin,
+        older=timers.older.followed_by(timers.store.log.end, timers.precision_ms),
+        early=rows.rows(is_early),
+    )
+    own = made.state_to_flush()
+    made.save(own)
+    files.sync_checkpoint(0, own, made.placed_end)
+    log.segments.delete_before(begin)
+    files.forget_wheel()
+    return made

@@ -15,7 +15,7 @@ from message_store.columns.byte_column import int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
-from timer_wheel.format.own_checkpoint import UNKNOWN, OwnCheckpoint
+from timer_wheel.format.checkpoint import UNKNOWN, OwnCheckpoint
 from timer_wheel.format.timer_due import FINEST_MS, is_overdue
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.copy_kernels import (
@@ -199,7 +199,7 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
     """Find out what was dealt with already; ``timers.done`` gets it."""
     rest = timers.unplaced(EVERYTHING)
     copies_from = max(copies_from, timers.store.log.min_offset)
-    timers.base = attrs.evolve(timers.base, copies_from=copies_from)
+    timers.know_copies(attrs.evolve(timers.base, copies_from=copies_from))
     copies = copies_in_log(timers.store.log, copies_from)
     if not len(copies[OFFSET]):
         return

@@ -2,9 +2,9 @@
 """``WheelStore``: messages for any time, on the files of a broker's timer wheel.
 
 Scheduling stores a record of ``rmq_sys_wheel_timer`` and its queue entry, no more. ``advance``
-places in bulk what the queue holds, takes the slots that are over, delivers, and sends round again
-what is farther away than the wheel looks. A stock broker opens what this leaves and goes on with
-it, and the other way about (docs/FORMAT.md, timer wheel).
+places the queue's entries in bulk, reads the slots that are over, delivers, and rolls messages that
+are farther away than the wheel looks. A stock broker opens what this leaves and goes on with it,
+and the other way about (docs/FORMAT.md, timer wheel).
 """
 
 import random
@@ -139,10 +139,9 @@ class WheelStore(TimerStore):
     def _clean(self, now_ms: int) -> None:
         in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
         keep_from = min(self._timers.keep_from(), in_levels)
-        log = self._timers.log
+        timers = self._timers
         if self._store.clean(now_ms, keep_from, self._make_known):
-            self._store.retention.attempt(lambda: log.delete_expired(self._store.log.min_offset))
-            self._timers.log_begins = log.segments.min_offset
+            self._store.retention.attempt(lambda: timers.delete_expired(self._store.log.min_offset))
 
     def _make_known(self) -> None:
         """Else whoever comes after a kill would look for what was dealt with before.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One turn of the wheel: what is due at a time goes to its topic, what has farther to go goes round
-again, and the hand moves on.
+"""One turn of the wheel: due messages are delivered, messages with farther to go are rolled, and
+the hand moves on.
 
 Order: deliveries to the log and the queues, then rolls, then the units of what the queue held, then
 the checkpoint. A process that is killed in between has delivered all or nothing; whoever opens the
@@ -8,7 +8,6 @@ store then finds in the log what was done.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -24,19 +23,17 @@ from message_store.redelivery.batch import (
 )
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.measured import Measured
+from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import RecallMarks
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, delivery_order
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, delivery_order
 from timer_wheel.timers.timer_properties import wheel_stamps
-from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers, Unplaced
+from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import KnownSlot
 from timer_wheel.wheel.recall_search import are_older
 from timer_wheel.wheel.unit_repair import are_other_kinds, has_doubtful_units, mend_flags
-
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
 
 WORTH_IT_UNITS = 1_000
 _MOST_UNITS = 1 << 18
@@ -57,7 +54,7 @@ _NEAR_BYTES = 256 << 20
 class Foresight:
     """What is known of one slot: ``units`` that it holds, and their ``records``."""
 
-    def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
+    def __init__(self, store: LiveStore, timers: LiveTimers) -> None:
         self._store, self._timers = store, timers
         self._forget()
 
@@ -115,10 +112,6 @@ class Foresight:
         return Measured.of(self._store, offsets, sizes, lengths, FROM_WHEEL, known=self.records)
 
 
-if TYPE_CHECKING:
-    from message_store.writing.store import LiveStore
-
-
 @attrs.frozen(eq=False)
 class Due:
     """Rows that a turn looks at: of the slots that are over, and of what never gets a slot."""
@@ -131,7 +124,7 @@ class Due:
 class Turning:
     """Turns the wheel of one store."""
 
-    def __init__(self, store: "LiveStore", timers: LiveTimers) -> None:
+    def __init__(self, store: LiveStore, timers: LiveTimers) -> None:
         self._store = store
         self._timers = timers
         self._foresight = Foresight(store, timers)
@@ -211,7 +204,7 @@ class Turning:
         if not is_other.any():
             return rows, facts
         rows = TimerRows(rows.table.copy())
-        timers.mended_units += mend_flags(timers, rows, facts)
+        timers.count_mended(mend_flags(timers, rows, facts))
         facts = timers.facts(rows, keys=True)
         offsets = rows.commit_log_offset
         is_new = is_other & facts.is_marker & ~are_older(timers, offsets, facts)

@@ -2,9 +2,9 @@
 """Puts right a unit of the timer log of which a bit was flipped: its record knows better.
 
 Slots begin at multiples of their width, or one millisecond behind one for what was overdue. No
-single bit of a delay or a placing time leads from one multiple to another, so that the times alone
-tell which records to look at. A delete marker that has lost its flag looks like any message: the
-wheel file tells, which counts it the other way, and at the latest a turn, which reads its record.
+single bit of a delay or a placing time leads from one multiple to another: the times alone tell
+which records to read. A delete marker that has lost its flag looks like any message. The wheel file
+counts it the other way; at the latest a turn reads its record.
 """
 
 from collections.abc import Iterator

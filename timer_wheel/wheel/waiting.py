@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits on a wheel that is open for writing: looked through slot by slot, in pieces."""
+"""The pending messages of a wheel that is open for writing, slot by slot, in pieces."""
 
 from collections.abc import Iterator
 
