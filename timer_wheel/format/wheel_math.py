@@ -13,10 +13,10 @@ are placed::
     d        25,999   25,000                        1     a chain: d -> c
     e        36,000   35,000                        15 slots ahead, beyond W: it must roll
 
-A message W or more slots ahead is parked W slots ahead of the clock, or W/2 if less than W/3 would
-remain behind a whole W. e: 15 - 6 = 9 remain, so W ahead: 26,000, slot 2. The hand reads a slot
-when its P milliseconds are over: no message is early, none more than P late. It steps over empty
-slots::
+A message W or more slots ahead is parked W slots ahead of the clock. If less than W/3 would remain
+behind a whole W, it is parked W/2 ahead. For e, 9 of 15 remain: it is parked at 26,000, in slot 2.
+The hand reads a slot when its P milliseconds are over: no message is early, none more than P late.
+It steps over empty slots::
 
     slot            0    1    2    3    4    5    6    7    8    9    10   11
     clock 20,000    .    dc   e    .    .    .    .    .    .    .    ba   .     as placed
@@ -30,8 +30,8 @@ slots::
     clock 36,000    .    (dc) (e)  .    .    .    .    .    .    (e)  (ba) (e)   took 11: e
 
 a came 500 ms after its due time, b and e 0, c 999, d 1. At 27,000 e rolled: it became a new
-record with 8 slots to go, and was parked at 33,000. At 34,000 one slot remained, and it got its own.
-Rolling keeps records young in a log whose old files get deleted.
+record with 8 slots to go, and was parked at 33,000. At 34,000 one slot remained, and it got its
+own. Rolling keeps records young in a log whose old files get deleted.
 
 A slot is not wiped, hence the brackets. It remembers the whole time that it was used for; with
 another time than the hand's it counts as empty. At 35,000 the hand asks slot 10 for 34,000, and
