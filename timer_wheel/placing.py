@@ -64,9 +64,7 @@ def place(due_ms: Int64Array, *, now_ms: int, precision_ms: int, window_slots: i
 
 
 def _outs(due_ms: Int64Array, precision_ms: int) -> Int64Array:
-    """``out_ms`` of each, a block at a time: what is made on the way stays in a core's cache, where
-    whole arrays would take fresh memory, which costs more than the arithmetic.
-    """
+    """``out_ms`` of each, a block at a time: whole arrays would leave a core's cache."""
     outs = np.empty(len(due_ms), np.int64)
     for begin in range(0, len(outs), _BLOCK_ROWS):
         rows = slice(begin, begin + _BLOCK_ROWS)

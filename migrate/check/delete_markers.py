@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delete markers: damaged ones, ones that cancel nothing, and cancelled entries that need no unit."""
+"""Delete markers: damaged ones, ones that cancel nothing; and entries that need no unit."""
 
 from collections.abc import Iterator
 

@@ -81,8 +81,8 @@ def _slots_by_now(timers: LiveTimers, waiting: TimerRows) -> OlderSlots:
 
 
 def _slot_precision(timers: LiveTimers, rows: TimerRows) -> int:
-    """What the out times of records mean: the wheel's width; the widest there is where the wheel
-    was made anew with another, so that none comes early. Also of those that lost their units.
+    """What the out times of records mean: the wheel's width; the widest of all if records mean a
+    wider one, so that none is early.
     """
     facts = timers.facts(rows)
     promised_ms = timers.promised_ms(rows, facts)
@@ -92,8 +92,8 @@ def _slot_precision(timers: LiveTimers, rows: TimerRows) -> int:
 
 
 def _waiting(timers: LiveTimers, rows: TimerRows, mended: TimerRows) -> TimerRows:
-    """These rows, but for what takes back and what was taken back, by slot: to the millisecond some
-    of that would come again. ``mended`` are those whose units have wrong flags.
+    """These rows without delete markers and cancelled messages, by slot. ``mended`` are rows whose
+    units have wrong flags.
     """
     marks = find_markers(timers, timers.wheel.hand_ms, mended=mended)
     facts = timers.facts(rows, keys=len(marks) > 0)

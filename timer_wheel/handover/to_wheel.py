@@ -57,9 +57,7 @@ def hand_over(
 
 
 def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, Int64s, OlderSlots]:
-    """The width of slots that is asked for, where in the log the pending records are, and for which
-    slots records were stored until now.
-    """
+    """The asked width of slots, the commit log offsets of pending records, and the older slots."""
     index, _ = open_index(store, None, {})
     try:
         slot_ms = index.slot_precision_ms
@@ -74,9 +72,7 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
 
 
 def _is_early(asked_ms: int | None, slot_ms: int) -> bool:
-    """Whether slots of this width end before some that messages were promised for the ends of: 500
-    too, where those end every 200 ms.
-    """
+    """Whether slots of this width end before promised slots: 500 too, if those end every 200 ms."""
     return asked_ms is not None and asked_ms % slot_ms > 0
 
 

@@ -119,8 +119,8 @@ class WaitingMessages:
         self.add(fresh)
 
     def _feed(self, wheel: Wheel, second_ms: int) -> None:
-        """Move the minute or the hour hand past the second hand's new place: slots that are over by
-        then come near as they are, the one that it stands in goes into the finer wheels.
+        """Move the minute or the hour hand past the second hand's new place. Slots that are over
+        come near whole; the current one goes into the finer wheels.
         """
         hand_ms = self.hands.of(wheel)
         if second_ms <= hand_ms:

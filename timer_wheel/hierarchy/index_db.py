@@ -176,10 +176,8 @@ class IndexDb:
             found.append(ID_KEY.decode_at(key, 0)["era"])
 
     def _range(self, family: str, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values from one key up to another, which is not among them.
-
-        An iterator of the library ends at damage as at an end; only its status tells. And it keeps
-        the database open, even behind a close: none outlives the call that made it.
+        """Keys and values from one key up to another, without that. No iterator outlives the call:
+        it would keep the database open, even behind a close.
         """
         count = 1
         while True:

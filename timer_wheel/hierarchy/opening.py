@@ -129,7 +129,7 @@ def surely_waits_for_slot_ends(store: LiveStore) -> bool:
 
 
 def _set_widths(index: TimerIndex, active: Active, settings: HierarchySettings) -> None:
-    """Let promises be as wide as is asked for. Raises UnsupportedStoreError where pending messages
+    """Let promises be as wide as is asked for. Raises UnsupportedStoreError if pending messages
     were promised for the ends of slots of another width.
     """
     asked_ms, slot_ms = settings.precision_ms, _slot_ms(active, settings)
@@ -223,11 +223,8 @@ def _opened(store: LiveStore, active: Active) -> TimerIndex:
 
 
 def _is_of(store: LiveStore, state: IndexState, newest: Newest | None, active: Active) -> bool:
-    """Whether the index is of this log and queue, or older, and made with the same slots.
-
-    It may know of what log or queue have lost, as after a loss of power; also where another engine
-    has let the log grow again since. And whoever set another width may have been stopped before the
-    index knew.
+    """Whether the index is of this log and queue, or older, and made for the same slots. After a
+    loss of power it may know more than the log, which may have grown again since.
     """
     log, queue = store.log, store.queue(TIMER_TOPIC, 0)
     if newest is not None and log.head_checksum(newest.last_start) != newest.last_head:
@@ -259,8 +256,8 @@ def _brought_up(
 
 
 def _note_idle_markers(index: TimerIndex) -> None:
-    """After a crash: note delete markers that are new in the queue and take back nothing; a cancel
-    only makes one where a message waits that it takes.
+    """After a crash: note new delete markers without a pending target. A cancel only makes one that
+    has a target.
     """
     rows = index.marks.new_rows()
     facts = index.facts_of(rows, keys=True)
@@ -296,8 +293,8 @@ def _account(index: TimerIndex, copies_from: int) -> None:
 
 
 def _of_rolled(rows: Rows, copies: Int64s, second_ms: int) -> Rows:
-    """Of all that waits what these copies may be copies of: what was due by then, and what is
-    wanted for the same time as one that was stored again, which is among the rows itself.
+    """The pending rows that these copies may be of: those that were due by then, and those due at
+    the time of a rolled one.
     """
     is_new = np.isin(rows["commit_log_offset"], copies[OFFSET][copies[IS_ROLL] != 0])
     may_be = np.isin(rows["due_ms"], np.unique(rows["due_ms"][is_new]))

@@ -125,8 +125,8 @@ class Named:
 
 
 def _fate(index: TimerIndex, known: list[Entry], named: list[Entry]) -> Cancellation:
-    """What became of the named entries, by the markers among all that share their key; a wheel's
-    markers took away what was in their slots.
+    """What became of the named entries, by all markers with their key; a wheel's markers cancelled
+    by slot.
     """
     messages = [entry for entry in named if not entry.is_marker]
     if not named:

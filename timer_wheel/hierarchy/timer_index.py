@@ -111,8 +111,8 @@ class TimerIndex:
             raise
 
     def _void(self) -> None:
-        """The database cannot be read: whoever opens the store next makes it anew, though it be
-        stopped by a kill. Where the disk refuses that as well, opening meets the damage itself.
+        """Let the next opening rebuild the index, also after a kill. If the disk refuses the note,
+        that opening meets the damage itself.
         """
         with suppress(TargetError):
             void_index(self.store.root)

@@ -95,8 +95,8 @@ def _changes(name: int, length: int) -> bool:
 
 @inline_kernel
 def _tell(name: int, length: int, value: int, value_bytes: int, spots: Any) -> bool:
-    """Note a property that says whether its record is a copy, and of what; whether it is where the
-    message goes to, which a copy need not have as a property.
+    """Note a property that tells whether its record is a copy; says whether it is a destination,
+    which a copy need not have.
     """
     if _is(name, length, _DEQUEUE):
         spots[_WAS_DEQUEUED] = 1

@@ -233,8 +233,8 @@ def newest_store_ms(root: StoreRoot) -> int:
 
 
 def _without_rolled(timers: PendingTimers, commit_log: SegmentReader) -> PendingTimers:
-    """The rows less those that a timeline has put round again: of equal time and key, where a later
-    one says so of itself, only that one counts.
+    """The rows less those that a timeline rolled: of equal time and key only the last counts, if it
+    says that it rolled.
     """
     off_wheel = np.flatnonzero(timers.position < 0)
     times, counts = np.unique(timers.slot_time_ms[off_wheel], return_counts=True)

@@ -58,9 +58,8 @@ def precision_of_times(times: Int64Array) -> int | None:
 
 
 def _coarsest(columns: list[Int64Array], astray: list[int]) -> int | None:
-    """The coarsest width that next to nothing contradicts: no links, of which so many lead astray
-    with each, and no times. Times that are no multiples of the finest say nothing: they were
-    overdue, damaged, or promised to the millisecond.
+    """The coarsest width that next to nothing contradicts, neither links (``astray`` by width) nor
+    times. Times that are no multiples of the finest width tell nothing.
     """
     tells = np.logical_or.reduce([times % FINEST_MS == 0 for times in columns])
     if not tells.any():
@@ -82,8 +81,8 @@ def _contradicts(times: Int64Array, precision_ms: int) -> NDArray[np.bool_]:
 
 
 def _links_astray(units: TimerUnits, live: Int64Array, precision_ms: int) -> int:
-    """How many of these units lead to a unit of another slot, or to none although there is one
-    before them in their slot.
+    """How many of these units lead to another slot, or nowhere although their slot has an earlier
+    unit.
     """
     slots = units.slot_time_ms // precision_ms
     previous = units.units["previous_position"].astype(np.int64)[live]

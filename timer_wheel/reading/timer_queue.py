@@ -47,10 +47,8 @@ def noted_queue_offset(
 
 
 def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) -> int | None:
-    """The queue offset of the last unit's message; None when unit or record cannot be read.
-
-    The entry is looked for because a record's own queue offset is off by some where a broker
-    rebuilt the queue.
+    """The queue offset of the last unit's message; None if unit or record cannot be read. The queue
+    is searched: after a rebuild a record's own queue offset is off by some.
     """
     if not len(units) or int(units.positions[-1]) + TIMER_UNIT.size != units.end_position:
         return None

@@ -153,8 +153,8 @@ def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
 
 @inline_kernel
 def _marker_kind(record: int, spots: Any) -> int:
-    """Whether a record is a delete marker, and as whoever cancels makes it: it names the key that
-    is its own as well, with or without the topic.
+    """Whether a record is a delete marker, and as a cancel makes it: it names its own key, with or
+    without the topic.
     """
     text, text_bytes = spots[_DELETE_SPOT], spots[_DELETE_SPOT + 1]
     tags, tags_bytes = spots[_TAGS_SPOT], spots[_TAGS_SPOT + 1]

@@ -65,11 +65,9 @@ def _slot_time(unit: int) -> int:
 
 @inline_kernel
 def _hang(wheel: int, dirty: Any, slot: int, hand: int, position: int, flags: int) -> int:
-    """Make a unit the last of its slot; returns the position of the one before it, or -1.
-
-    ``slot`` and ``hand`` are times in units of the precision. A slot before the hand is over, and
-    one that holds another time is free, but for a unit of a slot that is over: that is hung nowhere
-    when one that waits a round later is there.
+    """Make a unit the last of its slot; returns the previous unit's position, or -1. ``slot`` and
+    ``hand`` are times in units of the precision. A slot before the hand is over, and one of another
+    time is free. A unit before the hand never ousts a slot that is yet to be read.
     """
     index = slot % WHEEL_SLOTS
     place = wheel + index * _SLOT

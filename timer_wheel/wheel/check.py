@@ -50,8 +50,8 @@ def _in_queue(timers: LiveTimers) -> list[Finding]:
 
 
 def _on_wheel(timers: LiveTimers) -> list[Finding]:
-    """Chains that lead astray, messages twice on the wheel, records that are not there or of
-    another kind than their units say, messages that no chain leads to.
+    """Links that lead astray, messages with two units, records that are missing or of another kind
+    than their units say, and units that no chain reaches.
     """
     found = []
     other_kinds = 0
@@ -75,8 +75,8 @@ def _on_wheel(timers: LiveTimers) -> list[Finding]:
 
 
 def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
-    """Messages whose units are in slots to come, though no chain leads there, and which were not
-    dealt with: for the log has no copy of them, and no marker takes them away.
+    """Undelivered messages in slots to come that no chain reaches: the log has no copy of them, and
+    no marker cancels them.
     """
     hand_ms = max(timers.wheel.hand_ms, timers.repeating_until_ms)
     known = np.sort(np.concatenate([seen, timers.done]))  # once, and not for every file

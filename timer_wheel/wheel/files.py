@@ -209,8 +209,8 @@ class WheelFiles:
             self._wheel_is_unsynced = True
 
     def _wheel_file_of_full_length(self) -> InPlaceFile:
-        """The wheel file. A broker does not start on one of another length, so a new one has its
-        length on the disk, by the last slot's magic, before it has anything else.
+        """The wheel file. A new one gets its length first, durably: a broker refuses any other
+        length.
         """
         file = InPlaceFile(self._root.timer_wheel)
         try:

@@ -73,11 +73,8 @@ def place_all(timers: LiveTimers, now_ms: int) -> None:
 
 
 def _leave_only_what_waits(timers: LiveTimers) -> None:
-    """Put away what a reader of slots and timer log would come upon again. From then on all that is
-    on the wheel waits, and no copy in the log need tell otherwise.
-
-    It is off all chains, on the disk too, before any of it is put away: a chain that led through it
-    would end there.
+    """Put away units that a reader of slots and timer log would find again. They leave their chains
+    first, durably: a chain through one of them would end there.
     """
     until_ms = _repeats_until(timers)
     goes = _what_goes(timers, until_ms)
@@ -104,8 +101,8 @@ def _repeats_until(timers: LiveTimers) -> int:
 
 
 def _what_goes(timers: LiveTimers, until_ms: int) -> TimerRows:
-    """What lies in these slots and does not wait: it was dealt with, or no chain leads to it, since
-    the hand had passed it before it moved back. That comes to light where a chain above is undone.
+    """Units in these slots that do not wait: they were dealt with, or orphaned by a hand that moved
+    back.
     """
     held, _ = timers.log.walk(timers.wheel, timers.wheel.used_slots(until_ms))
     waiting = held.position[~np.isin(held.commit_log_offset, timers.done)]

@@ -266,8 +266,8 @@ class LiveTimers:
         self.done = _NOTHING
 
     def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
-        """Which rows lie in a slot that is over and whose place on the ring one has that holds what
-        waits. A broker that reads the timer log again would take theirs for it.
+        """Which rows are in a past slot whose index on the ring belongs to a pending slot. A broker
+        that replays the timer log would let them replace it.
         """
         is_over = rows.slot_time_ms < self.wheel.hand_ms
         index = rows.slot_time_ms // self.precision_ms % WHEEL_SLOTS
@@ -275,17 +275,16 @@ class LiveTimers:
         return is_over & (is_held | np.isin(index, index[waits]))
 
     def _put_behind(self, rows: TimerRows, chosen: Bools, now_ms: int) -> None:
-        """Give these rows the slot right before the hand, whose place on the ring no slot of what
-        waits has, and the mark by which a search still comes upon them.
+        """Give these rows the slot right before the hand, whose index on the ring no pending slot
+        has, and the mark of overdue units.
         """
         past_ms = self.wheel.hand_ms - self.precision_ms + OVERDUE_MARK_MS
         rows.table[SLOT_TIME, chosen] = past_ms
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
     def _move_back(self, to_ms: int) -> None:
-        """Move the hand back over slots whose units are still in the timer log, and no farther than
-        what waits lies within a round. The checkpoint says so, on the disk, before anything is
-        placed there.
+        """Move the hand back, at most a round before the last pending slot. The checkpoint says so,
+        durably, before anything is placed there.
         """
         last_ms = self.wheel.last_slot_ms()
         if last_ms is not None:
@@ -299,9 +298,8 @@ class LiveTimers:
         self.wheel.move_hand(to_ms)
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
-        """Give what waits for a slot that is not within a round of the hand another one, from which
-        it rolls: the last, or that of the hand with the mark of what is due before its slot is,
-        which what was overdue keeps in any slot.
+        """Let messages outside a round of the hand roll: from the last slot if they are too far
+        away, from the hand's slot, as overdue, if they lie before it.
         """
         hand_ms = self.wheel.hand_ms
         last_ms = hand_ms + (_ROUND_SLOTS - 1) * self.precision_ms

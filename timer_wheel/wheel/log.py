@@ -240,10 +240,8 @@ class LiveTimerLog:
         return head
 
     def _publish(self, positions: Int64s, head: bytes) -> None:
-        """Say at the end of each file that is left that the log goes on in the next, and write what
-        is still missing of the first unit. Whichever lies first in the log comes last.
-
-        A broker that comes upon a blank and no unit behind it does not know the last unit.
+        """End each full file with a blank and complete the first unit, the last position first: a
+        broker that finds a blank and no unit behind it loses the last unit.
         """
         used = units_per_file(self.file_bytes) * _UNIT
         first = self.end // self.file_bytes

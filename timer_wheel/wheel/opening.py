@@ -134,10 +134,8 @@ def _open(
 
 
 def _begin(timers: LiveTimers, *, is_in_doubt: bool) -> None:
-    """Write down where the wheel stands, and let the next crash take the timer log back to here.
-
-    Of a wheel in doubt the file too: units may come to lie where others were that it leads to. How
-    wide slots are is on the disk before anything is stored for them: nothing else tells.
+    """Write down where the wheel stands; the next crash truncates the timer log to here. The width
+    of slots is on the disk before anything is stored for it.
     """
     segments, files, own = timers.log.segments, timers.files, timers.state_to_flush()
     known, flush_position = files.found_own, files.checkpoint.flush_position
@@ -212,8 +210,8 @@ def _hung(
 def _hand_ms(
     store: LiveStore, log: LiveTimerLog, files: WheelFiles, settings: WheelSettings
 ) -> int:
-    """Where the hand begins: after a crash, where it was known to be on disk. Where we did not
-    write it, it is damaged if it is later than any clock was.
+    """Where the hand begins: after a crash, where it durably was. A hand that we did not write is
+    damaged if it is later than any clock.
     """
     hand_ms, own = files.found.last_read_time_ms, files.found_own
     if goes_back(own, store):
@@ -254,8 +252,8 @@ def _account(timers: LiveTimers) -> None:
 
 
 def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> int:
-    """Where the hand begins when no checkpoint says so: before every slot that is used, but never
-    at the slot of time 0, which looks like one that holds nothing.
+    """Where the hand begins without a checkpoint: before every used slot, and not at time 0, which
+    means an empty slot.
     """
     now_ms = floor_ms(store.clock.now_ms(), precision_ms)
     times = [int(rows.slot_time_ms.min()) for rows in log.all_units()]
@@ -263,9 +261,7 @@ def _first_hand_ms(log: LiveTimerLog, store: LiveStore, precision_ms: int) -> in
 
 
 def _known_precision(store: LiveStore, log: LiveTimerLog, files: WheelFiles) -> int | None:
-    """The precision that a wheel was written with; None when nothing tells. We write it down, a
-    broker does not (``precision``).
-    """
+    """The wheel's precision, which only we write down (``precision``); None if nothing tells."""
     if files.found_own is not None:
         return files.found_own.precision_ms
     hand_ms = files.found.last_read_time_ms
@@ -342,8 +338,8 @@ def _refuse_too_many_widths(timers: LiveTimers, rows: TimerRows) -> None:
 
 
 def _waiting(timers: LiveTimers) -> tuple[TimerRows, TimerRows]:
-    """What is on the wheel, but for what takes back and what was taken back; and the units whose
-    flags contradict their records, with the right ones.
+    """The pending rows on the wheel, and the units whose flags contradict their records, with the
+    right ones.
     """
     rows = timers.in_slots(timers.wheel.used_slots())
     mended = with_right_flags(rows, timers.facts(rows))
@@ -365,8 +361,8 @@ def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: i
 
 
 def _with_last_unit(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel) -> TimerRows:
-    """The rows and, where the newest queue entry is not among them, a unit for it before the hand:
-    the last unit tells where placing goes on.
+    """The rows, and a unit before the hand for the newest queue entry: the last unit tells where
+    placing resumes.
     """
     last = timers.log.last_unit()
     if len(rows) and last.commit_log_offset[0] <= rows.commit_log_offset[-1]:

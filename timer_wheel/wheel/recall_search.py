@@ -97,8 +97,8 @@ def settle_older(timers: LiveTimers) -> None:
 
 
 def _may_be_taken(rows: TimerRows, markers: TimerRows, timers: LiveTimers) -> Bools:
-    """Which rows to look at: of the topics of the markers, and in their slots of today, where these
-    are not others than their records say.
+    """Which rows to look at: of the markers' topics, in the markers' slots of today or in any if
+    they roll.
     """
     facts = timers.facts(markers)
     slots = floor_ms(facts.out_ms, timers.precision_ms)
@@ -239,8 +239,8 @@ class Search:
         return Cancellation.CANCELLED if taken[named].all() else Cancellation.ALREADY_DELIVERED
 
     def _queued(self) -> Iterator[TimerRows]:
-        """What may be of the topic and has no unit: it is new, or was dealt with before the wheel
-        was made anew, for slots of another width or of a hierarchical wheel.
+        """Rows without a unit that may be of the topic: new ones, and those dealt with before the
+        wheel got its width.
         """
         timers = self._timers
         yield timers.unplaced(EVERYTHING).rows
@@ -271,10 +271,9 @@ class Search:
         )
 
     def _is_named(self, rows: TimerRows, facts: TimerFacts) -> Bools:
-        """Which rows the handle or the receipt names: by time, topic, key and first record.
-
-        A handle that a broker gave says the millisecond after the out time, ours the promise, as
-        that was for slots of the width when it was given.
+        """Which rows the handle or the receipt names: by time, topic, key and first record. A
+        broker's handle says the millisecond after the out time, ours the promise in slots of its
+        day.
         """
         handle = self._handle
         is_named = np.zeros(len(rows), bool)

@@ -91,9 +91,8 @@ def take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
 
 
 def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) -> None:
-    """Let the log end here, having said so. A broker that finds a unit before the end goes on
-    placing behind it, whatever the checkpoint says, and one that finds none where that says: none
-    is looked for before the beginning of a file.
+    """Let the log end here, having said so. A broker looks for the last unit from the beginning of
+    a file on; without one it resumes at the checkpoint's queue offset.
     """
     if position >= log.end:
         return
@@ -109,9 +108,7 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
 
 
 def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
-    """Take away the units at the end whose records are not in the log, or which were written in
-    part.
-    """
+    """Truncate units at the end that are torn or whose records are not in the log."""
     begin = min(files.found.flush_position, log.end) // log.file_bytes * log.file_bytes
     for rows in log.all_units(begin):
         facts = read_facts(store.log, rows.commit_log_offset, rows.size_bytes, FINEST_MS)
@@ -164,9 +161,8 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
 
 
 def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
-    """The first entry of a record that lies behind this place in the log, by their order.
-
-    What a record says of its own place in the queue is off where a broker rebuilt that.
+    """The first queue entry whose record lies behind this offset. A record's own queue offset is
+    off after a rebuild.
     """
     low, high = queue.min_offset, queue.max_offset
     while low < high:
@@ -235,8 +231,8 @@ def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
 
 
 def _over_since(timers: LiveTimers) -> TimerRows:
-    """What the hand has passed since copies began: their copies are of this as well, and would be
-    given to equal messages that wait.
+    """Rows that the hand has passed since copies began: their copies must not go to equal pending
+    messages.
     """
     base, hand_ms = timers.base, timers.wheel.hand_ms
     if base.copies_hand_ms >= hand_ms and base.copies_position >= timers.log.end:
@@ -251,9 +247,7 @@ def _over_since(timers: LiveTimers) -> TimerRows:
 
 
 def _may_have_rolled(rows: TimerRows) -> Bools:
-    """What has no unit, or has lost it, may have rolled as well; so may what got the mark when it
-    was put behind a hand that has moved back since.
-    """
+    """Which rows may have rolled: marked ones were put behind a hand that has moved back since."""
     may: Bools = rows.is_roll | is_overdue(rows.slot_time_ms)
     return may
 

@@ -58,8 +58,8 @@ class WheelIntake(TimerIntake):
         return overdue_out_ms(now_ms, self._timers.wheel.hand_ms, self.settings.precision_ms)
 
     def _refuse_congestion(self, out: int, now_ms: int, more: int = 0) -> None:
-        """Refuse some of what goes to a slot that holds much, as a broker does: fewer, the fuller
-        it is, until it holds twice its limit. ``more`` go there before this one.
+        """Refuse some messages for a full slot, as a broker does, and all at twice its limit.
+        ``more`` go there before this one.
         """
         limit = self._limit
         self._timers.settle(now_ms)
@@ -144,10 +144,8 @@ class WheelStore(TimerStore):
             self._store.retention.attempt(lambda: timers.delete_expired(self._store.log.min_offset))
 
     def _make_known(self) -> None:
-        """Else whoever comes after a kill would look for what was dealt with before.
-
-        And would take its copies for those of equal messages that wait, where its records are gone
-        and the hand has not yet passed what was dealt with: it does not stay on the wheel.
+        """Flush before retention: after a kill copies whose originals are gone would be taken for
+        copies of equal pending messages.
         """
         timers = self._timers
         if timers.is_repeating:

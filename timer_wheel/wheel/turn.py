@@ -100,9 +100,7 @@ class Foresight:
                 self.records.prefetch()
 
     def _has_grown(self, count: int) -> bool:
-        """Whether there is much in the slot that is not known; a little is found soon enough when
-        it is over.
-        """
+        """Whether much in the slot is unknown; a little is found soon enough when it is over."""
         return self.units is None or 8 * count > 9 * len(self.units.rows)
 
     def _measured(self, rows: TimerRows, now_ms: int) -> Measured:
@@ -195,8 +193,8 @@ class Turning:
         )
 
     def _read(self, rows: TimerRows, marks: RecallMarks) -> tuple[TimerRows, TimerFacts]:
-        """What the records say, and the rows as these say which are delete markers; ``marks`` gets
-        those that nobody knew. Raises TargetError.
+        """What the records say, and the rows with the right flags; ``marks`` gets markers that
+        nobody knew. Raises TargetError.
         """
         timers = self._timers
         facts = timers.facts(rows, keys=len(marks) > 0)
@@ -293,8 +291,8 @@ def _is_all(chosen: Int64s) -> bool:
 
 
 def _store_times(facts: TimerFacts, chosen: Int64s, stamp_ms: int) -> Iterator[tuple[Int64s, int]]:
-    """These rows in runs, and the store time that the copies of each run get: now; but of what was
-    overdue its own, which is what it is promised for.
+    """These rows in runs, with the store time of each run's copies: now, or the old one of overdue
+    messages, which is their promise.
     """
     overdue = is_overdue(facts.out_ms[chosen])
     times = np.where(overdue, facts.store_ms[chosen], stamp_ms)

@@ -122,8 +122,8 @@ def are_other_kinds(rows: TimerRows, facts: TimerFacts) -> Bools:
 def _right_times(
     timers: LiveTimers, unit: TimerRows, out_ms: int, store_ms: int
 ) -> tuple[int, int] | None:
-    """Placing time and delay as they were, if one bit leads to them; None for what is right, and
-    for what cannot be told.
+    """Placing time and delay one flipped bit away that fit the record; None if they are right, or
+    nothing fits.
     """
     slot_ms, write_ms = int(unit.slot_time_ms[0]), int(unit.write_time_ms[0])
     delay_ms, width_ms = slot_ms - write_ms, timers.precision_ms
