@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a message's own properties ask of the wheel, as a broker's hooks read them.
 
-DELAY above 0 wins and makes it a message of the levels; one that already has TIMER_OUT_MS, as a
-message that was received and is sent again, is not delayed; then TIMER_DELAY_SEC counts before
-TIMER_DELAY_MS before TIMER_DELIVER_MS. Brokers know nothing of __STARTDELIVERTIME, a property of
-other clients; it counts last, and only where that is asked for.
+DELAY above 0 wins and makes it a message of the levels. One that already has TIMER_OUT_MS, as a
+message that was received and is sent again, is not delayed. TIMER_DELAY_SEC counts before
+TIMER_DELAY_MS before TIMER_DELIVER_MS. Brokers ignore __STARTDELIVERTIME, a property of other
+clients; it counts last, and only if that is asked for.
 """
 
 from collections.abc import Mapping
