@@ -384,9 +384,9 @@ def test_a_wheel_that_was_cut_is_made_anew_aloud_and_once(place: Path) -> None:
     os.truncate(wheel, 1_000)
     words = ["run", place, "--json", "--for", "10m", "--now", NOW]
     first, again = run(*words), run(*words)
-    said = f"warning: {wheel}: had the wrong length; made anew from the timer log\n"
+    said = f"warning: {wheel}: had the wrong length; rebuilt from the timer log\n"
     assert said in first.stderr
-    assert "made anew" not in again.stderr
+    assert "rebuilt" not in again.stderr
     assert len(first.stdout.splitlines()) == 1
     assert wheel.stat().st_size == size_bytes
 

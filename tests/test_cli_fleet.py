@@ -140,7 +140,7 @@ class TestManyStores:
         no_traceback(result, cli.STOPPED_BY_POLICY, "north: 1 pending record cannot be converted")
         assert "  level " in result.stderr
         assert "west: west/store: no such directory" in result.stderr
-        assert "the same command passes over what is finished" in result.stdout
+        assert "the same command skips finished stores" in result.stdout
 
     def test_master_and_slave_are_refused(self, stores: list[Path]) -> None:
         slave = Path(shutil.copytree(stores[0], "slave/store"))

@@ -109,12 +109,12 @@ def test_rollback_shows_a_plan_and_then_does_it(store: Path) -> None:
     before = tree(store)
     assert in_place(store, "--execute").exit_code == cli.DONE
     planned = run("rollback", store)
-    assert "in-place of 2023-11-14T22:13:20.500Z (done) would be taken back" in planned.stdout
+    assert "in-place of 2023-11-14T22:13:20.500Z (done) would be undone" in planned.stdout
     assert tree(store) != before
     told = json.loads(run("rollback", store, "--execute", "--json").stdout)
     assert (told["state"], told["kind"], told["messages"]) == ("rolled back", "in-place", 4)
     assert tree(store) == before
-    assert "no change to take back" in run("rollback", store).stdout
+    assert "no change to undo" in run("rollback", store).stdout
 
 
 def test_retire_shows_a_plan_and_then_does_it(store: Path) -> None:
@@ -127,7 +127,7 @@ def test_retire_shows_a_plan_and_then_does_it(store: Path) -> None:
     assert tree(store) == before
     told = json.loads(run("retire", store, "--converted-to", target, "--execute", "--json").stdout)
     assert (told["state"], told["converted"], told["stays"]) == ("done", 2, {"5": 1, "18": 1})
-    assert "already passed over" in run("retire", store, "--converted-to", target).stdout
+    assert "already skipped" in run("retire", store, "--converted-to", target).stdout
 
 
 def test_an_unfinished_run_says_so(store: Path) -> None:

@@ -21,7 +21,7 @@ from message_store.base import errors
 from message_store.files.store_root import StoreRoot
 from migrate.look.inspection import LevelState
 from migrate.report.report import BadRecord
-from migrate.verify.report import Problem, VerifyReport
+from migrate.verify.report import OPENED, Difference, Problem, VerifyReport
 from tests.independent.level_messages import LevelMessage
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.source_laws import ROOT
@@ -70,7 +70,7 @@ NO_BROKER = "do not start a broker on this target"
         ),
         (
             {"levels_only": True},
-            [WHOLE, "what waits in the source's own timer wheel was left behind (--levels-only)"],
+            [WHOLE, "messages of the source's own timer wheel were left behind (--levels-only)"],
         ),
         (
             {"missing": 1},
@@ -120,6 +120,28 @@ def test_what_is_wrong_beside_the_messages_is_counted_where_it_is_more_than_one(
     said = capsys.readouterr().out
     assert "topics: too few queues\n" in said
     assert "wheel: a slot is off (3 times)\n" in said
+
+
+def test_of_a_target_that_was_opened_that_is_said_first_and_nothing_is_listed_that_it_explains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = VerifyReport(
+        0,
+        missing=2,
+        unexpected=0,
+        different=0,
+        differences=(Difference("missing", "orders", "K1"),),
+        problems=(
+            Problem("files", f"{OPENED} (lock): messages have moved"),
+            Problem("timer wheel", "a slot is off", 3),
+            Problem("source", "record at 7: the body is not what its CRC says"),
+        ),
+    )
+    Output(as_json=False, is_quiet=True).verification(report, "TARGET")
+    first, _second, counts, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("TARGET was opened since it was made")
+    assert counts.startswith("0 converted, 2 missing")
+    assert rest == ["source: record at 7: the body is not what its CRC says"]
 
 
 # --- words that are not taken ---------------------------------------------------------------------

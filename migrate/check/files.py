@@ -113,7 +113,7 @@ SYSTEM_TOPIC_CHANGED = warning(
 RECOVERED_FILES = 10
 """RocketMQ: MessageStoreConfig#commitLogRecoverMaxNum (5.4.0)."""
 _CLOCK_SLACK_MS = 1_000
-_SIZE_SETTINGS = {
+SIZE_SETTINGS = {
     "mappedFileSizeCommitLog": "commit_log_file_bytes",
     "mappedFileSizeConsumeQueue": "queue_file_bytes",
     "mappedFileSizeTimerLog": "timer_log_file_bytes",
@@ -141,7 +141,7 @@ def _length_setting(snapshot: StoreSnapshot, row: SegmentReader) -> Iterator[Fin
     if row.directory in (root.commit_log, root.timer_log):
         is_log = row.directory == root.commit_log
         key = "mappedFileSizeCommitLog" if is_log else "mappedFileSizeTimerLog"
-    stated = getattr(snapshot.broker, _SIZE_SETTINGS[key])
+    stated = getattr(snapshot.broker, SIZE_SETTINGS[key])
     if key in snapshot.options.conf and stated != row.file_bytes:
         text = f"{key} is {stated:,}, the files have {row.file_bytes:,} bytes"
         yield FILE_LENGTH_SETTING.at(snapshot.relative(row.directory), text)

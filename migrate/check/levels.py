@@ -89,7 +89,7 @@ _SLACK_MS = 1_000
 
 
 def check_level_queues(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Queues that are gone or damaged, or that name what the log does not have."""
+    """Queues that are missing or damaged, or whose entries lead nowhere."""
     for level, gone in snapshot.gone_queues.items():
         where = snapshot.relative(gone.directory)
         yield QUEUE_GONE.at(where, f"the queue of level {level} {gone.evidence}")
@@ -128,7 +128,7 @@ def _outside(snapshot: StoreSnapshot, queue: LevelQueue) -> tuple[int, int]:
 
 
 def check_due_times(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """Entries without a due time, and those that come early, late or never."""
+    """Entries without a due time, and those that are delivered early, late or never."""
     for queue in snapshot.queues:
         waits = ~queue.is_expired(snapshot.log.min_offset)
         is_time = (queue.due_ms > PLAUSIBLE_DUE_MS) & ~queue.due_is_unknown

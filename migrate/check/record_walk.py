@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from message_store.base.errors import FormatError
 from message_store.base.printable import counted
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch, decode_batch
+from message_store.columns.message_batch import StoredBatch
 from message_store.format import properties as names
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.finding_rules import FindingRule
 from migrate.check.snapshot import StoreSnapshot
 from migrate.settings import DEFAULT_MAX_MESSAGE_BYTES
-from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
+from migrate.source.record_reader import Chunk, read_chunks
+from migrate.table.pending_batches import decode_chunk
 from migrate.write.rewrite import RECORD_MARGIN_BYTES, is_deliverable_topic
 
 EXAMPLES = 3
@@ -63,7 +64,7 @@ class RecordWalk:
     ) -> None:
         self.snapshot = snapshot
         self.commit_log_offset = commit_log_offset
-        self.size_bytes = size_bytes
+        self.size_bytes = np.clip(size_bytes, 0, 2**31 - 1).astype(np.int32)
 
     def note(self, rule: FindingRule, row: int, what: str) -> None:
         """Count a record that breaks a rule."""
@@ -82,48 +83,30 @@ class RecordWalk:
 
     def walk(self) -> None:
         """Read every record once, in the order of the log."""
-        sizes = np.clip(self.size_bytes, 0, 2**31 - 1).astype(np.int32)
-        for chunk in read_chunks(self.snapshot.log, self.commit_log_offset, sizes):
+        for chunk in read_chunks(self.snapshot.log, self.commit_log_offset, self.size_bytes):
             self._walk_chunk(chunk)
 
     def _walk_chunk(self, chunk: Chunk) -> None:
-        addresses = chunk.buffer_offsets
-        for row in np.flatnonzero(addresses == NOT_THERE).tolist():
-            self.note(self.no_record, chunk.first + row, "no record there")
-        present = np.flatnonzero(addresses != NOT_THERE)
-        data = chunk.buffer[: chunk.buffer_bytes]
-        sizes = _declared_sizes(data, addresses[present])
-        expected = self.size_bytes[chunk.first + present]
-        for index in np.flatnonzero(sizes != expected).tolist():
-            what = f"a record of {sizes[index]:,} bytes, its entry says {expected[index]:,}"
-            row = int(chunk.first + present[index])
-            if self._decoded(data, int(addresses[present[index]]), row) is not None:
-                self.note(self.other_size, row, what)
-        present = present[sizes == expected]
-        if not len(present):
+        sizes = self.size_bytes[chunk.first : chunk.end]
+        decoded = decode_chunk(chunk, sizes, check_crc=self.checks_crc)
+        for row, problem in decoded.problems.items():
+            is_record = row in decoded.other_sizes and self._is_record(chunk, row)
+            self.note(self.other_size if is_record else self.no_record, chunk.first + row, problem)
+        if not len(decoded.rows):
             return
-        try:
-            batch = decode_batch(data, addresses[present], check_crc=self.checks_crc)
-        except FormatError:
-            for row in present.tolist():
-                message = self._decoded(data, int(addresses[row]), chunk.first + row)
-                if message is not None:
-                    topic = message.properties.get(names.REAL_TOPIC, "")
-                    self.count_topics(ByteColumn.of([topic]))
-                    self._look_at(message, chunk.first + row)
-            return
+        batch, rows = decoded.batch, chunk.first + decoded.rows
         self.count_topics(batch.property(names.REAL_TOPIC))
-        rows = chunk.first + present
         for index in np.flatnonzero(self.unusual(batch, rows)).tolist():
             self._look_at(batch.message(index), int(rows[index]))
 
-    def _decoded(self, data: NDArray[np.uint8], address: int, row: int) -> StoredMessage | None:
-        """The record at an address of the buffer; None, once noted, where it cannot be read."""
+    def _is_record(self, chunk: Chunk, row: int) -> bool:
+        """Whether a record lies there, of whatever size."""
         try:
-            return decode_message_at(data.data, address, check_crc=self.checks_crc)
-        except FormatError as error:
-            self.note(self.no_record, row, error.problem)
-            return None
+            address = int(chunk.buffer_offsets[row])
+            decode_message_at(chunk.buffer.data, address, check_crc=self.checks_crc)
+        except FormatError:
+            return False
+        return True
 
     def _look_at(self, message: StoredMessage, row: int) -> None:
         for rule, what in self.broken_rules(message, row):
@@ -144,12 +127,6 @@ def encoded(column: ByteColumn) -> tuple[list[bytes], NDArray[np.int32]]:
     # Not to_numpy: that loads pandas, which takes seconds.
     codes = np.frombuffer(table.indices.buffers()[1], np.int32, len(table))
     return table.dictionary.to_pylist(), codes
-
-
-def _declared_sizes(data: NDArray[np.uint8], addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The lengths that the records at these addresses declare."""
-    heads = data[addresses[:, None] + np.arange(4)]
-    return np.ascontiguousarray(heads).view(">i4")[:, 0].astype(np.int64)
 
 
 def largest_record_bytes(max_message_bytes: int | None) -> int:

@@ -13,6 +13,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding
 from message_store.interface.finding_rules import error, info, warning
 from migrate.changes.note import unfinished_change
+from migrate.check.files import SIZE_SETTINGS
 from migrate.check.snapshot import StoreSnapshot
 from migrate.quarantine.kept import Quarantine, find_quarantine
 from migrate.report.finished_target import UNFINISHED, unfinished_reason
@@ -61,12 +62,7 @@ CHANGE_UNFINISHED = error(
 
 _COPY_SLACK_MS = 60_000
 _HOUR_MS = 3_600_000
-_DEPENDS_ON = {
-    "timerPrecisionMs": "precision_ms",
-    "mappedFileSizeCommitLog": "commit_log_file_bytes",
-    "mappedFileSizeConsumeQueue": "queue_file_bytes",
-    "mappedFileSizeTimerLog": "timer_log_file_bytes",
-}
+_DEPENDS_ON = {"timerPrecisionMs": "precision_ms", **SIZE_SETTINGS}
 
 
 def unfinished_target(root: StoreRoot) -> Finding | None:
@@ -78,7 +74,7 @@ def unfinished_target(root: StoreRoot) -> Finding | None:
 
 
 def check_change(snapshot: StoreSnapshot) -> Iterator[Finding]:
-    """A change in place that was stopped in the middle; records that were set aside."""
+    """A change in place that was stopped in the middle; records in quarantine."""
     change = unfinished_change(snapshot.root)
     if change is not None:
         where = snapshot.relative(change.directory)

@@ -70,7 +70,7 @@ class Deliveries:
 
 
 def deliveries_of(snapshot: StoreSnapshot) -> Deliveries:
-    """What waits in levels and on the wheel; entries without a due time are due now."""
+    """Pending messages of levels and wheel; entries without a due time are due now."""
     rows = snapshot.level_rows
     due_ms = np.where(rows.due_ms > PLAUSIBLE_DUE_MS, rows.due_ms, snapshot.now_ms)
     offsets, finals = [rows.commit_log_offset], [np.ones(len(rows), np.bool_)]

@@ -60,7 +60,7 @@ _COUNT_SENTENCES = {
     "expired": (
         "message behind the offsets is",
         "messages behind the offsets are",
-        "gone from the log: passed over by a broker",
+        "no longer in the log: a broker skips them",
     ),
     "not_in_queue": (
         "pending message is",

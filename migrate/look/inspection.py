@@ -10,7 +10,7 @@ from migrate.look.files import FilesOf
 
 @attrs.frozen
 class LevelState:
-    """One level: its queue, how far it was delivered, and what waits.
+    """One level: its queue, how far it was delivered, and its pending messages.
 
     ``offset`` is what delayOffset.json says, None when it says nothing of the level or cannot be
     read. ``pending`` and what follows from it is None when that cannot be told; ``delay_ms`` when
@@ -31,7 +31,7 @@ class LevelState:
 
 @attrs.frozen
 class WheelSummary:
-    """What waits in the wheel; every number is None for a wheel that cannot be read.
+    """Pending messages of the wheel; every number is None for a wheel that cannot be read.
 
     ``engine`` is "wheel" or "hierarchy": of a hierarchical wheel ``units`` are the rows of its
     index, ``slots_used`` its hours, minutes and seconds, and ``precision_ms`` is 1.
@@ -54,7 +54,7 @@ class WheelSummary:
 
 @attrs.frozen
 class TimelineSummary:
-    """What waits in a broker's RocksDB timeline; every number is None for one that cannot be read.
+    """Pending messages of a RocksDB timeline; every number is None for one that cannot be read.
 
     ``entries`` are those that its database still holds to be delivered, ``pending`` what is left of
     them when the log is looked at. ``delivered_until_ms`` and ``scan_offset`` are its checkpoints,

@@ -21,7 +21,7 @@ from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
 from legacy_levels.engine.waiting_records import are_plain_numbers, equals
 from message_store.base.errors import BadFieldError, DelayStoreError, FormatError
 from message_store.columns.byte_column import ByteColumn
-from message_store.columns.message_batch import StoredBatch, decode_batch
+from message_store.columns.message_batch import StoredBatch
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
@@ -34,7 +34,8 @@ from migrate.look.choices import require_levels
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
 from migrate.source.level_delays import level_table_of
-from migrate.source.record_reader import NOT_THERE, Chunk, read_chunks
+from migrate.source.record_reader import Chunk, read_chunks
+from migrate.table.pending_batches import decode_chunk
 from migrate.table.pending_table import timer_due_times
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
@@ -119,8 +120,9 @@ def pending_messages(
     now_ms: int,
     offsets: OffsetsChoice | str = OffsetsChoice.AUTO,
 ) -> Iterator[Pending | BadRecord]:
-    """What waits in the store under ``path`` and is asked for, the next due first; what the wheel
-    will place again (due beyond its roll window) comes last, in no order.
+    """The pending messages of the store under ``path`` that are ``wanted``, the next due first.
+
+    Messages that will roll, being due beyond the roll window, are last and in no order.
 
     A message whose record cannot be read comes as a BadRecord, whatever topic or key is asked for.
     For one on the wheel ``level`` is None. After a crash, what was already delivered is left out.
@@ -169,25 +171,21 @@ def _may_pass(
     with suppress(DelayStoreError):  # what the disk refuses is then said record by record
         for chunk in read_chunks(log, rows.commit_log_offset[order], sizes):
             part = order[chunk.first : chunk.end]
-            may_pass[part] = ~_are_passed_over(chunk, rows.rows(part), precision_ms, wanted)
+            may_pass[part] = ~_are_excluded(chunk, rows.rows(part), precision_ms, wanted)
     return np.flatnonzero(may_pass)
 
 
-def _are_passed_over(
+def _are_excluded(
     chunk: Chunk, rows: _Rows, precision_ms: int, wanted: PendingFilter
 ) -> NDArray[np.bool_]:
     """Which rows of a chunk the scalar codec would read and the filter would not let pass."""
-    passed_over = np.zeros(len(rows), np.bool_)
-    data = np.frombuffer(chunk.buffer, np.uint8)
-    there = np.flatnonzero(chunk.buffer_offsets != NOT_THERE)
-    heads = data[chunk.buffer_offsets[there][:, None] + np.arange(4)]
-    sizes = np.ascontiguousarray(heads).view(">i4").reshape(-1)
-    there = there[sizes == rows.size_bytes[there]]
-    with suppress(FormatError):  # the scalar codec finds which record of the chunk is damaged
-        batch = decode_batch(data, chunk.buffer_offsets[there])
+    excluded = np.zeros(len(rows), np.bool_)
+    decoded = decode_chunk(chunk, rows.size_bytes)
+    if len(decoded.rows):
+        batch, there = decoded.batch, decoded.rows
         is_readable, due_ms = _facts(batch, rows.rows(there), precision_ms)
-        passed_over[there] = is_readable & ~_may_match(batch, due_ms, wanted)
-    return passed_over
+        excluded[there] = is_readable & ~_may_match(batch, due_ms, wanted)
+    return excluded
 
 
 def _facts(

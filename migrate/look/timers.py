@@ -119,4 +119,4 @@ def _wheel_problems(state: WheelState) -> Iterator[str]:
         yield f"the wheel stops at offset {first} of its queue: that record has no due time"
     if len(state.shared_positions):
         units = counted(len(state.shared_positions), "unit")
-        yield f"{units} of the wheel would be delivered twice"
+        yield f"{units} of the wheel would be delivered as duplicates"

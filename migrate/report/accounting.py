@@ -107,7 +107,7 @@ def _warnings(backlog: LevelBacklog, *, whole_log: bool) -> tuple[str, ...]:
     repaired = sum(counts.repaired for counts in backlog.counts)
     if repaired:
         singular, plural = "due time was no time", "due times were no times"
-        warnings.append(f"{counted(repaired, singular, plural)}; made anew: store time + delay")
+        warnings.append(f"{counted(repaired, singular, plural)}; now store time + delay")
     unindexed = sum(counts.not_in_queue for counts in backlog.counts)
     if unindexed:
         messages = counted(unindexed, "message was", "messages were")

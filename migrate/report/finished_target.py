@@ -97,7 +97,7 @@ def require_pair(source: Path, target: Path) -> None:
 
 
 def was_converted_in_place(store: StoreRoot) -> bool:
-    """Whether what waits on its wheel came from its own levels, and was not taken back."""
+    """Whether a conversion in place moved its messages, without a rollback since."""
     return any(change.kind == IN_PLACE for change in changes_of(store))
 
 

@@ -45,12 +45,17 @@ _BACKWARD = slice(None, None, -1)
 
 
 @attrs.frozen(eq=False)
-class _Decoded:
-    """The readable records of a chunk, with their rows in it; the others with reasons."""
+class DecodedChunk:
+    """The readable records of a chunk, and why the other rows cannot be read.
+
+    ``rows`` (int64[len(batch)]) are their rows within the chunk. ``other_sizes`` are the rows with
+    a problem whose records declare another size than their entries.
+    """
 
     batch: StoredBatch
     rows: NDArray[np.int64]
     problems: dict[int, str]
+    other_sizes: frozenset[int]
 
 
 def pending_batches(
@@ -84,7 +89,7 @@ def _batch(
     conditions: Sequence[Condition],
     keep_unreadable: bool,
 ) -> pa.RecordBatch:
-    decoded = _decoded(chunk, part)
+    decoded = decode_chunk(chunk, part.size_bytes)
     columns, problems = _record_columns(decoded, part, kind)
     columns |= {
         "level": level_column(part.level),
@@ -152,32 +157,43 @@ def _key_lists(column: ByteColumn) -> pa.Array:
     return pc.if_else(is_empty, pa.scalar(None, lists.type), lists).cast(KEYS_TYPE)
 
 
-def _decoded(chunk: Chunk, part: PendingRows) -> _Decoded:
+def decode_chunk(
+    chunk: Chunk,
+    size_bytes: NDArray[np.int32] | NDArray[np.int64],
+    *,
+    check_crc: bool = True,
+) -> DecodedChunk:
+    """Decode the records of a chunk in bulk; ``size_bytes`` is what their entries say, a row each.
+
+    Only where the bulk codec finds damage is every record decoded by itself.
+    """
     data = np.frombuffer(chunk.buffer, np.uint8)
     rows = np.flatnonzero(chunk.buffer_offsets != NOT_THERE)
     problems = {int(row): NO_RECORD for row in np.flatnonzero(chunk.buffer_offsets == NOT_THERE)}
     heads = data[chunk.buffer_offsets[rows][:, None] + np.arange(4)]
-    stated = np.ascontiguousarray(heads).view(">i4").reshape(-1).astype(np.int64)
-    is_right = stated == part.size_bytes[rows]
-    for row, size in zip(rows[~is_right].tolist(), stated[~is_right].tolist(), strict=True):
-        problems[row] = f"a length of {size} where the queue says {part.size_bytes[row]}"
+    sizes = np.ascontiguousarray(heads).view(">i4").reshape(-1).astype(np.int64)
+    is_right = sizes == size_bytes[rows]
+    other_sizes = dict(zip(rows[~is_right].tolist(), sizes[~is_right].tolist(), strict=True))
+    for row, size in other_sizes.items():
+        problems[row] = f"a length of {size} where the queue says {size_bytes[row]}"
     rows = rows[is_right]
     try:
-        return _Decoded(decode_batch(data, chunk.buffer_offsets[rows]), rows, problems)
+        batch = decode_batch(data, chunk.buffer_offsets[rows], check_crc=check_crc)
     except FormatError:
         good = []
         for row in rows.tolist():
             try:
-                decode_message_at(data.data, int(chunk.buffer_offsets[row]))
+                decode_message_at(data.data, int(chunk.buffer_offsets[row]), check_crc=check_crc)
                 good.append(row)
             except FormatError as error:
                 problems[row] = error.problem
         rows = np.array(good, np.int64)
-        return _Decoded(decode_batch(data, chunk.buffer_offsets[rows]), rows, problems)
+        batch = decode_batch(data, chunk.buffer_offsets[rows], check_crc=check_crc)
+    return DecodedChunk(batch, rows, problems, frozenset(other_sizes))
 
 
 def _record_columns(
-    decoded: _Decoded, part: PendingRows, kind: str
+    decoded: DecodedChunk, part: PendingRows, kind: str
 ) -> tuple[dict[str, pa.Array], dict[int, str]]:
     """Columns from the records, a value for each row of the part; and why rows have none."""
     batch, rows = decoded.batch, decoded.rows

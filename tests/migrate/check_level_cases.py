@@ -242,7 +242,7 @@ RECORDS = [
     Case(
         code="record-unreadable",
         make=one_of_five(unit_fields={"size_bytes": 2**31 - 1}),
-        says="no record there",
+        says="the log ends before",
     ),
     Case(
         code="record-of-another", make=one_of_five(record_fields={"queue_id": 7}), says="of queue 7"
@@ -260,7 +260,7 @@ RECORDS = [
     Case(
         code="record-of-another",
         make=one_of_five(unit_fields={"size_bytes": 900}),
-        says="its entry says 900",
+        says="where the queue says 900",
     ),
     Case(
         code="record-no-destination", make=one_of_five(without=["REAL_TOPIC"]), says="no REAL_TOPIC"

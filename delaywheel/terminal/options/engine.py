@@ -113,8 +113,8 @@ def opened(
     """The engine of a store, and the clock that it goes by; closed at the end of the block.
 
     ``broker_name`` is what the store is called where no broker's configuration says it.
-    A second engine that has something in the same directory is warned of, because what waits there
-    stays where it is; and so is a change of the engine, which may move due times. A new store in
+    A second engine with messages in the same directory is warned of, because they stay there. So is
+    a change of the engine, which may move due times. A new store in
     which nothing could be stored is taken away again.
     """
     with loading(output):
@@ -142,9 +142,7 @@ def opened(
             if changes is not None:
                 output.warn(f"{path}: {changes}")
             if is_wheel_cut:
-                output.warn(
-                    f"{root.timer_wheel}: had the wrong length; made anew from the timer log"
-                )
+                output.warn(f"{root.timer_wheel}: had the wrong length; rebuilt from the timer log")
             yield store, clock
 
 

@@ -71,7 +71,7 @@ def in_place_next(report: "InPlaceReport", clock_ms: int) -> Iterator[str]:
     elif report.state == "unfinished":
         yield "  start no broker now: it would deliver these messages twice, from levels and wheel"
         yield "  the same command with --execute finishes it"
-        yield f"  or take it back:  delaywheel rollback {store} --execute"
+        yield f"  or undo it:  delaywheel rollback {store} --execute"
         return
     yield "  the broker (5.x, with its wheel on) places the messages when it starts; levels that do"
     yield "  not move go on as before; an old 4.x broker would deliver none of what was converted"
@@ -79,16 +79,16 @@ def in_place_next(report: "InPlaceReport", clock_ms: int) -> Iterator[str]:
     yield from (f"    {key}={value}" for key, value in report.conversion.broker_conf.items())
     if report.conversion.open_before_ms is not None:
         yield f"  start it before {when(report.conversion.open_before_ms, clock_ms)}"
-    yield "  replicas of this broker have to be made anew from this store"
+    yield "  replicas of this broker have to be copied from this store again"
     if report.state != "planned":
-        yield "  until a broker has written to it, it can be taken back:"
+        yield "  until a broker has written to it, it can be undone:"
         yield f"    delaywheel rollback {store} --execute"
 
 
 def retirement_lines(report: "RetireReport") -> Iterator[str]:
     """``retire``."""
     if report.state == "nothing to do":
-        yield f"{report.source}: all that {report.target} has is already passed over"
+        yield f"{report.source}: all that {report.target} has is already skipped"
     else:
         verb = "would move" if report.state == "planned" else "moved"
         yield (
@@ -111,16 +111,16 @@ def retirement_lines(report: "RetireReport") -> Iterator[str]:
     if report.state == "planned":
         yield "nothing was written; the same command with --execute does it"
     if report.state == "done":
-        yield f"take it back:  delaywheel rollback {shell_word(report.source)} --execute"
+        yield f"undo it:  delaywheel rollback {shell_word(report.source)} --execute"
 
 
 def rollback_lines(report: "RollbackReport") -> Iterator[str]:
     """``rollback``."""
     if report.kind is None or report.now_ms is None:
-        yield f"{report.store}: there is no change to take back"
+        yield f"{report.store}: there is no change to undo"
         return
     is_plan = report.state == "planned"
-    verb = "would be taken back" if is_plan else "was taken back"
+    verb = "would be undone" if is_plan else "was undone"
     yield f"{report.store}: {report.kind} of {iso_time(report.now_ms)} ({report.was}) {verb}"
     if report.log_to != report.log_from:
         yield f"commit log: ends at {count(report.log_from)} again, not at {count(report.log_to)}"

@@ -50,8 +50,8 @@ def _load_lines(report: "CheckReport") -> Iterator[str]:
 
 
 def account_table(quarantine: "Quarantine") -> Table:
-    """The books of the conversion: nothing is missing."""
-    names = ("level", "pending", "converted", "skipped", "quarantined", "put back since")
+    """The accounts of the conversion: nothing is missing."""
+    names = ("level", "pending", "converted", "skipped", "quarantined", "restored since")
     table = new_table(names)
     for each in quarantine.accounts():
         numbers = (each.pending, each.converted, each.skipped, each.quarantined, each.put_back)

@@ -87,7 +87,7 @@ def fleet_next(entries: "Sequence[FleetEntry]") -> Iterator[str]:
     reports = [entry.report for entry in entries if entry.report is not None]
     yield "What next"
     if any(entry.report is None for entry in entries):
-        yield "  the same command passes over what is finished and tries the others again"
+        yield "  the same command skips finished stores and tries the others again"
     if not reports:
         return
     yield "  check each:  delaywheel verify SOURCE TARGET"

@@ -122,7 +122,7 @@ def wheel_lines(wheel: "WheelSummary", now_ms: int) -> list[str]:
             f"  {count(wheel.units)} in its index, in {slots}; {count(wheel.cancelled)} cancelled",
         ]
     slots = f"{counted(wheel.slots_used, 'slot')} of {wheel.precision_ms} ms"
-    others = f"{count(wheel.rolled)} will be placed again, {count(wheel.cancelled)} cancelled"
+    others = f"{count(wheel.rolled)} will roll, {count(wheel.cancelled)} cancelled"
     return [
         waiting,
         f"  {counted(wheel.units, 'unit')} in {slots}; {others}",
@@ -172,7 +172,7 @@ def conversion_head(report: "ConversionReport") -> list[str]:
 
 
 def conversion_table(report: "ConversionReport") -> Table:
-    """The books of a conversion, level by level; columns that are 0 everywhere left out."""
+    """The accounts of a conversion by level, without columns that are 0 everywhere."""
     always = ["pending", "converted", "overdue"]
     shown = [name for name in COUNT_NAMES if name in always or report.total(name)]
     if report.total("queued") == report.total("pending"):
@@ -415,7 +415,7 @@ def verdict(report: "VerifyReport", target: str) -> Iterable[str]:
         yield "whether the target's timermetrics counts too many was not looked at: give all of its"
         yield "sources without --sample, or TARGET alone, to know that"
     if report.levels_only:
-        yield "what waits in the source's own timer wheel was left behind (--levels-only)"
+        yield "messages of the source's own timer wheel were left behind (--levels-only)"
 
 
 def quarantine_path(target: str) -> str:

@@ -155,7 +155,7 @@ def _backlog(
     now_ms: int | None,
     **_given: Any,
 ) -> "Workload":
-    """What waits in a store; what it was converted into takes part, where that is named."""
+    """The backlog of a store; its converted target takes part, where that is named."""
     if store is None:
         raise click.UsageError("--workload backlog needs --store: whose backlog")
     from compare.running.converted_entrant import CONVERTED, ConvertedEntrant, require_converted

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def read_backlog_workload(
     store: Path, now_ms: int | None, most: int | None, progress: "StageProgress"
 ) -> tuple[Workload, tuple[str, ...]]:
-    """What waits in the levels and on the wheel of a store, also after a crash, as a workload; and
-    the messages' unique keys.
+    """The pending messages of a store, also after a crash, as a workload with their unique keys.
 
     Messages that cannot be read are left out. Raises SourceError where nothing can be read.
     """
