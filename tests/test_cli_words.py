@@ -327,7 +327,7 @@ def test_programs_get_all_records(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("inspect", "S"), "migrate.look.inspect.inspect_store", False),
         (("convert", "S", "T"), "migrate.convert.check_request", True),
-        (("put-back", "Q", "S"), "migrate.quarantine.restore.put_back", True),
+        (("put-back", "Q", "S"), "migrate.quarantine.restore.restore_records", True),
     ],
 )
 def test_only_a_conversion_promises_to_go_on(
