@@ -320,8 +320,8 @@ def rebuilt(timers: LiveTimers, settings: WheelSettings) -> LiveTimers:
     far = needs_roll(rows.slot_time_ms, now_ms, wheel.precision_ms, settings.roll_window_slots)
     if settings.precision_ms < timers.precision_ms and (rows.is_roll | far).any():
         raise UnsupportedStoreError(
-            f"{timers.store.root.path}: messages that are to roll would come early on a wheel with"
-            f" finer slots; deliver them first with precision_ms={timers.precision_ms}"
+            f"{timers.store.root.path}: messages that are to roll would be delivered early on a"
+            f" wheel with finer slots; deliver them first with precision_ms={timers.precision_ms}"
         )
     write_flags(timers, mended)
     return _moved(timers, _with_last_unit(rows, timers, wheel), wheel, settings)
