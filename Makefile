@@ -38,7 +38,7 @@ pysparks: $(INSTALLED) java  ## run the tests of the data sources on the lowest 
 	@for wanted in "==4.0.0" ">=4,<5"; do \
 	  echo "== pyspark$$wanted"; rm -rf build/pyspark; $(BIN)/python -m venv build/pyspark && \
 	  build/pyspark/bin/pip install -q "pyspark[sql]$$wanted" -e '.[dev]' && \
-	  build/pyspark/bin/python -m pytest tests/migrate/test_data_sources.py || exit 1; done
+	  build/pyspark/bin/python -m pytest tests/migrate/spark/test_data_sources.py || exit 1; done
 
 lowest: $(INSTALLED)  ## run a few tests on the lowest versions of all dependencies that we claim
 	$(BIN)/python -m tests.helpers.lowest

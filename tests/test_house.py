@@ -147,6 +147,19 @@ def test_a_folder_is_a_thought() -> None:
     assert {folder: count for folder, count in held.items() if count > 16} == {}
 
 
+def test_the_tests_of_a_package_have_its_folders() -> None:
+    rooms = {Path(source.path).parent for source in PRODUCT}
+    tested = {
+        Path(source.path).parent.relative_to("tests")
+        for source in EVERYTHING
+        if re.match(
+            r"tests/(?:message_store|legacy_levels|timer_wheel|migrate|compare)/", source.path
+        )
+    }
+    assert tested - rooms == set()
+    assert len(tested) > 25
+
+
 def test_a_prefix_is_a_folder_that_nobody_made() -> None:
     families = Counter(
         f"{path.parent}/{path.stem.split('_')[0]}_"

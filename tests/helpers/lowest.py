@@ -17,12 +17,12 @@ PLACE: Final = ROOT / "build" / "lowest"
 #: What the project does in small, its engines, its tables and its pages; no Spark is started.
 SMOKE: Final = (
     "tests/test_smoke.py",
-    "tests/compare/test_report.py",
+    "tests/compare/report/test_report.py",
     "tests/contract/test_memory_store.py",
     "tests/migrate/test_convert_tables.py",
-    "tests/migrate/test_html_report.py",
-    "tests/migrate/test_pending.py",
-    "tests/migrate/test_pending_search.py",
+    "tests/migrate/report/test_html.py",
+    "tests/migrate/look/test_pending.py",
+    "tests/migrate/look/test_pending_search.py",
 )
 #: What the tests themselves stand on; ruff and mypy are pinned.
 _TOOLS: Final = ("hypothesis", "pytest", "pytest-xdist")

@@ -17,7 +17,7 @@ from message_store.format.java_numbers import LONG_MIN
 from message_store.format.queue_unit import EXT_UNIT, PRE_BLANK, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries, read_queue, resolve_tags_codes
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READ_WITH_LITTLE_MEMORY = """
 import pathlib, resource, sys
 from message_store.reading.consume_queue import read_queue

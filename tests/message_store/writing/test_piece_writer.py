@@ -55,7 +55,7 @@ def test_a_program_whose_main_thread_has_ended_goes_on_appending(tmp_path: Path)
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert run.stdout == "30 [1, 3]\n", run.stderr
 

@@ -39,7 +39,7 @@ def small_project(tmp_path: Path) -> Path:
     (package / "kernels").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "kernels" / "__init__.py").touch()
-    source = Path(__file__).parents[2] / "message_store" / "kernels" / "cache.py"
+    source = Path(__file__).parents[3] / "message_store" / "kernels" / "cache.py"
     (package / "kernels" / "cache.py").write_bytes(source.read_bytes())
     (package / "kernels_of_test.py").write_text(_KERNEL)
     (package / "constants_of_test.py").write_text("VALUE = 2\n")

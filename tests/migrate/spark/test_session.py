@@ -12,7 +12,7 @@ import pytest
 from migrate.spark import session
 from migrate.spark.session import JavaMissingError, require_java
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 _INTERRUPTED = """
 import os, signal, threading
