@@ -40,6 +40,8 @@ Result = TypeVar("Result")
 TASKS_PER_CORE = 2
 PARTS_PER_TASK = 16
 _POLL_SECONDS = 0.1
+_WRITE = "the write stage"
+VERIFICATION = "the verification"
 _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _ERRORS: tuple[type[DelayStoreError], ...] = (SourceError, TargetError, FormatError)
 
@@ -52,7 +54,7 @@ def write_all(
     Raises SourceError or TargetError as the writers did, MigrationError when Spark gave up.
     """
     context = None if spark is None else spark.sparkContext
-    task_count = count_tasks(part_count, 1 if context is None else context.defaultParallelism)
+    task_count = count_tasks(part_count, core_count(spark, _WRITE))
     durably = context is not None and not is_one_machine(context.master)
     bounds = [part_count * task // task_count for task in range(task_count + 1)]
     write = partial(_write_run, str(staging.target.path.absolute()), staging.identity, durably)
@@ -60,8 +62,16 @@ def write_all(
     def done(_tasks: int) -> None:
         progress("write", count_receipts(staging), part_count)
 
-    run_tasks(spark, list(pairwise(bounds)), write, done, name="the write stage")
+    run_tasks(spark, list(pairwise(bounds)), write, done, name=_WRITE)
     done(task_count)
+
+
+def core_count(spark: SparkSession | None, name: str) -> int:
+    """The cores that Spark has by now, 1 without Spark. Raises MigrationError where it is gone."""
+    try:
+        return 1 if spark is None else spark.sparkContext.defaultParallelism
+    except Exception as error:  # an AttributeError of a session that was stopped, or of Py4J
+        raise MigrationError(f"Spark could not begin {name}: {reason_of(str(error))}") from error
 
 
 def count_tasks(part_count: int, core_count: int) -> int:
@@ -85,7 +95,7 @@ def run_tasks(
     function: Callable[[Task], Result],
     done: Callable[[int], None],
     *,
-    name: str = "the verification",
+    name: str = VERIFICATION,
 ) -> list[Result]:
     """``function`` of every task, in order: one Spark task each, or, without a session, right here.
 

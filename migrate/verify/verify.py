@@ -37,6 +37,7 @@ from migrate.report.marker import CONVERSION_NAME, ConversionSettings, read_mark
 from migrate.settings import WHEEL, TargetSettings
 from migrate.source.condition import refuse_retired
 from migrate.spark.master import require_shared_directory
+from migrate.spark.tasks import VERIFICATION, core_count
 from migrate.verify.compare import Comparison, compare_sides
 from migrate.verify.config import (
     config_problems,
@@ -324,7 +325,7 @@ def _digest_jobs(
         settings.roll_window_slots if settings.engine == WHEEL else _NO_WINDOW_SLOTS,
     )
     # Both sides together make two tasks a core: a task costs some 15 ms beside its records.
-    parallelism = 1 if spark is None else spark.sparkContext.defaultParallelism
+    parallelism = core_count(spark, VERIFICATION)
     return DigestJobs(spark, options.seed, rules, progress, parallelism, options.scratch)
 
 
