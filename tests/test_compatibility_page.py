@@ -101,7 +101,10 @@ def test_the_scenarios_name_every_test_class_and_every_test_that_was_written_for
     TimerLogTest TimerCheckpointTest TimerMetricsTest HookUtilsTest RecallMessageHandleTest"""
     assert {scenario.split()[0].rstrip(",:") for scenario in SCENARIOS} == set(classes.split())
     for engine in ("legacy_levels", "timer_wheel"):
-        path = f"tests/{engine}/test_java_scenarios.py"
+        [path] = [
+            path.relative_to(ROOT).as_posix()
+            for path in (ROOT / "tests" / engine).rglob("test_java_scenarios.py")
+        ]
         written = {f"{path}::{name}" for name in functions_of(path) if name.startswith("test_")}
         assert written - set(NAMED) == set()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from message_store.base.errors import BadFieldError
+from message_store.base.errors import BadFieldError, DelayStoreError
 from message_store.base.printable import printable
 from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
@@ -23,6 +23,7 @@ from timer_wheel.reading.delete_markers import (
 )
 from timer_wheel.reading.pending_timers import pending_records, record_at
 from timer_wheel.reading.state import WheelState
+from timer_wheel.reading.timeline import read_timeline
 from timer_wheel.timers.lost_messages import LostMessages
 
 MARKER_DAMAGED = error(
@@ -82,6 +83,8 @@ def _idle(
     snapshot: StoreSnapshot, state: WheelState, markers: list[StoredMessage]
 ) -> list[StoredMessage]:
     """The delete markers of these that cancel no pending message."""
+    if _had_timeline(snapshot):
+        return []  # their messages may have been in it
     widths = SlotWidths(state.precision_ms)
     if not snapshot.is_hierarchical:
         widths = SlotWidths.of(snapshot.root, state.precision_ms)
@@ -94,6 +97,14 @@ def _idle(
             used = {mark.commit_log_offset for _, mark in recalled_pairs(targets, markers, widths)}
             markers = [marker for marker in markers if marker.commit_log_offset not in used]
     return markers
+
+
+def _had_timeline(snapshot: StoreSnapshot) -> bool:
+    """Whether messages of this store are, or were, in RocketMQ's RocksDB timeline."""
+    try:
+        return read_timeline(snapshot.root) is not None
+    except DelayStoreError:  # one that cannot be read is one
+        return True
 
 
 def needless_entries(

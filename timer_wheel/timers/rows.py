@@ -49,7 +49,7 @@ Bools = NDArray[np.bool_]
 
 @attrs.frozen(eq=False)
 class TimerRows:
-    """Messages and delete markers on the wheel, a row each, in the columns of ``wheel_kernels``."""
+    """Messages and delete markers on the wheel, a row each, in the columns of ``unit_kernels``."""
 
     table: Int64s
 
@@ -116,7 +116,7 @@ class TimerRows:
 
 @attrs.frozen(eq=False)
 class TimerFacts:
-    """What the records of some rows say, in the columns of ``timer_record_kernel``.
+    """What the records of some rows say, in the columns of ``record_kernel``.
 
     ``problems`` has for a row that cannot be a timed message what is wrong with its record.
     """

@@ -51,7 +51,7 @@ class WheelFiles:
     """The files, and what the checkpoint says; ``found`` is what it said at opening.
 
     ``claimed_hand_ms`` is where it said the hand was, which ``found`` has not where only that is
-    not what we wrote; ``is_damaged`` says that something in it was not (``own_checkpoint``).
+    not what we wrote; ``is_damaged`` says that something in it was not (``decode_own``).
 
     With ``keeps_guard`` the sentence in the place of the wheel file, which keeps brokers from
     starting, stays until ``replace_guard``.

@@ -223,10 +223,11 @@ class LiveTimers:
         return int(misfits[0]) if len(misfits) else len(found)
 
     def place_rest(self, found: Unplaced, is_done: Bools, is_recalled: Bools, now_ms: int) -> None:
-        """Place entries of which some were dealt with: those get units before the hand, but for
-        what was recalled and what recalls it.
+        """Place entries of which some are done: those get units before the hand, except cancelled
+        messages and their delete markers.
 
-        The others must not be due; where the hand has passed their slots it moves back.
+        The others keep their slots, also if they are due (``place_all``). Where the hand has passed
+        a slot it moves back.
         """
         rows, hand_ms = found.rows, self.wheel.hand_ms
         is_done = is_done | ~found.facts.is_fine
@@ -276,7 +277,7 @@ class LiveTimers:
 
     def _put_behind(self, rows: TimerRows, chosen: Bools, now_ms: int) -> None:
         """Give these rows the slot right before the hand, whose index on the ring no pending slot
-        has, and the mark of overdue units.
+        has, and the mark of overdue units. Here the mark only says that they are not pending.
         """
         past_ms = self.wheel.hand_ms - self.precision_ms + OVERDUE_MARK_MS
         rows.table[SLOT_TIME, chosen] = past_ms

@@ -149,7 +149,7 @@ class LiveTimerLog:
 
     def revise(self, wheel: LiveWheel) -> Int64s:
         """Hang every unit that the hand has not passed on an empty wheel; returns what
-        ``wheel_kernels`` counts.
+        ``unit_kernels`` counts.
         """
         counts = np.zeros(COUNTS, np.int64)
         wheel.will_hold(0)

@@ -118,7 +118,7 @@ def find_markers(
     timers: LiveTimers, from_ms: int, *, mended: TimerRows | None = None
 ) -> RecallMarks:
     """Every delete marker in slots from a time on, or in the queue; but for those of older slots,
-    which were applied when the wheel was made anew (``older_marks``). ``mended`` are rows whose
+    which were applied when the wheel was made anew (``OlderMarks``). ``mended`` are rows whose
     units still have wrong flags. Records are believed, not flags.
     """
     marks = RecallMarks()

@@ -102,7 +102,7 @@ def test_an_error_between_records_and_offsets_says_how_to_go_on(
         patch.setattr("migrate.in_place.convert.put_offsets", refuse)
         with pytest.raises(TargetError, match=r"denied.*finish it with.*rollback.*no broker"):
             do(store, NOW_MS)
-    assert do(store, NOW_MS).state == "continued"
+    assert do(store, NOW_MS).state == "continued and done"
 
 
 # --- what must not be gone on with ----------------------------------------------------------------

@@ -406,7 +406,9 @@ def test_a_change_that_is_refused_leaves_every_byte(
         log.write_bytes(content)
         (tmp_path / "timerwheel").unlink()  # which counts markers against their targets
     before = files_below(tmp_path)
-    with pytest.raises(UnsupportedStoreError, match=r"changes of prec|come early|promised for"):
+    with pytest.raises(
+        UnsupportedStoreError, match=r"changes of prec|delivered early|promised for"
+    ):
         open_otherwise(tmp_path, clock, refused_for)
     assert files_below(tmp_path) == before
     if not is_damaged:  # at the latest a turn reads the record of such a marker
