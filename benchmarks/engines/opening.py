@@ -25,7 +25,7 @@ _PIECE = 500_000
 _BODY_BYTES = 256
 _SPREAD_MS = 7_000_000
 _PROGRAM = "from benchmarks.engines.opening import main; main()"
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def fill(engine: str, path: Path, count: int) -> dict[str, float]:

@@ -27,7 +27,7 @@ from migrate.check.snapshot import StoreSnapshot
 from migrate.look.pending import plain_times
 from migrate.write.rewrite import DELIVERY_GROWTH_BYTES
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.delete_markers import MARKER_BODY, is_of_cancel
+from timer_wheel.reading.delete_markers import MARKER_BODY, SlotWidths, is_of_cancel
 from timer_wheel.reading.state import WheelState
 
 _AGAIN = "convert the source again, or take the store from a backup"
@@ -131,9 +131,12 @@ class _TimerRecords(RecordWalk):
         super().__init__(snapshot, self.rows.commit_log_offset, self.rows.size_bytes)
         self.tallies: dict[FindingRule, Tally] = {}
         self.precision_ms = state.precision_ms
+        self.widths = SlotWidths(state.precision_ms)
         self.is_final = ~self.rows.is_roll & (self.rows.position >= 0)
         if snapshot.is_hierarchical:  # its index holds the due times; it has no slots
             self.is_final[:] = False
+        else:
+            self.widths = SlotWidths.of(snapshot.root, state.precision_ms)
         self.read_bytes = largest_record_bytes(snapshot.broker.max_message_bytes)
 
     def note(self, rule: FindingRule, row: int, what: str) -> None:
@@ -174,9 +177,10 @@ class _TimerRecords(RecordWalk):
                 yield _RULE_OF[fault], what
         if is_of_cancel(message) and names.TIMER_DELETE_UNIQUE_KEY not in message.properties:
             yield MARKER_DAMAGED, "a delete marker that names no message"
-        yield from self._of_time(message.properties.get(names.TIMER_OUT_MS), row)
+        yield from self._of_time(message, row)
 
-    def _of_time(self, text: str | None, row: int) -> Iterator[tuple[FindingRule, str]]:
+    def _of_time(self, message: StoredMessage, row: int) -> Iterator[tuple[FindingRule, str]]:
+        text = message.properties.get(names.TIMER_OUT_MS)
         try:
             out_ms = parse_long(text or "")
         except BadFieldError:
@@ -184,5 +188,13 @@ class _TimerRecords(RecordWalk):
             return
         slot_ms, now_ms = int(self.rows.slot_time_ms[row]), self.snapshot.now_ms
         is_overdue = out_ms < now_ms and slot_ms < now_ms  # spread over the slots before now
-        if self.is_final[row] and floor_ms(out_ms, self.precision_ms) != slot_ms and not is_overdue:
+        if self.is_final[row] and not is_overdue and slot_ms not in self._slots_ms(message):
             yield OUT_ELSEWHERE, f"{names.TIMER_OUT_MS}={out_ms}, in the slot of {slot_ms}"
+
+    def _slots_ms(self, message: StoredMessage) -> set[int]:
+        """The slots in which a message may lie: its own, and where each change of the width of
+        slots may have moved that.
+        """
+        end_ms = self.widths.slot_end_ms(message)
+        ends_ms = set() if end_ms is None else self.widths.later_ends_ms(end_ms)
+        return {each_ms - self.precision_ms for each_ms in ends_ms}
