@@ -35,6 +35,7 @@ from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
 from message_store.writing.queue_set import QueueSet
 
 _ROWS_AT_ONCE = 1 << 16
+_SECTOR_BYTES = 512
 _SYS_INNER_BATCH = 0x80
 
 
@@ -240,7 +241,13 @@ class Dispatcher:
             # A byte that is zero may be one that was never written.
             tells = is_neutral[row] & ~is_wanted[row] & (stored_bytes[row] != 0)
             became_neutral = bool(tells.any())
-            if is_lost[row]:  # by chance, a damaged byte is any
+            # By chance, a damaged byte is any: only a write over two sectors cuts a field in two.
+            is_of_whole_fields = all(
+                stored[name][row] in (wanted[name][row], neutral[name][row])
+                for name in ("commit_log_offset", "size_bytes")
+            )
+            is_torn = is_of_whole_fields or _can_be_torn(queue, int(places[row]))
+            if is_lost[row] or not is_torn:
                 offset = int(stored["commit_log_offset"][row])
                 is_near_end = 0 < int(rows.ends[row]) - offset < SMALLEST_RECORD_BYTES
                 is_at_record = offset == int(rows["commit_log_offset"][row])
@@ -256,6 +263,12 @@ class Dispatcher:
         offsets = stored["commit_log_offset"].astype(np.int64)
         sizes = stored["size_bytes"].astype(np.int64)
         return np.asarray(self._log.store_times_ms(offsets, sizes) == NO_TIME)
+
+
+def _can_be_torn(queue: LiveQueue, queue_offset: int) -> bool:
+    """Whether an entry lies in two sectors: within one, a disk writes all of it or nothing."""
+    position = queue_offset * QUEUE_UNIT.size % queue.segments.file_bytes
+    return position % _SECTOR_BYTES + QUEUE_UNIT.size > _SECTOR_BYTES
 
 
 def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:
