@@ -403,6 +403,21 @@ def test_every_example_in_a_docstring_is_run() -> None:
     assert [path for path in shown if path.split("/")[0] not in places] == []
 
 
+def test_imports_come_before_code() -> None:
+    """Modules that were joined have one head, also for types."""
+    late = []
+    for source in PRODUCT:
+        code = [isinstance(node, ast.FunctionDef | ast.ClassDef) for node in source.tree.body]
+        rest = source.tree.body[code.index(True) :] if True in code else []
+        late += [
+            f"{source.path}:{node.lineno}"
+            for node in rest
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        ]
+    assert late == []
+
+
 def test_a_module_is_a_chapter() -> None:
     # A bound of 350 lines cut algorithms into files that call each other crosswise.
     lengths = {source.path: source.text.count("\n") for source in PRODUCT}

@@ -49,7 +49,7 @@ from message_store.kernels.log import (
     store_time_at,
 )
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
-from message_store.kernels.text import equal_bytes, hash_bytes, mix64
+from message_store.kernels.text import equal_bytes, hash_bytes, is_text, mix64
 
 LEVEL_RECORD, DELIVERED_COPY = 1, 2
 """What a noted record is: one waiting in a level, or one delivered out of a level."""
@@ -72,11 +72,6 @@ _MADE_ANEW = (names.CRC32, names.INNER_MULTI_DISPATCH, names.INNER_MULTI_QUEUE_O
 _ANEW_1, _ANEW_2, _ANEW_3 = (np.frombuffer(name.encode(), np.uint8) for name in _MADE_ANEW)
 _PAIR_ENDS, _NAME_ENDS = names.PROPERTY_SEPARATOR[0], names.NAME_VALUE_SEPARATOR[0]
 _DIGITS_MAX = 10
-
-
-@inline_kernel
-def _is(name: int, length: int, wanted: Any) -> bool:
-    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
 
 
 @inline_kernel
@@ -125,13 +120,13 @@ def _is_delivered(record: int, parts: Any, spot: Any) -> bool:
         if _is_kept(place, name_end, pair_end):
             length = name_end - place
             value, value_bytes = name_end + 1, pair_end - name_end - 1
-            if _is(place, length, _DELAY):
+            if is_text(place, length, _DELAY):
                 has_delay = True
-            elif _is(place, length, _REAL_TOPIC):
+            elif is_text(place, length, _REAL_TOPIC):
                 topic = record + parts[TOPIC_AT]
                 same_length = value_bytes == parts[TOPIC_BYTES]
                 in_topic = same_length and equal_bytes(topic, value, value_bytes)
-            elif _is(place, length, _REAL_QUEUE_ID):
+            elif is_text(place, length, _REAL_QUEUE_ID):
                 in_queue = _number(value, pair_end) == load_i32(record + AT_QUEUE_ID)
         place = pair_end + 1
     return has_delay and in_topic and in_queue
@@ -153,9 +148,9 @@ def _add_pairs(record: int, parts: Any, scratch: Any, spot: Any, sums: Any) -> N
         length = spot[0] - place
         is_kept = _is_kept(place, spot[0], pair_end)
         if is_kept and not (
-            _is(place, length, _ANEW_1)
-            or _is(place, length, _ANEW_2)
-            or _is(place, length, _ANEW_3)
+            is_text(place, length, _ANEW_1)
+            or is_text(place, length, _ANEW_2)
+            or is_text(place, length, _ANEW_3)
         ):
             name = hash_bytes(place, length, _SEED_1) | np.uint64(1)
             slot = np.int64(name >> np.uint64(1)) % SCRATCH_SLOTS
@@ -206,7 +201,7 @@ def _kind_of(record: int, parts: Any, spot: Any) -> int:
     transaction = load_i32(record + AT_SYS_FLAG) & SYS_TRANSACTION_MASK
     if transaction != 0 and transaction != SYS_COMMIT:
         return 0
-    if _is(record + parts[TOPIC_AT], parts[TOPIC_BYTES], _LEVEL_TOPIC):
+    if is_text(record + parts[TOPIC_AT], parts[TOPIC_BYTES], _LEVEL_TOPIC):
         return LEVEL_RECORD
     return DELIVERED_COPY if _is_delivered(record, parts, spot) else 0
 

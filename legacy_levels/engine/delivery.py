@@ -32,6 +32,7 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.record import topic_problem
 
 if TYPE_CHECKING:
+    from legacy_levels.engine.state import LevelState
     from message_store.writing.log import LiveLog
 
 
@@ -44,9 +45,6 @@ def first_poison(log: LiveLog, entries: DueEntries) -> int | None:
                 return int(part.rows[row])
     return None
 
-
-if TYPE_CHECKING:
-    from legacy_levels.engine.state import LevelState
 
 ROWS_AT_ONCE = 1 << 18
 RETRY_MS = 100

@@ -22,6 +22,7 @@ from message_store.files.segments import SegmentReader
 from message_store.format.delay_levels import DelayLevels, format_delay
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
+from message_store.kernels.dispatch import SECTOR_BYTES
 from message_store.reading.commit_log import NO_TIME, read_store_times
 from message_store.reading.consume_queue import Int64Array, QueueEntries, UnitArray
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _SAMPLES = 64
-_SECTOR_BYTES = 512
 _SIZE_AT = QUEUE_UNIT.offset_of("size_bytes")
 _SIZE_FIELD_BYTES = 4
 
@@ -116,7 +116,7 @@ def finish_half_neutral(live: LiveStore, cursor: LevelCursor) -> int:
     finished = 0
     for first, units, _ in cursor.waiting():
         places = (first + np.arange(len(units))) * QUEUE_UNIT.size % queue.segments.file_bytes
-        rows = np.flatnonzero((places + _SIZE_AT) % _SECTOR_BYTES == 0)
+        rows = np.flatnonzero((places + _SIZE_AT) % SECTOR_BYTES == 0)
         whole = _with_both_halves(live.log, units[rows])
         for row in np.flatnonzero(whole != units[rows]).tolist():
             queue.overwrite(first + int(rows[row]), *whole[row].tolist())

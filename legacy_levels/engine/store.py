@@ -50,6 +50,13 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 
+if TYPE_CHECKING:
+    from message_store.base.clock import Clock
+    from message_store.columns.byte_column import Int64s
+    from message_store.columns.message_batch import MessageBatch
+    from message_store.format.delay_levels import DelayLevels
+    from message_store.writing.topics import LiveTopic
+
 
 def dialect_of(root: StoreRoot) -> Dialect:
     """The dialect to open a store with when nobody says one; 4.9 for a new one.
@@ -81,13 +88,6 @@ def _topics_have_attributes(root: StoreRoot) -> bool:
     topics = table.values() if isinstance(table, dict) else ()
     return any(isinstance(topic, dict) and "attributes" in topic for topic in topics)
 
-
-if TYPE_CHECKING:
-    from message_store.base.clock import Clock
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
-    from message_store.format.delay_levels import DelayLevels
-    from message_store.writing.topics import LiveTopic
 
 _SETTINGS = StoreSettings()
 _RULES = LevelRules()

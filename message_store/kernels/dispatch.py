@@ -40,7 +40,8 @@ ROW_FIELDS = (
 )
 """The rows of ``list_records``; the two ``_at`` count from the record's beginning."""
 FOUND_LENGTH = 3 + PARTS
-_SECTOR_BYTES = 512
+SECTOR_BYTES = 512
+"""What a disk writes whole, or not at all."""
 
 
 @kernel("int64(int64, int64, int64, int64, int64[:,::1], int64[::1])")
@@ -86,12 +87,12 @@ def _lost_a_sector(file: int, start: int, end: int) -> bool:
     """
     begin = start
     while start < end:
-        stop = min(start - start % _SECTOR_BYTES + _SECTOR_BYTES, end)
+        stop = min(start - start % SECTOR_BYTES + SECTOR_BYTES, end)
         if load_u8(file + start) == 0 and load_u8(file + stop - 1) == 0:
             place = start
             while place < stop and load_u8(file + place) == 0:
                 place += 1
-            is_part = stop - start < _SECTOR_BYTES and start > begin
+            is_part = stop - start < SECTOR_BYTES and start > begin
             if place == stop and not (is_part and load_u8(file + start - 1) == 0):
                 return True
         start = stop

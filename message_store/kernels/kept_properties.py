@@ -23,7 +23,7 @@ from message_store.kernels.raw_memory import (
     store_u8,
     trailing_zeros,
 )
-from message_store.kernels.text import equal_bytes
+from message_store.kernels.text import equal_bytes, is_text
 
 TOPIC_VALUE, QUEUE_VALUE, TAGS_VALUE, DROPPED = 0, 2, 4, 6
 """A walk's result: address and length of three values, and how many bytes are dropped."""
@@ -48,11 +48,6 @@ def lengths_mask(dropped: Any) -> np.uint64:
     for number in range(dropped.shape[0]):
         mask |= _ONE << np.uint64(dropped[number, 1])
     return mask
-
-
-@inline_kernel
-def _is(name: int, length: int, wanted: Any) -> bool:
-    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
 
 
 @inline_kernel
@@ -121,11 +116,11 @@ def walk_properties(
                 store_native(walked + 8 * DROPPED, dropped_bytes + stop + 1 - address)
             elif stop > name_end + 1:
                 which = -1
-                if _is(address, length, _REAL_TOPIC):
+                if is_text(address, length, _REAL_TOPIC):
                     which = TOPIC_VALUE
-                elif _is(address, length, _REAL_QUEUE_ID):
+                elif is_text(address, length, _REAL_QUEUE_ID):
                     which = QUEUE_VALUE
-                elif _is(address, length, _TAGS):
+                elif is_text(address, length, _TAGS):
                     which = TAGS_VALUE
                 if which >= 0:
                     store_native(walked + 8 * which, name_end + 1)

@@ -3,6 +3,8 @@
 hash.
 """
 
+from typing import Any
+
 import numpy as np
 
 from message_store.kernels.cache import inline_kernel, kernel
@@ -84,6 +86,12 @@ def equal_bytes(one: int, other: int, length: int) -> bool:
             return False
         index += 1
     return True
+
+
+@inline_kernel
+def is_text(address: int, length: int, wanted: Any) -> bool:
+    """Whether the ``length`` bytes at an address are those of ``wanted``, an array of bytes."""
+    return bool(length == len(wanted) and equal_bytes(address, wanted.ctypes.data, length))
 
 
 @inline_kernel

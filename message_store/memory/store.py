@@ -41,7 +41,8 @@ from message_store.interface.delay_store import (
 from message_store.interface.promise_rules import PromiseRule, exact
 
 if TYPE_CHECKING:
-    from message_store.columns.message_batch import StoredBatch
+    from message_store.columns.byte_column import Int64s
+    from message_store.columns.message_batch import MessageBatch, StoredBatch
 
 Queues = dict[int, list[StoredMessage]]
 
@@ -100,10 +101,6 @@ class MemoryTopics:
         """A topic's queues, also those of later deliveries."""
         return MemoryTopic(self._topics.setdefault(name, {}))
 
-
-if TYPE_CHECKING:
-    from message_store.columns.byte_column import Int64s
-    from message_store.columns.message_batch import MessageBatch
 
 BROKER_NAME = "memory"
 """The broker name in its recall handles."""

@@ -24,7 +24,13 @@ from message_store.format.record_layout import (
     SYS_COMMIT,
     SYS_TRANSACTION_MASK,
 )
-from message_store.kernels.dispatch import FOUND_LENGTH, ROW_FIELDS, hash_texts, list_records
+from message_store.kernels.dispatch import (
+    FOUND_LENGTH,
+    ROW_FIELDS,
+    SECTOR_BYTES,
+    hash_texts,
+    list_records,
+)
 from message_store.kernels.log import FILE_ENDS, RECORD
 from message_store.kernels.raw_memory import address_of
 from message_store.kernels.text import NOT_UTF8
@@ -35,7 +41,6 @@ from message_store.writing.queue import NEUTRAL_SIZE, LiveQueue
 from message_store.writing.queue_set import QueueSet
 
 _ROWS_AT_ONCE = 1 << 16
-_SECTOR_BYTES = 512
 _SYS_INNER_BATCH = 0x80
 
 
@@ -268,7 +273,7 @@ class Dispatcher:
 def _can_be_torn(queue: LiveQueue, queue_offset: int) -> bool:
     """Whether an entry lies in two sectors: within one, a disk writes all of it or nothing."""
     position = queue_offset * QUEUE_UNIT.size % queue.segments.file_bytes
-    return position % _SECTOR_BYTES + QUEUE_UNIT.size > _SECTOR_BYTES
+    return position % SECTOR_BYTES + QUEUE_UNIT.size > SECTOR_BYTES
 
 
 def _as_neutral_as_before(queue: LiveQueue, rows: _Rows, units: UnitArray) -> UnitArray:

@@ -41,7 +41,7 @@ from message_store.kernels.log import (
     store_time_at,
 )
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
-from message_store.kernels.text import equal_bytes, hash_bytes
+from message_store.kernels.text import equal_bytes, hash_bytes, is_text
 from timer_wheel.reading.copies import CHANGING
 
 Int64s = NDArray[np.int64]
@@ -78,11 +78,6 @@ _DIGITS = 10
 
 
 @inline_kernel
-def _is(name: int, length: int, wanted: Any) -> bool:
-    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
-
-
-@inline_kernel
 def _changes(name: int, length: int) -> bool:
     """Whether a property of this name does not survive."""
     for number in range(len(_CHANGING_LENGTHS)):
@@ -98,16 +93,16 @@ def _tell(name: int, length: int, value: int, value_bytes: int, spots: Any) -> b
     """Note a property that tells whether its record is a copy; says whether it is a destination,
     which a copy need not have.
     """
-    if _is(name, length, _DEQUEUE):
+    if is_text(name, length, _DEQUEUE):
         spots[_WAS_DEQUEUED] = 1
-    elif _is(name, length, _LABEL):
+    elif is_text(name, length, _LABEL):
         spots[_HAS_LABEL] = 1
-    elif _is(name, length, _OUT):
+    elif is_text(name, length, _OUT):
         spots[_HAS_OUT] = 1
-    elif _is(name, length, _REAL_TOPIC):
+    elif is_text(name, length, _REAL_TOPIC):
         spots[_TOPIC_SPOT], spots[_TOPIC_LENGTH] = value, value_bytes
         return True
-    elif _is(name, length, _REAL_QUEUE_ID):
+    elif is_text(name, length, _REAL_QUEUE_ID):
         spots[_QUEUE_SPOT], spots[_QUEUE_LENGTH] = value, value_bytes
         return True
     return False
@@ -210,7 +205,7 @@ def find_copies(buffer: int, length: int, base: int, copies: Any) -> int:
         record = buffer + place
         one, two = _identify(record, parts, spots)
         topic, topic_bytes = record + parts[TOPIC_AT], parts[TOPIC_BYTES]
-        is_roll = _is(topic, topic_bytes, _TIMER_TOPIC)
+        is_roll = is_text(topic, topic_bytes, _TIMER_TOPIC)
         if _is_copy(is_roll, topic, topic_bytes, spots):
             if count < copies.shape[1]:
                 copies[OFFSET, count] = base + place

@@ -39,7 +39,14 @@ from message_store.kernels.log import (
     store_time_at,
 )
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8, store_native
-from message_store.kernels.text import NOT_UTF8, equal_bytes, hash_bytes, java_hash_utf8, mix64
+from message_store.kernels.text import (
+    NOT_UTF8,
+    equal_bytes,
+    hash_bytes,
+    is_text,
+    java_hash_utf8,
+    mix64,
+)
 from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS
 from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS
@@ -80,23 +87,18 @@ _SPOTS = 12
 
 
 @inline_kernel
-def _is(name: int, length: int, wanted: Any) -> bool:
-    return bool(length == len(wanted) and equal_bytes(name, wanted.ctypes.data, length))
-
-
-@inline_kernel
 def _spot_of(name: int, length: int) -> int:
-    if length == len(_KEY) and _is(name, length, _KEY):
+    if length == len(_KEY) and is_text(name, length, _KEY):
         return _KEY_SPOT
-    if length == len(_TOPIC) and _is(name, length, _TOPIC):
+    if length == len(_TOPIC) and is_text(name, length, _TOPIC):
         return _TOPIC_SPOT
-    if length == len(_OUT) and _is(name, length, _OUT):
+    if length == len(_OUT) and is_text(name, length, _OUT):
         return _OUT_SPOT
-    if length == len(_ROLLS) and _is(name, length, _ROLLS):
+    if length == len(_ROLLS) and is_text(name, length, _ROLLS):
         return _ROLLS_SPOT
-    if length == len(_DELETE_KEY) and _is(name, length, _DELETE_KEY):
+    if length == len(_DELETE_KEY) and is_text(name, length, _DELETE_KEY):
         return _DELETE_SPOT
-    if length == len(_TAGS) and _is(name, length, _TAGS):
+    if length == len(_TAGS) and is_text(name, length, _TAGS):
         return _TAGS_SPOT
     return -1
 
@@ -158,7 +160,7 @@ def _marker_kind(record: int, spots: Any) -> int:
     """
     text, text_bytes = spots[_DELETE_SPOT], spots[_DELETE_SPOT + 1]
     tags, tags_bytes = spots[_TAGS_SPOT], spots[_TAGS_SPOT + 1]
-    is_usual = _is(tags, min(tags_bytes, len(_MARKER_TAGS)), _MARKER_TAGS)  # maybe run together
+    is_usual = is_text(tags, min(tags_bytes, len(_MARKER_TAGS)), _MARKER_TAGS)  # maybe run together
     is_usual = is_usual and load_i32(record + AT_BODY_CRC) == _MARKER_CRC
     if not text_bytes:
         return MARKER_WITHOUT_KEY if is_usual else MESSAGE

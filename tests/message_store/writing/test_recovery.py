@@ -183,6 +183,29 @@ def test_a_neutralised_entry_stays_what_it_is_whatever_bytes_its_record_has_in_c
     again.abandon()
 
 
+@pytest.mark.parametrize("byte", range(8))
+def test_a_byte_that_is_by_chance_that_of_a_neutral_entry_hides_no_message(
+    tmp_path: Path, byte: int
+) -> None:
+    """Within one sector no write leaves a field in two halves: the byte is damaged."""
+    path = tmp_path / "store"
+    store = opened(path)
+    for _ in range(3):
+        append(store, stored(bytes(513)))
+    [unit] = store.queue("orders", 0).units(1, 2).tolist()
+    offset, size_bytes, code = unit
+    content = bytearray(offset.to_bytes(8, "big"))
+    neutral = (offset + size_bytes - 1).to_bytes(8, "big")
+    assert sum(one != other for one, other in zip(content, neutral, strict=True)) > 1
+    content[byte] = neutral[byte]
+    store.queue("orders", 0).overwrite(1, int.from_bytes(content, "big"), size_bytes, code)
+    store.abandon()
+    again = opened(path)
+    assert again.queue("orders", 0).units(1, 2).tolist() == [unit]
+    require_sound(again)
+    again.abandon()
+
+
 @pytest.mark.parametrize("size_first", [False, True])
 def test_a_half_neutralised_entry_is_finished(tmp_path: Path, size_first: bool) -> None:
     path = tmp_path / "store"
