@@ -60,7 +60,7 @@ HEAD_BYTES = HEAD_V4_V4.size
 IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
 LONGEST_HEAD_BYTES = HEAD_BYTES + 2 * IPV6_EXTRA
 
-_BLANK_BYTES = BLANK_RECORD.size
+BLANK_BYTES = BLANK_RECORD.size
 _BODY_LENGTH = BODY_RUN.length.size
 _TOPIC_LENGTH_V1 = TOPIC_RUN_V1.length.size
 _TOPIC_LENGTH_V2 = TOPIC_RUN_V2.length.size
@@ -141,9 +141,9 @@ def record_at(record: int, room: int, file_room: int, log_offset: int, parts: in
 @inline_kernel
 def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
     """The same, but for the checksum of the body, which is not looked at."""
-    if file_room < _BLANK_BYTES:
+    if file_room < BLANK_BYTES:
         return FILE_ENDS
-    if room < _BLANK_BYTES:
+    if room < BLANK_BYTES:
         return NEEDS_MORE
     magic = load_i32(record + AT_MAGIC)
     if magic == MAGIC_BLANK:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lineage: which message a record takes on, and which records were dealt with.
+
+A record that is delivered or rolled here names the first record of its message: its prepared
+transaction offset is the complement of where that lies in the log. The name is part of the record,
+so neither a kill nor a loss of power parts the two. The rule of recovery follows: a pending record
+was dealt with if and only if a later record of the log names the first record of its message. A
+message's records are dealt with one after the other, so the newest name decides.
+
+A broker writes 0 there, and the offset of a half message, which is not negative either: such a
+record names nobody. Nothing in RocketMQ reads the field of such a record (4.9.7 to 5.5.0).
+"""
+
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from message_store.columns.byte_column import Int64s
+from message_store.format.message import StoredMessage
+from message_store.format.record_layout import (
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    SMALLEST_RECORD_BYTES,
+)
+from message_store.kernels.cache import inline_kernel, kernel
+from message_store.kernels.log import (
+    AT_LOG_OFFSET,
+    AT_MAGIC,
+    AT_SIZE,
+    BLANK_BYTES,
+    prepared_offset_at,
+    store_time_at,
+)
+from message_store.kernels.raw_memory import load_i32, load_i64
+from message_store.writing.log import LiveLog
+
+PLACE, FIRST, STORE_MS = range(3)
+"""Rows of ``find_names``: where a record lies, which first record it names, when it was stored."""
+NAME_ROWS = 3
+
+
+def first_offset(message: StoredMessage) -> int:
+    """Where in the log the first record of a message lies, as far as this record of it tells: the
+    one that it names, else itself.
+    """
+    told = ~message.prepared_transaction_offset
+    return told if 0 <= told < message.commit_log_offset else message.commit_log_offset
+
+
+def first_offsets(prepared_offsets: Int64s, offsets: Int64s) -> Int64s:
+    """The same for many records: their prepared transaction offsets, and where they lie."""
+    told = ~prepared_offsets
+    return np.where((told >= 0) & (told < offsets), told, offsets)
+
+
+@inline_kernel
+def first_offset_at(record: int, offset: int) -> int:
+    """The same for a whole record in memory, which lies at this offset of the log."""
+    told = ~prepared_offset_at(record)
+    return told if 0 <= told < offset else offset
+
+
+@inline_kernel
+def _is_head(record: int, room: int, offset: int) -> bool:
+    """Whether a head is here that says where it lies, and that its record ends within ``room``."""
+    if room < SMALLEST_RECORD_BYTES:
+        return False
+    magic, size = load_i32(record + AT_MAGIC), load_i32(record + AT_SIZE)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return False
+    return SMALLEST_RECORD_BYTES <= size <= room and load_i64(record + AT_LOG_OFFSET) == offset
+
+
+@kernel("int64(int64, int64, int64, int64[:, ::1])")
+def find_names(buffer: int, length: int, base: int, names: Any) -> int:
+    """Find the records of a log file that name another, among its bytes from ``base`` on, where a
+    record begins; returns how many there are.
+
+    ``names`` gets as many as it has room for, in the rows PLACE, FIRST, STORE_MS. Damage is stepped
+    over: a name behind it counts as well.
+    """
+    place, count = 0, 0
+    while length - place >= BLANK_BYTES:
+        record, offset = buffer + place, base + place
+        if not _is_head(record, length - place, offset):
+            if load_i32(record + AT_MAGIC) == MAGIC_BLANK:
+                break
+            place += 1
+            continue
+        first = first_offset_at(record, offset)
+        if first < offset:
+            if count < names.shape[1]:
+                names[PLACE, count] = offset
+                names[FIRST, count] = first
+                names[STORE_MS, count] = store_time_at(record)
+            count += 1
+        place += load_i32(record + AT_SIZE)
+    return count
+
+
+@attrs.frozen(eq=False)
+class Names:
+    """Records of a part of the log that name another, in its order: where each lies (``places``),
+    which first record it names (``firsts``), and when it was stored (``store_ms``).
+    """
+
+    places: Int64s
+    firsts: Int64s
+    store_ms: Int64s
+    _newest: tuple[Int64s, Int64s] = attrs.field(init=False)
+
+    @_newest.default
+    def _sorted(self) -> tuple[Int64s, Int64s]:
+        """The named first records in order, and where the last record lies that names each."""
+        firsts, at = np.unique(self.firsts[::-1], return_index=True)
+        return firsts, self.places[::-1][at]
+
+    @classmethod
+    def since(cls, log: LiveLog, begin: int) -> "Names":
+        """All in the log from a place on where a record begins."""
+        parts = [np.empty((NAME_ROWS, 0), np.int64)]
+        for start in log.segments.starts:
+            place = max(start, begin)
+            length = min(start + log.file_bytes, log.end) - place
+            if length <= 0:
+                continue
+            address = log.segments.address_of_file(start) + place - start
+            count = find_names(address, length, place, parts[0])
+            if count:
+                parts.append(np.empty((NAME_ROWS, count), np.int64))
+                find_names(address, length, place, parts[-1])
+        return cls(*np.concatenate(parts, axis=1))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def are_done(self, offsets: Int64s, firsts: Int64s) -> NDArray[np.bool_]:
+        """Which of the records at these places were dealt with, given the first record of the
+        message of each: a later record names it.
+        """
+        named, places = self._newest
+        if not len(named):
+            return np.zeros(len(offsets), np.bool_)
+        at = np.minimum(np.searchsorted(named, firsts), len(named) - 1)
+        return (named[at] == firsts) & (places[at] > offsets)
