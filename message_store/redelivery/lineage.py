@@ -64,14 +64,15 @@ def first_offset_at(record: int, offset: int) -> int:
 
 
 @inline_kernel
-def _is_head(record: int, room: int, offset: int) -> bool:
+def is_head(record: int, room: int, offset: int) -> bool:
     """Whether a head is here that says where it lies, and that its record ends within ``room``."""
     if room < SMALLEST_RECORD_BYTES:
         return False
     magic, size = load_i32(record + AT_MAGIC), load_i32(record + AT_SIZE)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         return False
-    return SMALLEST_RECORD_BYTES <= size <= room and load_i64(record + AT_LOG_OFFSET) == offset
+    fits = SMALLEST_RECORD_BYTES <= size <= room
+    return bool(fits and load_i64(record + AT_LOG_OFFSET) == offset)
 
 
 @kernel("int64(int64, int64, int64, int64[:, ::1])")
@@ -85,7 +86,7 @@ def find_names(buffer: int, length: int, base: int, names: Any) -> int:
     place, count = 0, 0
     while length - place >= BLANK_BYTES:
         record, offset = buffer + place, base + place
-        if not _is_head(record, length - place, offset):
+        if not is_head(record, length - place, offset):
             if load_i32(record + AT_MAGIC) == MAGIC_BLANK:
                 break
             place += 1
@@ -137,6 +138,11 @@ class Names:
     def __len__(self) -> int:
         return len(self.places)
 
+    @property
+    def newest_ms(self) -> int:
+        """When the newest of them was stored; 0 where there is none."""
+        return int(self.store_ms.max(initial=0))
+
     def are_done(self, offsets: Int64s, firsts: Int64s) -> NDArray[np.bool_]:
         """Which of the records at these places were dealt with, given the first record of the
         message of each: a later record names it.
@@ -145,4 +151,5 @@ class Names:
         if not len(named):
             return np.zeros(len(offsets), np.bool_)
         at = np.minimum(np.searchsorted(named, firsts), len(named) - 1)
-        return (named[at] == firsts) & (places[at] > offsets)
+        is_done: NDArray[np.bool_] = (named[at] == firsts) & (places[at] > offsets)
+        return is_done

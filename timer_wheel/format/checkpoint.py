@@ -7,7 +7,7 @@ to a broker means: place every message of the timer queue again.
 Behind the numbers of a broker stands our own part. The broker's numbers are as new as the last
 advance: a broker that takes over after a kill repeats little. After a loss of power they may be
 newer than the deliveries that they tell of. Our part says what was on disk at the last flush, and
-since when the log may hold copies of what is on the wheel. It counts only while the broker's
+since when records of the log name what is on the wheel. It counts only while the broker's
 numbers are those that we wrote beside it. It is written twice, each time with a checksum and the
 broker's seven numbers. So damage to any byte of the file is noticed and costs nothing.
 """
@@ -93,12 +93,11 @@ OWN_CHECKPOINT = Layout(
             for field in TIMER_CHECKPOINT.fields
         ),
         Field("flushed_hand_ms", "i64", "slots before it are done, and that is on disk"),
-        Field("copies_from", "i64", "commit log offset from which on the log may hold copies"),
+        Field("names_from", "i64", "commit log offset from which on records name what was done"),
         Field("precision_ms", "i64", "the width of a slot, which is written nowhere else"),
         Field("log_begins", "i64", "timer log position before which everything is superseded"),
         Field("flushed_position", "i64", "timer log position up to which units are on disk"),
-        Field("copies_hand_ms", "i64", "slots before it were done when copies began"),
-        Field("copies_position", "i64", "timer log position where units ended when copies began"),
+        Field("foreign_until", "i64", "commit log offset before which others delivered; 0: nobody"),
         Field("older_until", "i64", f"{_RECORDS_BEFORE} older slots; 0: none"),
         Field("older_precision_ms", "i64", MEANING_OF_WIDTHS),
         *(
@@ -115,11 +114,20 @@ OWN_CHECKPOINT = Layout(
 _OF_OLDER = [("older_until", "older_precision_ms")] + [
     (f"older_until_{number}", f"older_precision_ms_{number}") for number in range(1, MOST_WIDTHS)
 ]
+_COPIES_FROM, *_SINCE_COPIES = (
+    Field(name, "i64", "of an earlier version")
+    for name in ("copies_from", "copies_hand_ms", "copies_position")
+)
+_OF_EARLIER = {"names_from": [_COPIES_FROM], "foreign_until": _SINCE_COPIES}
+_WITHOUT_NAMES = Layout(
+    "timer checkpoint, our own part before deliveries named their messages",
+    tuple(field for now in OWN_CHECKPOINT.fields for field in _OF_EARLIER.get(now.name, [now])),
+)
 _WITH_ONE_WIDTH = Layout(
     "timer checkpoint, our own part with one older width",
     tuple(
         field
-        for field in OWN_CHECKPOINT.fields
+        for field in _WITHOUT_NAMES.fields
         if field.name not in {name for names in _OF_OLDER[1:] for name in names}
     ),
 )
@@ -129,23 +137,22 @@ assert OWN_PLACES[0] + OWN_CHECKPOINT.size <= OWN_PLACES[1]
 
 @attrs.frozen
 class OwnCheckpoint:
-    """Where the hand was at the last flush, where copies begin, how wide a slot is, where the timer
+    """Where the hand was at the last flush, where names begin, how wide a slot is, where the timer
     log begins that counts, and where it ended when the hand was there.
 
-    Copies begin at the last moment when nothing in the slots ahead of the hand was dealt with. The
-    hand and the end of the timer log of that moment belong to it: what had its slot there, and what
-    got one since, is what the copies are of.
+    Names begin at the last moment when nothing in the slots ahead of the hand was dealt with, or
+    before: one too many does no harm (``redelivery.lineage``). Before ``foreign_until`` somebody
+    else delivered, a broker or an earlier version, whose copies name nothing.
 
     ``older`` are slots of other widths, before the wheel was made anew.
     """
 
     flushed_hand_ms: int
-    copies_from: int
+    names_from: int
     precision_ms: int
     log_begins: int = 0
     flushed_position: int = 0
-    copies_hand_ms: int = 0
-    copies_position: int = 0
+    foreign_until: int = 0
     older: OlderSlots = NO_OLDER_SLOTS
 
     @property
@@ -202,8 +209,8 @@ def _older_of(fields: Mapping[str, int]) -> OlderSlots:
 def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
     """Our part of the file, and what the numbers of a broker are by it.
 
-    When a broker was here since, only what concerns the precision and where the log begins are
-    still true: the hand at the flush is then the broker's, and copies may be anywhere.
+    When a broker was here since, or an earlier version wrote it, only what concerns the precision
+    and where the log begins counts: what was delivered is told by copies, wherever they are.
     """
     copies = [_decode_copy(content, place) for place in OWN_PLACES]
     known = [copy for copy in copies if copy is not None]
@@ -216,27 +223,32 @@ def decode_own(content: bytes, checkpoint: TimerCheckpoint) -> FoundCheckpoint:
         name for name, value in attrs.asdict(checkpoint).items() if value != getattr(written, name)
     ]
     if len(differing) > 1:
-        of_the_wheel = ("precision_ms", "log_begins", "older")
-        unknown = attrs.asdict(own, filter=lambda field, _: field.name not in of_the_wheel)
-        numbers: dict[str, Any] = dict.fromkeys(unknown, UNKNOWN)
-        own = attrs.evolve(own, **numbers)
-        return FoundCheckpoint(checkpoint, own, hand_ms, is_damaged=None in copies)
+        return FoundCheckpoint(checkpoint, _unknown(own), hand_ms, is_damaged=None in copies)
     may_be_a_broker = hand_ms > written.last_read_time_ms
     is_damaged = None in copies or (bool(differing) and not may_be_a_broker)
     return FoundCheckpoint(written, own, hand_ms, is_damaged=is_damaged)
 
 
+def _unknown(own: OwnCheckpoint) -> OwnCheckpoint:
+    """What is left of it where somebody else may have delivered since."""
+    of_the_wheel = ("precision_ms", "log_begins", "older")
+    unknown = attrs.asdict(own, filter=lambda field, _: field.name not in of_the_wheel)
+    numbers: dict[str, Any] = dict.fromkeys(unknown, UNKNOWN)
+    return attrs.evolve(own, **numbers)
+
+
 def _decode_copy(content: bytes, place: int) -> tuple[TimerCheckpoint, OwnCheckpoint] | None:
     """The numbers of a broker and our own that were written here; None where that is damaged."""
-    fields = _decode_whole(content, place, OWN_CHECKPOINT)
-    if fields is None:
-        fields = _decode_whole(content, place, _WITH_ONE_WIDTH)
+    layouts = (OWN_CHECKPOINT, _WITHOUT_NAMES, _WITH_ONE_WIDTH)
+    found = (_decode_whole(content, place, layout) for layout in layouts)
+    fields = next((each for each in found if each is not None), None)
     if fields is None or fields["precision_ms"] not in PRECISIONS_MS:
         return None
     names = [field.name for field in TIMER_CHECKPOINT.fields]
     numbers = TimerCheckpoint(**{name: fields[f"{_OF_BROKER}{name}"] for name in names})
-    own = {each.name: fields[each.name] for each in attrs.fields(OwnCheckpoint)[:-1]}
-    return numbers, OwnCheckpoint(**own, older=_older_of(fields))
+    own = {each.name: fields.get(each.name, UNKNOWN) for each in attrs.fields(OwnCheckpoint)[:-1]}
+    known = OwnCheckpoint(**own, older=_older_of(fields))
+    return numbers, known if "names_from" in fields else _unknown(known)
 
 
 def _decode_whole(content: bytes, place: int, layout: Layout) -> dict[str, int] | None:

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies: what a wheel or a timeline stored when it dealt with a message, and of which message.
+"""Copies: what was stored when a message was dealt with, and of which message.
 
-After a crash they tell what was done: no checkpoint is as new as they are. A copy is told by all
-that survives, and counts for one message that lies before it in the log. This is the rule;
-``copy_kernels`` keeps it for many records at once.
+After a crash they tell what was done: no checkpoint is as new as they are. A copy of ours names the
+first record of its message (``redelivery.lineage``). One of a broker, of a timeline, or of an
+earlier version names nothing. It is told by all that survives, and counts for one message that lies
+before it in the log. Reader and engine share this rule.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 
+from message_store.files.segments import SegmentReader
 from message_store.format import properties as names
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
-
-_NOT_TOLD = -1
+from message_store.format.record_layout import head_layout
+from message_store.redelivery.lineage import first_offset
+from timer_wheel.reading.pending_timers import record_at
 
 CHANGING = frozenset(
     {
@@ -60,56 +63,52 @@ def identity(message: StoredMessage) -> Hashable:
     )
 
 
-def first_offset(message: StoredMessage) -> int:
-    """Where in the log a message's first record was: of a copy of ours that goes round again it is
-    what that says, of anything else its own place.
-    """
-    told = ~message.prepared_transaction_offset
-    return told if 0 <= told < message.commit_log_offset else message.commit_log_offset
-
-
 class Copies:
-    """Where copies lie, by what they are copies of; each is taken once.
+    """Where copies lie: those that name a message, by its first record; the others by what they are
+    copies of, and each of these is taken once.
 
-    ``found`` has for each its identity, its place, whether it went round again, and its
-    ``first_offset``, in the order of the log.
+    ``found`` are copies in the order of the log, the newest of ``newest_ms``.
     """
 
-    def __init__(self, found: Iterable[tuple[Hashable, int, bool, int]] = ()) -> None:
-        self._places: defaultdict[tuple[Hashable, bool, int], list[int]] = defaultdict(list)
-        for identity, offset, is_roll, first in reversed(list(found)):
-            told = first if is_roll and first < offset else _NOT_TOLD
-            self._places[identity, is_roll, told].append(offset)  # so that the first is the last
+    def __init__(self, found: Iterable[StoredMessage] = ()) -> None:
+        self._named: dict[int, int] = {}
+        self._places: defaultdict[tuple[Hashable, bool], list[int]] = defaultdict(list)
+        self.have_rolled, self.newest_ms = False, 0
+        for copy in reversed(list(found)):
+            offset, first = copy.commit_log_offset, first_offset(copy)
+            self.have_rolled |= is_roll(copy)
+            self.newest_ms = max(self.newest_ms, copy.store_timestamp_ms)
+            if first < offset:
+                self._named.setdefault(first, offset)  # the last that names it
+            else:  # so that the first is the last
+                self._places[identity(copy), is_roll(copy)].append(offset)
 
     def __bool__(self) -> bool:
-        return bool(self._places)
+        return bool(self._named or self._places)
 
     @property
-    def have_rolled(self) -> bool:
-        """Whether any of them went round again."""
-        return any(is_roll for _, is_roll, _ in self._places)
+    def names(self) -> list[int]:
+        """The first records that are named."""
+        return list(self._named)
 
     def take(
-        self,
-        identity: Hashable,
-        offset: int,
-        first_offset: int,
-        *,
-        may_have_rolled: bool,
-        cancelled_at: int = LONG_MAX,
+        self, message: StoredMessage, *, may_have_rolled: bool, cancelled_at: int = LONG_MAX
     ) -> bool:
-        """Take the first copy behind a message's place, if there is one; equal messages are asked
-        for in the order of the log. None is delivered behind the marker that cancelled it.
+        """Whether a copy tells that this record was dealt with, which is taken where it names
+        nothing; equal messages are asked for in the order of the log. None is delivered behind the
+        marker that cancelled it.
 
-        What was to roll has gone round again or, when the wheel was late, been delivered. A copy
-        that says of which message it is, is no equal one's: retention may have taken that one's
-        record, or a hand that moved back may have delivered it without a roll.
+        What was to roll has gone round again or, when the wheel was late, been delivered.
         """
-        delivered = self._places.get((identity, False, _NOT_TOLD))
-        for told in (first_offset, _NOT_TOLD) if may_have_rolled else ():
-            if self._take(self._places.get((identity, True, told)), offset):
-                return True
-        return self._take(delivered, offset, cancelled_at)
+        offset = message.commit_log_offset
+        if self._named.get(first_offset(message), -1) > offset:
+            return True
+        if not self._places:
+            return False
+        told_by = identity(message)
+        if may_have_rolled and self._take(self._places.get((told_by, True)), offset):
+            return True
+        return self._take(self._places.get((told_by, False)), offset, cancelled_at)
 
     @staticmethod
     def _take(places: list[int] | None, offset: int, until: int = LONG_MAX) -> bool:
@@ -119,3 +118,20 @@ class Copies:
             return False
         places.pop()
         return True
+
+
+def records_from(commit_log: SegmentReader, offset: int) -> Iterator[tuple[StoredMessage, int]]:
+    """The records from a place on where one begins, each with its size in bytes. A damaged one
+    hides the rest of its file.
+    """
+    head = head_layout(0)
+    for segment in commit_log.segments:
+        place = max(offset, segment.start_offset)
+        end = segment.start_offset + segment.length_bytes
+        while place + head.size <= end:
+            size_bytes = head.decode_at(commit_log.read_at(place, head.size), 0)["size_bytes"]
+            message = record_at(commit_log, place, size_bytes) if size_bytes > 0 else None
+            if message is None or message.commit_log_offset != place:
+                break
+            yield message, size_bytes
+            place += size_bytes

@@ -26,10 +26,10 @@ from message_store.format.properties import (
     TIMER_ROLL_LABEL,
     TIMER_ROLL_TIMES,
 )
+from message_store.redelivery.lineage import first_offset
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME, decode_own, decode_timer_checkpoint
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.wheel_math import Int64Array, floor_ms
-from timer_wheel.reading.copies import first_offset
 from timer_wheel.reading.pending_timers import PendingTimers, pending_records
 
 

@@ -13,7 +13,7 @@ damaged record hides the rest of its log file.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import attrs
 import numpy as np
@@ -23,17 +23,15 @@ from message_store.files.small_files import read_small_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.checkpoint import StoreCheckpoint
 from message_store.format.java_numbers import LONG_MAX
-from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_ROLL_LABEL
-from message_store.format.record_layout import head_layout
 from message_store.reading.commit_log import NO_TIME, first_store_times, read_store_times
 from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import Int64Array
-from timer_wheel.reading.copies import Copies, first_offset, identity, is_copy, is_roll
+from timer_wheel.reading.copies import Copies, is_copy, is_roll, records_from
 from timer_wheel.reading.delete_markers import Cancelled
-from timer_wheel.reading.pending_timers import PendingTimers, pending_records, record_at
+from timer_wheel.reading.pending_timers import PendingTimers, pending_records
 from timer_wheel.reading.timeline import Timeline, read_timeline
 from timer_wheel.reading.timer_queue import resume_queue_offset, to_be_placed, waiting_in_queue
 
@@ -64,18 +62,18 @@ def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) ->
     Raises SourceError.
     """
     queue = read_queue(root.timer_queue())
-    start = _scan_start(queue, commit_log, since_ms)
+    start = scan_start(queue, commit_log, since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
     copies = []
     newest_ms = NO_TIME
     not_in_queue = []
-    for message, size_bytes in _records_from(commit_log, min(start, tail)):
+    for message, size_bytes in records_from(commit_log, min(start, tail)):
         newest_ms = max(newest_ms, message.store_timestamp_ms)
         offset = message.commit_log_offset
         if is_roll(message) and offset >= tail:
             not_in_queue.append((message.queue_offset, offset, size_bytes, message))
         if is_copy(message):
-            copies.append((identity(message), offset, is_roll(message), first_offset(message)))
+            copies.append(message)
     return LogSince(Copies(copies), newest_ms, *to_be_placed(not_in_queue))
 
 
@@ -99,7 +97,8 @@ def still_to_do(
     # What has no unit, or has lost it, may have rolled as well, and that long before its time.
     may_have_rolled = timers.is_roll | (timers.position < 0)
     may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
-    if since.copies.have_rolled:
+    may_be |= np.isin(timers.commit_log_offset, since.copies.names)
+    if since.copies.have_rolled or since.copies.names:
         may_be |= may_have_rolled
     rows = np.flatnonzero(may_be & ~is_done) if since.copies else np.empty(0, np.int64)
     rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
@@ -108,17 +107,13 @@ def still_to_do(
         rows.tolist(), may_have_rolled[rows].tolist(), records, strict=True
     ):
         if message is not None:
-            place = message.commit_log_offset, first_offset(message)
             is_done[row] = since.copies.take(
-                identity(message),
-                *place,
-                may_have_rolled=rolls,
-                cancelled_at=int(recalled_at[row]),
+                message, may_have_rolled=rolls, cancelled_at=int(recalled_at[row])
             )
     return timers.rows(~is_done), int(is_done.sum())
 
 
-def _scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) -> int:
+def scan_start(queue: QueueEntries, commit_log: SegmentReader, since_ms: int) -> int:
     """A place where a record begins, and before which nothing was stored at or after a time."""
     marks: Int64Array = queue.commit_log_offset[-_MARKS:]
     times = read_store_times(commit_log, marks, queue.size_bytes[-_MARKS:])
@@ -134,21 +129,6 @@ def _flushed_before(root: StoreRoot, commit_log: SegmentReader) -> int:
     recover_from_ms = 0 if content is None else StoreCheckpoint.decode(content).recover_from_ms
     begins = [begin for begin, ms in first_store_times(commit_log) if ms <= recover_from_ms]
     return max([commit_log.min_offset, *begins])
-
-
-def _records_from(commit_log: SegmentReader, offset: int) -> Iterator[tuple[StoredMessage, int]]:
-    """The records from a place on where one begins, each with its size in bytes."""
-    head = head_layout(0)
-    for segment in commit_log.segments:
-        place = max(offset, segment.start_offset)
-        end = segment.start_offset + segment.length_bytes
-        while place + head.size <= end:
-            size_bytes = head.decode_at(commit_log.read_at(place, head.size), 0)["size_bytes"]
-            message = record_at(commit_log, place, size_bytes) if size_bytes > 0 else None
-            if message is None or message.commit_log_offset != place:
-                break
-            yield message, size_bytes
-            place += size_bytes
 
 
 @attrs.frozen(eq=False)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies in the log, and which pending records have one: what a killed store had dealt with."""
 
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import LONG_MAX
 from message_store.writing.log import LiveLog
-from timer_wheel.reading.copies import Copies
 from timer_wheel.reading.copy_kernels import (
     COPY_COLUMNS,
     FIRST_OFFSET,
@@ -17,6 +20,61 @@ from timer_wheel.reading.copy_kernels import (
     identify_rows,
 )
 from timer_wheel.timers.rows import Bools
+
+_NOT_TOLD = -1
+
+
+class Copies:
+    """Where copies lie, by what they are copies of; each is taken once.
+
+    ``found`` has for each its identity, its place, whether it went round again, and its
+    ``first_offset``, in the order of the log.
+    """
+
+    def __init__(self, found: Iterable[tuple[Hashable, int, bool, int]] = ()) -> None:
+        self._places: defaultdict[tuple[Hashable, bool, int], list[int]] = defaultdict(list)
+        for identity, offset, is_roll, first in reversed(list(found)):
+            told = first if is_roll and first < offset else _NOT_TOLD
+            self._places[identity, is_roll, told].append(offset)  # so that the first is the last
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    @property
+    def have_rolled(self) -> bool:
+        """Whether any of them went round again."""
+        return any(is_roll for _, is_roll, _ in self._places)
+
+    def take(
+        self,
+        identity: Hashable,
+        offset: int,
+        first_offset: int,
+        *,
+        may_have_rolled: bool,
+        cancelled_at: int = LONG_MAX,
+    ) -> bool:
+        """Take the first copy behind a message's place, if there is one; equal messages are asked
+        for in the order of the log. None is delivered behind the marker that cancelled it.
+
+        What was to roll has gone round again or, when the wheel was late, been delivered. A copy
+        that says of which message it is, is no equal one's: retention may have taken that one's
+        record, or a hand that moved back may have delivered it without a roll.
+        """
+        delivered = self._places.get((identity, False, _NOT_TOLD))
+        for told in (first_offset, _NOT_TOLD) if may_have_rolled else ():
+            if self._take(self._places.get((identity, True, told)), offset):
+                return True
+        return self._take(delivered, offset, cancelled_at)
+
+    @staticmethod
+    def _take(places: list[int] | None, offset: int, until: int = LONG_MAX) -> bool:
+        while places and places[-1] <= offset:
+            places.pop()
+        if not places or places[-1] > until:
+            return False
+        places.pop()
+        return True
 
 
 def copies_in_log(log: LiveLog, begin: int) -> Int64s:

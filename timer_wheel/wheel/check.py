@@ -7,14 +7,15 @@ import numpy as np
 
 from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
-from message_store.format.java_numbers import LONG_MAX
 from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
+from message_store.redelivery.lineage import Names
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
-from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
+from timer_wheel.timers.copies_of_others import copies_of_others
 from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.recall_search import find_markers
+from timer_wheel.wheel.recovery import were_dealt_with
 from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding
 
 _SLOTS_AT_ONCE = 4096
@@ -78,7 +79,7 @@ def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
     """Undelivered messages in slots to come that no chain reaches: the log has no copy of them, and
     no marker cancels them.
     """
-    hand_ms = max(timers.wheel.hand_ms, timers.repeating_until_ms)
+    hand_ms = timers.wheel.hand_ms
     known = np.sort(np.concatenate([seen, timers.done]))  # once, and not for every file
     parts = [TimerRows.empty()]
     for rows in timers.log.all_units():
@@ -89,13 +90,13 @@ def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
     rows = TimerRows.together(parts)
     if not len(rows):
         return rows
-    marks = find_markers(timers, timers.wheel.hand_ms)
-    cancelled_at = marks.taken_at(rows.commit_log_offset, timers.facts(rows, keys=True))
-    log = timers.store.log
-    copies = copies_in_log(log, log.min_offset)
-    places = rows.commit_log_offset.copy(), rows.size_bytes.copy()
-    is_done = which_are_done(log, *places, np.ones(len(rows), bool), copies, cancelled_at)
-    return rows.rows(~is_done & (cancelled_at == LONG_MAX))
+    marks = find_markers(timers, hand_ms)
+    is_cancelled = marks.take_away(rows.commit_log_offset, timers.facts(rows, keys=True))
+    log, may_have_rolled = timers.store.log, np.ones(len(rows), bool)
+    names = Names.since(log, log.min_offset)
+    copies = copies_of_others(log, log.min_offset, timers.foreign_until)
+    is_done = were_dealt_with(timers, rows, names, copies, may_have_rolled)
+    return rows.rows(~is_done & ~is_cancelled)
 
 
 def _are_among(values: Int64s, ordered: Int64s) -> Bools:

@@ -162,11 +162,6 @@ class WheelFiles:
         """
         self.begin_checkpoint_sync(flush_position, own, placed_end).finish()
 
-    def sync_saved(self) -> None:
-        """Come back when what was saved is on disk. Raises TargetError."""
-        known = self.checkpoint
-        self.sync_checkpoint(known.flush_position, self.own, known.last_queue_offset)
-
     # --- the wheel --------------------------------------------------------------------------------
 
     def compare(self, wheel: LiveWheel, file: WheelSlots | None, log_end: int) -> None:

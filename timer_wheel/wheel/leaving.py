@@ -3,60 +3,17 @@
 were dealt with go to a slot that is over, where a broker does not find them.
 """
 
-import json
 from collections.abc import Callable
-from typing import Any
 
-import attrs
 import numpy as np
 
-from message_store.columns.byte_column import Int64s
-from message_store.files.small_files import read_small_file, replace_file
-from message_store.files.store_root import StoreRoot
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import NO_POSITION
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.rows import Bools, TimerRows
-from timer_wheel.timers.unit_kernels import FLAGS, LOG_OFFSET, SIZE
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import LiveTimerLog
 from timer_wheel.wheel.slots import LiveWheel
-
-PUT_AWAY_NAME = "wheel-put-away.json"
-_COLUMNS = (LOG_OFFSET, SIZE, FLAGS)
-
-
-@attrs.frozen(eq=False)
-class PutAway:
-    """Rows without slots; copies of theirs begin at ``copies_from``, which also tells for which
-    flush they count.
-    """
-
-    copies_from: int
-    rows: TimerRows
-
-    def write(self, root: StoreRoot) -> None:
-        """Put it there, durably. Raises TargetError."""
-        columns = self.rows.table[list(_COLUMNS)].tolist()
-        text = json.dumps({"copies_from": self.copies_from, "rows": columns})
-        replace_file(root.own / PUT_AWAY_NAME, text.encode())
-
-
-def put_away_since(root: StoreRoot, copies_from: int) -> TimerRows:
-    """What was put away since the flush from which on copies are looked for; no rows where nothing
-    was, or what tells of it was not written to its end.
-    """
-    try:
-        facts: Any = json.loads(read_small_file(root.own / PUT_AWAY_NAME) or b"")
-        columns: Int64s = np.array(facts["rows"], np.int64).reshape(len(_COLUMNS), -1)
-        if facts["copies_from"] != copies_from:
-            return TimerRows.empty()
-    except (ValueError, KeyError, TypeError, OverflowError):
-        return TimerRows.empty()
-    rows = TimerRows.empty(columns.shape[1])
-    rows.table[list(_COLUMNS)] = columns
-    return rows
-
 
 _SLOTS_AT_ONCE = 4096
 
@@ -67,7 +24,7 @@ def place_all(timers: LiveTimers, now_ms: int) -> None:
     rest = timers.unplaced(EVERYTHING)
     is_done = np.isin(rest.rows.commit_log_offset, timers.done)
     timers.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)
-    if timers.is_repeating:
+    if len(timers.done):
         _leave_only_what_waits(timers)
     timers.save()
 
@@ -76,11 +33,9 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
     """Put away units that a reader of slots and timer log would find again. They leave their chains
     first, durably: a chain through one of them would end there.
     """
-    until_ms = _repeats_until(timers)
-    goes = _what_goes(timers, until_ms)
+    goes = _what_goes(timers)
     if len(goes):
-        _name(timers, goes)
-        _unhang_done(timers, until_ms)
+        _unhang_done(timers, int(goes.slot_time_ms.max()) + timers.precision_ms)
         timers.store.sync_or_break(timers.log.segments.sync)
         timers.files.write_wheel(timers.wheel, timers.log.end)
         timers.store.sync_or_break(timers.files.sync_wheel)
@@ -91,37 +46,13 @@ def _leave_only_what_waits(timers: LiveTimers) -> None:
     timers.all_on_wheel_waits()
 
 
-def _repeats_until(timers: LiveTimers) -> int:
-    """Behind the last slot that may hold what was dealt with."""
-    until_ms = timers.repeating_until_ms
-    for rows in timers.log.all_units() if len(timers.done) else ():
-        times = rows.slot_time_ms[np.isin(rows.commit_log_offset, timers.done)]
-        until_ms = max(until_ms, int(times.max(initial=0)) + timers.precision_ms)
-    return floor_ms(until_ms, timers.precision_ms)
-
-
-def _what_goes(timers: LiveTimers, until_ms: int) -> TimerRows:
-    """Units in these slots that do not wait: they were dealt with, or orphaned by a hand that moved
-    back.
-    """
-    held, _ = timers.log.walk(timers.wheel, timers.wheel.used_slots(until_ms))
-    waiting = held.position[~np.isin(held.commit_log_offset, timers.done)]
+def _what_goes(timers: LiveTimers) -> TimerRows:
+    """Units in slots to come whose messages were dealt with."""
     parts = [TimerRows.empty()]
     for rows in timers.log.all_units():
-        is_there = (rows.slot_time_ms >= timers.wheel.hand_ms) & (rows.slot_time_ms < until_ms)
-        parts.append(rows.rows(is_there & ~np.isin(rows.position, waiting)))
+        is_there = rows.slot_time_ms >= timers.wheel.hand_ms
+        parts.append(rows.rows(is_there & np.isin(rows.commit_log_offset, timers.done)))
     return TimerRows.together(parts)
-
-
-def _name(timers: LiveTimers, goes: TimerRows) -> None:
-    """Write down what is about to be put away, as far as it would be looked at after a kill."""
-    own = timers.files.own
-    first_ms = min(own.flushed_hand_ms, own.copies_hand_ms)
-    rows = goes.rows(goes.slot_time_ms >= first_ms)
-    # One who was killed while leaving had put away as well, since the same flush.
-    rows = TimerRows.together([rows, put_away_since(timers.store.root, own.copies_from)])
-    rows = rows.rows(np.unique(rows.commit_log_offset, return_index=True)[1])
-    PutAway(own.copies_from, rows).write(timers.store.root)
 
 
 def _unhang_done(timers: LiveTimers, until_ms: int) -> None:

@@ -7,7 +7,6 @@ none: a broker that takes over resumes behind the last unit.
 
 from pathlib import Path
 
-import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s
@@ -51,12 +50,11 @@ class LiveTimers:
     ``placed_end`` is the queue offset up to which every entry has its unit or needs none. ``done``
     are the log offsets of messages on the wheel that were dealt with although their slot is not
     over, in order; ``early`` are messages on the wheel that are due before their slot is over.
-    ``base`` is the last moment when all on the wheel waited, as ``OwnCheckpoint`` tells it: copies
-    that the log got since then tell what of that was dealt with, and of what came since.
+    Records that the log got since ``names_from`` name what of all that was dealt with.
     ``has_rolled`` says whether anything ever had farther to go than a round, as far as units tell,
     ``placed_again`` which may be copies, whatever units tell. What the timer log holds before
     ``log_begins`` is superseded. ``older`` are slots of another width, before the wheel was made
-    anew. Where the hand is before ``repeating_until_ms`` it has moved back from there.
+    anew. Before ``foreign_until`` of the commit log others may have delivered, who name nothing.
     ``mended_units`` is how many contradicted their records; ``lost`` are messages that nobody can
     deliver, and damaged delete markers.
     """
@@ -86,21 +84,16 @@ class LiveTimers:
         self.placed_again = PlacedAgain()
         self.log_begins = log_begins
         self.older = older
-        self.repeating_until_ms = 0
+        self.foreign_until = 0
         self.mended_units = 0
         self.lost = LostMessages(store.root)
-        self.base = self._moment()
+        self.names_from = store.log.end
         self._first_needed = 0
 
     @property
     def precision_ms(self) -> int:
         """The width of a slot."""
         return self.wheel.precision_ms
-
-    @property
-    def is_repeating(self) -> bool:
-        """Whether slots hold what was dealt with, so that the log may have copies of that."""
-        return len(self.done) > 0 or self.wheel.hand_ms < self.repeating_until_ms
 
     # --- how it begins ----------------------------------------------------------------------------
 
@@ -121,15 +114,16 @@ class LiveTimers:
         waits = np.isin(rest.commit_log_offset, waiting)
         self.done = np.unique(rest.commit_log_offset[~waits])
         first_ms = int(rest.slot_time_ms[waits].min(initial=self.wheel.hand_ms))
-        self.wheel.move_hand(max(floor_ms(first_ms, self.precision_ms), self.precision_ms))
+        hand_ms = max(floor_ms(first_ms, self.precision_ms), self.precision_ms)
+        self.wheel = LiveWheel(self.precision_ms, hand_ms)
 
     def remember_older(self, older: OlderSlots) -> None:
         """The slots that there were before, on this wheel and on a hierarchical one."""
         self.older = older
 
-    def know_copies(self, base: OwnCheckpoint) -> None:
-        """Since when the log may hold copies."""
-        self.base = base
+    def know_names(self, names_from: int, foreign_until: int) -> None:
+        """Where names begin of what may be on the wheel, and where others stopped delivering."""
+        self.names_from, self.foreign_until = names_from, foreign_until
 
     def is_open(self) -> None:
         """All units from now on are known to have been placed since the store was opened."""
@@ -157,6 +151,7 @@ class LiveTimers:
             older=older,
         )
         made.placed_end, made.has_rolled = self.placed_end, self.has_rolled
+        made.foreign_until = self.foreign_until
         if early is not None:
             made.metrics.forget()
             made.early = early
@@ -226,17 +221,14 @@ class LiveTimers:
         """Place entries of which some are done: those get units before the hand, except cancelled
         messages and their delete markers.
 
-        The others keep their slots, also if they are due (``place_all``). Where the hand has passed
-        a slot it moves back.
+        The others keep their slots, also if they are due (``place_all``). The hand never moves
+        back: those whose slot it has passed wait in its own slot, and are delivered by their time.
         """
         rows, hand_ms = found.rows, self.wheel.hand_ms
         is_done = is_done | ~found.facts.is_fine
         waiting_ms = np.maximum(rows.slot_time_ms, self.precision_ms)  # a slot of time 0 is none
         rows.table[SLOT_TIME] = np.where(is_done, rows.slot_time_ms, waiting_ms)
         self._plan(rows, ~is_done, max(now_ms, hand_ms))
-        waiting_ms = rows.slot_time_ms[~is_done]
-        if len(waiting_ms) and waiting_ms.min() < hand_ms:
-            self._move_back(floor_ms(int(waiting_ms.min()), self.precision_ms))
         self._park(rows, ~is_done, max(now_ms, hand_ms))
         # A marker and its target stay in their slot: a target has no copy in the log by which
         # whoever opens the store after a kill could tell that it was dealt with, and for a broker,
@@ -282,21 +274,6 @@ class LiveTimers:
         past_ms = self.wheel.hand_ms - self.precision_ms + OVERDUE_MARK_MS
         rows.table[SLOT_TIME, chosen] = past_ms
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
-
-    def _move_back(self, to_ms: int) -> None:
-        """Move the hand back, at most a round before the last pending slot. The checkpoint says so,
-        durably, before anything is placed there.
-        """
-        last_ms = self.wheel.last_slot_ms()
-        if last_ms is not None:
-            to_ms = max(to_ms, last_ms - (_ROUND_SLOTS - 1) * self.precision_ms)
-        to_ms = min(to_ms, self.wheel.hand_ms)
-        self.files.save(to_ms, self.placed_end)
-        self.store.sync_or_break(self.files.sync_saved)
-        self.repeating_until_ms = max(self.repeating_until_ms, self.wheel.hand_ms)
-        self._first_needed = 0
-        self.base = attrs.evolve(self.base, copies_from=0, copies_hand_ms=0, copies_position=0)
-        self.wheel.move_hand(to_ms)
 
     def _park(self, rows: TimerRows, waits: Bools, now_ms: int) -> None:
         """Let messages outside a round of the hand roll: from the last slot if they are too far
@@ -344,15 +321,9 @@ class LiveTimers:
         return rows
 
     def are_waiting(self, rows: TimerRows) -> Bools:
-        """Which of these units wait: of slots that the hand has moved back over, only those that
-        were placed since.
-        """
-        hand_ms, slot_ms = self.wheel.hand_ms, rows.slot_time_ms
-        waits = (slot_ms >= hand_ms) & (slot_ms - hand_ms < WHEEL_SLOTS * self.precision_ms)
-        is_doubted = waits & (slot_ms < self.repeating_until_ms)
-        if is_doubted.any():
-            held, _ = self.log.walk(self.wheel, self.wheel.used_slots(self.repeating_until_ms))
-            waits &= ~is_doubted | np.isin(rows.position, held.position)
+        """Which of these units wait."""
+        ahead_ms = rows.slot_time_ms - self.wheel.hand_ms
+        waits = (ahead_ms >= 0) & (ahead_ms < WHEEL_SLOTS * self.precision_ms)
         return waits & ~np.isin(rows.commit_log_offset, self.done)
 
     def due_rows(self, now_ms: int, known: KnownSlot | None = None) -> TimerRows:
@@ -394,9 +365,13 @@ class LiveTimers:
         self.done = np.union1d(self.done, rows.commit_log_offset)
         self.early = self.early.rows(~np.isin(self.early.commit_log_offset, self.done))
 
+    def believe_done(self, commit_log_offsets: Int64s) -> None:
+        """Say the same of records at these places of the log, wherever their units are."""
+        self.done = np.union1d(self.done, commit_log_offsets)
+
     def all_on_wheel_waits(self) -> None:
         """Nothing on the wheel was dealt with any more."""
-        self.done, self.repeating_until_ms = _NOTHING, 0
+        self.done = _NOTHING
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time were dealt with."""
@@ -422,25 +397,15 @@ class LiveTimers:
 
     def state_to_flush(self) -> OwnCheckpoint:
         """What holds now and, once all that was written so far is on disk, holds there."""
-        if not self.is_repeating:
-            self.base = self._moment()
-        return attrs.evolve(
-            self.base,
-            flushed_hand_ms=self.wheel.hand_ms,
-            flushed_position=self.log.end,
-            log_begins=self.log_begins,
-        )
-
-    def _moment(self) -> OwnCheckpoint:
-        hand_ms, end = self.wheel.hand_ms, self.log.end
+        if not len(self.done):
+            self.names_from = self.store.log.end
         return OwnCheckpoint(
-            flushed_hand_ms=hand_ms,
-            copies_from=self.store.log.end,
+            flushed_hand_ms=self.wheel.hand_ms,
+            names_from=self.names_from,
             precision_ms=self.precision_ms,
             log_begins=self.log_begins,
-            flushed_position=end,
-            copies_hand_ms=hand_ms,
-            copies_position=end,
+            flushed_position=self.log.end,
+            foreign_until=self.foreign_until,
             older=self.older,
         )
 
@@ -463,5 +428,5 @@ class LiveTimers:
                 self._first_needed = int(rows.position[needed[0]])
                 first.append(int(rows.commit_log_offset[needed[0]]))
                 break
-            self._first_needed = int(rows.position[-1]) + TIMER_UNIT.size  # the hand only goes on
+            self._first_needed = int(rows.position[-1]) + TIMER_UNIT.size
         return min(first)

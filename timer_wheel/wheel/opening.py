@@ -41,14 +41,12 @@ from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import find_markers, note_what_is_damaged, settle_older
 from timer_wheel.wheel.recovery import (
-    begin_of_copies,
-    begin_where_units_are_lost,
+    find_done,
     goes_back,
     has_lost_files,
     has_torn_end,
     move_to,
     resume,
-    settle_accounts,
     take_back,
     take_back_all,
     take_back_to_gap,
@@ -229,24 +227,11 @@ def _latest_ms(store: LiveStore, files: WheelFiles) -> int:
 
 
 def _account(timers: LiveTimers) -> None:
-    """Find out what was dealt with already, where the checkpoint cannot tell."""
-    store, own = timers.store, timers.files.found_own
-    if own is None or not own.is_known:
-        copies_from = begin_of_copies(timers, timers.wheel.hand_ms)
-        copies_from = begin_where_units_are_lost(timers, copies_from)
-    elif timers.log.end < own.flushed_position:
-        # Lost units get others where they lay: neither a place nor the hand tells old from new.
-        copies_from = store.log.min_offset
-        timers.know_copies(attrs.evolve(timers.base, copies_hand_ms=0, copies_position=0))
-    else:
-        copies_from = min(max(own.copies_from, store.log.min_offset), store.log.end)
-        hand_ms, position = own.copies_hand_ms, own.copies_position
-        base = attrs.evolve(timers.base, copies_hand_ms=hand_ms, copies_position=position)
-        timers.know_copies(base)
-    settle_accounts(timers, copies_from)
-    files, hand_ms = timers.files, timers.files.claimed_hand_ms
+    """Find out what was dealt with already, and move the hand to where the checkpoint has it."""
+    find_done(timers)
+    files, own, hand_ms = timers.files, timers.files.found_own, timers.files.claimed_hand_ms
     if hand_ms != files.found.last_read_time_ms or own is None or not own.is_known:
-        hand_ms = min(hand_ms, _latest_ms(store, files))
+        hand_ms = min(hand_ms, _latest_ms(timers.store, files))
     if hand_ms > timers.wheel.hand_ms:
         move_to(timers, hand_ms, find_markers(timers, timers.wheel.hand_ms))
 

@@ -1,35 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """After a crash: which messages on the wheel were dealt with, by what the log holds.
 
-A killed store's checkpoint is older than its last deliveries. Copies in the newest part of the log
-are matched with the messages that a starting broker would find and repeat.
+A killed store's checkpoint is older than its last deliveries. A pending record was dealt with if
+and only if a later record of the log names the first record of its message (``lineage``). Whoever
+is not us names nothing: its copies are matched, once, when the store is taken over from it. What
+was found then is written down before the store counts as ours.
 """
 
+import json
+from contextlib import suppress
 from typing import TypeGuard
 
-import attrs
 import numpy as np
 
-from message_store.base.errors import FormatError
-from message_store.columns.byte_column import int64s
+from message_store.base.errors import FormatError, SourceError
+from message_store.columns.byte_column import Int64s, int64s
+from message_store.files.small_files import read_small_file, remove_file, replace_file
+from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
+from message_store.redelivery.lineage import Names
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
-from timer_wheel.format.checkpoint import UNKNOWN, OwnCheckpoint
-from timer_wheel.format.timer_due import FINEST_MS, is_overdue
+from timer_wheel.format.checkpoint import OwnCheckpoint
+from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.copy_kernels import (
-    OFFSET,
-    STORE_MS,
-)
-from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
+from timer_wheel.reading.copies import Copies
+from timer_wheel.timers.copies_of_others import copies_of_others
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerRows, read_facts
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.leaving import put_away_since
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import LiveTimerLog
 from timer_wheel.wheel.recall_search import OlderMarks, find_markers
+
+DEALT_WITH_NAME = "wheel-dealt-with.json"
+_MARKS = 20_000
 
 
 def has_torn_end(log: LiveTimerLog, store: LiveStore) -> bool:
@@ -174,82 +179,112 @@ def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
     return low
 
 
-def begin_of_copies(timers: LiveTimers, hand_ms: int) -> int:
-    """Where in the log a file begins before which nothing was stored from the hand's time on, and
-    which lies before all that is overdue and has no unit.
+# --- what was dealt with --------------------------------------------------------------------------
+
+
+def find_done(timers: LiveTimers) -> None:
+    """Find out what was dealt with already; ``timers.done`` gets it. Raises SourceError, and
+    TargetError where what was found cannot be written down.
     """
-    log = timers.store.log
-    begins = [start for start in log.segments.starts if 0 < log.store_time_ms(start) < hand_ms]
-    return max(begins, default=log.min_offset)
+    store, own = timers.store, timers.files.found_own
+    log, root = store.log, store.root
+    if own is None or not own.is_known:
+        first = int(timers.unplaced(EVERYTHING).rows.commit_log_offset.min(initial=log.end))
+        names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
+        timers.know_names(names_from, log.end)
+    else:
+        # Lost units are placed again: what of them was dealt with, and when, the log tells alone.
+        is_lost = timers.log.end < own.flushed_position
+        names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
+        copies_from = log.min_offset if is_lost else log.end
+        timers.know_names(min(names_from, log.end), own.foreign_until)
+        timers.believe_done(_dealt_with(root))
+    found = _done(timers, timers.names_from, copies_from)
+    timers.mark_done(found)
+    if copies_from < timers.foreign_until and len(timers.done):
+        text = json.dumps({"commit_log_offsets": timers.done.tolist()})
+        replace_file(root.own / DEALT_WITH_NAME, text.encode())
 
 
-def begin_where_units_are_lost(timers: LiveTimers, copies_from: int) -> int:
-    """The same where nothing tells up to where the timer log had units: copies of what lies in the
-    queue without one cannot lie before it, but right behind it.
+def _dealt_with(root: StoreRoot) -> Int64s:
+    """What somebody else had dealt with when the store was taken over. One too many does no harm:
+    no other record comes to lie at its place.
     """
-    offsets = timers.unplaced(EVERYTHING).rows.commit_log_offset
-    return min(copies_from, int(offsets.min(initial=copies_from)))
+    path = root.own / DEALT_WITH_NAME
+    text = read_small_file(path)
+    if text is None:
+        return int64s([])
+    try:
+        return int64s(json.loads(text)["commit_log_offsets"])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise SourceError(
+            f"{path}: damaged: it says what a broker had delivered when the store was taken over."
+            " Take it from a backup; without it those messages may come again"
+        ) from error
 
 
-def settle_accounts(timers: LiveTimers, copies_from: int) -> None:
-    """Find out what was dealt with already; ``timers.done`` gets it."""
-    rest = timers.unplaced(EVERYTHING)
-    copies_from = max(copies_from, timers.store.log.min_offset)
-    timers.know_copies(attrs.evolve(timers.base, copies_from=copies_from))
-    copies = copies_in_log(timers.store.log, copies_from)
-    if not len(copies[OFFSET]):
-        return
-    newest_ms = int(copies[STORE_MS].max())
+def forget_dealt_with(root: StoreRoot) -> None:
+    """Nothing of that is on the wheel any more, and the checkpoint says so. Raises TargetError."""
+    remove_file(root.own / DEALT_WITH_NAME)
+
+
+def _begin_of_copies(timers: LiveTimers) -> tuple[int, int]:
+    """Where in the log a file begins before which nothing was stored from the hand's time on; and
+    a record, by the newest entries of the queue, which is nearer.
+    """
+    log, queue, hand_ms = timers.store.log, timers.queue, timers.wheel.hand_ms
+    units = queue.units(max(queue.min_offset, queue.max_offset - _MARKS), queue.max_offset)
+    begins = int64s([log.min_offset, *log.segments.starts])
+    places = np.concatenate([begins, int64s(units["commit_log_offset"])])
+    places = np.unique(places[(places >= log.min_offset) & (places < log.end)])
+    times = log.store_times_ms(places)
+    late = np.flatnonzero(times >= hand_ms)
+    before = places[: int(late[0]) if len(late) else len(places)]
+    before = before[times[: len(before)] > 0]
+    begin = int(before.max(initial=log.min_offset))
+    return int(begins[begins <= begin].max(initial=log.min_offset)), begin
+
+
+def _done(timers: LiveTimers, names_from: int, copies_from: int) -> TimerRows:
+    """The rows, on the wheel and in the queue, that records since tell to have been dealt with."""
+    names = Names.since(timers.store.log, names_from)
+    copies = copies_of_others(timers.store.log, copies_from, timers.foreign_until)
+    if not len(names) and not copies:
+        return TimerRows.empty()
+    newest_ms = max(names.newest_ms, copies.newest_ms)
     until_ms = floor_ms(newest_ms, timers.precision_ms) + timers.precision_ms
     passed = timers.in_slots(timers.wheel.held_slots(until_ms))
     is_new = ~np.isin(timers.early.commit_log_offset, passed.commit_log_offset)
     placed = TimerRows.together([passed, timers.early.rows(is_new)])
+    rest = timers.unplaced(EVERYTHING)
     waiting = rest.rows.rows(rest.facts.is_fine)
     rows = TimerRows.together([placed, waiting])
-    own = timers.files.found_own
-    gone = put_away_since(timers.store.root, own.copies_from if own is not None else UNKNOWN)
-    gone = gone.rows(~np.isin(gone.commit_log_offset, rows.commit_log_offset))
-    over = _over_since(timers)
-    over = over.rows(~np.isin(over.commit_log_offset, rows.commit_log_offset))
-    gone = gone.rows(~np.isin(gone.commit_log_offset, over.commit_log_offset))
-    looked_at = TimerRows.together([rows, over, gone])
-    may_have_rolled = [
-        _may_have_rolled(placed),
-        np.ones(len(waiting), bool),
-        _may_have_rolled(over),
-        gone.is_roll,
-    ]
-    places = looked_at.commit_log_offset.copy(), looked_at.size_bytes.copy()
-    marks = find_markers(timers, 0)
-    facts = timers.facts(looked_at, keys=len(marks) > 0)
-    cancelled_at = marks.taken_at(places[0], facts)
-    cancelled_at = np.minimum(cancelled_at, OlderMarks.of(timers).taken_at(looked_at))
-    done = which_are_done(
-        timers.store.log, *places, np.concatenate(may_have_rolled), copies, cancelled_at
-    )
-    timers.mark_done(rows.rows(done[: len(rows)]))
+    may_have_rolled = np.concatenate([placed.is_roll, np.ones(len(waiting), bool)])
+    return rows.rows(were_dealt_with(timers, rows, names, copies, may_have_rolled))
 
 
-def _over_since(timers: LiveTimers) -> TimerRows:
-    """Rows that the hand has passed since copies began: their copies must not go to equal pending
-    messages.
+def were_dealt_with(
+    timers: LiveTimers, rows: TimerRows, names: Names, copies: Copies, may_have_rolled: Bools
+) -> Bools:
+    """Which of these rows a later record names, or a copy of somebody else's tells of, each copy of
+    one. What was to roll, or has no unit, may have rolled.
     """
-    base, hand_ms = timers.base, timers.wheel.hand_ms
-    if base.copies_hand_ms >= hand_ms and base.copies_position >= timers.log.end:
-        return TimerRows.empty()
-    parts = []
-    for rows in timers.log.all_units():
-        is_since = rows.slot_time_ms >= base.copies_hand_ms
-        is_since |= rows.position >= base.copies_position
-        parts.append(rows.rows(is_since & (rows.slot_time_ms < hand_ms) & ~rows.is_marker))
-    over = TimerRows.together([TimerRows.empty(), *parts])
-    return over.rows(np.unique(over.commit_log_offset, return_index=True)[1])
-
-
-def _may_have_rolled(rows: TimerRows) -> Bools:
-    """Which rows may have rolled: marked ones were put behind a hand that has moved back since."""
-    may: Bools = rows.is_roll | is_overdue(rows.slot_time_ms)
-    return may
+    log, offsets = timers.store.log, rows.commit_log_offset
+    marks = find_markers(timers, 0)
+    facts = timers.facts(rows, keys=len(marks) > 0)
+    is_done = names.are_done(offsets, facts.lineages(offsets))
+    if not copies:
+        return is_done
+    cancelled_at = np.minimum(
+        marks.taken_at(offsets, facts), OlderMarks.of(timers).taken_at(rows)
+    ).tolist()
+    asked = np.flatnonzero(~is_done & facts.is_there)
+    for row in asked[np.argsort(offsets[asked], kind="stable")].tolist():
+        with suppress(FormatError):  # a damaged record waits, and is told of when it is due
+            message = log.record(int(offsets[row]), int(rows.size_bytes[row]))
+            rolls, marker = bool(may_have_rolled[row]), cancelled_at[row]
+            is_done[row] = copies.take(message, may_have_rolled=rolls, cancelled_at=marker)
+    return is_done
 
 
 def move_to(timers: LiveTimers, hand_ms: int, marks: RecallMarks) -> None:

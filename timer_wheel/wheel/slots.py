@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel of a store that is open for writing: its slots in memory, as the bytes of its file.
 
-Slots before the hand are over, whatever they hold; nobody looks at them until the hand is moved
-back, which wipes them first. Pages that change are noted and written together. Pages that never
-held anything are not looked at: of 9,450 a small store uses a few.
+Slots before the hand are over, whatever they hold; the hand never moves back to them. Pages that
+change are noted and written together. Pages that never held anything are not looked at: of 9,450 a
+small store uses a few.
 """
 
 from collections.abc import Iterator
@@ -82,8 +82,8 @@ class LiveWheel:
         return held
 
     def held_slots(self, until_ms: int) -> Int64s:
-        """The same, however far from the hand: what lies a round away or more was dealt with before
-        the hand moved back, and must not come when the hand is near again.
+        """The same, however far from the hand: where no checkpoint tells, that begins before all
+        units, and what lies a round away or more may have been dealt with.
         """
         first, last = max(self.hand_ms // self.precision_ms, 1), until_ms // self.precision_ms
         held = self._times()
@@ -111,11 +111,6 @@ class LiveWheel:
                 return self._none_before * self.precision_ms
         self._none_before = self.hand_ms // self.precision_ms + WHEEL_SLOTS
         return None
-
-    def last_slot_ms(self) -> int | None:
-        """The time of the last slot that holds something; None when none does."""
-        last = int(self._times().max(initial=0))
-        return last * self.precision_ms if last * self.precision_ms >= self.hand_ms else None
 
     def will_hold(self, slot_time_ms: int) -> None:
         """Say that something is placed, the earliest of it in this slot."""
@@ -153,20 +148,8 @@ class LiveWheel:
         self.slots[slot_time_ms // self.precision_ms % WHEEL_SLOTS] = slots
 
     def move_hand(self, to_ms: int) -> None:
-        """Say that all slots before ``to_ms`` are over, and none from there on.
-
-        Backwards, the slots between are wiped: what they held was dealt with. The file may hold
-        something there of which nothing is known here.
-        """
-        if to_ms < self.hand_ms:
-            self._none_before = 0
-            first, last = to_ms // self.precision_ms, self.hand_ms // self.precision_ms
-            times = self.slots["time_units"]  # of more than a round, where a clock leapt
-            passed = (times >= first) & (times < last)
-            self.slots[passed] = np.zeros(1, SLOT.dtype)
-            passed_over = np.arange(first, min(last, first + WHEEL_SLOTS)) % WHEEL_SLOTS
-            self.dirty[passed_over // _SLOTS_A_PAGE] = 1
-        self.hand_ms = to_ms
+        """Say that all slots before ``to_ms`` are over. The hand never moves back."""
+        self.hand_ms = max(self.hand_ms, to_ms)
 
     def all_is_written(self) -> None:
         """Note that the file holds all that the pages do."""

@@ -37,6 +37,7 @@ from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import LiveTimers
 from timer_wheel.wheel.opening import open_timers
 from timer_wheel.wheel.recall_search import Search, find_markers
+from timer_wheel.wheel.recovery import forget_dealt_with
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.turn import Turning
 from timer_wheel.wheel.waiting import next_due_ms, waiting
@@ -144,12 +145,8 @@ class WheelStore(TimerStore):
             self._store.retention.attempt(lambda: timers.delete_expired(self._store.log.min_offset))
 
     def _make_known(self) -> None:
-        """Flush before retention: after a kill copies whose originals are gone would be taken for
-        copies of equal pending messages.
-        """
+        """Let the checkpoint say durably what was delivered, before records of it are gone."""
         timers = self._timers
-        if timers.is_repeating:
-            place_all(timers, self._clock.now_ms())
         own = timers.state_to_flush()
         self._store.sync_or_break(timers.log.segments.sync)
         known = timers.files.checkpoint  # of the flush, which synced the wheel's file as well
@@ -203,6 +200,7 @@ class WheelStore(TimerStore):
         with self._use():
             store.log.require_unbroken()
             own, known = timers.state_to_flush(), timers.files.own
+            all_waits = not len(timers.done)
             placed_end = timers.placed_end
         store.sync_log()
         store.sync_queues()
@@ -220,6 +218,8 @@ class WheelStore(TimerStore):
                 own = timers.files.own
             unsynced = timers.files.begin_checkpoint_sync(position, own, placed_end)
         store.sync_or_break(unsynced.finish)
+        if all_waits:
+            forget_dealt_with(store.root)
         with self._use():
             # After a crash they are counted anew, after a close they are believed.
             timers.write_metrics(durably=self._is_closed)

@@ -222,18 +222,15 @@ class Turning:
         rows = (
             due.rows if len(chosen) == len(due.rows) and _is_all(chosen) else due.rows.rows(chosen)
         )
-        rolled = prepared_offsets = None
-        if how is ROLLED:
-            facts = due.facts.rows(chosen)
-            rolled = facts.roll_times + 1
-            prepared_offsets = ~facts.first_offsets(rows.commit_log_offset)
+        facts = due.facts.rows(chosen)
+        rolled = facts.roll_times + 1 if how is ROLLED else None
         done = redeliver(
             self._store,
             rows.commit_log_offset,
             rows.size_bytes,
             how,
             suffixes=wheel_stamps(rows.enqueued_ms, stamp_ms, rolled) if len(rows) else None,
-            prepared_offsets=prepared_offsets,
+            prepared_offsets=~facts.lineages(rows.commit_log_offset),
             store_ms=stamp_ms if store_ms is None else store_ms,
             known=self._foresight.records,
         )
