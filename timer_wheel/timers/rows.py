@@ -11,6 +11,7 @@ from message_store.base.errors import BadFieldError, FormatError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.java_numbers import LONG_MAX, parse_long, string_hash
 from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
+from message_store.redelivery.lineage import first_offsets
 from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import promised_times
@@ -205,6 +206,10 @@ class TimerFacts:
         told = ~self.table[PREPARED_OFFSET]
         told = np.where(told < offsets, np.maximum(told, -1), -1)
         return np.where(self.roll_times > 0, told, offsets)
+
+    def lineages(self, offsets: Int64s) -> Int64s:
+        """Where the first record lies of each of these messages, as far as their records tell."""
+        return first_offsets(self.table[PREPARED_OFFSET], offsets)
 
     @property
     def promised_ms(self) -> Int64s:
