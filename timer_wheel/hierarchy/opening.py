@@ -8,22 +8,24 @@ from the index's end.
 """
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Literal
 
 import attrs
 import numpy as np
 
 from message_store.base.errors import FormatError, SourceError, UnsupportedStoreError
-from message_store.columns.byte_column import Int64s, int64s
+from message_store.columns.byte_column import int64s
 from message_store.format.properties import TIMER_TOPIC
+from message_store.redelivery.lineage import Names
 from message_store.writing.store import LiveStore
-from timer_wheel.format.index_layouts import IndexState, Newest, Rows
+from timer_wheel.format.index_layouts import IndexState, Newest
 from timer_wheel.format.timer_due import (
     HIERARCHY_PRECISIONS_MS,
     TO_THE_MILLISECOND,
     is_overdue,
 )
-from timer_wheel.format.wheel_math import DAY_MS, DEFAULT_PRECISION_MS, PRECISIONS_MS
+from timer_wheel.format.wheel_math import DAY_MS, DEFAULT_PRECISION_MS
 from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_ends
@@ -35,8 +37,7 @@ from timer_wheel.hierarchy.taken_over import (
     read_taken_over,
 )
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.hierarchy.waiting_rows import together
-from timer_wheel.reading.copy_kernels import IS_ROLL, OFFSET, STORE_MS
+from timer_wheel.hierarchy.waiting_rows import is_stored_again, together
 from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.reading.hierarchy_reader import read_index
 from timer_wheel.reading.ownership import (
@@ -48,9 +49,7 @@ from timer_wheel.reading.ownership import (
     read_active,
     trust_index,
 )
-from timer_wheel.timers.copies_in_log import copies_in_log, which_are_done
 from timer_wheel.timers.recall import without_target
-from timer_wheel.timers.rows import Bools
 
 
 @attrs.frozen(kw_only=True)
@@ -247,8 +246,10 @@ def _brought_up(
     if damaged:
         index.lost.cancels.add(damaged)
     index.reload_ids()
-    index.settle(known)
-    _account(index, max(state.log_end, store.log.min_offset))
+    names = Names.since(store.log, max(state.log_end, store.log.min_offset))
+    index.settle(known, names)
+    if len(names):
+        _account(index, names)
     if not store.was_clean:
         _note_idle_markers(index)
     index.write_now(durably=True)
@@ -275,35 +276,12 @@ def _note_idle_markers(index: TimerIndex) -> None:
         index.lost.cancels.add(idle)
 
 
-def _account(index: TimerIndex, copies_from: int) -> None:
-    """Find out what was dealt with since the index was written, and take it out."""
-    copies = copies_in_log(index.store.log, copies_from)
-    if not len(copies[OFFSET]):
-        return
-    # A message of narrower slots, of which none waits any more, was delivered before its time as
-    # slots of today have it: at most a widest slot before.
-    index.waiting.reach(int(copies[STORE_MS].max()) + max(PRECISIONS_MS))
-    near = index.waiting.near()
-    if not copies[IS_ROLL].any():
-        index.waiting.drop_near(_done(index, near, copies))
-        return
-    rows = _of_rolled(together(list(index.waiting.parts())), copies, index.waiting.hands.second_ms)
-    gone = int64s(rows["queue_offset"])[_done(index, rows, copies)]
-    index.waiting.take_out(lambda some: np.isin(some["queue_offset"], gone))
-
-
-def _of_rolled(rows: Rows, copies: Int64s, second_ms: int) -> Rows:
-    """The pending rows that these copies may be of: those that were due by then, and those due at
-    the time of a rolled one.
-    """
-    is_new = np.isin(rows["commit_log_offset"], copies[OFFSET][copies[IS_ROLL] != 0])
-    may_be = np.isin(rows["due_ms"], np.unique(rows["due_ms"][is_new]))
-    return rows[may_be | (rows["due_ms"] < second_ms)]
-
-
-def _done(index: TimerIndex, rows: Rows, copies: Int64s) -> Bools:
-    places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
-    may_have_rolled = np.ones(len(rows), bool)
-    facts = index.facts_of(rows, keys=len(index.marks) > 0)
-    cancelled_at = index.marks.taken_at(places[0], facts)
-    return which_are_done(index.store.log, *places, may_have_rolled, copies, cancelled_at)
+def _account(index: TimerIndex, names: Names) -> None:
+    """Take out what the database still has of the messages that were dealt with since."""
+    waiting = index.waiting
+    waiting.reach(int(names.store_ms.max()))  # nothing comes before its time: what came is near
+    in_memory = together(list(islice(waiting.parts(), 2)))
+    if is_stored_again(in_memory).any():  # what was rolled may stand anywhere
+        waiting.take_out(lambda rows: index.are_done(rows, names))
+    else:
+        waiting.drop_near(index.are_done(waiting.near(), names))

@@ -18,6 +18,7 @@ from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.format.properties import TIMER_TOPIC
 from message_store.interface.delay_store import Finding, Severity
+from message_store.redelivery.lineage import Names
 from message_store.writing.store import LiveStore
 from timer_wheel.format.index_layouts import IndexState, Newest, Rows
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
@@ -26,7 +27,7 @@ from timer_wheel.hierarchy.id_index import SPILL, IdIndex
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexBatch, IndexDb
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_ends
 from timer_wheel.hierarchy.taken_over import TakenOver
-from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.hierarchy.waiting_rows import is_marker, is_stored_again, rows_of
 from timer_wheel.reading.ownership import void_index
 from timer_wheel.timers.lost_messages import LostMessage, LostMessages
 from timer_wheel.timers.recall import odd_markers
@@ -119,13 +120,15 @@ class TimerIndex:
 
     # --- from the queue ---------------------------------------------------------------------------
 
-    def settle(self, known: TakenOver | None = None) -> None:
-        """Take in all that the queue holds, but for what a wheel had settled that is ``known``."""
+    def settle(self, known: TakenOver | None = None, names: Names | None = None) -> None:
+        """Take in all that the queue holds, but for what a wheel had settled that is ``known``, and
+        for what these ``names`` of the log tell to have been dealt with.
+        """
         if self.placed_end < self.queue.max_offset:
             with self.whole_or_broken():
-                self._settle(known)
+                self._settle(known, names)
 
-    def _settle(self, known: TakenOver | None) -> None:
+    def _settle(self, known: TakenOver | None, names: Names | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
             # Retention takes entries only with their records, which all came after the index.
@@ -135,11 +138,15 @@ class TimerIndex:
             queue_offsets = first + np.arange(len(units), dtype=np.int64)
             offsets, sizes = int64s(units["commit_log_offset"]), int64s(units["size_bytes"])
             waits = np.ones(len(units), bool) if known is None else known.may_wait(queue_offsets)
-            self._place(queue_offsets, offsets, sizes, waits)
+            facts = self.facts(offsets, sizes, keys=True)
+            if names is not None:
+                waits &= ~names.are_done(offsets, facts.lineages(offsets))
+            self._place(queue_offsets, offsets, sizes, facts, waits)
             self.placed_end = first + len(units)
 
-    def _place(self, queue_offsets: Int64s, offsets: Int64s, sizes: Int64s, waits: Bools) -> None:
-        facts = self.facts(offsets, sizes, keys=True)
+    def _place(
+        self, queue_offsets: Int64s, offsets: Int64s, sizes: Int64s, facts: TimerFacts, waits: Bools
+    ) -> None:
         rows = rows_of(queue_offsets, offsets, sizes, facts, self.slot_precision_ms)
         for row, error in facts.problems.items():
             self._tell(int(queue_offsets[row]), error)
@@ -170,6 +177,13 @@ class TimerIndex:
         """What the records of these rows say."""
         places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
         return self.facts(*places, keys=keys)
+
+    def are_done(self, rows: Rows, names: Names) -> Bools:
+        """Which of these messages were dealt with, as these names of the log tell."""
+        offsets = int64s(rows["commit_log_offset"])
+        lineages, again = offsets.copy(), np.flatnonzero(is_stored_again(rows))
+        lineages[again] = self.facts_of(rows[again]).lineages(offsets[again])
+        return names.are_done(offsets, lineages)
 
     def _tell(self, queue_offset: int, error: FormatError) -> None:
         self.losses.append(

@@ -57,13 +57,13 @@ class HierarchyTurn:
     def _deliver(self, due: Rows, stamp_ms: int) -> LogDeliveries:
         if not len(due):
             return LogDeliveries(self._store, *3 * [int64s([])])
-        marks = self._index.marks
+        marks, lineages = self._index.marks, int64s(due["commit_log_offset"])
         if len(marks) or is_stored_again(due).any():
             facts = self._index.facts_of(due, keys=True)
-            is_taken = marks.take_away(int64s(due["commit_log_offset"]), facts)
-            kept = np.flatnonzero(~is_taken)
-            due = due[kept[self._order(due[kept], facts.rows(kept))]]
-        done = self._redeliver(due, stamp_ms)
+            kept = np.flatnonzero(~marks.take_away(lineages, facts))
+            kept = kept[self._order(due[kept], facts.rows(kept))]
+            due, lineages = due[kept], facts.lineages(lineages)[kept]
+        done = self._redeliver(due, lineages, stamp_ms)
         promised_ms = int64s(due["due_ms"])[done.rows]
         return LogDeliveries(self._store, done.positions, done.sizes, promised_ms)
 
@@ -72,7 +72,7 @@ class HierarchyTurn:
         times, offsets = int64s(rows["due_ms"]), int64s(rows["commit_log_offset"])
         return delivery_order(times, offsets, facts)
 
-    def _redeliver(self, rows: Rows, stamp_ms: int) -> Redelivered:
+    def _redeliver(self, rows: Rows, lineages: Int64s, stamp_ms: int) -> Redelivered:
         places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
         placed_ms = store_times_ms(self._store.log, *places)
         placed_ms -= placed_ms % _PLACED_WITHIN_MS
@@ -81,6 +81,7 @@ class HierarchyTurn:
             *places,
             FROM_WHEEL,
             suffixes=wheel_stamps(placed_ms, stamp_ms) if len(rows) else None,
+            prepared_offsets=~lineages,
             store_ms=stamp_ms,
         )
         self._index.lose(places[0], done.bad)
@@ -159,7 +160,7 @@ class Renewal:
             *places,
             ROLLED,
             suffixes=wheel_stamps(placed_ms, stamp_ms, facts.roll_times + 1),
-            prepared_offsets=~facts.first_offsets(places[0]),
+            prepared_offsets=~facts.lineages(places[0]),
             store_ms=stamp_ms,
         )
         self._index.lose(places[0], done.bad)

