@@ -39,7 +39,8 @@ class DeliveryMark:
     """All deliveries before ``log_end``, and none behind it, are in the offsets.
 
     ``offsets`` are by level; of what was delivered out of turn behind them, ``done`` has the queue
-    offsets of those whose units may not say so, the first and how many, run by run.
+    offsets of those whose units may not say so, the first and how many, run by run. An opening
+    writes them, which knows of them by copies that name no record.
     ``tables`` are checksums of the delayOffset.json that it goes with: before that was written, and
     after. ``ends`` are the queue offsets where the level queues ended. ``last_start`` is where the
     last record before ``log_end`` began, ``last_head`` what tells it from any other. ``table`` is

@@ -131,6 +131,27 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/legacy_levels/engine/test_offsets_writer.py::test_a_torn_table_does_not_take_the_place_of_the_whole_one",
     ),
     Mutation(
+        "delivery-names-nothing",
+        "legacy_levels/engine/delivery.py",
+        "                prepared_offsets=~offsets,\n",
+        "",
+        "tests/legacy_levels/engine/test_lineage.py::test_which_of_equal_messages_was_delivered_is_known_before_any_offset_is_saved",
+    ),
+    Mutation(
+        "named-copy-counts-for-an-equal-message",
+        "legacy_levels/copies/kernels.py",
+        "        is_named = named < base + place\n",
+        "        is_named = False\n",
+        "tests/legacy_levels/engine/test_lineage.py::test_a_named_copy_is_of_the_record_that_it_names_and_of_no_other",
+    ),
+    Mutation(
+        "neutral-before-a-mark-says-so",
+        "legacy_levels/engine/offset_persistence.py",
+        "        if self._flushed is None and now.done:",
+        "        if False and now.done:",
+        "tests/legacy_levels/engine/test_lineage.py::test_an_opening_that_is_killed_gives_no_copy_to_an_equal_message",
+    ),
+    Mutation(
         "seal-without-sync",
         "migrate/write/seal.py",
         "    sync_tree(staging.path, exclude=staging.plan_arrays)\n",

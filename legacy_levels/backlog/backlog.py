@@ -203,16 +203,15 @@ def _chosen_table(chosen: DelayLevels | None, seen: list[ObservedDelays]) -> Del
 def _already_delivered(
     log: SegmentReader, entries: Entries, earliest_ms: Int64Array, tail: LogTail
 ) -> tuple[BoolArray, int]:
+    """Which entries were delivered, and how many bytes of the log were walked through."""
     may_be = ~entries.is_expired & (earliest_ms != NO_TIME) & (earliest_ms <= tail.newest_ms)
     rows = np.flatnonzero(may_be)
-    if not len(rows):
-        return np.zeros(len(entries.level), np.bool_), tail.notes.bytes_scanned
     waiting = Waiting(entries.commit_log_offset[rows], entries.size_bytes[rows], earliest_ms[rows])
     marks = entries.commit_log_offset[entries.in_queue & ~entries.is_expired]
-    has_copy, bytes_scanned = find_delivered(log, waiting, marks, tail.notes, tail.start)
-    delivered = np.zeros(len(entries.level), np.bool_)
+    has_copy, copies = find_delivered(log, waiting, marks, tail.notes, tail.start)
+    delivered = copies.name(entries.commit_log_offset) & ~entries.is_expired
     delivered[rows] = has_copy
-    return delivered, bytes_scanned + tail.notes.bytes_scanned
+    return delivered, copies.bytes_scanned
 
 
 def counts_by_level(levels: Int16Array, highest: int) -> list[int]:

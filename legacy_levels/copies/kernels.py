@@ -6,6 +6,9 @@ time and host, store host, reconsume times and properties stay. Brokers of 5.x w
 in another order. They leave out what their map does not hold: empty values, the earlier of two
 equal names. So the properties are compared as a set of pairs, without those that a put writes
 afresh.
+
+A copy that was delivered here names the record that waited, and needs no digest
+(``message_store.redelivery.lineage``).
 """
 
 from typing import Any
@@ -50,12 +53,15 @@ from message_store.kernels.log import (
 )
 from message_store.kernels.raw_memory import load_i32, load_i64, load_u8
 from message_store.kernels.text import equal_bytes, hash_bytes, is_text, mix64
+from message_store.redelivery.lineage import first_offset_at
 
 LEVEL_RECORD, DELIVERED_COPY = 1, 2
-"""What a noted record is: one waiting in a level, or one delivered out of a level."""
+"""What a noted record is: one waiting in a level, or one that is the copy of another."""
 
-KIND, OFFSET, SIZE, QUEUE_ID, QUEUE_OFFSET, STORE_MS, DIGEST_1, DIGEST_2 = range(8)
-NOTE_COLUMNS = 8
+KIND, OFFSET, SIZE, QUEUE_ID, QUEUE_OFFSET, STORE_MS, NAMED, DIGEST_1, DIGEST_2 = range(9)
+"""Columns of a note; ``NAMED`` is where the record lies that a copy names, -1 for none."""
+NOTE_COLUMNS = 9
+NAMES_NONE = -1
 NOTES, STOPPED_AT, WHY, NEWEST_MS = range(4)
 
 SCRATCH_SLOTS = 1 << 14
@@ -197,13 +203,13 @@ def _note_digests(record: int, parts: Any, scratch: Any, spot: Any, sums: Any, n
 
 
 @inline_kernel
-def _kind_of(record: int, parts: Any, spot: Any) -> int:
+def _kind_of(record: int, is_named: bool, parts: Any, spot: Any) -> int:
     transaction = load_i32(record + AT_SYS_FLAG) & SYS_TRANSACTION_MASK
     if transaction != 0 and transaction != SYS_COMMIT:
         return 0
     if is_text(record + parts[TOPIC_AT], parts[TOPIC_BYTES], _LEVEL_TOPIC):
         return LEVEL_RECORD
-    return DELIVERED_COPY if _is_delivered(record, parts, spot) else 0
+    return DELIVERED_COPY if is_named or _is_delivered(record, parts, spot) else 0
 
 
 @kernel("void(int64, int64, int64, int64, int64[:,::1], uint64[:,::1], int64[::1])")
@@ -213,8 +219,8 @@ def note_window(
     """Walk the whole records of a buffer; note those waiting in levels and those delivered.
 
     ``notes`` has a row for each record that the buffer can hold, of ``NOTE_COLUMNS``; digests are
-    only made of delivered copies. ``results`` gets how many notes, where the walk stopped, why
-    (``log_kernels``), and the newest store time, 0 for none.
+    only made of copies that name no record. ``results`` gets how many notes, where the walk
+    stopped, why (``log_kernels``), and the newest store time, 0 for none.
     """
     parts = np.zeros(PARTS, np.int64)
     spot = np.zeros(1, np.int64)
@@ -226,7 +232,9 @@ def note_window(
         if why != RECORD:
             break
         newest = max(newest, store_time_at(record))
-        kind = _kind_of(record, parts, spot)
+        named = first_offset_at(record, base + place)
+        is_named = named < base + place
+        kind = _kind_of(record, is_named, parts, spot)
         if kind:
             note = notes[count]
             note[KIND] = kind
@@ -235,7 +243,8 @@ def note_window(
             note[QUEUE_ID] = load_i32(record + AT_QUEUE_ID)
             note[QUEUE_OFFSET] = load_i64(record + AT_QUEUE_OFFSET)
             note[STORE_MS] = store_time_at(record)
-            if kind == DELIVERED_COPY:
+            note[NAMED] = named if is_named else NAMES_NONE
+            if kind == DELIVERED_COPY and not is_named:
                 _note_digests(record, parts, scratch, spot, sums, note)
             count += 1
         place += load_i32(record + AT_SIZE)

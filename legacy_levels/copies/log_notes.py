@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over a part of the log that notes level records and delivered copies."""
 
+from functools import cached_property
+
 import attrs
 import numpy as np
 
@@ -10,6 +12,8 @@ from legacy_levels.copies.kernels import (
     DIGEST_2,
     KIND,
     LEVEL_RECORD,
+    NAMED,
+    NAMES_NONE,
     NEWEST_MS,
     NOTE_COLUMNS,
     NOTES,
@@ -30,6 +34,7 @@ from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.reading.commit_log import NO_TIME, Int32Array, Int64Array, LogWalk
 from message_store.reading.consume_queue import BoolArray
+from message_store.redelivery.lineage import Names
 
 NoteArray = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -62,7 +67,9 @@ class LogNotes:
 
     @property
     def delivered_copies(self) -> "LogNotes":
-        """Records that a broker delivered out of a level."""
+        """Copies of other records: those that a broker delivered out of a level, which name none,
+        and all that name one.
+        """
         return self.of_kind(DELIVERED_COPY)
 
     @property
@@ -91,9 +98,24 @@ class LogNotes:
         return self.rows[:, STORE_MS]
 
     @property
+    def names_none(self) -> BoolArray:
+        """Which of the copies do not say what they are copies of."""
+        names_none: BoolArray = self.rows[:, NAMED] == NAMES_NONE
+        return names_none
+
+    @property
     def digests(self) -> NoteArray:
-        """Two 64-bit digests of each delivered copy."""
+        """Two 64-bit digests of each copy that names no record."""
         return self.rows[:, DIGEST_1 : DIGEST_2 + 1]
+
+    @cached_property
+    def _names(self) -> Names:
+        rows = self.rows[~self.names_none]
+        return Names(rows[:, OFFSET], rows[:, NAMED], rows[:, STORE_MS])
+
+    def name(self, offsets: Int64Array) -> BoolArray:
+        """Which of the records at these places are named by a copy."""
+        return self._names.are_done(offsets, offsets)
 
 
 def take_notes(

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds delivered copies of pending messages in the log.
 
-Copies are matched as a multiset of everything that survives delivery. The client's message id does
-not suffice: retries share it, and some records have none.
+A copy that was delivered here names the record that waited (``message_store.redelivery.lineage``):
+it counts for that one, and for no other. Copies that a broker made name none. They are matched as a
+multiset of everything that survives delivery. The client's message id does not suffice: retries
+share it, and some records have none.
 
-Limitations: of two pending messages with equal fields, the earlier due counts as delivered first. A
-broker may have delivered a message early, because the clock was set back or the level was
-shortened. That is only recognised if the log's own times show it.
+Limitations of the multiset: of two pending messages with equal fields, the earlier due counts as
+delivered first. A broker may have delivered a message early, because the clock was set back or the
+level was shortened. That is only recognised if the log's own times show it.
 """
 
 from typing import TypeAlias
@@ -51,48 +53,69 @@ DigestRows: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 def find_delivered(
     log: SegmentReader, waiting: Waiting, record_starts: Int64Array, tail: LogNotes, tail_start: int
-) -> tuple[BoolArray, int]:
-    """Which of the waiting messages the log already holds a delivered copy of, and bytes read.
+) -> tuple[BoolArray, LogNotes]:
+    """Which of the waiting messages the log already holds a delivered copy of, and all copies that
+    were looked at.
 
     ``waiting`` is in log order; ``record_starts`` are sorted offsets of records, for a search by
     time; ``tail`` are the notes from ``tail_start`` on, so that this part is not read again.
     """
-    delivered = np.zeros(len(waiting), np.bool_)
     if not len(waiting):
-        return delivered, 0
+        return np.zeros(0, np.bool_), tail.delivered_copies
     start, times_go_back = _first_stored_since(
         log, int(waiting.earliest_ms.min()), int(waiting.commit_log_offset.min()), record_starts
     )
     before = take_notes(log, start, known_end=tail_start, stop_at=tail_start)
-    notes_of_copies = [before.delivered_copies, tail.delivered_copies]
-    copies = np.concatenate([notes.digests for notes in notes_of_copies])
-    copied_ms = np.concatenate([notes.store_timestamp_ms for notes in notes_of_copies])
-    if len(copies):
-        digests, is_record = digest_level_records(
-            log, waiting.commit_log_offset, waiting.size_bytes
+    copies = attrs.evolve(
+        tail,
+        rows=np.concatenate([before.delivered_copies.rows, tail.delivered_copies.rows]),
+        bytes_scanned=before.bytes_scanned + tail.bytes_scanned,
+    )
+    earliest_ms = np.zeros_like(waiting.earliest_ms) if times_go_back else waiting.earliest_ms
+    is_copied = find_copied(
+        log,
+        waiting.commit_log_offset,
+        waiting.size_bytes,
+        earliest_ms,
+        copies,
+        copies.store_timestamp_ms,
+    )
+    return is_copied, copies
+
+
+def find_copied(
+    log: SegmentReader,
+    offsets: Int64Array,
+    size_bytes: Int32Array | Int64Array,
+    earliest: Int64Array,
+    copies: LogNotes,
+    copied: Int64Array,
+) -> BoolArray:
+    """Which of these records, in log order, the copies are of.
+
+    A copy that names a record is of that one, whatever it looks like and whenever it was stored. A
+    copy without a name counts for one that is equal in what survives delivery, and whose
+    ``earliest`` is not above its own ``copied``: times, or places.
+    """
+    is_copied = copies.name(offsets)
+    is_unnamed = copies.names_none
+    if is_unnamed.any():
+        rows = np.flatnonzero(~is_copied)
+        digests, is_record = digest_level_records(log, offsets[rows], size_bytes[rows])
+        rows, digests = rows[is_record], digests[is_record]
+        is_copied[rows] = match_copies(
+            digests, earliest[rows], copies.digests[is_unnamed], copied[is_unnamed]
         )
-        rows = np.flatnonzero(is_record)
-        earliest_ms = waiting.earliest_ms[rows]
-        if times_go_back:
-            earliest_ms = np.zeros_like(earliest_ms)
-        delivered[rows] = match_copies(digests[rows], earliest_ms, copies, copied_ms)
-    return delivered, before.bytes_scanned
+    return is_copied
 
 
 def have_copies(log: SegmentReader, offsets: Int64Array, size_bytes: Int64Array) -> BoolArray:
     """Which of these records, in log order, the log holds a delivered copy of, whenever that was
     stored.
     """
-    has_copy = np.zeros(len(offsets), np.bool_)
-    digests, is_record = digest_level_records(log, offsets, size_bytes)
-    rows = np.flatnonzero(is_record)
-    if len(rows):
-        first = int(offsets[rows[0]])
-        copies = take_notes(log, first, known_end=log.end_offset).delivered_copies
-        has_copy[rows] = match_copies(
-            digests[rows], offsets[rows], copies.digests, copies.commit_log_offset
-        )
-    return has_copy
+    first = max(int(offsets.min(initial=log.end_offset)), log.min_offset)
+    copies = take_notes(log, first, known_end=log.end_offset).delivered_copies
+    return find_copied(log, offsets, size_bytes, offsets, copies, copies.commit_log_offset)
 
 
 def _first_stored_since(

@@ -244,16 +244,19 @@ class LevelDelivery:
     def put(self, rows: DueRows, chosen: Int64Array, now_ms: int) -> LogDeliveries:
         """Append these rows to their topics, all or none.
 
-        What can go nowhere is noted. Raises TargetError; where the log has the copies and a queue
-        does not, nothing more is taken, because a second try would deliver them twice.
+        Each copy names the record that waited. What can go nowhere is noted. Raises TargetError;
+        where the log has the copies and a queue does not, nothing more is taken, because a second
+        try would deliver them twice.
         """
         live = self._state.live
+        offsets = rows.commit_log_offset[chosen]
         with live.all_or_broken():
             redelivered = redeliver(
                 live,
-                rows.commit_log_offset[chosen],
+                offsets,
                 rows.size_bytes[chosen],
                 self._how,
+                prepared_offsets=~offsets,
                 store_ms=max(live.clock.now_ms(), now_ms),
             )
         self._note_bad(rows, chosen, redelivered)

@@ -4,9 +4,11 @@
 RocketMQ: ScheduleMessageService#persist. At an interval, as brokers do: that survives a kill. At a
 flush, after everything that it covers: that also survives a loss of power.
 
-Entries that were delivered out of turn are neutralised for brokers. The order: sync the log, write
-a mark that names them, neutralise them, sync the queues. Without the mark, recovery would match
-their copy with an equal message that is still pending.
+Entries that were delivered out of turn are neutralised: no offset tells that they were delivered.
+The order: sync the log, which has their copies; neutralise them; sync the queues; write the mark,
+before which nobody looks for copies. What an opening knows by copies that a broker made is named in
+a mark before it is neutralised. Without that, recovery would give such a copy, which names nothing,
+to an equal message that is still pending.
 """
 
 from __future__ import annotations
@@ -98,12 +100,9 @@ class OffsetPersistence:
         self._state.live.require_in_place()
         if now.done:
             self._state.live.sync_log()
-            self._state.live.sync_queues()
-            self._put(now, is_durable=True)
             self._neutralise(now)
-            self._state.live.sync_queues()  # the next mark does not name them again
-        else:
-            self._put(now, is_durable=False)
+            self._state.live.sync_queues()
+        self._put(now, is_durable=False)
         self._latest = now
 
     def flush(self) -> None:
@@ -138,16 +137,15 @@ class OffsetPersistence:
         is_new = self._flushed is None or not now.has_same_deliveries(self._flushed)
         if is_last and self._flushed is not None:
             is_new |= not now.says_the_same(self._flushed)
-        if now.done:
-            live.sync_queues()  # offsets come after all that they speak of
+        if self._flushed is None and now.done:
+            live.sync_queues()
             self._put(now, is_durable=True)
-            with live.lock:
-                self._neutralise(now)
-        live.flush()
+        with live.lock:
+            self._neutralise(now)
+        live.flush()  # offsets come after all that they speak of
         self._state.skipped.save()
         if is_new:
-            if not now.done:
-                self._put(now, is_durable=True)
+            self._put(now, is_durable=True)
             self._latest = self._flushed = now
         elif self._latest is None or not now.says_the_same(self._latest):
             self._put(now, is_durable=False)
@@ -167,7 +165,7 @@ class OffsetPersistence:
         )
 
     def _neutralise(self, snapshot: _Snapshot) -> None:
-        """Let the units say what was delivered out of turn; copies and mark are on disk by now."""
+        """Let the units say what was delivered out of turn; the copies are on disk by now."""
         for level, done in snapshot.done.items():
             cursor = self._state.cursors[level]
             neutralise(self._state, cursor, np.intersect1d(done, cursor.done), DELIVERED_BYTES)

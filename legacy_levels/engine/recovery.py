@@ -14,23 +14,24 @@ delayOffset.json is a few seconds old after a kill, and damage may have changed 
 - After an orderly stop, an offset that delayOffset.json and its `.bak` share is believed over a
   lower mark. So `retire` moves levels past converted messages.
 
-A broker repeats what was delivered after its last saved offset. Copies are matched by everything
-that survives delivery, as a multiset, so that of equal messages each is delivered once.
+A broker repeats what was delivered after its last saved offset. Each delivery of ours names its
+record: a pending message was delivered if and only if a later record of the log names it. The
+copies that a broker made name none. They are matched by everything that survives delivery, as a
+multiset, so that of equal messages each is delivered once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 
 from legacy_levels.copies.kernels import NOTE_COLUMNS
-from legacy_levels.copies.log_notes import LogNotes, digest_level_records, take_notes
-from legacy_levels.copies.matching import Waiting, find_delivered, match_copies
+from legacy_levels.copies.log_notes import LogNotes, take_notes
+from legacy_levels.copies.matching import Waiting, find_copied, find_delivered
 from legacy_levels.delay_offsets import (
     FILE_NAME,
     DelayOffsets,
@@ -52,7 +53,6 @@ from legacy_levels.neutral_units import is_message
 from message_store.base.errors import SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
-from message_store.format.delay_levels import DelayLevels
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.queue_unit import QUEUE_UNIT
@@ -157,9 +157,6 @@ class _Candidates:
     is_counted: Int64Array
 
 
-_NOTHING_COUNTED: Mapping[int, int] = MappingProxyType({})
-
-
 def delivered_already(
     cursors: Sequence[LevelCursor],
     log: LiveLog,
@@ -167,34 +164,32 @@ def delivered_already(
     since: int | None,
     counted: Mapping[int, int],
     newest_ms: int,
-    table: DelayLevels,
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the cursors know of every delivery; None where
     only times can tell. ``counted`` are offsets of each level that a broker saved: what lies before
     them it delivered at whatever time. ``newest_ms`` is a time before which no copy was stored that
-    is not in the log: what is due later is not looked for. What is due at once waits in the
-    shortest level of the ``table``.
+    is not in the log: what is due later is not looked for.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
+        nothing = LogNotes(np.zeros((0, NOTE_COLUMNS), np.int64), log.end)
         if since is None:
-            candidates = _candidates(cursors, newest_ms)
+            candidates = _candidates(cursors, nothing, newest_ms, {})
             waiting = Waiting(
                 candidates.commit_log_offset,
                 candidates.size_bytes.astype(np.int32),
                 candidates.due_ms,
             )
-            nothing = LogNotes(np.zeros((0, NOTE_COLUMNS), np.int64), log.end)
             delivered, _ = find_delivered(
                 reader, waiting, candidates.commit_log_offset, nothing, log.end
             )
         else:
             first = max(since, log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
-            last_ms = int(copies.store_timestamp_ms.max(initial=-1))
-            candidates = _candidates(cursors, last_ms, table, counted)
-            delivered = _match(reader, candidates, copies, table.shortest_level)
+            last_ms = int(copies.store_timestamp_ms[copies.names_none].max(initial=-1))
+            candidates = _candidates(cursors, copies, last_ms, counted)
+            delivered = _match(reader, candidates, copies)
     return {
         cursor.level: np.sort(
             candidates.queue_offset[delivered & (candidates.level == cursor.level)]
@@ -204,20 +199,16 @@ def delivered_already(
 
 
 def _candidates(
-    cursors: Iterable[LevelCursor],
-    newest_ms: int,
-    table: DelayLevels | None = None,
-    counted: Mapping[int, int] = _NOTHING_COUNTED,
+    cursors: Iterable[LevelCursor], copies: LogNotes, newest_ms: int, counted: Mapping[int, int]
 ) -> _Candidates:
-    """What waits and is, or may have been, due by then, and what is counted as delivered."""
+    """What waits and is named by a copy, was due by then, or counts as delivered."""
     rows: list[Int64Array] = []
-    at_once = 0 if table is None else table.shortest_level
     for cursor in cursors:
         for first, units, waits in cursor.waiting():
             due_ms = units["tags_code"].astype(np.int64)
-            sooner_ms = table.delay_ms(at_once) if table and cursor.level == at_once else 0
+            is_named = copies.name(units["commit_log_offset"].astype(np.int64))
             is_counted = first + np.arange(len(units)) < counted.get(cursor.level, 0)
-            chosen = np.flatnonzero(waits & (is_counted | (due_ms - sooner_ms <= newest_ms)))
+            chosen = np.flatnonzero(waits & (is_named | is_counted | (due_ms <= newest_ms)))
             picked = units[chosen]
             rows.append(
                 np.stack(
@@ -236,36 +227,20 @@ def _candidates(
     return _Candidates(*(np.ascontiguousarray(row) for row in columns))
 
 
-def _match(
-    reader: SegmentReader, candidates: _Candidates, copies: LogNotes, at_once_level: int
-) -> BoolArray:
+def _match(reader: SegmentReader, candidates: _Candidates, copies: LogNotes) -> BoolArray:
     """Which of these have a delivered copy.
 
-    A copy counts only if it lies behind the record and is not older than the due time; if a broker
-    counts the message as delivered, any time will do, because it delivers early after its clock was
-    set back. Exception: an entry of the shortest level that was rebuilt after a power cut shows
-    store time + delay although it was due at once. Copies left over are matched with those.
+    A copy that names no record counts only if it lies behind the record and is not older than the
+    due time; if a broker counts the message as delivered, any time will do, because it delivers
+    early after its clock was set back.
     """
-    digests, is_record = digest_level_records(
-        reader, candidates.commit_log_offset, candidates.size_bytes
-    )
-    delivered = np.zeros(len(candidates.level), np.bool_)
-    rows = np.flatnonzero(is_record)
+    offsets = candidates.commit_log_offset
     newest_ms = np.maximum.accumulate(copies.store_timestamp_ms)
-    behind = np.searchsorted(copies.commit_log_offset, candidates.commit_log_offset, "right")
-    behind = behind.astype(np.int64)
+    behind = np.searchsorted(copies.commit_log_offset, offsets, "right").astype(np.int64)
     in_time = np.maximum(behind, np.searchsorted(newest_ms, candidates.due_ms))
     in_time = np.where(candidates.is_counted == 1, behind, in_time)
     places = np.arange(len(newest_ms), dtype=np.int64)
-    delivered[rows] = match_copies(digests[rows], in_time[rows], copies.digests, places)
-    if delivered.sum() < len(places):
-        matched = np.flatnonzero(delivered)
-        is_left = ~match_copies(copies.digests, -places, digests[matched], -in_time[matched])
-        rows = rows[~delivered[rows] & (candidates.level[rows] == at_once_level)]
-        delivered[rows] = match_copies(
-            digests[rows], behind[rows], copies.digests[is_left], places[is_left]
-        )
-    return delivered
+    return find_copied(reader, offsets, candidates.size_bytes, in_time, copies, places)
 
 
 _LOOKED_AT = 4_096

@@ -318,7 +318,6 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
         since=start.since,
         counted=start.counted,
         newest_ms=newest_ms,
-        table=state.table,
     )
     state.already_delivered = sum(map(len, delivered.values()))
     if state.live.settings.repeat_after_kill:

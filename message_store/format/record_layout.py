@@ -72,7 +72,7 @@ def _head(name: str, born_ip: str, store_ip: str) -> Layout:
             Field(
                 "prepared_transaction_offset",
                 "i64",
-                "log offset of the half message; negative in our rolled copies; 0 for most",
+                "log offset of the half message; in our copies ~ that of the first record; else 0",
             ),
         ),
     )

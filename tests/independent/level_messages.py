@@ -99,9 +99,12 @@ class OrdinaryMessage(Message):
 
 @attrs.frozen(kw_only=True, eq=False)
 class DeliveredCopy(Item):
-    """What a broker appended to the real topic when `of` was due."""
+    """What a broker appended to the real topic when `of` was due; or delaywheel, which names the
+    record that it takes the place of.
+    """
 
     of: LevelMessage
+    names: LevelMessage | None = None
     store_timestamp_ms: int | None = None
     """None: 5 ms after it was due."""
     indexed: bool = True

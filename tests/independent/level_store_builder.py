@@ -217,7 +217,9 @@ def _record_and_due(
         time_ms = item.store_timestamp_ms
         if time_ms is None:
             time_ms = (waiting.due_ms or 0) + 5
-        return delivered_record(waiting.record, time_ms, dialect), None
+        named = [~one.commit_log_offset for one in placed if one.item is item.names]
+        record = delivered_record(waiting.record, time_ms, dialect)
+        return attrs.evolve(record, prepared_transaction_offset=sum(named)), None
     assert isinstance(item, Message)
     record = attrs.evolve(record_of(item, number, dialect), **item.record_fields)
     if not isinstance(item, LevelMessage):

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
 from legacy_levels import LevelStore
 from legacy_levels.delay_offsets import read_delay_offsets
 from message_store import ManualClock, Message
 from message_store.format.dialect import Dialect
+from message_store.redelivery.batch import redeliver
 from message_store.writing.settings import StoreSettings
 from tests.independent.raw_files import queue_units, record_at
 from tests.independent.raw_records import RawRecord
@@ -50,6 +54,18 @@ class Bench:
 
     def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
         return [record.body for record in self.records(topic, queue_id)]
+
+
+@contextmanager
+def deliveries_without_names() -> Iterator[None]:
+    """Deliver as a broker does, or as earlier versions did: no copy says what it is a copy of."""
+
+    def deliver(*given: Any, prepared_offsets: Any, **options: Any) -> Any:
+        return redeliver(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("legacy_levels.engine.delivery.redeliver", deliver)
+        yield
 
 
 def message(number: int, topic: str = "TopicA", **fields: Any) -> Message:

@@ -349,6 +349,22 @@ def test_after_a_crash_what_was_delivered_since_the_offsets_were_kept_is_left_ou
     assert converted.report.total("already_delivered") == 6
 
 
+@given(st.lists(st.tuples(st.sampled_from([1, 3, 14]), st.booleans()), min_size=1, max_size=12))
+@settings(max_examples=20)
+def test_of_equal_messages_those_are_left_out_that_a_delivery_of_ours_names(
+    tmp_path_factory: pytest.TempPathFactory, twins: list[tuple[int, bool]]
+) -> None:
+    """Killed before any offset was saved; equal in all but the level, whose due time tells them."""
+    stored = [LevelMessage(level=level, unique_key="twin", body=b"twin") for level, _ in twins]
+    done = [each for each, (_, is_done) in zip(stored, twins, strict=True) if is_done]
+    copies = [DeliveredCopy(of=each, names=each) for each in done]
+    converted = build_and_convert(
+        tmp_path_factory.mktemp("twins"), [*stored, *copies], abort=True, after_crash=True
+    )
+    assert_right(converted, [each for each in stored if each not in done])
+    assert converted.report.total("already_delivered") == len(done)
+
+
 def test_entries_whose_records_retention_has_removed_are_expired(tmp_path: Path) -> None:
     items = [LevelMessage(level=18, body=bytes(900), unique_key=None) for _ in range(12)]
     converted = build_and_convert(tmp_path, items, commit_log_file_bytes=4096, drop_log_files=1)

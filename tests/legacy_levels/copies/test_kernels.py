@@ -15,6 +15,8 @@ from legacy_levels.copies.kernels import (
     DIGEST_2,
     KIND,
     LEVEL_RECORD,
+    NAMED,
+    NAMES_NONE,
     NOTE_COLUMNS,
     SCRATCH_SLOTS,
     digest_records,
@@ -68,7 +70,8 @@ def digest(record: RawRecord) -> tuple[int, int]:
     return int(notes[0, DIGEST_1]), int(notes[0, DIGEST_2])
 
 
-def kinds(*records: RawRecord) -> list[int]:
+def notes_of(*records: RawRecord) -> Any:
+    """The notes of these records, which lie one behind the other."""
     data, offsets = b"", []
     for record in records:
         offsets.append(len(data))
@@ -79,7 +82,7 @@ def kinds(*records: RawRecord) -> list[int]:
     found = np.zeros(4, np.int64)
     note_window(address_of(buffer), len(data), 0, len(data), notes, scratch, found)
     assert found[1] == len(data)
-    return [int(kind) for kind in notes[: found[0], KIND]]
+    return notes[: found[0]]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,30 @@ COPY = attrs.evolve(WAITING, topic="TopicA")
 def test_only_what_concerns_the_levels_is_noted(changed: dict[str, Any], kind: int) -> None:
     record = attrs.evolve(COPY, **changed)
     plain = RawRecord(topic="TopicA", queue_id=2)
-    assert kinds(plain, record, plain) == ([kind] if kind else [])
+    assert notes_of(plain, record, plain)[:, KIND].tolist() == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "named", "kind"),
+    [
+        ({}, 0, DELIVERED_COPY),
+        ({"topic": "TopicB", "properties": b""}, 0, DELIVERED_COPY),
+        ({"topic": SCHEDULE_TOPIC}, 0, LEVEL_RECORD),
+        ({"store_ip": bytes(16), "sys_flag": STORE_HOST_IPV6}, 0, DELIVERED_COPY),
+        ({"prepared_transaction_offset": 0}, NAMES_NONE, DELIVERED_COPY),
+        ({"prepared_transaction_offset": 77}, NAMES_NONE, DELIVERED_COPY),
+        ({"prepared_transaction_offset": ~100_000}, NAMES_NONE, DELIVERED_COPY),
+    ],
+    ids=str,
+)
+def test_a_copy_is_noted_with_the_record_that_it_names(
+    changed: dict[str, Any], named: int, kind: int
+) -> None:
+    """A half message lies before its copy too, and names nothing; nor does what lies behind."""
+    record = attrs.evolve(COPY, **{"prepared_transaction_offset": ~0, **changed})
+    _, note = notes_of(WAITING, record)
+    assert (note[NAMED], note[KIND]) == (named, kind)
+    assert bool(note[DIGEST_1]) is (named == NAMES_NONE)
 
 
 def test_a_copy_has_the_digest_of_what_waited() -> None:

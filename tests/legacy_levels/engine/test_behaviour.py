@@ -181,7 +181,7 @@ def test_a_delivered_record_keeps_its_properties_and_changes_only_its_place(
         queue_offset=0,
         commit_log_offset=delivered.commit_log_offset,
         store_timestamp_ms=START_MS + 12_345,
-        prepared_transaction_offset=0,
+        prepared_transaction_offset=~waiting.commit_log_offset,
         total_size=delivered.total_size,
     )
     assert {"DELAY", "REAL_TOPIC", "REAL_QID"} <= delivered.effective.keys()

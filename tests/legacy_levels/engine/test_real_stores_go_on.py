@@ -6,6 +6,7 @@ close so that a broker's reader goes on where we stopped.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from message_store.format.dialect import Dialect
 from tests.independent.raw_files import commit_log_records, read_config
 from tests.independent.raw_records import body_sha1
 from tests.independent.real_stores import LEVEL_STORES, RealStore, unpack
+from tests.legacy_levels.level_stores import deliveries_without_names
 
 STEP_MS = 600_000
 
@@ -58,3 +60,27 @@ def test_the_rest_of_a_broker_s_store_is_delivered(tmp_path: Path, name: str, of
     assert (len(after), after.total("already_delivered")) == (0, 0)
     table = read_config(real.root, "delayOffset.json")["offsetTable"]
     assert table == {str(one.level): one.to_queue_offset for one in after.counts if one.queue_max}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "by an earlier version"])
+@pytest.mark.parametrize("name", LEVEL_STORES)
+def test_a_broker_s_store_is_delivered_once_however_often_it_is_killed(
+    tmp_path: Path, name: str, is_named: bool
+) -> None:
+    """Copies of the broker, of an earlier version and of ours lie in one log; the reader agrees."""
+    real = unpack(name, tmp_path / "store")
+    levels = read_backlog(real.root, after_crash=True).level_table
+    clock, wanted, delivered = ManualClock(real.stopped_ms), len(real.pending_in_levels()), 0
+    for round_ in range(1_000):
+        store = LevelStore.open(real.root, clock=clock, levels=levels, dialect=dialect_of(real))
+        assert len(list(store.pending())) == wanted - delivered
+        with nullcontext() if is_named or round_ % 2 else deliveries_without_names():
+            delivered += len(store.advance(clock.now_ms()))
+        next_ms = store.next_due_ms()
+        store.abandon()
+        assert len(read_backlog(real.root, after_crash=True)) == wanted - delivered
+        if next_ms is None:
+            break
+        clock.tick(max(next_ms - clock.now_ms(), STEP_MS))
+    assert delivered == wanted
