@@ -42,6 +42,11 @@ def is_copy(message: StoredMessage) -> bool:
     return names.TIMER_OUT_MS in properties and names.REAL_TOPIC not in properties
 
 
+def is_put_again(message: StoredMessage) -> bool:
+    """Whether a timeline stored it again, for another round."""
+    return is_roll(message) and names.TIMER_ROLL_LABEL in message.properties
+
+
 def is_roll(message: StoredMessage) -> bool:
     """Whether a record waits for its time, so that a copy is one that went round again."""
     return message.topic == names.TIMER_TOPIC

@@ -11,7 +11,8 @@ from message_store.interface.delay_store import Finding, Severity
 from message_store.interface.finding_rules import worst_first
 from message_store.redelivery.lineage import Names
 from message_store.writing.findings import kept_findings, log_finding, queue_findings
-from timer_wheel.timers.copies_of_others import copies_of_others
+from timer_wheel.reading.copies import Copies
+from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.recall_search import find_markers
@@ -94,7 +95,7 @@ def _out_of_reach(timers: LiveTimers, seen: Int64s) -> TimerRows:
     is_cancelled = marks.take_away(rows.commit_log_offset, timers.facts(rows, keys=True))
     log, may_have_rolled = timers.store.log, np.ones(len(rows), bool)
     names = Names.since(log, log.min_offset)
-    copies = copies_of_others(log, log.min_offset, timers.foreign_until)
+    copies = Copies(copies_in_log(log, log.min_offset, timers.foreign_until))
     is_done = were_dealt_with(timers, rows, names, copies, may_have_rolled)
     return rows.rows(~is_done & ~is_cancelled)
 

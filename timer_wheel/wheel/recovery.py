@@ -25,7 +25,7 @@ from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.copies import Copies
-from timer_wheel.timers.copies_of_others import copies_of_others
+from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerRows, read_facts
 from timer_wheel.wheel.files import WheelFiles
@@ -248,7 +248,7 @@ def _begin_of_copies(timers: LiveTimers) -> tuple[int, int]:
 def _done(timers: LiveTimers, names_from: int, copies_from: int) -> TimerRows:
     """The rows, on the wheel and in the queue, that records since tell to have been dealt with."""
     names = Names.since(timers.store.log, names_from)
-    copies = copies_of_others(timers.store.log, copies_from, timers.foreign_until)
+    copies = Copies(copies_in_log(timers.store.log, copies_from, timers.foreign_until))
     if not len(names) and not copies:
         return TimerRows.empty()
     newest_ms = max(names.newest_ms, copies.newest_ms)

@@ -43,7 +43,7 @@ def put(store: LiveStore, named: int | None, **changes: object) -> StoredMessage
 def are_done(store: LiveStore, messages: list[StoredMessage], begin: int = 0) -> list[bool]:
     firsts = int64s([first_offset(each) for each in messages])
     offsets = int64s([each.commit_log_offset for each in messages])
-    return Names.since(store.log, begin).are_done(offsets, firsts).tolist()
+    return list(map(bool, Names.since(store.log, begin).are_done(offsets, firsts)))
 
 
 def test_a_record_was_dealt_with_if_a_later_one_names_its_first(store: LiveStore) -> None:

@@ -62,7 +62,7 @@ def test_arbitrary_bytes_are_some_checkpoint(content: bytes) -> None:
 @pytest.mark.parametrize("count", range(MOST_WIDTHS + 1))
 def test_older_widths_are_read_as_they_were_written(count: int) -> None:
     older = OlderSlots(tuple(range(100, 100 + count)), (1, 100, 1000, 200)[:count])
-    own = OwnCheckpoint(5, 6, 100, 7, 8, 9, 10, older)
+    own = OwnCheckpoint(5, 6, 100, 7, 8, 9, older)
     content = bytearray(4096)
     for place in OWN_PLACES:
         copy = encode_own(own, CHECKPOINT)
@@ -72,14 +72,18 @@ def test_older_widths_are_read_as_they_were_written(count: int) -> None:
     assert (found.own, found.is_damaged) == (own, False)
 
 
-def test_a_copy_with_room_for_one_older_width_is_believed() -> None:
+@pytest.mark.parametrize("room", [1, 4])
+def test_of_a_copy_that_an_earlier_version_wrote_only_the_width_of_slots_counts(room: int) -> None:
+    """Its deliveries named nothing: they are told as those of a broker are."""
     numbers = struct.unpack(">7q", BROKER_BYTES)
-    copy = struct.pack(">16q", *numbers, 5, 6, 100, 7, 8, 9, 10, 500, 1000)
+    older = [500, 1000] + [0, 0] * (room - 1)
+    copy = struct.pack(f">{14 + len(older)}q", *numbers, 5, 6, 100, 7, 8, 9, 10, *older)
     copy += struct.pack(">q", zlib.crc32(copy))
     content = b"".join([BROKER_BYTES.ljust(64, b"\0"), copy.ljust(192, b"\0"), copy])
     found = decode_own(content.ljust(4096, b"\0"), CHECKPOINT)
-    assert found.own == OwnCheckpoint(5, 6, 100, 7, 8, 9, 10, OlderSlots((500,), (1000,)))
-    assert not found.is_damaged
+    widths = OlderSlots((500,), (1000,))
+    assert found.own == OwnCheckpoint(-1, -1, 100, 7, -1, -1, widths)
+    assert not (found.own.is_known or found.is_damaged)
 
 
 def test_more_widths_than_there_is_room_for_become_one_that_is_never_early() -> None:

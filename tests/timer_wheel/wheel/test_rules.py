@@ -371,7 +371,7 @@ def test_the_slot_decides_and_not_the_out_time(store: WheelStore, clock: ManualC
 def test_what_is_delivered_says_when_it_was_placed_and_taken(
     store: WheelStore, clock: ManualClock
 ) -> None:
-    store.schedule(attrs.evolve(asking(mine="own"), queue_id=2), AfterMs(5_000))
+    receipt = store.schedule(attrs.evolve(asking(mine="own"), queue_id=2), AfterMs(5_000))
     store.advance(START_MS)
     clock.tick(5_750)
     [delivered] = store.advance(clock.now_ms())
@@ -384,7 +384,7 @@ def test_what_is_delivered_says_when_it_was_placed_and_taken(
         "TIMER_ENQUEUE_MS": str(START_MS),
         "TIMER_DEQUEUE_MS": str(START_MS + 5_750),
     }
-    assert delivered.message.prepared_transaction_offset == 0
+    assert delivered.message.prepared_transaction_offset == ~receipt.commit_log_offset
 
 
 def test_what_was_never_placed_says_so(store: WheelStore, clock: ManualClock) -> None:

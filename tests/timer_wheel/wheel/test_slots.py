@@ -55,8 +55,6 @@ def test_used_slots_are_those_that_a_look_at_every_slot_finds(
     assert wheel.used_slots(until * 1000).tolist() == held[held < until].tolist()
     beyond = np.sort(times[(times >= HAND) & (times < HAND + 3 * WHEEL_SLOTS)])
     assert wheel.held_slots((HAND + 3 * WHEEL_SLOTS) * 1000).tolist() == beyond.tolist()
-    latest = int(times.max())
-    assert wheel.last_slot_ms() == (latest * 1000 if latest >= HAND else None)
     assert wheel.next_slot_ms() == (int(held[0]) * 1000 if len(held) else None)
 
 
