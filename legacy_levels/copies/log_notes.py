@@ -44,7 +44,7 @@ _GAP_BYTES = 64 << 10
 
 @attrs.frozen(eq=False)
 class LogNotes:
-    """What one pass found: rows of ``delivery_kernels`` columns in log order.
+    """What one pass found: rows of ``copies.kernels`` columns in log order.
 
     ``log_end`` is where the last whole record ends, ``damaged_places`` where the pass had to look
     for the next one.
