@@ -68,6 +68,7 @@ class LiveTimers:
         window_slots: int,
         *,
         log_begins: int = 0,
+        foreign_until: int = 0,
         older: OlderSlots = NO_OLDER_SLOTS,
     ) -> None:
         self.store = store
@@ -84,7 +85,7 @@ class LiveTimers:
         self.placed_again = PlacedAgain()
         self.log_begins = log_begins
         self.older = older
-        self.foreign_until = 0
+        self.foreign_until = foreign_until
         self.mended_units = 0
         self.lost = LostMessages(store.root)
         self.names_from = store.log.end
@@ -121,9 +122,9 @@ class LiveTimers:
         """The slots that there were before, on this wheel and on a hierarchical one."""
         self.older = older
 
-    def know_names(self, names_from: int, foreign_until: int) -> None:
-        """Where names begin of what may be on the wheel, and where others stopped delivering."""
-        self.names_from, self.foreign_until = names_from, foreign_until
+    def know_names(self, names_from: int) -> None:
+        """Where in the log names begin of what may be on the wheel."""
+        self.names_from = names_from
 
     def is_open(self) -> None:
         """All units from now on are known to have been placed since the store was opened."""
@@ -148,10 +149,10 @@ class LiveTimers:
             self.files,
             window_slots,
             log_begins=log_begins,
+            foreign_until=self.foreign_until,
             older=older,
         )
         made.placed_end, made.has_rolled = self.placed_end, self.has_rolled
-        made.foreign_until = self.foreign_until
         if early is not None:
             made.metrics.forget()
             made.early = early

@@ -179,9 +179,7 @@ def _hung(
 ) -> LiveTimers:
     """The wheel made from the timer log, with the hand where the checkpoint says."""
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
-    own, older = files.found_own, NO_OLDER_SLOTS
-    if own is not None:
-        older = own.older
+    own = files.found_own
     timers = LiveTimers(
         store,
         log,
@@ -189,7 +187,8 @@ def _hung(
         files,
         settings.roll_window_slots,
         log_begins=log.segments.min_offset,
-        older=older,
+        foreign_until=store.log.end if own is None or not own.is_known else own.foreign_until,
+        older=NO_OLDER_SLOTS if own is None else own.older,
     )
     counts = log.revise(wheel)
     file = files.slots_on_disk()

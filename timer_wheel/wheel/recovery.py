@@ -191,14 +191,13 @@ def find_done(timers: LiveTimers) -> None:
     if own is None or not own.is_known:
         first = int(timers.unplaced(EVERYTHING).rows.commit_log_offset.min(initial=log.end))
         names_from, copies_from = (min(each, first) for each in _begin_of_copies(timers))
-        timers.know_names(names_from, log.end)
     else:
         # Lost units are placed again: what of them was dealt with, and when, the log tells alone.
         is_lost = timers.log.end < own.flushed_position
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
-        timers.know_names(min(names_from, log.end), own.foreign_until)
         timers.believe_done(_dealt_with(root))
+    timers.know_names(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
     if copies_from < timers.foreign_until and len(timers.done):

@@ -83,7 +83,8 @@ def test_of_a_copy_that_an_earlier_version_wrote_only_the_width_of_slots_counts(
     found = decode_own(content.ljust(4096, b"\0"), CHECKPOINT)
     widths = OlderSlots((500,), (1000,))
     assert found.own == OwnCheckpoint(-1, -1, 100, 7, -1, -1, widths)
-    assert not (found.own.is_known or found.is_damaged)
+    assert not found.own.is_known
+    assert not found.is_damaged
 
 
 def test_more_widths_than_there_is_room_for_become_one_that_is_never_early() -> None:
