@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lineage: which message a record takes on, and which records were dealt with.
 
-A record that is delivered or rolled here names the first record of its message: its prepared
+A record that is delivered or rolled here names the first record of its message. Its prepared
 transaction offset is the complement of where that lies in the log. The name is part of the record,
 so neither a kill nor a loss of power parts the two. The rule of recovery follows: a pending record
-was dealt with if and only if a later record of the log names the first record of its message. A
-message's records are dealt with one after the other, so the newest name decides.
+was dealt with if and only if a later record of the log names the first record of its message. The
+records of a message are dealt with one after the other, so the newest name decides.
 
-A broker writes 0 there, and the offset of a half message, which is not negative either: such a
-record names nobody. Nothing in RocketMQ reads the field of such a record (4.9.7 to 5.5.0).
+A broker writes 0 there, or the offset of a half message. Neither is negative, and such a record
+names nobody. Nothing in RocketMQ reads the field of such a record (4.9.7 to 5.5.0).
 """
 
 from typing import Any

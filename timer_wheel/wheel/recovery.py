@@ -218,7 +218,7 @@ def _dealt_with(root: StoreRoot) -> Int64s:
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise SourceError(
             f"{path}: damaged: it says what a broker had delivered when the store was taken over."
-            " Take it from a backup; without it those messages may come again"
+            " Take it from a backup. Without it there may be duplicates"
         ) from error
 
 
