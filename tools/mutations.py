@@ -173,6 +173,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/legacy_levels/engine/test_lineage.py::test_a_named_copy_is_of_the_record_that_it_names_and_of_no_other",
     ),
     Mutation(
+        "names-only-behind-the-mark",
+        "legacy_levels/engine/state.py",
+        "names_since=state.first_waiting_log_offset() if state.has_new_entries else log.end,",
+        "names_since=log.end,",
+        "tests/legacy_levels/engine/test_lineage.py::test_a_queue_that_is_made_anew_repeats_nothing_that_was_delivered_out_of_turn",
+    ),
+    Mutation(
         "neutral-before-a-mark-says-so",
         "legacy_levels/engine/offset_persistence.py",
         "        if self._flushed is None and now.done:",

@@ -148,6 +148,3 @@ def read_tail(
         missing=not_in_their_queue(notes, level_ends),
         newest_ms=max(notes.newest_store_ms, indexed.store_timestamp_ms),
     )
-
-
-# --- already delivered ----------------------------------------------------------------------------

@@ -162,15 +162,17 @@ def delivered_already(
     log: LiveLog,
     *,
     since: int | None,
+    names_since: int,
     counted: Mapping[int, int],
     newest_ms: int,
 ) -> dict[int, Int64Array]:
     """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the cursors know of every delivery; None where
-    only times can tell. ``counted`` are offsets of each level that a broker saved: what lies before
-    them it delivered at whatever time. ``newest_ms`` is a time before which no copy was stored that
-    is not in the log: what is due later is not looked for.
+    only times can tell. Copies from ``names_since`` on count if they name a record. ``counted`` are
+    offsets of each level that a broker saved: what lies before them it delivered at whatever time.
+    ``newest_ms`` is a time before which no copy was stored that is not in the log: what is due
+    later is not looked for.
     """
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         nothing = LogNotes(np.zeros((0, NOTE_COLUMNS), np.int64), log.end)
@@ -185,8 +187,10 @@ def delivered_already(
                 reader, waiting, candidates.commit_log_offset, nothing, log.end
             )
         else:
-            first = max(since, log.min_offset)
+            first = max(min(since, names_since), log.min_offset)
             copies = take_notes(reader, first, known_end=log.end, stop_at=log.end).delivered_copies
+            counts = (copies.commit_log_offset >= since) | ~copies.names_none
+            copies = attrs.evolve(copies, rows=copies.rows[counts])
             last_ms = int(copies.store_timestamp_ms[copies.names_none].max(initial=-1))
             candidates = _candidates(cursors, copies, last_ms, counted)
             delivered = _match(reader, candidates, copies)

@@ -156,6 +156,12 @@ class LevelState:
         """Those of every level with a queue, also of those that nothing is delivered from."""
         return self.cursors | self.left_alone
 
+    @property
+    def has_new_entries(self) -> bool:
+        """Whether the opening made entries of queues from the log, where others may have been."""
+        recovery = self.live.recovery
+        return bool(recovery.dispatched or recovery.repaired or self.losses.brought_back)
+
     def queue(self, level: int) -> LiveQueue:
         """The queue of a level."""
         return self.live.queue(LEVEL_TOPIC, level - 1)
@@ -243,7 +249,7 @@ def open_levels(
     for level in sorted(beyond):
         state.left_alone[level] = cursor_of(level)
     if start.since is not None:
-        is_known = start.since >= live.log.end
+        is_known = start.since >= live.log.end and not state.has_new_entries
     else:  # of a clean store that has lost its offsets the log alone tells what was delivered
         is_chosen = bool(start.offsets) or offsets_choice is not OffsetsChoice.AUTO
         waits = any(len(cursor) for cursor in state.cursors.values())
@@ -316,6 +322,8 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
         cursors,
         log,
         since=start.since,
+        # Entries that were made anew do not say any more that they were delivered out of turn.
+        names_since=state.first_waiting_log_offset() if state.has_new_entries else log.end,
         counted=start.counted,
         newest_ms=newest_ms,
     )

@@ -42,11 +42,11 @@ def in_levels_and_named(root: Path) -> tuple[set[int], Counter[int]]:
     return waiting, named
 
 
-def assert_known_exactly(bench: Bench, folder: Path) -> None:
+def assert_known_exactly(bench: Bench, folder: Path, *, whole_log: bool = False) -> None:
     """Reader and engine say that those wait which nothing names; then each is delivered once."""
     stored, named = in_levels_and_named(bench.root)
     waits = sorted(stored - named.keys())
-    backlog = read_backlog(bench.root, after_crash=True)
+    backlog = read_backlog(bench.root, after_crash=True, whole_log=whole_log)
     assert backlog.commit_log_offset.tolist() == waits
     copy = Bench(folder / "copy", ManualClock(bench.clock.now_ms()))
     shutil.rmtree(copy.root, ignore_errors=True)
@@ -174,6 +174,25 @@ def test_a_killed_store_of_equal_messages_is_read_exactly(
             store = _opened(bench)
     store.abandon()
     assert_known_exactly(bench, folder)
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_a_queue_that_is_made_anew_repeats_nothing_that_was_delivered_out_of_turn(
+    tmp_path: Path, how: str
+) -> None:
+    """Its entries said so; now only the log does, far in front of the last mark."""
+    bench = Bench(tmp_path / "store")
+    store = bench.open()
+    for due in (AfterMs(1_000), AtMs(0), AfterMs(1_000), AtMs(0)):
+        store.schedule(TWIN, due)
+    assert len(bench.advance(store)) == 2
+    store.close()
+    store = bench.open()
+    store.schedule(TWIN, AtMs(0))
+    store.flush()
+    store.close() if how == "closed" else store.abandon()
+    shutil.rmtree(bench.root / "consumequeue" / SCHEDULE_TOPIC)
+    assert_known_exactly(bench, tmp_path, whole_log=True)
 
 
 # --- copies without a name ------------------------------------------------------------------------
