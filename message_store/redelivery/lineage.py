@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
 from message_store.format.record_layout import (
     MAGIC_BLANK,
@@ -120,12 +121,12 @@ class Names:
         return firsts, self.places[::-1][at]
 
     @classmethod
-    def since(cls, log: LiveLog, begin: int) -> "Names":
-        """All in the log from a place on where a record begins."""
+    def since(cls, log: LiveLog, begin: int, end: int = LONG_MAX) -> "Names":
+        """All in the log from a place on where a record begins; up to another one."""
         parts = [np.empty((NAME_ROWS, 0), np.int64)]
         for start in log.segments.starts:
             place = max(start, begin)
-            length = min(start + log.file_bytes, log.end) - place
+            length = min(start + log.file_bytes, log.end, end) - place
             if length <= 0:
                 continue
             address = log.segments.address_of_file(start) + place - start
