@@ -3,8 +3,8 @@
 
 A record that is delivered or rolled here names the first record of its message. Its prepared
 transaction offset is the complement of where that lies in the log. The name is part of the record,
-so neither a kill nor a loss of power parts the two. The rule of recovery follows: a pending record
-was dealt with if and only if a later record of the log names the first record of its message. The
+so neither a kill nor a loss of power parts the two. The rule of recovery follows. A pending record
+was dealt with if and only if a later record of the log names the first one of its message. The
 records of a message are dealt with one after the other, so the newest name decides.
 
 A broker writes 0 there, or the offset of a half message. Neither is negative, and such a record
