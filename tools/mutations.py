@@ -291,6 +291,35 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "",
         "tests/timer_wheel/wheel/test_flipped_markers.py::test_a_cancel_that_is_lost_is_told[closed-hierarchy-211]",
     ),
+    Mutation(
+        "log-that-grows-not-read-on",
+        "message_store/files/segments.py",
+        "        if offset >= self.end_offset:\n            self.grow()\n",
+        "",
+        "tests/message_store/files/test_segments.py::test_a_file_that_is_added_meanwhile_is_read_too",
+    ),
+    Mutation(
+        "queue-read-twice",
+        "timer_wheel/reading/outstanding.py",
+        "        since = read_log_since(root, commit_log, since_ms, queue)\n",
+        "        queue = read_queue(root.timer_queue())\n"
+        "        since = read_log_since(root, commit_log, since_ms, queue)\n",
+        "tests/timer_wheel/reading/test_wheel_reader.py::test_what_rolls_while_the_store_is_read_is_there_once",
+    ),
+    Mutation(
+        "mark-read-after-the-queues",
+        "legacy_levels/backlog/lost_queues.py",
+        "open_level_queues(store.path, offsets), mark)",
+        "open_level_queues(store.path, offsets), read_mark(store.path, FLUSHED_NAME))",
+        "tests/legacy_levels/backlog/test_lost_queues.py::test_a_queue_that_grows_meanwhile_has_lost_nothing",
+    ),
+    Mutation(
+        "look-beside-a-change",
+        "message_store/reading/looking.py",
+        "            if describe_unfinished_change(root):\n                raise\n",
+        "",
+        "tests/faults/test_looking_beside.py::test_nobody_looks_beside_a_change_in_place",
+    ),
 )
 
 

@@ -29,6 +29,7 @@ from legacy_levels.backlog.lost_queues import cut_queues
 from legacy_levels.backlog.queues import LevelQueue, open_level_queues
 from legacy_levels.copies.matching import Waiting, find_delivered
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from legacy_levels.delivery_marks import FLUSHED_NAME, read_mark
 from message_store.base.errors import UncleanStoreError
 from message_store.base.parallel import parallel_map
 from message_store.files.segments import SegmentReader
@@ -127,9 +128,9 @@ def read_backlog(
     store.require_log()
     if not store.was_stopped_cleanly and not after_crash:
         raise UncleanStoreError(f"{store.abort}: the store was not stopped cleanly")
-    offsets = read_delay_offsets(root, offsets_choice)
+    mark, offsets = read_mark(root, FLUSHED_NAME), read_delay_offsets(root, offsets_choice)
     queues = open_level_queues(root, offsets, queue_file_bytes=queue_file_bytes)
-    whole_log = whole_log or len(cut_queues(store, queues)) > 0
+    whole_log = whole_log or len(cut_queues(store, queues, mark)) > 0
     with SegmentReader(store.commit_log, commit_log_file_bytes) as log:
         tail = read_tail(store, log, queues, queue_file_bytes=queue_file_bytes, whole_log=whole_log)
         seen = _observe_delays(store, queues, tail, commit_log_file_bytes)

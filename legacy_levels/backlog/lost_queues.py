@@ -55,11 +55,13 @@ class CutQueue:
         return f"{self.directory}: {self.problem}"
 
 
-def cut_queues(store: StoreRoot, queues: Iterable[LevelQueue]) -> tuple[CutQueue, ...]:
-    """The queues of a store at rest that were longer at the last flush, or begin behind their
-    offset; in order of level. A queue without any file is one of ``gone_queues``.
+def cut_queues(
+    store: StoreRoot, queues: Iterable[LevelQueue], mark: DeliveryMark | None
+) -> tuple[CutQueue, ...]:
+    """The queues that were longer at the flush of a ``mark``, or begin behind their offset; in
+    order of level. The mark is read before the queues, which may grow. A queue without any file is
+    one of ``gone_queues``.
     """
-    mark = read_mark(store.path, FLUSHED_NAME)
     if mark is None:
         return ()
     cuts = (_cut(store, mark, queue) for queue in queues)
@@ -80,11 +82,12 @@ def _cut(store: StoreRoot, mark: DeliveryMark, queue: LevelQueue) -> CutQueue | 
 
 def cut_queues_of(store: StoreRoot) -> tuple[CutQueue, ...]:
     """The same, for those who have not read the queues; none where they cannot be told."""
-    if read_mark(store.path, FLUSHED_NAME) is None:
+    mark = read_mark(store.path, FLUSHED_NAME)
+    if mark is None:
         return ()
     offsets = read_delay_offsets(store.path, OffsetsChoice.NONE)
     try:
-        return cut_queues(store, open_level_queues(store.path, offsets))
+        return cut_queues(store, open_level_queues(store.path, offsets), mark)
     except FormatError:
         return ()
 

@@ -107,6 +107,10 @@ class StoreLockedError(SourceError):
         super().__init__(sentence)
 
 
+class StoreOpenError(StoreLockedError):
+    """A process that runs delaywheel has the store open, or this one has. Its files can be read."""
+
+
 class UncleanStoreError(SourceError):
     """The store was not stopped cleanly: its `abort` file is there."""
 

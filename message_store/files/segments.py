@@ -8,6 +8,7 @@ read and an error with an offset; a mapping would kill the process with SIGBUS.
 import bisect
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -173,7 +174,9 @@ class SegmentReader(ClosedOnExit):
 
     ``file_bytes`` is the size that each file should have: given, or else the distance between the
     first two names, or the length of the only file. Files of another length are kept and readable
-    as far as they go; ``misfits`` names them. Use as a context manager, or call :meth:`close`.
+    as far as they go; ``misfits`` names them. A row that grows meanwhile is read on: a file that is
+    added behind the last one is found when somebody asks for a byte of it. Use as a context
+    manager, or call :meth:`close`.
     """
 
     def __init__(self, directory: Path, file_bytes: int | None = None) -> None:
@@ -210,11 +213,27 @@ class SegmentReader(ClosedOnExit):
 
     def segment_at(self, offset: int) -> Segment | None:
         """The file that holds the byte at ``offset``, or None in a gap and outside the row."""
+        if offset >= self.end_offset:
+            self.grow()
         index = bisect.bisect_right(self._starts, offset) - 1
         if index < 0:
             return None
         segment = self.segments[index]
         return segment if offset < segment.start_offset + segment.length_bytes else None
+
+    def grow(self) -> None:
+        """Take up the whole files that were added behind the last one meanwhile."""
+        while self.segments and self.end_offset == self._starts[-1] + self.file_bytes:
+            path = self.directory / segment_name(self.end_offset)
+            try:
+                facts = path.lstat()
+            except OSError:
+                return
+            if not stat.S_ISREG(facts.st_mode) or not facts.st_size == self.file_bytes > 0:
+                return
+            added = Segment(self.end_offset, facts.st_size, path, facts.st_mtime_ns)
+            self.segments += (added,)
+            self._starts.append(added.start_offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Fill ``buffer`` from ``offset`` on, within one file; returns how many bytes were there.

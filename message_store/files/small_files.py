@@ -29,7 +29,8 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 def read_small_file(path: Path) -> bytes | None:
     """The whole file, or None when it is not there.
 
-    Links are not followed. Raises SourceError when it cannot be read, is no ordinary file, or is
+    Links are not followed. A small one that is written over meanwhile is read again: as it was
+    before, or as it is then. Raises SourceError when it cannot be read, is no ordinary file, or is
     absurdly large.
     """
     descriptor = _open_for_reading(path)
@@ -39,7 +40,13 @@ def read_small_file(path: Path) -> bytes | None:
         if os.fstat(descriptor).st_size > SMALL_FILE_MAX_BYTES:
             raise SourceError(f"{path}: too large for what it should be")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read()
+            content = file.read()
+        while len(content) <= _PAGE_BYTES:
+            again = os.pread(descriptor, _PAGE_BYTES + 1, 0)
+            if again == content or len(again) > _PAGE_BYTES:
+                break
+            content = again
+        return content
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
     finally:

@@ -19,6 +19,7 @@ from message_store.base.errors import (
     DelayStoreError,
     SourceError,
     StoreLockedError,
+    StoreOpenError,
     TargetError,
     UnsupportedStoreError,
     reason_of,
@@ -343,16 +344,16 @@ class StoreRoot:
             )
         pid = lock.holder()
         if pid == os.getpid():
-            return StoreLockedError(
+            return StoreOpenError(
                 f"{self.lock}: the store is open in this process; close it there first", pid
             )
         if pid is not None:
-            return StoreLockedError(
+            return StoreOpenError(
                 f"{self.lock}: held by another process (pid {pid}) that runs delaywheel; wait until"
                 " it ends, or stop it",
                 pid,
             )
-        return StoreLockedError(
+        return StoreOpenError(
             f"{self.lock}: open in this process, or held by another process that runs delaywheel;"
             " close it there, or wait for the command that has the store open"
         )

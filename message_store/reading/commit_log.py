@@ -82,8 +82,11 @@ class LogWalk:
     ) -> int:
         """Walk from ``offset`` to ``stop_at``, both where a record or a file begins.
 
-        Returns where the last record ends.
+        Returns where the last record ends. Of a log that grows meanwhile the walk reads as far as
+        the files go that are there now: it would never end behind a fast writer.
         """
+        self._reader.grow()
+        stop_at = min(stop_at, self._reader.end_offset)
         end = offset
         while offset < stop_at:
             segment = self._reader.segment_at(offset)

@@ -158,7 +158,7 @@ def _read_row(
             used_bytes = start + part_bytes
             is_damaged |= has_hole
         else:
-            is_damaged |= _has_first_unit(reader, segment)
+            is_damaged |= _is_unit_at(reader, segment.start_offset)
     return used_bytes, is_damaged
 
 
@@ -222,10 +222,13 @@ def _read_used_part(reader: SegmentReader, segment: Segment, view: ByteArray) ->
         empty = np.flatnonzero(~is_filled(units))
         if len(empty):
             used_bytes = int(empty[0]) * QUEUE_UNIT.size
+            first = segment.start_offset + done + used_bytes
             rest = piece[used_bytes : units.nbytes]
             has_more = bool(rest.any())
             if not has_more and len(rest) < _LOST_PAGES_BYTES:
                 has_more = _is_used_at(reader, segment.start_offset + done + units.nbytes)
+            if has_more and _is_unit_at(reader, first):
+                continue  # a writer has filled it meanwhile
             return done + used_bytes, has_more
         done += units.nbytes
         if units.nbytes < len(piece):
@@ -244,9 +247,9 @@ def _is_used_at(reader: SegmentReader, position: int) -> bool:
     return bool(piece.any())
 
 
-def _has_first_unit(reader: SegmentReader, segment: Segment) -> bool:
+def _is_unit_at(reader: SegmentReader, position: int) -> bool:
     unit = np.zeros(1, QUEUE_UNIT.dtype)
-    reader.read_into(segment.start_offset, unit.view(np.uint8).data)
+    reader.read_into(position, unit.view(np.uint8).data)
     return bool(is_filled(unit).all())
 
 

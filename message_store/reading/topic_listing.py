@@ -17,6 +17,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.format.queue_unit import MAX_NEUTRAL_BYTES
 from message_store.reading.consume_queue import QueueEntries, read_queue
+from message_store.reading.looking import looking_at
 
 
 @attrs.frozen
@@ -56,7 +57,7 @@ def list_topic(
     store = StoreRoot(path)
     if topic not in topics_with_queues(path):
         return
-    with store.shared_lock(), SegmentReader(store.commit_log) as log:
+    with looking_at(store), SegmentReader(store.commit_log) as log:
         for number, directory in _queues(store.consume_queues / topic):
             if queue_id in (None, number):
                 entries = read_queue(directory, from_queue_offset=from_offset)

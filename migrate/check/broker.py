@@ -18,8 +18,8 @@ from timer_wheel.reading.timeline import read_timeline, timeline_directory
 
 RUNNING = info(
     "broker-running",
-    "a running broker writes: numbers may change while they are read",
-    "stop it for exact numbers",
+    "whoever has the store open writes: numbers may change while they are read",
+    "stop the broker or the program for exact numbers",
 )
 CRASHED = warning(
     "store-crashed",
@@ -97,7 +97,7 @@ def check_state(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Running, crashed, a slave's."""
     root = snapshot.root
     if snapshot.is_running:
-        yield RUNNING.at(root.lock.name, "a broker holds the store")
+        yield RUNNING.at(root.lock.name, "a broker or a program has the store open")
     elif snapshot.is_dirty:
         yield CRASHED.at(root.abort.name, "the last broker did not stop cleanly")
     if snapshot.options.conf.get("brokerRole", "").strip().upper() == "SLAVE":
@@ -141,7 +141,7 @@ def check_switches(snapshot: StoreSnapshot) -> Iterator[Finding]:
     if conf and not snapshot.is_set("timerEnableRetryUntilSuccess"):
         yield DISCARDS.at("the broker's configuration", waiting)
     recalled = len(snapshot.read_wheel(any_marker=True).cancelled) - len(wheel.cancelled)
-    if recalled > 0:
+    if recalled > 0 and not snapshot.is_running:  # else the second reading sees later ones
         problem = counted(recalled, "recalled message")
         yield RECALL_IGNORED.at("the wheel", f"{problem} would be delivered")
 

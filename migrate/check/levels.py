@@ -93,7 +93,7 @@ def check_level_queues(snapshot: StoreSnapshot) -> Iterator[Finding]:
     for level, gone in snapshot.gone_queues.items():
         where = snapshot.relative(gone.directory)
         yield QUEUE_GONE.at(where, f"the queue of level {level} {gone.evidence}")
-    for cut in cut_queues(snapshot.root, snapshot.queues):
+    for cut in cut_queues(snapshot.root, snapshot.queues, snapshot.flushed_mark):
         yield QUEUE_CUT.at(snapshot.relative(cut.directory), cut.problem)
     for level, queue in snapshot.level_queues.items():
         name = snapshot.level_name(level)
@@ -155,7 +155,8 @@ def _by_table(
         yield TABLE_NEVER.at(name, problem)
         return
     if delay_ms is not None:
-        early = due_ms[due_ms > now_ms + delay_ms + _SLACK_MS]
+        newest_ms = -1 if snapshot.backlog is None else snapshot.backlog.newest_store_ms
+        early = due_ms[due_ms > max(now_ms, newest_ms) + delay_ms + _SLACK_MS]
         if len(early):
             most_ms = int(early.max()) - now_ms
             problem = counted(len(early), "message is", "messages are")

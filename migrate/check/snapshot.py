@@ -19,6 +19,7 @@ from legacy_levels.backlog.entries import Int16Array
 from legacy_levels.backlog.lost_queues import GoneQueue, gone_queues
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queue
 from legacy_levels.delay_offsets import DelayOffsets, OffsetsChoice, read_delay_offsets
+from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
 from message_store.base.errors import DelayStoreError, FormatError, SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import is_present
@@ -112,6 +113,11 @@ class StoreSnapshot:
     # --- levels -----------------------------------------------------------------------------------
 
     @cached_property
+    def flushed_mark(self) -> DeliveryMark | None:
+        """Where the levels were at their last flush by us; to be read before the queues."""
+        return read_mark(self.root.path, FLUSHED_NAME)
+
+    @cached_property
     def offset_files(self) -> DelayOffsets:
         """Both files of delivery offsets, and no choice between them."""
         return read_delay_offsets(self.root.path, OffsetsChoice.NONE)
@@ -125,6 +131,7 @@ class StoreSnapshot:
     @cached_property
     def level_queues(self) -> Mapping[int, LevelQueue | FormatError]:
         """Every level's queue, or why it cannot be read."""
+        _ = self.flushed_mark
         queues: dict[int, LevelQueue | FormatError] = {}
         for level in levels_with_queue(self.root.path):
             try:

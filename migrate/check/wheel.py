@@ -172,11 +172,12 @@ def _slots(snapshot: StoreSnapshot, files: WheelFiles) -> Iterator[Finding]:
     dead = units.index_at(last) < 0
     placed = units.slot_time_ms // state.precision_ms
     dead &= ~np.isin(times[is_ahead], placed)  # a unit of that slot brings it right
-    if dead.any():
+    if dead.any() and not snapshot.is_running:
         where = snapshot.relative(wheel.path) if wheel.path is not None else "timerwheel"
         problem = counted(int(dead.sum()), "slot leads", "slots lead")
         yield SLOT_NOWHERE.at(where, f"{problem} to no unit of the timer log")
-    if files.rescanned_from <= (int(units.file_starts[0]) if len(units.file_starts) else 0):
+    is_read_whole = files.rescanned_from <= min(units.file_starts.tolist(), default=0)
+    if is_read_whole or snapshot.is_running:  # a second reading sees a later moment
         return
     whole = snapshot.read_wheel(whole_log=True)
     known = _places(state)

@@ -4,6 +4,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -149,6 +150,8 @@ def _usual_length(segments: Iterable[Segment]) -> int | None:
 def row_faults(row: SegmentReader) -> Iterator[RowFault]:
     """Files of a wrong length in a row, and files that are missing in it."""
     for segment in row.misfits:
+        if segment == row.segments[-1] and _is_whole_by_now(segment, row.file_bytes):
+            continue
         problem = f"{segment.length_bytes:,} bytes long, not {row.file_bytes:,}"
         yield RowFault(segment.path, problem)
     for before, after in pairwise(row.segments):
@@ -156,6 +159,13 @@ def row_faults(row: SegmentReader) -> Iterator[RowFault]:
         if end < after.start_offset:
             problem = f"a file is missing between {before.path.name} and {after.path.name}"
             yield RowFault(row.directory, problem, is_gap=True)
+
+
+def _is_whole_by_now(segment: Segment, file_bytes: int) -> bool:
+    """Whether a new file was only just made: its maker lengthens it at once."""
+    with suppress(OSError):
+        return segment.path.stat().st_size == file_bytes
+    return False
 
 
 def row_problems(store: StoreRoot) -> Iterator[str]:

@@ -33,6 +33,7 @@ from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
 from message_store.reading.commit_log import NO_TIME
+from message_store.reading.looking import looking_at
 from message_store.reading.unfinished_change import describe_unfinished_change
 from migrate.changes.note import IN_PLACE, unfinished_change
 from migrate.look.files import FormatGuess, count_files, guess_format, row_problems
@@ -89,7 +90,7 @@ def inspect_store(
         raise SourceError(f"{path}: {UNFINISHED}")
     store.require_readable()
     store.require_log()
-    with store.shared_lock():
+    with looking_at(store):
         return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()
 
 

@@ -30,6 +30,7 @@ from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.message_codec import decode_message_at
 from message_store.interface.delay_store import Pending
+from message_store.reading.looking import looking_at
 from migrate.look.choices import require_levels
 from migrate.report.finished_target import refuse_unfinished
 from migrate.report.report import BadRecord
@@ -132,11 +133,13 @@ def pending_messages(
     store = StoreRoot(path)
     refuse_unfinished(store)
     store.require_readable()
-    with store.shared_lock(), SegmentReader(store.commit_log) as log:
+    with looking_at(store):
         rows, precision_ms = _all_rows(store, now_ms, OffsetsChoice(offsets))
         require_levels(store, () if wanted.level is None else (wanted.level,), offsets=offsets)
         rows = rows.rows(np.flatnonzero(wanted.window(rows)))
-        yield from _decoded(log, _candidates(log, rows, precision_ms, wanted), precision_ms, wanted)
+        with SegmentReader(store.commit_log) as log:
+            chosen = _candidates(log, rows, precision_ms, wanted)
+            yield from _decoded(log, chosen, precision_ms, wanted)
 
 
 def _candidates(

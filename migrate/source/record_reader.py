@@ -131,6 +131,7 @@ def read_chunks(
     No chunk holds, or claims, more than ``BUFFER_BYTES``, unless it has a single record. Raises
     SourceError when the disk refuses.
     """
+    log.grow()  # entries may lead to files that a writer added meanwhile
     buffer = np.zeros(BUFFER_BYTES + SPARE_BYTES, np.uint8)
     buffer_offsets = np.empty(_ROWS, np.int64)
     runs = np.empty((_ROWS, RUN_COLUMNS), np.int64)

@@ -23,6 +23,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format import properties as names
 from message_store.format.message_codec import decode_message_at
 from message_store.format.message_rules import RESERVED_PROPERTIES
+from message_store.reading.looking import looking_at
 from migrate.source.record_reader import NO_RECORD, NOT_THERE, Chunk, read_chunks
 from migrate.table.pending_table import (
     SCHEMA,
@@ -73,7 +74,7 @@ def pending_batches(
     Raises SourceError when the disk refuses, or a broker holds the store.
     """
     store = StoreRoot(path)
-    with store.shared_lock(), SegmentReader(store.commit_log) as log:
+    with looking_at(store), SegmentReader(store.commit_log) as log:
         for chunk in read_chunks(log, rows.commit_log_offset, rows.size_bytes):
             part = rows.rows(slice(chunk.first, chunk.end))
             batch = _batch(chunk, part, kind, options, conditions, keep_unreadable)

@@ -22,6 +22,7 @@ from message_store.columns.byte_column import Int64s
 from message_store.files.small_files import is_directory, is_present
 from message_store.files.store_root import StoreRoot
 from message_store.format.delay_levels import DelayLevels
+from message_store.reading.looking import looking_at
 from message_store.writing.losses import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
 from migrate.source.condition import require_stopped
@@ -195,8 +196,9 @@ def pending_rows(
     store.require_readable()
     store.require_log()
     require_whole_log(store)
-    require_stopped(store, after_crash=options.after_crash)
-    with store.shared_lock():
+    with looking_at(store) as is_beside:
+        options = attrs.evolve(options, after_crash=options.after_crash or is_beside)
+        require_stopped(store, after_crash=options.after_crash)
         rows = _level_rows(store, options) if kind == LEVELS else _wheel_rows(store, options)
     columns = {name: getattr(rows, name) for name in ("commit_log_offset", "size_bytes")}
     columns |= {name: getattr(rows, name) for name in _TELLABLE[kind]}

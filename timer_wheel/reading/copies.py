@@ -130,6 +130,7 @@ def records_from(commit_log: SegmentReader, offset: int) -> Iterator[tuple[Store
     hides the rest of its file.
     """
     head = head_layout(0)
+    commit_log.grow()  # by the files that are there now: never behind a writer for ever
     for segment in commit_log.segments:
         place = max(offset, segment.start_offset)
         end = segment.start_offset + segment.length_bytes

@@ -17,6 +17,7 @@ from message_store.columns.byte_column import int64s
 from message_store.files.segments import SegmentReader
 from message_store.files.store_root import StoreRoot
 from message_store.format.layout import Layout
+from message_store.reading.consume_queue import read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.index_layouts import (
     BLOCK_KEY,
@@ -116,12 +117,13 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
         in_index = _timers(content.waiting).followed_by(_timers(content.marks, FLAG_DELETE))
         is_there = in_index.commit_log_offset >= commit_log.min_offset
-        in_queue, blocking = waiting_in_queue(root, commit_log, placed_end)
+        queue = read_queue(root.timer_queue())
+        in_queue, blocking = waiting_in_queue(queue, commit_log, placed_end)
         timers = in_index.rows(is_there).followed_by(_by_promise(in_queue, slot_ms))
         done_count = 0
         if after_crash:
             first_ms = int(timers.slot_time_ms.min(initial=hand_ms)) - EARLY_MS
-            since = read_log_since(root, commit_log, first_ms)
+            since = read_log_since(root, commit_log, first_ms, queue)
             timers = timers.followed_by(since.not_in_queue)
             recalled_at = _cancelled(timers, commit_log).recalled_at
             units = read_units(log, 0)

@@ -56,12 +56,14 @@ class LogSince:
     blocking_queue_offsets: tuple[int, ...]
 
 
-def read_log_since(root: StoreRoot, commit_log: SegmentReader, since_ms: int) -> LogSince:
+def read_log_since(
+    root: StoreRoot, commit_log: SegmentReader, since_ms: int, queue: QueueEntries
+) -> LogSince:
     """Read what was stored at or after ``since_ms``, and what the timer queue may not know.
 
-    Raises SourceError.
+    The queue was read before, and only once. Else a message that a writer adds meanwhile is neither
+    here nor there. Raises SourceError.
     """
-    queue = read_queue(root.timer_queue())
     start = scan_start(queue, commit_log, since_ms)
     tail = max(queue.indexed_end, _flushed_before(root, commit_log))
     copies = []
@@ -176,7 +178,8 @@ def outstanding(
         timers = timers.followed_by(timeline.timers)
     is_there = timers.commit_log_offset >= commit_log.min_offset
     expired_count = int((~is_there).sum())
-    waiting, blocking = waiting_in_queue(root, commit_log, first_unread)
+    queue = read_queue(root.timer_queue())
+    waiting, blocking = waiting_in_queue(queue, commit_log, first_unread)
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
     timers = timers.followed_by(in_timeline)
@@ -185,7 +188,7 @@ def outstanding(
         since_ms = min(checkpoint.last_read_time_ms, since_ms)
     since, done_count = None, 0
     if after_crash or (timeline is not None and since_ms <= newest_store_ms(root)):
-        since = read_log_since(root, commit_log, since_ms)
+        since = read_log_since(root, commit_log, since_ms, queue)
     if since is not None and after_crash:
         timers = timers.followed_by(since.not_in_queue)
         blocking += since.blocking_queue_offsets

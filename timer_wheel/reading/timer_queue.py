@@ -17,7 +17,7 @@ from message_store.files.store_root import StoreRoot
 from message_store.format.java_numbers import parse_long
 from message_store.format.message import StoredMessage
 from message_store.format.properties import TIMER_DELETE_UNIQUE_KEY, TIMER_OUT_MS
-from message_store.reading.consume_queue import read_queue
+from message_store.reading.consume_queue import QueueEntries, read_queue
 from timer_wheel.format.checkpoint import TimerCheckpoint
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, TIMER_UNIT, TimerUnits
 from timer_wheel.reading.pending_timers import PendingTimers, record_at
@@ -65,7 +65,7 @@ def _last_placed(root: StoreRoot, commit_log: SegmentReader, units: TimerUnits) 
 
 
 def waiting_in_queue(
-    root: StoreRoot, commit_log: SegmentReader, from_queue_offset: int
+    queue: QueueEntries, commit_log: SegmentReader, from_queue_offset: int
 ) -> tuple[PendingTimers, tuple[int, ...]]:
     """The messages from an offset of the timer queue on, and the offsets that stop a broker.
 
@@ -73,7 +73,7 @@ def waiting_in_queue(
     passed over, as a broker does; one whose TIMER_OUT_MS is missing or no number keeps a broker
     from placing anything behind it, and is in the second part of the answer.
     """
-    queue = read_queue(root.timer_queue(), from_queue_offset=max(0, from_queue_offset))
+    queue = queue.slice(from_queue_offset, queue.queue_max)
     entries = zip(queue.commit_log_offset.tolist(), queue.size_bytes.tolist(), strict=True)
     found = (
         (queue_offset, offset, size_bytes, record)

@@ -22,7 +22,7 @@ def check_lines(report: "CheckReport") -> Iterator[str]:
     """Every finding, and what they come to."""
     if report.is_running:
         effect = "results may change while it is being read"
-        yield f"{report.path}: a broker is running on this store; {effect}"
+        yield f"{report.path}: a broker or a program has this store open; {effect}"
     for each in report.findings:
         yield f"{_NAMES[each.severity]} {each.code}: {each.where}: {each.problem}"
         yield f"  what happens: {each.effect}"

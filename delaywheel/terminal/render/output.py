@@ -7,7 +7,8 @@ escaped before it reaches a terminal.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,9 +21,11 @@ from delaywheel.terminal.render.printer import OutputError, Printer
 from delaywheel.terminal.render.progress import StageProgress, say_on_stderr
 from message_store.base.errors import BadRecordsError, DelayStoreError
 from message_store.base.printable import counted, printable
+from message_store.files.store_root import StoreRoot
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Deliveries, Pending, Receipt
+from message_store.reading.looking import open_elsewhere
 from message_store.reading.topic_listing import UnreadableMessage
 
 if TYPE_CHECKING:
@@ -71,6 +74,12 @@ class Output(Printer):
         """Sentences about what is not right, on stderr."""
         for sentence in sentences:
             self.warn(sentence)
+
+    def tell_of_writer(self, store: Path) -> None:
+        """Say on stderr which process of ours has a store open that is only looked at."""
+        with suppress(DelayStoreError):  # of a broker the reader says more
+            if told := open_elsewhere(StoreRoot(store)):
+                self.warn(told)
 
     def pending(self, messages: "Iterable[Pending | BadRecord]", now_ms: int) -> tuple[int, int]:
         """``pending``; returns how many were listed, and how many could not be read, which go to

@@ -90,6 +90,7 @@ def check(
         ),
         capacity=capacity,
     )
+    output.tell_of_writer(store)
     with output.progress() as progress:
         report = check_store(store, options, progress)
     output.result(report.as_json, check_lines(report))

@@ -231,6 +231,7 @@ def read(
     """
     with loading(output):
         from message_store.reading.topic_listing import list_topic, topics_with_queues
+    output.tell_of_writer(store)
     topics = topics_with_queues(store)
     if topic not in topics or queue_id not in (None, *topics[topic]):
         output.warn(f"{store}: {nothing_there_line(topic, queue_id, topics)}")

@@ -93,6 +93,7 @@ def export(
     conditions = due_conditions(due_after_ms, due_before_ms)
     asked = (("topic", topics), ("level", levels))
     conditions += [Condition(name, "in", list(values)) for name, values in asked if values]
+    output.tell_of_writer(store)
     with output.progress() as progress:
         report = export_parquet(
             store, out, options=options, conditions=conditions, what=what, progress=progress

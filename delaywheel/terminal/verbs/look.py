@@ -33,6 +33,7 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
         from delaywheel.terminal.render.text import inspection_lines
         from migrate.look.inspect import inspect_store
         from migrate.source.condition import log_losses
+    output.tell_of_writer(store)
     with output.progress() as progress:
         progress("reading", 0, 0)
         inspection = inspect_store(store, now_ms=now_ms, offsets=offsets)
@@ -64,6 +65,7 @@ def pending(output: "Output", store: Path, offsets: str, now_ms: int, **filters:
         from migrate.look.choices import absent_choices
         from migrate.look.pending import PendingFilter, pending_messages
         from migrate.source.condition import log_losses, loss_warnings
+    output.tell_of_writer(store)
     messages = pending_messages(store, PendingFilter(**filters), now_ms=now_ms, offsets=offsets)
     for warning in loss_warnings(StoreRoot(store)):
         output.warn(warning)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from message_store import AfterMs, Message
 from message_store.base.errors import StoreLockedError
 from message_store.files.store_root import StoreLock, StoreRoot
+from message_store.reading.looking import looking_at
 from message_store.reading.topic_listing import list_topic
 from tests.faults.engines import ENGINES, abandon
 from tests.source_laws import ROOT
@@ -205,7 +207,39 @@ def test_a_listing_that_is_not_read_to_its_end_keeps_writers_out(
     del listing
     store = ENGINES[engine].open(tmp_path, clock, False)
     assert as_a_broker_finds_it(StoreRoot(tmp_path)) == "held"
-    with pytest.raises(StoreLockedError):
-        next(iter(list_topic(tmp_path, "orders")))
+    next(iter(list_topic(tmp_path, "orders")))  # beside the open store, whose lock stays
     assert as_a_broker_finds_it(StoreRoot(tmp_path)) == "held"
     abandon(store)
+
+
+JAVA = ROOT / "tests" / "interop" / "java" / "TryLock.java"
+
+
+@contextmanager
+def java_that_tries(root: StoreRoot) -> Iterator[str]:
+    """Java's answer when it tries the lock as a broker does; it holds what it got meanwhile."""
+    command = ["java", str(JAVA), str(root.lock)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as java:
+        assert java.stdout is not None
+        yield java.stdout.readline().strip()
+        java.communicate(timeout=60)
+
+
+@pytest.mark.check
+@pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+def test_java_and_we_keep_each_other_out(root: StoreRoot) -> None:
+    lock = root.take_lock()
+    with java_that_tries(root) as answer:
+        assert answer == "held"
+    lock.release()
+    with root.shared_lock(), java_that_tries(root) as answer:
+        assert answer == "held"
+    with java_that_tries(root) as answer:
+        assert answer == "got"
+        with pytest.raises(StoreLockedError, match="stop the broker first"):
+            root.take_lock()
+        with pytest.raises(StoreLockedError, match="stop the broker first"), looking_at(root):
+            pass
+    root.take_lock().release()

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers beside a program that works on the store all the time. They never fail, and they show a
+moment: what waits all the time is there once, nothing is there twice, and nothing looks damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from delaywheel.terminal.main import main
+from message_store import Severity
+from message_store.base.errors import StoreLockedError
+from message_store.files.store_root import StoreRoot
+from message_store.reading.looking import looking_at
+from message_store.reading.topic_listing import UnreadableMessage, list_topic
+from migrate.changes.note import RETIRE
+from migrate.check.snapshot import CheckOptions
+from migrate.check.store import check_store
+from migrate.look.inspect import inspect_store
+from migrate.look.pending import pending_messages
+from migrate.report.report import BadRecord
+from migrate.table.pending_batches import pending_batches
+from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
+from tests.faults.busy_writer import OPENERS, WAITING, BusyWriter
+from tests.message_store.files.test_store_lock import as_a_broker_finds_it
+from tests.source_laws import ROOT
+
+WAITS = {f"W{number}" for number in range(WAITING)}
+
+
+def require_a_moment(keys: Counter[str]) -> None:
+    """Raise AssertionError unless what waits all the time is there, and nothing twice."""
+    assert not WAITS - keys.keys()
+    assert set(keys.values()) == {1}
+
+
+def look_at_pending(path: Path, _engine: str, now_ms: int) -> None:
+    keys = Counter[str]()
+    for each in pending_messages(path, now_ms=now_ms):
+        assert not isinstance(each, BadRecord)
+        keys[str(each.unique_key)] += 1
+    require_a_moment(keys)
+
+
+def look_at_table(path: Path, engine: str, now_ms: int) -> None:
+    """As the data sources do: rows are found first, and their records read later."""
+    kind, options = LEVELS if engine == "levels" else WHEEL, TableOptions(now_ms=now_ms)
+    rows = pending_rows(path, kind, options)
+    batches = [batch.to_pydict() for batch in pending_batches(path, kind, rows, options)]
+    assert not [why for batch in batches for why in batch["problem"] if why is not None]
+    require_a_moment(Counter(key for batch in batches for key in batch["unique_key"]))
+
+
+def look_at_topic(path: Path, _engine: str, _now_ms: int) -> None:
+    listed = list(list_topic(path, "orders"))
+    assert not [each for each in listed if isinstance(each, UnreadableMessage)]
+    offsets = [each.queue_offset for each in listed if not isinstance(each, UnreadableMessage)]
+    assert offsets == list(range(len(listed)))
+    bodies = Counter(each.body for each in listed if not isinstance(each, UnreadableMessage))
+    assert b"waits" not in bodies
+    assert set(bodies.values()) <= {1}
+
+
+def look_at_inspection(path: Path, engine: str, now_ms: int) -> None:
+    seen = inspect_store(path, now_ms=now_ms)
+    lost = ("lost", "cannot be", "would not start", "hold nothing", "no record", "beyond the end")
+    assert not [each for each in seen.problems if any(words in each for words in lost)]
+    waiting = [level.pending for level in seen.levels] if engine == "levels" else []
+    waiting += [seen.wheel.pending] if seen.wheel is not None and engine != "levels" else []
+    assert None not in waiting
+    assert sum(count or 0 for count in waiting) >= WAITING
+
+
+def look_at_check(path: Path, _engine: str, now_ms: int) -> None:
+    report = check_store(path, CheckOptions(now_ms=now_ms))
+    assert report.is_running
+    assert not [each for each in report.findings if each.severity is not Severity.INFO]
+
+
+LOOKS = (look_at_pending, look_at_table, look_at_topic, look_at_inspection, look_at_check)
+
+
+@contextmanager
+def at_work(engine: str, path: Path, seed: int) -> Iterator[BusyWriter]:
+    """A thread that works on a store."""
+    writer = BusyWriter(engine, path, seed)
+    is_over, problems = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            writer.run_until(is_over)
+        except BaseException as error:  # told below
+            problems.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield writer
+        assert as_a_broker_finds_it(StoreRoot(path)) == "held"
+    finally:
+        is_over.set()
+        thread.join()
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        2,
+        pytest.param(15, marks=pytest.mark.check),
+        pytest.param(200, marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("engine", OPENERS)
+def test_a_look_beside_a_thread_that_works_shows_a_moment(
+    tmp_path: Path, seed: int, engine: str, look: Callable[[Path, str, int], None], times: int
+) -> None:
+    path = tmp_path / "store"
+    with at_work(engine, path, seed) as writer:
+        for _ in range(times):
+            look(path, engine, writer.clock.now_ms())
+    with OPENERS[engine](path, writer.clock) as store:
+        assert store.check() == []
+        require_a_moment(Counter(str(each.unique_key) for each in store.pending()))
+
+
+class StepsBetween:
+    """A writer that works whenever this thread opens or reads a file: now and then, by chance."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, writer: BusyWriter, rng: random.Random) -> None:
+        self.writer = writer
+        self.rng = rng
+        self.lock = threading.Lock()  # readers have threads of their own
+        for name in ("open", "preadv", "pread", "lseek", "scandir"):
+            patch.setattr(os, name, self._before(getattr(os, name)))
+
+    def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*args: Any, **options: Any) -> Any:
+            if self.rng.random() < 0.2 and self.lock.acquire(blocking=False):
+                try:
+                    for _ in range(self.rng.choice([1, 1, 2, 40])):
+                        self.writer.step()
+                finally:
+                    self.lock.release()
+            return call(*args, **options)
+
+        return stepped
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        1,
+        pytest.param(8, marks=pytest.mark.check),
+        pytest.param(100, marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("engine", OPENERS)
+def test_a_writer_that_works_between_two_reads_is_not_seen(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    engine: str,
+    look: Callable[[Path, str, int], None],
+    times: int,
+) -> None:
+    for number in range(times):
+        path = tmp_path / f"{number}"
+        writer = BusyWriter(engine, path, seed + number)
+        with monkeypatch.context() as patch:
+            StepsBetween(patch, writer, random.Random(seed + number))
+            look(path, engine, writer.clock.now_ms())
+        writer.store.close()
+
+
+VERBS = (
+    ("pending", "--limit", "500"),
+    ("read", "orders"),
+    ("inspect",),
+    ("check",),
+    ("export", "out.parquet"),
+)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("engine", OPENERS)
+def test_each_verb_works_beside_another_process_and_names_it(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "store"
+    command = [sys.executable, "-m", "tests.faults.busy_writer", engine, str(path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"open\n"
+        for number in range(3):
+            for name, *rest in VERBS:
+                out = [str(tmp_path / f"{number}-{each}") if "." in each else each for each in rest]
+                result = CliRunner().invoke(main, [name, str(path), *out])
+                assert result.exit_code == 0 or name == "check", (name, result.output)
+                assert f"process {writer.pid} has the store open" in result.stderr
+        assert as_a_broker_finds_it(StoreRoot(path)) == "held"
+        writer.communicate(timeout=60)
+    assert writer.returncode == 0
+
+
+def test_nobody_looks_beside_a_change_in_place(tmp_path: Path) -> None:
+    """Messages stand in two places then."""
+    root = StoreRoot(tmp_path)
+    lock = root.take_lock()
+    with looking_at(root) as is_beside:
+        assert is_beside
+    note = root.own / "backup-1" / "change.json"
+    note.parent.mkdir(parents=True)
+    note.write_text(f'{{"state": "begun", "kind": "{RETIRE}"}}')
+    with pytest.raises(StoreLockedError), looking_at(root):
+        pass
+    lock.release()
+    with looking_at(root) as is_beside:
+        assert not is_beside
