@@ -62,7 +62,7 @@ def _all_that_waits(store: LiveStore, precision_ms: int | None) -> tuple[int, In
     try:
         slot_ms = index.slot_precision_ms
         is_refused = _is_early(precision_ms, slot_ms) and index.waits_for_slot_ends()
-        offsets = _waiting(index)
+        offsets = index.pending_offsets()
         older = _older(index)
     finally:
         index.db.close()
@@ -93,17 +93,6 @@ def _older(index: TimerIndex) -> OlderSlots:
         ]
         older = older.with_room_for(np.concatenate([int64s([]), *first_offsets]))
     return older.followed_by(index.store.log.end, EXACT_MS)
-
-
-def _waiting(index: TimerIndex) -> Int64s:
-    """Where in the log the records of all are that wait and that nobody took back, in order."""
-    offsets = [np.empty(0, np.int64)]
-    for rows in index.waiting.parts():
-        places = int64s(rows["commit_log_offset"])
-        if len(index.marks):
-            places = places[~index.marks.take_away(places, index.facts_of(rows, keys=True))]
-        offsets.append(places)
-    return np.unique(np.concatenate(offsets))
 
 
 def _place(timers: LiveTimers, waiting: Int64s, older: OlderSlots) -> None:

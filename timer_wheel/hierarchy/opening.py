@@ -8,6 +8,7 @@ from the index's end.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from timer_wheel.format.timer_due import (
     TO_THE_MILLISECOND,
     is_overdue,
 )
-from timer_wheel.format.wheel_math import DAY_MS, DEFAULT_PRECISION_MS
+from timer_wheel.format.wheel_math import DAY_MS, DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
 from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 from timer_wheel.hierarchy.recall_marks import HierarchyMarks, wait_for_slot_ends
@@ -38,6 +39,7 @@ from timer_wheel.hierarchy.taken_over import (
 )
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again, together
+from timer_wheel.reading.copies import Copies
 from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.reading.hierarchy_reader import read_index
 from timer_wheel.reading.ownership import (
@@ -49,6 +51,7 @@ from timer_wheel.reading.ownership import (
     read_active,
     trust_index,
 )
+from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import without_target
 
 
@@ -100,6 +103,8 @@ def _open_index(
     clear_wheel(store.root)
     index = _opened(store, active)
     try:
+        if not active.names:  # whoever makes the index anew must not look for copies again
+            keep_taken_over(store, TakenOver.of(store, index.pending_offsets(), index.older))
         _set_widths(index, active, settings)
     except BaseException:
         index.db.close()
@@ -250,6 +255,8 @@ def _brought_up(
     index.settle(known, names)
     if len(names):
         _account(index, names)
+    if not active.names:
+        _account_copies(index, max(state.log_end, store.log.min_offset))
     if not store.was_clean:
         _note_idle_markers(index)
     index.write_now(durably=True)
@@ -279,9 +286,28 @@ def _note_idle_markers(index: TimerIndex) -> None:
 def _account(index: TimerIndex, names: Names) -> None:
     """Take out what the database still has of the messages that were dealt with since."""
     waiting = index.waiting
-    waiting.reach(int(names.store_ms.max()))  # nothing comes before its time: what came is near
+    waiting.reach(names.newest_ms)  # nothing comes before its time: what came is near
     in_memory = together(list(islice(waiting.parts(), 2)))
     if is_stored_again(in_memory).any():  # what was rolled may stand anywhere
         waiting.take_out(lambda rows: index.are_done(rows, names))
     else:
         waiting.drop_near(index.are_done(waiting.near(), names))
+
+
+def _account_copies(index: TimerIndex, copies_from: int) -> None:
+    """The same of what an earlier version delivered, whose copies name nothing; what it rolled is
+    named.
+    """
+    log, waiting = index.store.log, index.waiting
+    copies = Copies(copies_in_log(log, copies_from, log.end))
+    # What narrower slots delivered came before its time as slots of today have it.
+    waiting.reach(copies.newest_ms + max(PRECISIONS_MS))
+    near = waiting.near()
+    offsets, is_done = int64s(near["commit_log_offset"]), np.zeros(len(near), bool)
+    cancelled_at = index.marks.taken_at(offsets, index.facts_of(near, keys=True)).tolist()
+    for row in np.argsort(offsets).tolist() if copies else ():
+        with suppress(FormatError):  # a damaged record waits, and is told of when it is due
+            message = log.record(int(offsets[row]), int(near["size_bytes"][row]))
+            cancelled = cancelled_at[row]
+            is_done[row] = copies.take(message, may_have_rolled=False, cancelled_at=cancelled)
+    waiting.drop_near(is_done)

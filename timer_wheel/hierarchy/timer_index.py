@@ -185,6 +185,16 @@ class TimerIndex:
         lineages[again] = self.facts_of(rows[again]).lineages(offsets[again])
         return names.are_done(offsets, lineages)
 
+    def pending_offsets(self) -> Int64s:
+        """Where in the log the records of all are that wait and that nobody took back, in order."""
+        found = [np.empty(0, np.int64)]
+        for rows in self.waiting.parts():
+            offsets = int64s(rows["commit_log_offset"])
+            if len(self.marks):
+                offsets = offsets[~self.marks.take_away(offsets, self.facts_of(rows, keys=True))]
+            found.append(offsets)
+        return np.unique(np.concatenate(found))
+
     def _tell(self, queue_offset: int, error: FormatError) -> None:
         self.losses.append(
             Finding(

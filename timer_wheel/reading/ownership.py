@@ -32,10 +32,15 @@ _VOID = "index-is-damaged"
 
 @attrs.frozen
 class Active:
-    """What must be known of a hierarchical wheel even where its database is lost."""
+    """What must be known of a hierarchical wheel even where its database is lost.
+
+    ``names`` says that every record which it delivered since the index, or what it took over, names
+    the first record of its message. Those of earlier versions do not.
+    """
 
     precision_ms: int
     slot_precision_ms: int
+    names: bool = True
 
 
 def home(root: StoreRoot) -> Path:
@@ -79,8 +84,9 @@ def read_active(root: StoreRoot) -> Active | None:
         return None
     try:
         facts: Any = json.loads(content)
-        return Active(int(facts["precision_ms"]), int(facts["slot_precision_ms"]))
-    except (ValueError, KeyError, TypeError) as error:
+        widths_ms = int(facts["precision_ms"]), int(facts["slot_precision_ms"])
+        return Active(*widths_ms, names=bool(facts.get("names", False)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(f"{path}: damaged: it should say how fine the promises are") from error
 
 
