@@ -38,7 +38,7 @@ from timer_wheel.hierarchy.taken_over import (
     read_taken_over,
 )
 from timer_wheel.hierarchy.timer_index import TimerIndex
-from timer_wheel.hierarchy.waiting_rows import is_stored_again, together
+from timer_wheel.hierarchy.waiting_rows import together
 from timer_wheel.reading.copies import Copies
 from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.reading.hierarchy_reader import read_index
@@ -288,7 +288,7 @@ def _account(index: TimerIndex, names: Names) -> None:
     waiting = index.waiting
     waiting.reach(names.newest_ms)  # nothing comes before its time: what came is near
     in_memory = together(list(islice(waiting.parts(), 2)))
-    if is_stored_again(in_memory).any():  # what was rolled may stand anywhere
+    if np.isin(in_memory["commit_log_offset"], names.places).any():  # rolled from anywhere
         waiting.take_out(lambda rows: index.are_done(rows, names))
     else:
         waiting.drop_near(index.are_done(waiting.near(), names))

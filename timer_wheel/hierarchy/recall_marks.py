@@ -50,7 +50,10 @@ class HierarchyMarks(RecallMarks):
         damaged.
         """
         rows = together([block.rows for block in db.blocks(MARKS)])
-        rows = rows[rows["due_ms"] >= from_ms]
+        is_replaced = (
+            rows["commit_log_offset"] < log.min_offset
+        )  # retention waits for its successor
+        rows = rows[~is_replaced & (rows["due_ms"] >= from_ms)]
         offsets, sizes = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
         facts = read_facts(log, offsets, sizes, EXACT_MS, keys=True)
         is_fine: Bools = facts.is_fine & facts.is_marker

@@ -4,6 +4,7 @@ the index is made anew from the queue, and every message is delivered once.
 """
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,8 @@ from message_store import AfterMs, Cancellation, ManualClock, Message, MessageBa
 from message_store.base.errors import DelayStoreError, StoreClosedError
 from message_store.writing.settings import StoreSettings
 from timer_wheel import HierarchicalWheelStore, WheelStore
-from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb
+from timer_wheel.hierarchy import opening
+from timer_wheel.hierarchy.index_db import DamagedIndexError, IndexDb, remove_index
 
 START_MS = 1_793_000_000_000
 HOUR_MS = 3_600_000
@@ -106,6 +108,42 @@ def test_a_byte_that_flipped_in_any_table_stops_no_message(
         assert failed <= 1
         assert len(bodies) == len(set(bodies)) == COUNT - 1 - cancelled + is_scheduled
     assert found_damaged or act not in (ACTS["flush"], ACTS["advance"])
+
+
+@pytest.mark.parametrize("end", ["killed", pytest.param("closed", marks=pytest.mark.check)])
+def test_equal_messages_of_a_damaged_index_come_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Some were delivered, and equal ones scheduled since, by a clock that was ahead."""
+    whole, clock, count = tmp_path / "whole", ManualClock(START_MS), 900
+    due_ms = START_MS + HOUR_MS + np.arange(count, dtype=np.int64) // 3 * 20_000
+    equal = MessageBatch.of([Message("orders", b"%d" % (n // 3)) for n in range(count)])
+    with open_store(whole, clock) as store:
+        store.schedule_batch(equal, due_ms)
+    with open_store(whole, clock) as store:
+        came = len(store.advance(START_MS + 3 * HOUR_MS))
+        store.schedule_batch(equal, due_ms)
+    store = open_store(whole, clock)
+    came += len(store.advance(START_MS + 2 * HOUR_MS))
+    store.close() if end == "closed" else store.abandon()
+    assert 0 < came < 2 * count
+    made_anew: list[Path] = []
+
+    def counted(path: Path) -> None:
+        made_anew.append(path)
+        remove_index(path)
+
+    monkeypatch.setattr(opening, "remove_index", counted)
+    for number in range(len(tables(whole))):
+        path = tmp_path / f"{number}"
+        shutil.copytree(whole, path)
+        flip_in_the_middle(tables(path)[number])
+        later = ManualClock(START_MS + 30 * HOUR_MS)
+        delivered_in_sessions(path, later)
+        with open_store(path, later) as store:
+            bodies = Counter(each.body for each in store.topic("orders").read(0, 0, 9_999))
+            assert bodies == Counter({b"%d" % number: 6 for number in range(count // 3)})
+    assert made_anew
 
 
 def test_a_wheel_in_files_takes_a_store_over_whose_index_is_damaged(

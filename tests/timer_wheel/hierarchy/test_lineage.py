@@ -118,6 +118,26 @@ def test_the_name_outlives_the_first_record(tmp_path: Path) -> None:
         assert len(came) == 3
 
 
+def test_a_cancel_outlives_the_first_record_of_its_marker(tmp_path: Path) -> None:
+    """The database still has where that was; nothing is damaged."""
+    clock = ManualClock(START_MS)
+    with open_store(tmp_path, clock, FORGETFUL) as store:
+        [taken] = put_equal(store, "taken", FAR_MS, 1)
+        assert store.cancel(taken) is Cancellation.CANCELLED
+        put_equal(store, "far", FAR_MS, 1)
+    store = open_store(tmp_path, clock, FORGETFUL)
+    for _ in range(3):
+        put_equal(store, "soon", clock.now_ms() + 1_000, 20)
+        clock.tick(7 * HOUR_MS)
+        store.advance(clock.now_ms())
+    assert store.live.log.min_offset > taken.commit_log_offset
+    store.abandon()
+    with open_store(tmp_path, clock, FORGETFUL) as store:
+        assert store.check() == []
+        assert store.cancel(taken) is Cancellation.CANCELLED
+        assert [each.message.unique_key for each in store.advance(FAR_MS)] == ["far"]
+
+
 # --- kills ----------------------------------------------------------------------------------------
 
 
