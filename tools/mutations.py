@@ -212,7 +212,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "timer_wheel/hierarchy/timer_index.py",
         "                waits &= ~names.are_done(offsets, facts.lineages(offsets))\n",
         "                pass\n",
-        "tests/timer_wheel/hierarchy/test_lineage.py::test_equal_messages_that_are_killed_at_each_write_come_once_each",
+        "tests/timer_wheel/hierarchy/test_precision.py::test_where_nothing_waits_any_precision_is_taken_and_nothing_comes_again",
     ),
     Mutation(
         "rolled-looked-for-among-the-near-alone",

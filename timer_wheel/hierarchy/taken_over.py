@@ -4,7 +4,8 @@ entries of the timer queue, and the wheel's slots.
 
 A wheel cancels by slot, so neither queue nor log tell to the millisecond which messages it
 cancelled. The file is written before the store changes hands and never changes. A rebuilt index
-begins there, however often it is lost.
+begins there, however often it is lost. The same is written of a hierarchical wheel of an earlier
+version, whose deliveries name nothing.
 """
 
 import zlib

@@ -2,7 +2,8 @@
 """What a hierarchical wheel does as time passes: it delivers, rolls, and removes old log files.
 
 The database is not written for a delivery. A killed process has delivered all of a turn or nothing.
-The next opening finds in the log what the database does not know.
+Each record names the first of its message (``redelivery.lineage``). The next opening finds in the
+log what the database does not know.
 
 A message that is due within hours keeps its log file, which will soon be free. Every other message
 in an old file gets a younger record with the same out time, as a broker's wheel does by rolling.
