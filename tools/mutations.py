@@ -353,14 +353,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "        since = read_log_since(root, commit_log, since_ms, queue)\n",
         "        queue = read_queue(root.timer_queue())\n"
         "        since = read_log_since(root, commit_log, since_ms, queue)\n",
-        "tests/timer_wheel/reading/test_wheel_reader.py::test_what_rolls_while_the_store_is_read_is_there_once",
+        "tests/faults/test_looking_beside.py::test_what_rolls_while_the_store_is_read_is_there_once",
     ),
     Mutation(
         "mark-read-after-the-queues",
         "legacy_levels/backlog/lost_queues.py",
         "open_level_queues(store.path, offsets), mark)",
         "open_level_queues(store.path, offsets), read_mark(store.path, FLUSHED_NAME))",
-        "tests/legacy_levels/backlog/test_lost_queues.py::test_a_queue_that_grows_meanwhile_has_lost_nothing",
+        "tests/faults/test_looking_beside.py::test_a_level_queue_that_grows_meanwhile_has_lost_nothing",
     ),
     Mutation(
         "look-beside-a-change",

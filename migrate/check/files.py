@@ -125,7 +125,7 @@ def check_rows(snapshot: StoreSnapshot) -> Iterator[Finding]:
     root = snapshot.root
     for directory, file_bytes in file_rows(root):
         with SegmentReader(directory, file_bytes) as row:
-            for fault in row_faults(row):
+            for fault in row_faults(row, is_open=snapshot.is_running):
                 rule = FILE_MISSING if fault.is_gap else FILE_LENGTH
                 yield rule.at(snapshot.relative(fault.path), fault.problem)
             if row.segments and not row.misfits:

@@ -4,7 +4,6 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -147,10 +146,12 @@ def _usual_length(segments: Iterable[Segment]) -> int | None:
     return ranked[0][0] if is_clear else None
 
 
-def row_faults(row: SegmentReader) -> Iterator[RowFault]:
-    """Files of a wrong length in a row, and files that are missing in it."""
+def row_faults(row: SegmentReader, *, is_open: bool = False) -> Iterator[RowFault]:
+    """Files of a wrong length in a row, and files that are missing in it. The last one may be in
+    the making where somebody has the store open.
+    """
     for segment in row.misfits:
-        if segment == row.segments[-1] and _is_whole_by_now(segment, row.file_bytes):
+        if is_open and segment == row.segments[-1]:
             continue
         problem = f"{segment.length_bytes:,} bytes long, not {row.file_bytes:,}"
         yield RowFault(segment.path, problem)
@@ -161,17 +162,10 @@ def row_faults(row: SegmentReader) -> Iterator[RowFault]:
             yield RowFault(row.directory, problem, is_gap=True)
 
 
-def _is_whole_by_now(segment: Segment, file_bytes: int) -> bool:
-    """Whether a new file was only just made: its maker lengthens it at once."""
-    with suppress(OSError):
-        return segment.path.stat().st_size == file_bytes
-    return False
-
-
-def row_problems(store: StoreRoot) -> Iterator[str]:
+def row_problems(store: StoreRoot, *, is_open: bool = False) -> Iterator[str]:
     """Files of a wrong length or missing ones, in every row of a store, as sentences."""
     for directory, file_bytes in file_rows(store):
         with SegmentReader(directory, file_bytes) as row:
-            for fault in row_faults(row):
+            for fault in row_faults(row, is_open=is_open):
                 effect = "" if fault.is_gap else ": a broker would not start on it"
                 yield f"{fault.path}: {fault.problem}{effect}"

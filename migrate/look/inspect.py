@@ -90,15 +90,18 @@ def inspect_store(
         raise SourceError(f"{path}: {UNFINISHED}")
     store.require_readable()
     store.require_log()
-    with looking_at(store):
-        return _Inspection(store, now_ms, OffsetsChoice(offsets)).result()
+    with looking_at(store) as is_open:
+        return _Inspection(store, now_ms, OffsetsChoice(offsets), is_open=is_open).result()
 
 
 class _Inspection:
     """Collects facts and problems, part by part."""
 
-    def __init__(self, store: StoreRoot, now_ms: int, choice: OffsetsChoice) -> None:
+    def __init__(
+        self, store: StoreRoot, now_ms: int, choice: OffsetsChoice, *, is_open: bool
+    ) -> None:
         self.store = store
+        self.is_open = is_open
         self.now_ms = now_ms
         self.choice = choice
         self.problems: list[str] = []
@@ -116,7 +119,7 @@ class _Inspection:
             are = "message stands", "messages stand"
             messages = counted(twice.pending, *are)
             self.problems.append(f"{messages} in a level and on the wheel: counted once in the sum")
-        self.problems += row_problems(self.store)
+        self.problems += row_problems(self.store, is_open=self.is_open)
         self.problems += loss_warnings(self.store)
         for name in (TOPICS, GROUPS, CONSUMER_OFFSETS):
             self.problems += read_config(self.store.path, name).problems
@@ -146,7 +149,7 @@ class _Inspection:
         change = describe_unfinished_change(self.store)
         if change is not None:
             self.problems.append(change)
-        elif not self.store.was_stopped_cleanly:
+        elif not self.store.was_stopped_cleanly and not self.is_open:
             self.problems.append(
                 f"{self.store.abort}: the broker crashed; its offsets lag behind, and a broker"
                 " started on this store repeats what the log shows as already delivered"

@@ -20,6 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from delaywheel.terminal.main import main
+from legacy_levels.backlog import lost_queues
+from legacy_levels.backlog.queues import open_level_queues
 from message_store import Severity
 from message_store.base.errors import StoreLockedError
 from message_store.files.store_root import StoreRoot
@@ -33,9 +35,12 @@ from migrate.look.pending import pending_messages
 from migrate.report.report import BadRecord
 from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
-from tests.faults.busy_writer import OPENERS, WAITING, BusyWriter
+from tests.faults.busy_writer import OPENERS, START_MS, WAITING, BusyWriter
+from tests.faults.engines import WINDOW_SLOTS
 from tests.message_store.files.test_store_lock import as_a_broker_finds_it
 from tests.source_laws import ROOT
+from timer_wheel.reading import outstanding
+from timer_wheel.reading.timer_queue import waiting_in_queue
 
 WAITS = {f"W{number}" for number in range(WAITING)}
 
@@ -75,7 +80,15 @@ def look_at_topic(path: Path, _engine: str, _now_ms: int) -> None:
 
 def look_at_inspection(path: Path, engine: str, now_ms: int) -> None:
     seen = inspect_store(path, now_ms=now_ms)
-    lost = ("lost", "cannot be", "would not start", "hold nothing", "no record", "beyond the end")
+    lost = (
+        "lost",
+        "crashed",
+        "cannot be",
+        "would not start",
+        "hold nothing",
+        "no record",
+        "beyond the end",
+    )
     assert not [each for each in seen.problems if any(words in each for words in lost)]
     waiting = [level.pending for level in seen.levels] if engine == "levels" else []
     waiting += [seen.wheel.pending] if seen.wheel is not None and engine != "levels" else []
@@ -143,15 +156,19 @@ class StepsBetween:
     def __init__(self, patch: pytest.MonkeyPatch, writer: BusyWriter, rng: random.Random) -> None:
         self.writer = writer
         self.rng = rng
+        self.chance = rng.choice([0.2, 0.05, 0.01])
+        self.left = 25  # a reader with a slower writer comes to its end
         self.lock = threading.Lock()  # readers have threads of their own
         for name in ("open", "preadv", "pread", "lseek", "scandir"):
             patch.setattr(os, name, self._before(getattr(os, name)))
 
     def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*args: Any, **options: Any) -> Any:
-            if self.rng.random() < 0.2 and self.lock.acquire(blocking=False):
+            is_chosen = self.left > 0 and self.rng.random() < self.chance
+            if is_chosen and self.lock.acquire(blocking=False):
+                self.left -= 1
                 try:
-                    for _ in range(self.rng.choice([1, 1, 2, 40])):
+                    for _ in range(self.rng.choice([1, 1, 2, 30])):
                         self.writer.step()
                 finally:
                     self.lock.release()
@@ -185,6 +202,41 @@ def test_a_writer_that_works_between_two_reads_is_not_seen(
             StepsBetween(patch, writer, random.Random(seed + number))
             look(path, engine, writer.clock.now_ms())
         writer.store.close()
+
+
+def test_what_rolls_while_the_store_is_read_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that waits rolls right behind the reading of the queue."""
+    writer = BusyWriter("wheel", tmp_path / "store")
+
+    def held(*given: Any) -> Any:
+        answer = waiting_in_queue(*given)
+        for _ in range(1_000):
+            writer.step()
+        return answer
+
+    monkeypatch.setattr(outstanding, "waiting_in_queue", held)
+    look_at_pending(tmp_path / "store", "wheel", writer.clock.now_ms())
+    assert writer.clock.now_ms() > START_MS + WINDOW_SLOTS * 1_000
+    writer.store.close()
+
+
+def test_a_level_queue_that_grows_meanwhile_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = BusyWriter("levels", tmp_path / "store")
+
+    def held(*given: Any) -> Any:
+        queues = open_level_queues(*given)
+        for _ in range(20):
+            writer.step()
+        writer.store.flush()
+        return queues
+
+    monkeypatch.setattr(lost_queues, "open_level_queues", held)
+    assert lost_queues.cut_queues_of(StoreRoot(tmp_path / "store")) == ()
+    writer.store.close()
 
 
 VERBS = (

@@ -119,3 +119,15 @@ def test_a_reader_is_closed_twice_without_harm(tmp_path: Path) -> None:
     reader.read_at(0, 1)
     reader.close()
     reader.close()
+
+
+def test_a_file_that_is_added_meanwhile_is_read_too(tmp_path: Path) -> None:
+    row(tmp_path, b"0123456789", b"abcdefghij")
+    with SegmentReader(tmp_path) as reader:
+        assert reader.segment_at(20) is None
+        row(tmp_path, b"short", start=20)
+        assert reader.segment_at(20) is None  # in the making
+        row(tmp_path, b"klmnopqrst", b"KLMNOPQRST", start=20)
+        assert reader.read_at(18, 14) == b"ijklmnopqrstKL"
+        assert reader.end_offset == 40
+        assert reader.segment_at(1 << 40) is None
