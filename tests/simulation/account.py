@@ -17,6 +17,7 @@ import attrs
 from message_store import Cancellation, Message, Receipt
 
 _FOR_EVER = 10**15
+SHORTEST_LEVEL_MS = 1_000
 
 
 class Fate(enum.Enum):
@@ -165,9 +166,10 @@ class Account:
             meant, near = [life], []
         else:
             named = [each for each in alike if self._is_named(each, life.receipt)]
-            # By the receipt of one that is not pending a wheel may take the others, or not.
-            meant = [life] if by_receipt and PENDING not in life.may else named
+            # By a receipt a wheel takes its message, and of those that share its handle any.
+            meant = [life] if by_receipt else named
             near = [each for each in alike if each not in meant and self._is_near(each, life)]
+            near = [*(each for each in named if each not in meant and each not in near), *near]
         asked = Asked(meant, near, [each.may for each in meant], [each.may for each in near])
         for each in meant + near:
             each.may_also(CANCELLED)
@@ -211,8 +213,13 @@ class Account:
         self.killed()
 
     def killed(self) -> None:
-        """A store that repeats after a kill does so from now on."""
+        """A store that repeats after a kill does so from now on. An entry of a level that is made
+        again from its record knows nothing of a message that was due at once.
+        """
         self.is_repeating |= self.may_repeat
+        for life in self.lives:
+            if life.family == "levels" and life.early_ms <= life.scheduled_ms:
+                life.late_ms = max(life.late_ms, life.early_ms + SHORTEST_LEVEL_MS)
 
     def changed_hands(self, family: str, precision_ms: int) -> None:
         """Another owner holds to slots of this width: what it took over comes up to one later."""

@@ -21,6 +21,7 @@ from message_store.base.errors import DelayStoreError
 from message_store.writing.settings import StoreSettings
 from tests.simulation.account import PENDING, Life
 from tests.simulation.cases import IN_PROCESS, POWER
+from tests.simulation.harm import KINDS, harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
 from tests.simulation.world import DAY_MS, FAMILIES, START_MS, Owner, World, WrongError
 
@@ -78,6 +79,7 @@ class RandomRun:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.world = World(draw_owner(self.rng), folder, self.rng)
+        self._harm: tuple[int, str] | None = None
         self._looks = self.rng.choice([0.0, 0.3, 1.0])
         self.count = self.rng.choice([6, 12, 20, 30, 45])
         weights = [4, 8, 4, 2] if self.count > 6 else [1, 3, 0, 0]
@@ -88,11 +90,8 @@ class RandomRun:
             )
             for _ in range(strikes)
         }
-
-    @property
-    def kind(self) -> str:
-        """The engine that it begins with."""
-        return self._kind
+        if self.rng.random() < 0.2 and not self.world.forgets:
+            self._harm = self.rng.randrange(self.count), self.rng.choice(sorted(KINDS))
 
     def run(self) -> Outcome:
         """All steps, and the end."""
@@ -104,7 +103,10 @@ class RandomRun:
             for number in range(self.count):
                 if number not in self.skipped:
                     self._step(number)
-            self._end()
+                if self._harm is not None and self._harm[0] == number and not self._is_harmed_well():
+                    break
+            else:
+                self._end()
         except WrongError as error:
             wrong = str(error)
         except Exception as error:
@@ -136,6 +138,22 @@ class RandomRun:
             self._failing = None
         if rng.random() < self._looks:
             self._guarded(number, lambda _rng: self.world.look(), rng, is_struck=False)
+
+    def _is_harmed_well(self) -> bool:
+        """Damage the store; whether it goes on, because that was refused and mended."""
+        assert self._harm is not None
+        _, fault = self._harm
+        rng = random.Random(f"{self.seed} harm")
+        self._guarded(-3, lambda _rng: self.world.look(), rng, is_struck=False)
+        if self.world.account.is_repeating:
+            return True
+        self.world.close() if rng.random() < 0.6 else self.world.killed()
+        self.struck[fault] += 1
+        goes_on = harm(self.world, fault, rng)
+        if goes_on:
+            self.world.open()
+            self.world.look()
+        return goes_on
 
     def _guarded(
         self,
@@ -181,8 +199,10 @@ class RandomRun:
         world = self.world
         world.is_stale = True
         if world.is_open and rng.random() < 0.7:
+            # A store in doubt is released as after a kill (LiveStore.close).
+            is_broken = world.store.live.log.is_broken  # type: ignore[attr-defined]
             with suppress(DelayStoreError):
-                world.close()
+                world.close(is_orderly=not is_broken)
         if world.is_open:
             world.killed()
 
