@@ -36,7 +36,6 @@ from message_store.writing.queue_set import QueueSet
 SAVED_NAME = "commitlog-behind"
 """In front of the offset where the log ended: what was cut off behind it."""
 
-_QUEUE_FILES_IN_DOUBT = 3
 _BEGIN = HEAD_V4_V4.part("size_bytes", "magic")
 _ENTRIES_LOOKED_AT = 4_096
 _ENTRIES_AT_ONCE = 64
@@ -345,5 +344,8 @@ def _mark_unsynced(log: LiveLog, queues: Iterable[LiveQueue], start: int) -> Non
         if file_start + log.file_bytes > start:
             log.segments.doubt(file_start)
     for queue in queues:
-        for file_start in queue.segments.starts[-_QUEUE_FILES_IN_DOUBT:]:
+        for file_start in reversed(queue.segments.starts):
             queue.segments.doubt(file_start)
+            first = file_start // QUEUE_UNIT.size
+            if any(unit[0] < start for unit in queue.units(first, first + 1).tolist()):
+                break  # files before this one were on disk with that part of the log

@@ -8,7 +8,7 @@ import random
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -109,12 +109,19 @@ class Simulation:
     tells where faults may strike, and then as often as wanted with one.
     """
 
-    def __init__(self, scenario: str, engine: str, seed: int, folder: Path) -> None:
+    def __init__(
+        self,
+        scenario: str,
+        engine: str,
+        seed: int,
+        folder: Path,
+        migrations: Mapping[str, type[Migration]] = MIGRATIONS,
+    ) -> None:
         self.scenario, self.engine, self.seed = scenario, engine, seed
         self.folder = folder
         self._migration: Migration | None = None
-        if scenario in MIGRATIONS:
-            self._migration = MIGRATIONS[scenario](engine, folder)
+        if scenario in migrations:
+            self._migration = migrations[scenario](engine, folder)
         world, steps = self._begin()
         failing = Failing(_NEVER, "kill")
         self.wrong: list[str] = []

@@ -40,7 +40,6 @@ from tests.simulation.simulated_disk import Event, SimulatedDisk
 from timer_wheel.wheel.store import WheelStore
 
 NOW_MS = T0 + 500
-WAITING = 10
 ITEMS: list[Item] = [
     OrdinaryMessage(topic="Plain"),
     *(LevelMessage(level=number % 3 + 3, body=bytes(number * 90)) for number in range(9)),
@@ -54,6 +53,8 @@ class Migration:
 
     engines: ClassVar[Sequence[str]] = ("wheel",)
     name: ClassVar[str]
+    items: ClassVar[Sequence[Item]] = ITEMS
+    """What lies in the store that it begins with."""
 
     def __init__(self, engine: str, folder: Path) -> None:
         self.engine, self.folder = engine, folder
@@ -160,7 +161,7 @@ class InPlace(Migration):
     name = "in-place"
 
     def prepare(self) -> None:
-        build_level_store(self.prepared, ITEMS, commit_log_file_bytes=4096, queue_file_bytes=100)
+        build_level_store(self.prepared, self.items, commit_log_file_bytes=4096, queue_file_bytes=100)
         self.before, self.keys = contents(self.prepared), in_levels(self.prepared)
         whole = inspect_store(self.prepared, now_ms=NOW_MS)
         self.counts = whole.pending, whole.overdue
@@ -174,7 +175,7 @@ class InPlace(Migration):
     def wrong(self) -> list[str]:
         levels, on_wheel = in_levels(self.root), len(timer_records(self.root))
         wrong = []
-        if levels != self.keys and (levels or on_wheel != WAITING):
+        if levels != self.keys and (levels or on_wheel != self.keys.total()):
             wrong.append(f"waits nowhere: {levels.total()} in levels, {on_wheel} on the wheel")
         found = inspect_store(self.root, now_ms=NOW_MS)
         if (found.pending, found.overdue) != self.counts:
@@ -219,7 +220,7 @@ class Retire(Migration):
     name = "retire"
 
     def prepare(self) -> None:
-        build_level_store(self.prepared, ITEMS, commit_log_file_bytes=4096, queue_file_bytes=100)
+        build_level_store(self.prepared, self.items, commit_log_file_bytes=4096, queue_file_bytes=100)
         self.reset()
         self.times_ns = {
             path.name: path.stat().st_mtime_ns for path in (self.root / "commitlog").iterdir()
@@ -310,9 +311,10 @@ class Convert(Migration):
     """A conversion: stopped anywhere it is no store yet, and the same command goes on."""
 
     name = "convert"
+    items = CONVERTED_ITEMS
 
     def prepare(self) -> None:
-        build_level_store(self.folder / "source", CONVERTED_ITEMS)
+        build_level_store(self.folder / "source", self.items)
         self.options = options_for(
             self.folder,
             target=self.root,

@@ -269,9 +269,12 @@ class SimulatedDisk:
             return
         while True:
             try:
-                files = {path.name: path.read_bytes() for path in directory.glob("*")}
+                files = {path.name: path.read_bytes() for path in sorted(directory.glob("*"))}
+                sizes = {path.name: path.stat().st_size for path in directory.glob("*")}
             except FileNotFoundError:  # one that is not needed any more went in between
                 continue
+            if sizes != {name: len(data) for name, data in files.items()}:
+                continue  # the database works in the background
             self.events.append(Foreign(name, files))
             return
 
@@ -689,11 +692,15 @@ def _names_after(
         if event.moved_from is not None:
             _move(names, event.moved_from, event.path)
         if event.file is None and not event.is_directory:
+            for path in [each for each in names if each.startswith(event.path + os.sep)]:
+                names.pop(path)  # native code took it away, unseen
             names.pop(event.path, None)
             foreign.pop(event.path, None)
         elif event.file is not None or event.moved_from is None:
             names[event.path] = event.file
-    return {path: file for path, file in names.items() if path != "."}, foreign
+    natively = tuple(each + os.sep for each in foreign)  # which is there as it was found, and no more
+    left = (each for each in names.items() if not each[0].startswith(natively))
+    return {path: file for path, file in left if path != "."}, foreign
 
 
 def _move(names: dict[str, int | None], source: str, target: str) -> None:

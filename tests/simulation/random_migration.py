@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A verb of migration as a random run: a source of random messages, and one fault somewhere."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import attrs
+
+from tests.independent.level_messages import Item, LevelMessage, OrdinaryMessage
+from tests.simulation.cases import FAULTS, LATER_POWER, Simulation
+from tests.simulation.migrations import MIGRATIONS, Migration
+from tests.simulation.random_run import Outcome
+
+_FAULTS = [fault for fault in FAULTS if fault != LATER_POWER]
+_STRIKES = 3
+
+
+def draw_items(rng: random.Random) -> list[Item]:
+    """Messages of any level, equal ones among them, and some that wait for nothing."""
+    items: list[Item] = []
+    for number in range(rng.choice([2, 8, 20])):
+        kind = rng.random()
+        topic, size_bytes = rng.choice(["TopicA", "TopicB"]), rng.choice([0, 40, 700])
+        if kind < 0.2:
+            items.append(OrdinaryMessage(topic=topic))
+        elif kind < 0.5 and items:
+            items.append(attrs.evolve(rng.choice(items)))  # type: ignore[misc]
+        else:
+            body = bytes(size_bytes) + b"%d" % number
+            level, key = rng.randint(1, 18), f"KEY{number:08X}"
+            items.append(LevelMessage(level=level, topic=topic, body=body, unique_key=key))
+    return [*items, LevelMessage(level=18)]
+
+
+def run_migration(seed: int, folder: Path) -> Outcome:
+    """The run of a seed: the verb without a fault, and then with some."""
+    rng = random.Random(f"migration {seed}")
+    name = rng.choice(sorted(MIGRATIONS))
+    drawn: type[Migration] = type(name, (MIGRATIONS[name],), {"items": draw_items(rng)})
+    engine = rng.choice(drawn.engines)
+    trace = [f"{name}, {engine}, {len(drawn.items)} messages"]
+    simulation = Simulation(name, engine, seed, folder, {name: drawn})
+    wrong, events, struck = list(simulation.wrong), list(simulation.events), Counter[str]()
+    for _ in range(_STRIKES):
+        fault = rng.choice(_FAULTS)
+        steps = simulation.steps_of(fault)
+        if not steps:
+            continue
+        outcome = simulation.run(fault, rng.choice(steps))
+        struck[fault] += 1
+        trace.append(f"{fault} at change {outcome.case.step}")
+        events += outcome.events
+        wrong += outcome.wrong
+    return Outcome(seed, name, "\n  ".join(wrong), struck, trace, events)

@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One number makes one run: an owner, its settings, what is done with the store, and what fails.
+
+Each step has chance of its own, so that a run without some of its steps is still the same run:
+that is how a long history that fails becomes a short one.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from message_store.base.errors import DelayStoreError
+from message_store.writing.settings import StoreSettings
+from tests.simulation.account import PENDING, Life
+from tests.simulation.cases import IN_PROCESS, POWER
+from tests.simulation.harm import KINDS, harm
+from tests.simulation.simulated_disk import Event, Failing, Killed
+from tests.simulation.world import DAY_MS, FAMILIES, START_MS, Owner, World, WrongError
+
+ENGINES: Final = ("levels", "wheel", "hierarchy")
+FAULTS: Final = (*IN_PROCESS, *POWER)
+_DELAYS_MS: Final = (
+    *(-30_000, -2_000, 0, 1, 900, 1_000, 1_001, 5_000, 20_000, 61_000, 70_000),
+    *(127_000, 256_000, 3_600_000, 7_200_000),
+)
+_LONG_DELAYS_MS: Final = (8_000_000, DAY_MS, 3 * DAY_MS, 8 * DAY_MS, 20 * DAY_MS)
+_LEAPS_MS: Final = (0, 1, 300, 999, 1_000, 1_001, 5_000, 20_000, 61_000, 130_000, 600_000)
+_LONG_LEAPS_MS: Final = (3_700_000, 7_300_000, DAY_MS, 8 * DAY_MS, 15 * DAY_MS)
+_TO_THE_END_MS: Final = (0, 1_000, 20_000, 600_000, DAY_MS, 21 * DAY_MS)
+_LETTERS: Final = "ABCDEFGH"
+
+
+@attrs.frozen
+class Strike:
+    """A fault, and at which change of the disk from the beginning of a step on."""
+
+    fault: str
+    change: int
+
+    def failing(self, rng: random.Random) -> Failing:
+        """What the disk does."""
+        if self.fault in POWER:
+            return Failing(self.change, "kill", is_torn=rng.random() < 0.3)
+        how, is_torn = IN_PROCESS[self.fault]
+        times = {"kill": 10**9, "interrupt": 1, "error": 1, "full": rng.choice([1, 2])}[how]
+        return Failing(self.change, how, times, is_torn)
+
+
+@attrs.frozen
+class Outcome:
+    """What became of a run: what is wrong, if anything, and everything that happened."""
+
+    seed: int
+    kind: str
+    wrong: str
+    struck: Counter[str]
+    trace: list[str] = attrs.field(repr=False)
+    events: list[Event] = attrs.field(repr=False)
+
+
+class RandomRun:
+    """The run of a seed, in a folder of its own; ``skipped`` steps are left out."""
+
+    def __init__(self, seed: int, folder: Path, skipped: frozenset[int] = frozenset()) -> None:
+        self.seed, self.skipped = seed, skipped
+        self.rng = random.Random(f"run {seed}")
+        self.struck: Counter[str] = Counter()
+        self._strike: Strike | None = None
+        self._failing: Failing | None = None
+        self._patience = 0
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.world = World(draw_owner(self.rng), folder, self.rng)
+        self._harm: tuple[int, str] | None = None
+        self._looks = self.rng.choice([0.0, 0.3, 1.0])
+        self.count = self.rng.choice([6, 12, 20, 30, 45])
+        weights = [4, 8, 4, 2] if self.count > 6 else [1, 3, 0, 0]
+        strikes = self.rng.choices(range(4), weights)[0]
+        self._strikes = {
+            self.rng.randrange(self.count): Strike(
+                self.rng.choice(FAULTS), self.rng.choice([0, 0, 1, 2, 3, 4, 6, 9, 14, 20, 40])
+            )
+            for _ in range(strikes)
+        }
+        if self.rng.random() < 0.2 and not self.world.forgets:
+            self._harm = self.rng.randrange(self.count), self.rng.choice(sorted(KINDS))
+
+    def run(self) -> Outcome:
+        """All steps, and the end."""
+        self._kind = self.world.owner.engine
+        wrong = ""
+        self.world.say(f"{self.world.owner}, {self._strikes}")
+        try:
+            self._guarded(-1, lambda _rng: self.world.open(), random.Random(0))
+            for number in range(self.count):
+                if number not in self.skipped:
+                    self._step(number)
+                if self._harm is not None and self._harm[0] == number and not self._is_harmed_well():
+                    break
+            else:
+                self._end()
+        except WrongError as error:
+            wrong = str(error)
+        except Exception as error:
+            error.add_note("\n".join(self.world.trace[-30:]))
+            wrong = f"{type(error).__name__}: {error}"
+            self.error = error
+        finally:
+            self.world.end()
+        if wrong:
+            self.world.say(f"WRONG: {wrong}")
+        return Outcome(
+            self.seed, self._kind, wrong, self.struck, self.world.trace, self.world.events
+        )
+
+    # --- steps and faults -------------------------------------------------------------------------
+
+    def _step(self, number: int) -> None:
+        rng = random.Random(f"{self.seed} {number}")
+        self.world.say(f"-- {number}")
+        strike = self._strikes.get(number)
+        if strike is not None:
+            self._strike, self._failing = strike, strike.failing(rng)
+            self._patience = 4
+        actions = self._actions()
+        [action] = rng.choices([each for each, _ in actions], [weight for _, weight in actions])
+        self._guarded(number, action, rng)
+        self._patience -= 1
+        if self._patience <= 0:
+            self._failing = None
+        if rng.random() < self._looks:
+            self._guarded(number, lambda _rng: self.world.look(), rng, is_struck=False)
+
+    def _is_harmed_well(self) -> bool:
+        """Damage the store; whether it goes on, because that was refused and mended."""
+        assert self._harm is not None
+        _, fault = self._harm
+        rng = random.Random(f"{self.seed} harm")
+        self._guarded(-3, lambda _rng: self.world.look(), rng, is_struck=False)
+        if self.world.account.is_repeating:
+            return True
+        self.world.close() if rng.random() < 0.6 else self.world.killed()
+        self.struck[fault] += 1
+        goes_on = harm(self.world, fault, rng)
+        if goes_on:
+            self.world.open()
+            self.world.look()
+        return goes_on
+
+    def _guarded(
+        self,
+        number: int,
+        action: Callable[[random.Random], None],
+        rng: random.Random,
+        *,
+        is_struck: bool = True,
+    ) -> None:
+        """Do it, and go on after what strikes it."""
+        world, failing = self.world, self._failing if is_struck else None
+        failed = failing.failed if failing is not None else 0
+        try:
+            with world.failing_at(failing):
+                action(rng)
+        except Killed:
+            self._died(rng)
+        except KeyboardInterrupt:
+            world.say("  interrupted")
+            self._let_go(rng)
+        except DelayStoreError as error:
+            if failing is None or failing.failed == failed:
+                raise WrongError(f"refused without a fault: {error}") from error
+            world.say(f"  refused: {error}")
+            self._go_on_or_let_go(rng)
+        if failing is not None and failing.failed > failed and self._strike is not None:
+            world.is_stale = True
+            self.struck[self._strike.fault] += 1
+            self._failing = None
+        if not world.is_open:
+            self._reopen(rng)
+
+    def _go_on_or_let_go(self, rng: random.Random) -> None:
+        """There is room again: a store that can be flushed goes on."""
+        if self.world.is_open and rng.random() < 0.4:
+            with suppress(DelayStoreError):
+                self.world.flush()
+                return
+        self._let_go(rng)
+
+    def _let_go(self, rng: random.Random) -> None:
+        """End what was interrupted or refused something."""
+        world = self.world
+        world.is_stale = True
+        if world.is_open and rng.random() < 0.7:
+            # A store in doubt is released as after a kill (LiveStore.close).
+            is_broken = world.store.live.log.is_broken  # type: ignore[attr-defined]
+            with suppress(DelayStoreError):
+                world.close(is_orderly=not is_broken)
+        if world.is_open:
+            world.killed()
+
+    def _died(self, rng: random.Random) -> None:
+        """The process is gone, and perhaps the power with it."""
+        assert self._strike is not None
+        self.world.say(f"  {self._strike.fault}")
+        if self._strike.fault in POWER:
+            self.world.power_lost(rng, any_order=self._strike.fault == "reordered")
+        else:
+            self.world.killed()
+            self.world.look_as_a_broker()
+
+    def _reopen(self, rng: random.Random) -> None:
+        """Somebody opens what was left, whom another fault may strike."""
+        world = self.world
+        for _ in range(2):
+            if rng.random() < 0.7:
+                break
+            self._strike = Strike(rng.choice(FAULTS), rng.randrange(40))
+            failing = self._strike.failing(rng)
+            try:
+                with world.failing_at(failing):
+                    world.say(f"  open, {self._strike}")
+                    world.open()
+                break
+            except Killed:
+                self._died(rng)
+            except KeyboardInterrupt:
+                world.say("  interrupted")
+            except DelayStoreError as error:
+                world.say(f"  refused: {error}")
+                if not failing.failed:
+                    raise WrongError(f"refused without a fault: {error}") from error
+            finally:
+                world.is_stale = True
+                self.struck[self._strike.fault] += int(failing.failed > 0)
+        try:
+            world.say("  open")
+            world.open()
+        except DelayStoreError as error:
+            raise WrongError(f"refused after a fault: {error}") from error
+        if rng.random() < max(0.3, self._looks):
+            world.look()
+
+    def _end(self) -> None:
+        """Everything is delivered, and nothing is there that should not be."""
+        world = self.world
+        world.say("-- the end")
+        self._failing = None
+        rng = random.Random(f"{self.seed} end")
+        quiet = lambda action: self._guarded(-2, action, rng, is_struck=False)  # noqa: E731
+        quiet(lambda _rng: world.look())
+        for family in sorted({life.family for life in world.account.lives} | {world.owner.family}):
+            if family != world.owner.family:
+                quiet(lambda rng, to=family: self._change_family(rng, to))
+            for step_ms in _TO_THE_END_MS:
+                world.clock.tick(step_ms)
+                for _ in range(4 if world.owner.async_delivery else 1):
+                    quiet(lambda _rng: world.advance())
+            quiet(lambda _rng: world.look())
+            left = [life for life in world.account.lives if PENDING in life.may]
+            left = [life for life in left if life.family == world.owner.family]
+            if left and not world.account.is_repeating:
+                raise WrongError(f"still pending: {', '.join(map(str, left))}")
+        world.close()
+        world.look_beside()
+        world.open()
+        world.look()
+
+    # --- what may be done -------------------------------------------------------------------------
+
+    def _actions(self) -> list[tuple[Callable[[random.Random], None], float]]:
+        world = self.world
+        actions: list[tuple[Callable[[random.Random], None], float]] = [
+            (self._schedule, 12),
+            (self._batch, 4),
+            (world.cancel, 6),
+            (self._cancel_and_schedule_again, 3),
+            (self._time, 14),
+            (self._stand, 2),
+            (self._clock_back, 2),
+            (self._advance_ahead, 3),
+            (lambda _rng: world.flush(), 4),
+            (lambda _rng: world.look(), 2),
+            (self._reopen_orderly, 3),
+            (self._kill, 2),
+        ]
+        if world.owner.family == "timers":
+            actions += [(self._change_hands, 2), (self._change_precision, 1)]
+        return [*actions, (self._change_family, 1)]
+
+    def _dues_ms(self, rng: random.Random) -> int:
+        """Often one that was asked for before."""
+        known = self.world.account.lives
+        if known and rng.random() < 0.4:
+            receipt = rng.choice(known[-10:]).receipt
+            if receipt is not None:
+                return receipt.due_ms
+        is_long = rng.random() < 0.05
+        return self.world.clock.now_ms() + rng.choice(_LONG_DELAYS_MS if is_long else _DELAYS_MS)
+
+    def _name(self, rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return rng.choice(_LETTERS)
+        return f"K{rng.randrange(40)}"
+
+    def _schedule(self, rng: random.Random) -> None:
+        count = rng.choice([1, 1, 2, 5])
+        name, due_ms = self._name(rng), self._dues_ms(rng)
+        is_twin = rng.random() < 0.4
+        names = [name if is_twin else self._name(rng) for _ in range(count)]
+        dues_ms = [due_ms if is_twin else self._dues_ms(rng) for _ in range(count)]
+        self.world.schedule(names, dues_ms, at_once=False)
+
+    def _batch(self, rng: random.Random) -> None:
+        count = rng.choice([2, 5, 12, 30])
+        names = [self._name(rng) for _ in range(count)]
+        due_ms, now_ms = self._dues_ms(rng), self.world.clock.now_ms()
+        spread_ms = rng.choice([0, 0, 900, 20_000])
+        dues_ms = [due_ms + rng.randint(0, spread_ms) for _ in range(count)]
+        self.world.schedule(names, [min(each, now_ms + 7_200_000) for each in dues_ms], at_once=True)
+
+    def _cancel_and_schedule_again(self, rng: random.Random) -> None:
+        known: list[Life] = [
+            life
+            for life in self.world.account.lives
+            if life.receipt is not None and life.may == {PENDING}
+        ]
+        self.world.cancel(rng)
+        if known:
+            life = rng.choice(known)
+            assert life.receipt is not None
+            self.world.schedule([life.name], [life.receipt.due_ms], at_once=False)
+
+    def _time(self, rng: random.Random) -> None:
+        is_long = rng.random() < 0.06
+        self.world.clock.tick(rng.choice(_LONG_LEAPS_MS if is_long else _LEAPS_MS))
+        self.world.advance()
+
+    def _stand(self, rng: random.Random) -> None:
+        self.world.advance()
+        if rng.random() < 0.5:
+            self.world.advance()
+
+    def _clock_back(self, rng: random.Random) -> None:
+        self.world.clock.tick(-rng.choice([1, 1_000, 60_000, 130_000, 3_600_000]))
+        if rng.random() < 0.5:
+            self.world.advance()
+
+    def _advance_ahead(self, rng: random.Random) -> None:
+        self.world.advance(rng.choice([-60_000, -1_000, 999, 20_000, 130_000]))
+
+    def _reopen_orderly(self, rng: random.Random) -> None:
+        self.world.say("close and open")
+        self.world.close()
+        self.world.look_beside()
+        self.world.look_as_a_broker()
+        self.world.open()
+
+    def _kill(self, rng: random.Random) -> None:
+        self.world.say("kill")
+        self.world.killed()
+        self.world.look_as_a_broker()
+
+    # --- other owners -----------------------------------------------------------------------------
+
+    def _end_of_owner(self, rng: random.Random) -> None:
+        self.world.killed() if rng.random() < 0.3 else self.world.close()
+
+    def _change_hands(self, rng: random.Random) -> None:
+        """A wheel becomes a hierarchical wheel, or the other way round."""
+        owner = self.world.owner
+        engine = "wheel" if owner.engine == "hierarchy" else "hierarchy"
+        self._become(rng, attrs.evolve(owner, engine=engine, precision_ms=None))
+
+    def _change_precision(self, rng: random.Random) -> None:
+        precision_ms = rng.choice([1_000, 500, 200, 100])
+        self._become(rng, attrs.evolve(self.world.owner, precision_ms=precision_ms))
+
+    def _become(self, rng: random.Random, owner: Owner) -> None:
+        """Another owner opens the store; if it is refused, the old one goes on."""
+        world = self.world
+        world.say(f"change to {owner.engine} with slots of {owner.precision_ms} ms")
+        self._end_of_owner(rng)
+        before, world.owner = world.owner, owner
+        world.is_ours_alone = False
+        world.account.changed_hands(owner.family, max(owner.slot_ms, before.slot_ms, 1_000))
+        try:
+            world.open()
+        except DelayStoreError as error:
+            if world.disk.refused:
+                raise
+            world.say(f"  refused: {error}")
+            if str(world.root) not in str(error):
+                raise WrongError(f"a refusal that names no file: {error}") from error
+            world.owner = before
+            world.open()
+
+    def _change_family(self, rng: random.Random, to: str | None = None) -> None:
+        """Levels and wheels by turns, each with messages of its own."""
+        family = to or ("timers" if self.world.owner.family == "levels" else "levels")
+        engine = rng.choice([engine for engine in ENGINES if FAMILIES[engine] == family])
+        if family == "timers" and (self.world.root / "delaywheel" / "hierarchy").exists():
+            engine = "hierarchy"
+        owner = attrs.evolve(self.world.owner, engine=engine, precision_ms=None)
+        self._become(rng, owner)
+
+
+def draw_owner(rng: random.Random) -> Owner:
+    """An engine and its settings: small files, of which any is often full."""
+    engine = rng.choice(ENGINES)
+    settings = StoreSettings(
+        commit_log_file_bytes=rng.choice([8 << 10, 16 << 10, 64 << 10]),
+        queue_file_bytes=rng.choice([10, 50, 200]) * 20,
+        timer_log_file_bytes=rng.choice([3, 6, 40]) * 52 + rng.choice([16, 30]),
+        retention_ms=rng.choice([60_000, 3 * DAY_MS, 300 * DAY_MS, 300 * DAY_MS]),
+        repeat_after_kill=engine != "hierarchy" and rng.random() < 0.1,
+    )
+    precisions_ms = {
+        "levels": [None],
+        "wheel": [None, 1_000, 500, 200, 100],
+        "hierarchy": [None, 1, 1_000, 100],
+    }[engine]
+    return Owner(
+        engine,
+        settings,
+        rng.choice(precisions_ms),
+        window_slots=rng.choice([60, 120, 172_800]),
+        snapshots=engine == "wheel" and rng.random() < 0.2,
+        async_delivery=engine == "levels" and rng.random() < 0.25,
+    )
+
+
+__all__ = ["START_MS", "Outcome", "RandomRun"]

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of random stores: ``python -m tests.simulation.random_runs --seeds 200 --first 1``.
+
+A seed is a number and gives everything: the owner, its settings, the workload, the clock, and what
+fails. The end is a table of what was run and what failed; the exit code is 1 when anything did,
+with the command that repeats each seed. ``--seeds 1 --first N --trace`` prints what happens in one,
+``--shorten`` the same with as few of its steps as still fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+
+import attrs
+
+from tests.simulation.random_migration import run_migration
+from tests.simulation.random_run import Outcome, RandomRun
+
+MIGRATION_EVERY = 5
+"""Every fifth seed is a verb of migration."""
+
+_SEEDS_A_TASK = 10
+_MEMORY = Path("/dev/shm")
+
+
+@attrs.frozen
+class Told:
+    """What is told of a run to another process."""
+
+    seed: int
+    kind: str
+    wrong: str
+    struck: Counter[str]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for the stores of runs, in memory where there is any."""
+    where = _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="delaywheel-runs-", dir=where) as folder:
+        yield Path(folder) / "run"
+
+
+def run_seed(seed: int, folder: Path, skipped: frozenset[int] = frozenset()) -> Outcome:
+    """One run."""
+    if seed % MIGRATION_EVERY == 0:
+        return run_migration(seed, folder)
+    return RandomRun(seed, folder, skipped).run()
+
+
+def run_some(seeds: range) -> list[Told]:
+    """Runs in this process."""
+    with scratch() as folder:
+        outcomes = (run_seed(seed, folder) for seed in seeds)
+        return [Told(each.seed, each.kind, each.wrong, each.struck) for each in outcomes]
+
+
+def shorten(seed: int, folder: Path) -> tuple[frozenset[int], Outcome]:
+    """As many steps as can be left out of a run that fails, for it to fail in the same way."""
+    whole = RandomRun(seed, folder)
+    count, wanted = whole.count, whole.run().wrong[:12]
+    skipped: frozenset[int] = frozenset()
+    size = max(1, count // 2)
+    while size and wanted:
+        for first in range(0, count, size):
+            more = skipped | frozenset(range(first, min(count, first + size)))
+            if more != skipped and run_seed(seed, folder, more).wrong[:12] == wanted:
+                skipped = more
+        size //= 2
+    return skipped, run_seed(seed, folder, skipped)
+
+
+def command_of(seed: int) -> str:
+    """What repeats a run."""
+    return f".venv/bin/python -m tests.simulation.random_runs --seeds 1 --first {seed} --trace"
+
+
+def say(*lines: object, end: str = "\n") -> None:
+    """Print."""
+    sys.stdout.writelines(f"{line}{end}" for line in lines)
+    sys.stdout.flush()
+
+
+@attrs.define
+class Tally:
+    """What was run so far."""
+
+    began_s: float
+    wanted: int
+    runs: Counter[str] = attrs.field(factory=Counter)
+    struck: Counter[str] = attrs.field(factory=Counter)
+    failed: list[Told] = attrs.field(factory=list)
+
+    def add(self, each: Told) -> None:
+        """Count a run."""
+        self.runs[each.kind] += 1
+        self.struck += each.struck
+        if each.wrong:
+            self.failed.append(each)
+
+    def progress(self, now_s: float) -> str:
+        """A line that is written over the one before."""
+        done = self.runs.total()
+        rate = done / max(0.001, now_s - self.began_s)
+        faults = self.struck.total()
+        return (
+            f"{done:,} of {self.wanted:,} runs, {rate:.1f} a second, {faults:,} faults,"
+            f" {len(self.failed)} failed"
+        )
+
+    def table(self) -> list[str]:
+        """Counts of each kind."""
+        wrong = Counter(each.kind for each in self.failed)
+        lines = [f"{'run':12} {'runs':>8} {'failed':>8}"]
+        lines += [
+            f"{kind:12} {count:8,} {wrong[kind]:8,}" for kind, count in sorted(self.runs.items())
+        ]
+        lines += [f"{'all':12} {self.runs.total():8,} {len(self.failed):8,}", ""]
+        lines += [f"{'fault':12} {'struck':>8}"]
+        lines += [f"{fault:12} {count:8,}" for fault, count in sorted(self.struck.items())]
+        return [*lines, f"{'all':12} {self.struck.total():8,}"]
+
+
+def run_all(seeds: range, processes: int) -> Iterable[list[Told]]:
+    """Runs of all seeds, in the order in which they end."""
+    parts = [seeds[at : at + _SEEDS_A_TASK] for at in range(0, len(seeds), _SEEDS_A_TASK)]
+    if processes < 2:
+        yield from map(run_some, parts)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_some, parts)
+
+
+def trace_one(seed: int, *, shortened: bool, with_events: bool) -> int:
+    """Print a run."""
+    with scratch() as folder:
+        if shortened and seed % MIGRATION_EVERY:
+            skipped, outcome = shorten(seed, folder)
+            say(f"without the steps {sorted(skipped)}:")
+        else:
+            outcome = run_seed(seed, folder)
+    say(*outcome.trace, *(outcome.events if with_events else ()))
+    say(f"WRONG: {outcome.wrong}" if outcome.wrong else "nothing is wrong")
+    return 1 if outcome.wrong else 0
+
+
+def main() -> int:
+    """Run the seeds that are asked for, and tell of them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.random_runs", description=__doc__
+    )
+    parser.add_argument("--seeds", type=int, default=200, help="how many")
+    parser.add_argument("--first", type=int, default=1, help="the first of them")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--trace", action="store_true", help="print what happens in each run")
+    parser.add_argument("--events", action="store_true", help="and every change of its disk")
+    parser.add_argument("--shorten", action="store_true", help="leave out what is not needed")
+    asked = parser.parse_args()
+    seeds = range(asked.first, asked.first + asked.seeds)
+    if asked.trace or asked.shorten:
+        return max(
+            trace_one(seed, shortened=asked.shorten, with_events=asked.events) for seed in seeds
+        )
+    tally = Tally(time.monotonic(), len(seeds))
+    end = "\r" if sys.stdout.isatty() else "\n"
+    said_s = tally.began_s
+    for each in chain.from_iterable(run_all(seeds, asked.processes)):
+        tally.add(each)
+        if each.wrong:
+            say(f"seed {each.seed} ({each.kind}): {each.wrong}", f"  {command_of(each.seed)}")
+        if time.monotonic() - said_s > (1 if end == "\r" else 30):
+            said_s = time.monotonic()
+            say(tally.progress(said_s), end=end)
+    say(tally.progress(time.monotonic()), "", *tally.table())
+    say(*(command_of(each.seed) for each in tally.failed))
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
