@@ -54,6 +54,15 @@ def test_a_record_was_dealt_with_if_a_later_one_names_its_first(store: LiveStore
     assert are_done(store, [first, other, rolled]) == [True, False, True]
 
 
+def test_names_are_looked_for_between_two_records(store: LiveStore) -> None:
+    first = put(store, None)
+    names = [put(store, first.commit_log_offset).commit_log_offset for _ in range(40)]
+    for begin, end in ((0, 40), (3, 3), (3, 17), (30, 31)):
+        ends = [*names, store.log.end]
+        found = Names.since(store.log, ends[begin], ends[end])
+        assert found.places.tolist() == names[begin:end]
+
+
 def test_names_of_a_broker_and_of_a_half_message_are_none(store: LiveStore) -> None:
     put(store, None)
     half = put(store, ~12_345)
