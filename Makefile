@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # delaywheel: every target sets up what it needs (.venv, Java) and then does one thing.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check nightly interop pysparks lowest lint format docs bench clean java broker watchers
+.PHONY: help demo test check nightly simulate interop pysparks lowest lint format docs bench clean java broker watchers
 SHELL := /bin/bash
 
 BIN := .venv/bin
@@ -30,6 +30,9 @@ check: $(INSTALLED) java broker watchers  ## run what every commit has to pass b
 
 nightly: $(INSTALLED) java broker watchers  ## run everything, all brokers, random seeds; PART=2 runs the second of four parts
 	$(PYTEST) --tier nightly $(if $(PART),--part $(PART)/$(PARTS)) $(MANY) $(PYTEST_MORE)
+
+simulate: $(INSTALLED)  ## run random stores with faults on a simulated disk: make simulate SEEDS=2000 FIRST=1
+	$(BIN)/python -m tests.simulation.random_runs --seeds $(or $(SEEDS),200) --first $(or $(FIRST),1)
 
 interop: $(INSTALLED) java broker  ## run all tests against real brokers: RocketMQ 4.9.7, 5.3.3, 5.4.0 and 5.5.0
 	$(PYTEST) -m interop $(MANY) $(PYTEST_MORE)

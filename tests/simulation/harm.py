@@ -16,7 +16,7 @@ import attrs
 
 from message_store import Severity
 from message_store.base.errors import DelayStoreError
-from tests.faults.damage import Damage, data_ranges, damage_file
+from tests.faults.damage import Damage, damage_file, data_ranges
 from tests.independent.raw_files import commit_log_records, queue_units_by_index
 from tests.simulation.account import CANCELLED, DELIVERED, PENDING, Life
 from tests.simulation.world import DAY_MS, World, WrongError
@@ -89,7 +89,9 @@ def _digests(root: Path) -> dict[str, str]:
     for path in sorted(root.rglob("*")):
         is_native = "hierarchy/index" in str(path)  # a database that is looked at writes its log
         if path.is_file() and not is_native and path.name != "lock":
-            found[str(path.relative_to(root))] = hashlib.sha1(repr(_content(path)).encode()).hexdigest()
+            found[str(path.relative_to(root))] = hashlib.sha1(
+                repr(_content(path)).encode()
+            ).hexdigest()
     return found
 
 
@@ -216,7 +218,9 @@ class _Used:
         for name, lives in self._groups().items():
             due = [life for life in lives if life.early_ms <= until_ms or DELIVERED in life.may]
             if came[name] > len(due) and name not in self.hit:
-                raise WrongError(f"early after damage: {came[name]} of: {'; '.join(map(str, lives))}")
+                raise WrongError(
+                    f"early after damage: {came[name]} of: {'; '.join(map(str, lives))}"
+                )
 
     def _require(self, came: Counter[str]) -> None:
         for name, lives in self._groups().items():

@@ -161,7 +161,9 @@ class InPlace(Migration):
     name = "in-place"
 
     def prepare(self) -> None:
-        build_level_store(self.prepared, self.items, commit_log_file_bytes=4096, queue_file_bytes=100)
+        build_level_store(
+            self.prepared, self.items, commit_log_file_bytes=4096, queue_file_bytes=100
+        )
         self.before, self.keys = contents(self.prepared), in_levels(self.prepared)
         whole = inspect_store(self.prepared, now_ms=NOW_MS)
         self.counts = whole.pending, whole.overdue
@@ -220,7 +222,9 @@ class Retire(Migration):
     name = "retire"
 
     def prepare(self) -> None:
-        build_level_store(self.prepared, self.items, commit_log_file_bytes=4096, queue_file_bytes=100)
+        build_level_store(
+            self.prepared, self.items, commit_log_file_bytes=4096, queue_file_bytes=100
+        )
         self.reset()
         self.times_ns = {
             path.name: path.stat().st_mtime_ns for path in (self.root / "commitlog").iterdir()

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -103,7 +104,11 @@ class RandomRun:
             for number in range(self.count):
                 if number not in self.skipped:
                     self._step(number)
-                if self._harm is not None and self._harm[0] == number and not self._is_harmed_well():
+                if (
+                    self._harm is not None
+                    and self._harm[0] == number
+                    and not self._is_harmed_well()
+                ):
                     break
             else:
                 self._end()
@@ -254,11 +259,14 @@ class RandomRun:
         world.say("-- the end")
         self._failing = None
         rng = random.Random(f"{self.seed} end")
-        quiet = lambda action: self._guarded(-2, action, rng, is_struck=False)  # noqa: E731
+
+        def quiet(action: Callable[[random.Random], None]) -> None:
+            self._guarded(-2, action, rng, is_struck=False)
+
         quiet(lambda _rng: world.look())
         for family in sorted({life.family for life in world.account.lives} | {world.owner.family}):
             if family != world.owner.family:
-                quiet(lambda rng, to=family: self._change_family(rng, to))
+                quiet(partial(self._change_family, to=family))
             for step_ms in _TO_THE_END_MS:
                 world.clock.tick(step_ms)
                 for _ in range(4 if world.owner.async_delivery else 1):
@@ -324,7 +332,9 @@ class RandomRun:
         due_ms, now_ms = self._dues_ms(rng), self.world.clock.now_ms()
         spread_ms = rng.choice([0, 0, 900, 20_000])
         dues_ms = [due_ms + rng.randint(0, spread_ms) for _ in range(count)]
-        self.world.schedule(names, [min(each, now_ms + 7_200_000) for each in dues_ms], at_once=True)
+        self.world.schedule(
+            names, [min(each, now_ms + 7_200_000) for each in dues_ms], at_once=True
+        )
 
     def _cancel_and_schedule_again(self, rng: random.Random) -> None:
         known: list[Life] = [
@@ -422,11 +432,11 @@ def draw_owner(rng: random.Random) -> Owner:
         retention_ms=rng.choice([60_000, 3 * DAY_MS, 300 * DAY_MS, 300 * DAY_MS]),
         repeat_after_kill=engine != "hierarchy" and rng.random() < 0.1,
     )
-    precisions_ms = {
-        "levels": [None],
-        "wheel": [None, 1_000, 500, 200, 100],
-        "hierarchy": [None, 1, 1_000, 100],
-    }[engine]
+    precisions_ms: list[int | None] = [None]
+    if engine == "wheel":
+        precisions_ms += [1_000, 500, 200, 100]
+    elif engine == "hierarchy":
+        precisions_ms += [1, 1_000, 100]
     return Owner(
         engine,
         settings,

@@ -446,4 +446,3 @@ def take_over(disk: SimulatedDisk) -> None:
             if getattr(each, "file", None) not in files or getattr(each, "file", None) is None
         ]
         disk.foreign(index)
-
