@@ -82,3 +82,11 @@ def test_the_page_names_each_tier_and_each_folder() -> None:
     assert {tier for tier in TIERS if not re.search(rf"\| {tier} \|", page)} == set()
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
     assert {folder for folder in folders if f"`{folder}`" not in page} == set()
+
+
+def test_a_group_stays_in_one_process(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist knows a group by the end of a test's name. With a pytest that names tests in
+    another way it spreads them, and says nothing: brokers, Spark and mutations meet each other.
+    """
+    if request.config.getoption("loadgroup", default=False):
+        assert request.node.nodeid.endswith("@house")
