@@ -117,7 +117,8 @@ def read_hierarchy(root: StoreRoot, *, after_crash: bool) -> WheelState:
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
         in_index = _timers(content.waiting).followed_by(_timers(content.marks, FLAG_DELETE))
         is_there = in_index.commit_log_offset >= commit_log.min_offset
-        queue = read_queue(root.timer_queue())
+        from_queue_offset = 0 if after_crash else max(0, placed_end)
+        queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
         in_queue, blocking = waiting_in_queue(queue, commit_log, placed_end)
         timers = in_index.rows(is_there).followed_by(_by_promise(in_queue, slot_ms))
         done_count = 0

@@ -99,8 +99,8 @@ def still_to_do(
     # What has no unit, or has lost it, may have rolled as well, and that long before its time.
     may_have_rolled = timers.is_roll | (timers.position < 0)
     may_be = timers.slot_time_ms < since.newest_ms + EARLY_MS
-    may_be |= np.isin(timers.commit_log_offset, since.copies.names)
-    if since.copies.have_rolled or since.copies.names:
+    may_be |= np.isin(timers.commit_log_offset, since.copies.named)
+    if since.copies.have_rolled or since.copies.named:
         may_be |= may_have_rolled
     rows = np.flatnonzero(may_be & ~is_done) if since.copies else np.empty(0, np.int64)
     rows = rows[np.argsort(timers.commit_log_offset[rows], kind="stable")]
@@ -178,7 +178,9 @@ def outstanding(
         timers = timers.followed_by(timeline.timers)
     is_there = timers.commit_log_offset >= commit_log.min_offset
     expired_count = int((~is_there).sum())
-    queue = read_queue(root.timer_queue())
+    may_read_log = after_crash or timeline is not None
+    from_queue_offset = 0 if may_read_log else max(0, first_unread)
+    queue = read_queue(root.timer_queue(), from_queue_offset=from_queue_offset)
     waiting, blocking = waiting_in_queue(queue, commit_log, first_unread)
     in_timeline = timers.rows(is_there & timers.is_in_timeline)
     timers = timers.rows(is_there & ~timers.is_in_timeline).followed_by(waiting)
