@@ -60,7 +60,7 @@ HEAD_BYTES = HEAD_V4_V4.size
 IPV6_EXTRA = HEAD_V6_V4.size - HEAD_V4_V4.size
 LONGEST_HEAD_BYTES = HEAD_BYTES + 2 * IPV6_EXTRA
 
-BLANK_BYTES = BLANK_RECORD.size
+_BLANK_BYTES = BLANK_RECORD.size
 _BODY_LENGTH = BODY_RUN.length.size
 _TOPIC_LENGTH_V1 = TOPIC_RUN_V1.length.size
 _TOPIC_LENGTH_V2 = TOPIC_RUN_V2.length.size
@@ -141,9 +141,9 @@ def record_at(record: int, room: int, file_room: int, log_offset: int, parts: in
 @inline_kernel
 def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int) -> int:
     """The same, but for the checksum of the body, which is not looked at."""
-    if file_room < BLANK_BYTES:
+    if file_room < _BLANK_BYTES:
         return FILE_ENDS
-    if room < BLANK_BYTES:
+    if room < _BLANK_BYTES:
         return NEEDS_MORE
     magic = load_i32(record + AT_MAGIC)
     if magic == MAGIC_BLANK:
@@ -160,6 +160,32 @@ def head_at(record: int, room: int, file_room: int, log_offset: int, parts: int)
     if size > room:
         return NEEDS_MORE
     return RECORD if find_parts(record, size, parts) else NO_RECORD
+
+
+@inline_kernel
+def _is_head(record: int, room: int, log_offset: int) -> bool:
+    """Whether a head is here that says where it lies, and that its record ends within ``room``."""
+    if room < SMALLEST_RECORD_BYTES:
+        return False
+    magic, size = load_i32(record + AT_MAGIC), load_i32(record + AT_SIZE)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return False
+    fits = SMALLEST_RECORD_BYTES <= size <= room
+    return bool(fits and load_i64(record + AT_LOG_OFFSET) == log_offset)
+
+
+@inline_kernel
+def next_head(buffer: int, length: int, base: int, place: int) -> int:
+    """The first place in a buffer, from ``place`` on, where a record begins; -1 where the blank or
+    the end of the buffer comes first. Damage is stepped over.
+    """
+    while length - place >= _BLANK_BYTES:
+        if _is_head(buffer + place, length - place, base + place):
+            return place
+        if load_i32(buffer + place + AT_MAGIC) == MAGIC_BLANK:
+            return -1
+        place += 1
+    return -1
 
 
 @inline_kernel

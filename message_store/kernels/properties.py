@@ -129,7 +129,7 @@ def join_pieces(pieces: Pieces, closed: bool, target: int, starts: Int64s, lengt
 
 
 @inline_kernel
-def find(text: int, end: int, name: int, name_bytes: int) -> tuple[int, int]:
+def find_value(text: int, end: int, name: int, name_bytes: int) -> tuple[int, int]:
     """Address and length of the value of the last entry of this name; length 0 where there is
     none.
     """
@@ -163,7 +163,7 @@ def find_property(
     for row in range(len(found_starts)):
         text = block + load_native(starts + 8 * row)
         end = text + load_native(lengths + 8 * row)
-        found, length = find(text, end, name, name_bytes)
+        found, length = find_value(text, end, name, name_bytes)
         found_starts[row] = found - block
         found_lengths[row] = length
 

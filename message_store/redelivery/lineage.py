@@ -20,22 +20,9 @@ from numpy.typing import NDArray
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import LONG_MAX
 from message_store.format.message import StoredMessage
-from message_store.format.record_layout import (
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
-    SMALLEST_RECORD_BYTES,
-)
 from message_store.kernels.cache import inline_kernel, kernel
-from message_store.kernels.log import (
-    AT_LOG_OFFSET,
-    AT_MAGIC,
-    AT_SIZE,
-    BLANK_BYTES,
-    prepared_offset_at,
-    store_time_at,
-)
-from message_store.kernels.raw_memory import load_i32, load_i64
+from message_store.kernels.log import AT_SIZE, next_head, prepared_offset_at, store_time_at
+from message_store.kernels.raw_memory import load_i32
 from message_store.writing.log import LiveLog
 
 PLACE, FIRST, STORE_MS = range(3)
@@ -64,18 +51,6 @@ def first_offset_at(record: int, offset: int) -> int:
     return told if 0 <= told < offset else offset
 
 
-@inline_kernel
-def is_head(record: int, room: int, offset: int) -> bool:
-    """Whether a head is here that says where it lies, and that its record ends within ``room``."""
-    if room < SMALLEST_RECORD_BYTES:
-        return False
-    magic, size = load_i32(record + AT_MAGIC), load_i32(record + AT_SIZE)
-    if magic != MAGIC_V1 and magic != MAGIC_V2:
-        return False
-    fits = SMALLEST_RECORD_BYTES <= size <= room
-    return bool(fits and load_i64(record + AT_LOG_OFFSET) == offset)
-
-
 @kernel("int64(int64, int64, int64, int64[:, ::1])")
 def find_names(buffer: int, length: int, base: int, names: Any) -> int:
     """Find the records of a log file that name another, among its bytes from ``base`` on, where a
@@ -84,14 +59,9 @@ def find_names(buffer: int, length: int, base: int, names: Any) -> int:
     ``names`` gets as many as it has room for, in the rows PLACE, FIRST, STORE_MS. Damage is stepped
     over: a name behind it counts as well.
     """
-    place, count = 0, 0
-    while length - place >= BLANK_BYTES:
+    count, place = 0, next_head(buffer, length, base, 0)
+    while place >= 0:
         record, offset = buffer + place, base + place
-        if not is_head(record, length - place, offset):
-            if load_i32(record + AT_MAGIC) == MAGIC_BLANK:
-                break
-            place += 1
-            continue
         first = first_offset_at(record, offset)
         if first < offset:
             if count < names.shape[1]:
@@ -99,7 +69,7 @@ def find_names(buffer: int, length: int, base: int, names: Any) -> int:
                 names[FIRST, count] = first
                 names[STORE_MS, count] = store_time_at(record)
             count += 1
-        place += load_i32(record + AT_SIZE)
+        place = next_head(buffer, length, base, place + load_i32(record + AT_SIZE))
     return count
 
 
@@ -124,12 +94,7 @@ class Names:
     def since(cls, log: LiveLog, begin: int, end: int = LONG_MAX) -> "Names":
         """All in the log from a place on where a record begins; up to another one."""
         parts = [np.empty((NAME_ROWS, 0), np.int64)]
-        for start in log.segments.starts:
-            place = max(start, begin)
-            length = min(start + log.file_bytes, log.end, end) - place
-            if length <= 0:
-                continue
-            address = log.segments.address_of_file(start) + place - start
+        for address, length, place in log.stretches(begin, end):
             count = find_names(address, length, place, parts[0])
             if count:
                 parts.append(np.empty((NAME_ROWS, count), np.int64))

@@ -5,7 +5,7 @@ An append writes the first record's first eight bytes, its size and magic, last.
 killed before that leaves a log that ends where it ended. Nothing here locks; the store does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, Self
@@ -300,6 +300,16 @@ class LiveLog:
         return rooms
 
     # --- syncing and keeping ----------------------------------------------------------------------
+
+    def stretches(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """What lies between two places where records begin, file by file: its address in memory,
+        its length, and its offset. Valid while the store's lock is held.
+        """
+        for start in self.segments.starts:
+            place = max(start, begin)
+            length = min(start + self.file_bytes, self.end, end) - place
+            if length > 0:
+                yield self.segments.address_of_file(start) + place - start, length, place
 
     def store_time_ms(self, offset: int) -> int:
         """When the record at ``offset`` was stored; 0 where none begins."""

@@ -50,9 +50,8 @@ class HierarchyMarks(RecallMarks):
         damaged.
         """
         rows = together([block.rows for block in db.blocks(MARKS)])
-        is_replaced = (
-            rows["commit_log_offset"] < log.min_offset
-        )  # retention waits for its successor
+        # Retention takes the record of a marker only once there is a younger one.
+        is_replaced = rows["commit_log_offset"] < log.min_offset
         rows = rows[~is_replaced & (rows["due_ms"] >= from_ms)]
         offsets, sizes = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
         facts = read_facts(log, offsets, sizes, EXACT_MS, keys=True)

@@ -92,7 +92,7 @@ class Copies:
         return bool(self._named or self._places)
 
     @property
-    def names(self) -> list[int]:
+    def named(self) -> list[int]:
         """The first records that are named."""
         return list(self._named)
 

@@ -429,5 +429,5 @@ class LiveTimers:
                 self._first_needed = int(rows.position[needed[0]])
                 first.append(int(rows.commit_log_offset[needed[0]]))
                 break
-            self._first_needed = int(rows.position[-1]) + TIMER_UNIT.size
+            self._first_needed = int(rows.position[-1]) + TIMER_UNIT.size  # the hand only goes on
         return min(first)
