@@ -51,37 +51,43 @@ _TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 
 @attrs.frozen
 class Setup:
-    """How a store is opened."""
+    """How a store is opened: the engine and what can be set about it."""
 
     engine: str
     settings: StoreSettings
     precision_ms: int | None = None
     window_slots: int = 60
+    snapshots: bool = False
+    async_delivery: bool = False
     is_for_brokers: bool = True
     loses_index: bool = False
 
     def open(self, root: Path, clock: ManualClock) -> DelayStore:
         """The store there."""
         if self.engine == "levels":
-            from legacy_levels.engine.store import LevelStore
+            from legacy_levels import LevelRules, LevelStore
 
-            return LevelStore.open(root, clock=clock, settings=self.settings)
-        if self.engine == "wheel":
-            from timer_wheel import WheelStore
+            rules = LevelRules(async_delivery=self.async_delivery)
+            return LevelStore.open(root, clock=clock, settings=self.settings, rules=rules)
+        from timer_wheel import HierarchicalWheelStore, WheelStore
 
-            return WheelStore.open(
+        if self.engine == "hierarchy":
+            return HierarchicalWheelStore.open(
                 root,
                 clock=clock,
-                settings=self.settings,
+                settings=attrs.evolve(self.settings, repeat_after_kill=False),
                 precision_ms=self.precision_ms,
-                roll_window_slots=self.window_slots,
-                on_precision_change="rebuild",
+                max_delay_ms=None,
             )
-        from timer_wheel import HierarchicalWheelStore
-
-        precision_ms = 1 if self.precision_ms is None else self.precision_ms
-        return HierarchicalWheelStore.open(
-            root, clock=clock, settings=self.settings, precision_ms=precision_ms
+        return WheelStore.open(
+            root,
+            clock=clock,
+            settings=self.settings,
+            precision_ms=self.precision_ms,
+            roll_window_slots=self.window_slots,
+            snapshots=self.snapshots,
+            max_delay_ms=None,
+            on_precision_change="rebuild",
         )
 
 

@@ -21,10 +21,11 @@ import attrs
 from message_store.base.errors import DelayStoreError
 from message_store.writing.settings import StoreSettings
 from tests.simulation.account import PENDING, Life
+from tests.simulation.bench import START_MS
 from tests.simulation.cases import IN_PROCESS, POWER
 from tests.simulation.harm import KINDS, harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
-from tests.simulation.world import DAY_MS, FAMILIES, START_MS, Owner, World, WrongError
+from tests.simulation.world import DAY_MS, FAMILIES, Owner, World, WrongError
 
 ENGINES: Final = ("levels", "wheel", "hierarchy")
 FAULTS: Final = (*IN_PROCESS, *POWER)

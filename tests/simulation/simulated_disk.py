@@ -698,9 +698,8 @@ def _names_after(
             foreign.pop(event.path, None)
         elif event.file is not None or event.moved_from is None:
             names[event.path] = event.file
-    natively = tuple(
-        each + os.sep for each in foreign
-    )  # which is there as it was found, and no more
+    # What native code wrote is there as it was found, and no more.
+    natively = tuple(each + os.sep for each in foreign)
     left = (each for each in names.items() if not each[0].startswith(natively))
     return {path: file for path, file in left if path != "."}, foreign
 

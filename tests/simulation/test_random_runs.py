@@ -17,3 +17,4 @@ def test_a_run_is_sound_and_the_same_again(tmp_path: Path, number: int) -> None:
     one, other = (run_seed(number, tmp_path / "run") for _ in range(2))
     assert not one.wrong, one.trace
     assert one.trace == other.trace
+    assert len(one.events) == len(other.events)
