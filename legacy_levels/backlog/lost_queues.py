@@ -120,13 +120,22 @@ def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
     """
     if not list_directories(store.consume_queues):
         return ()
+    # A writer may be at work. What shows that a queue was there is read before the queues, so that
+    # a queue that is made meanwhile is found. It has a directory before it has a file.
+    was_stopped_cleanly = store.was_stopped_cleanly
+    tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
     there = levels_with_queue(store.path)
+    offsets = _used_offsets(tables, there)
     has_files = [level for level in there if list_segments(store.level_queue(level))]
-    evidence = {level: "has no file left" for level in there if level not in has_files}
-    for level, offset in _stored_offsets(store, there).items():
+    evidence = {
+        level: "has no file left"
+        for level in there
+        if level not in has_files and (was_stopped_cleanly or level in offsets)
+    }
+    for level, offset in offsets.items():
         if level not in there:
             evidence[level] = f"is gone, where delayOffset.json has its offset {offset:,}"
-    if store.was_stopped_cleanly:  # else a queue may not have come to the disk yet
+    if was_stopped_cleanly:  # else a queue may not have come to the disk yet
         for level in sorted(_levels_in_log(store, has_files)):
             if level not in there:
                 evidence.setdefault(level, "is gone, where the log has records of it")
@@ -135,15 +144,17 @@ def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
     )
 
 
-def _stored_offsets(store: StoreRoot, there: list[int]) -> Mapping[int, int]:
+def _used_offsets(tables: Iterable[Mapping[int, int]], there: list[int]) -> Mapping[int, int]:
     """Where levels stood that were delivered from, as far as one of the offset files tells; a
     number beyond every level is nobody's.
     """
     highest = max([DelayLevels.parse().max_level, *there])
-    tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
-    levels = sorted({level for table in tables for level in table if 1 <= level <= highest})
-    offsets = {level: max(table.get(level, 0) for table in tables) for level in levels}
-    return {level: offset for level, offset in offsets.items() if offset > 0}
+    used: dict[int, int] = {}
+    for table in tables:
+        for level, offset in table.items():
+            if 1 <= level <= highest and offset > 0:
+                used[level] = max(used.get(level, 0), offset)
+    return used
 
 
 def _levels_in_log(store: StoreRoot, levels: list[int]) -> set[int]:

@@ -21,8 +21,8 @@ from click.testing import CliRunner
 
 from delaywheel.terminal.main import main
 from legacy_levels.backlog import lost_queues
-from legacy_levels.backlog.queues import open_level_queues
-from message_store import Severity
+from legacy_levels.backlog.queues import levels_with_queue, open_level_queues
+from message_store import AfterMs, Message, Severity
 from message_store.base.errors import StoreLockedError
 from message_store.files.store_root import StoreRoot
 from message_store.reading.looking import looking_at
@@ -236,6 +236,29 @@ def test_a_level_queue_that_grows_meanwhile_has_lost_nothing(
 
     monkeypatch.setattr(lost_queues, "open_level_queues", held)
     assert lost_queues.cut_queues_of(StoreRoot(tmp_path / "store")) == ()
+    writer.store.close()
+
+
+def test_a_level_queue_that_is_made_meanwhile_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one that has its directory, and no file yet."""
+    writer, root = BusyWriter("levels", tmp_path / "store"), StoreRoot(tmp_path / "store")
+    unused, half_made = 9, 10
+
+    def held(path: Path) -> list[int]:
+        levels = levels_with_queue(path)
+        assert unused not in levels
+        writer.store.schedule(Message("orders", b"late"), AfterMs(300_000))
+        writer.clock.tick(400_000)
+        writer.store.advance(writer.clock.now_ms())
+        writer.store.flush()
+        return levels
+
+    root.level_queue(half_made).mkdir()
+    monkeypatch.setattr(lost_queues, "levels_with_queue", held)
+    assert lost_queues.gone_queues(root) == ()
+    assert unused in levels_with_queue(root.path)
     writer.store.close()
 
 
