@@ -129,6 +129,24 @@ class DurableStoreContract(DelayStoreContract):
         answer = open_one(clock).cancel(receipts[2])
         assert answer is Cancellation.ALREADY_DELIVERED
 
+    def test_a_cancel_says_nothing_of_an_equal_message_that_was_delivered_before_it(
+        self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
+    ) -> None:
+        """A clock that was set right comes to one time twice, here because it was never there."""
+        store, due = open_one(clock), AtMs(START_MS + 60_000)
+        receipts = [store.schedule(message(1), due)]
+        assert store.cancel(receipts[0]) is Cancellation.CANCELLED
+        receipts.append(store.schedule(message(1), due))
+        assert len(store.advance(receipts[1].promised_ms)) == 1
+        receipts.append(store.schedule(message(1), due))
+        assert store.cancel(receipts[2]) is Cancellation.CANCELLED
+        right = [Cancellation.CANCELLED, Cancellation.ALREADY_DELIVERED, Cancellation.CANCELLED]
+        for _ in range(3):
+            assert [store.cancel(receipt) for receipt in receipts] == right
+            end(store)
+            store = open_one(clock)
+        assert len(store.advance(START_MS + 600_000)) == 0
+
     def test_what_was_scheduled_again_after_a_cancel_is_delivered_once(
         self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
     ) -> None:

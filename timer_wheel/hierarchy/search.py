@@ -3,25 +3,24 @@
 them.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import attrs
 import numpy as np
 
 from message_store.columns.byte_column import Int64s, int64s
-from message_store.format.java_numbers import LONG_MAX, string_hash
+from message_store.format.java_numbers import string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Pending
-from message_store.redelivery.lineage import Names
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
+from timer_wheel.timers.fates import fate
 from timer_wheel.timers.pending import Filter, pending_of
-from timer_wheel.timers.recall import NO_KEY, RecallKey, RecallMarks, Target, marker_offsets
-from timer_wheel.timers.rows import TimerFacts, facts_then
+from timer_wheel.timers.recall import RecallKey, RecallMarks, Target, marker_offsets
+from timer_wheel.timers.rows import TimerFacts
 
 
 @attrs.frozen(eq=False)
@@ -51,11 +50,6 @@ class Entry:
     def first_offset(self) -> int:
         """Where its first record was; -1 where a broker has rolled it."""
         return int(self.facts.first_offsets(self.commit_log_offset)[0])
-
-    @property
-    def lineage(self) -> int:
-        """The same as far as its record tells, whoever rolled it."""
-        return int(self.facts.lineages(self.commit_log_offset)[0])
 
     @property
     def recall_key(self) -> RecallKey:
@@ -133,54 +127,13 @@ class Named:
 
 def _fate(index: TimerIndex, known: list[Entry], named: list[Entry]) -> Cancellation:
     """What became of the named entries, by all entries with their key."""
-    messages = [entry for entry in named if not entry.is_marker]
     if not named:
         return Cancellation.NEVER_EXISTED
-    places = _MarkerPlaces(index, known)
-    is_taken = all(
-        _was_taken(index, entry, places.first_behind(entry), known) for entry in messages
-    )
-    return Cancellation.CANCELLED if is_taken else Cancellation.ALREADY_DELIVERED
-
-
-class _MarkerPlaces:
-    """Where delete markers lie, by what they take; a wheel's markers cancelled by slot."""
-
-    def __init__(self, index: TimerIndex, known: list[Entry]) -> None:
-        self._index = index
-        self._places: defaultdict[tuple[int, RecallKey], list[int]] = defaultdict(list)
-        for entry in known:
-            if entry.is_marker:
-                [place] = marker_offsets(entry.commit_log_offset, entry.facts).tolist()
-                number = int(index.older.number_of(int64s([place]))[0])
-                self._places[number, self._key_then(entry, number)].append(place)
-        self._numbers = {number for number, _ in self._places}
-
-    def first_behind(self, entry: Entry) -> int:
-        """The first that takes a message; ``LONG_MAX`` for none."""
-        keys = [(number, self._key_then(entry, number)) for number in self._numbers]
-        places = [place for key in keys if key[1] != NO_KEY for place in self._places.get(key, ())]
-        return min((each for each in places if each > entry.first_offset), default=LONG_MAX)
-
-    def _key_then(self, entry: Entry, number: int) -> RecallKey:
-        older = self._index.older
-        if number >= len(older.untils):
-            return entry.recall_key
-        places = entry.commit_log_offset, int64s(entry.row["size_bytes"])
-        return facts_then(self._index.store.log, *places, older, number).recall_keys()[0]
-
-
-def _was_taken(index: TimerIndex, entry: Entry, taken_at: int, known: list[Entry]) -> bool:
-    """Whether the marker at ``taken_at`` took a message back that does not wait: unless it was
-    delivered before, and the marker was for another message with its key.
-    """
-    lineage, log = entry.lineage, index.store.log
-    others = [each for each in known if not each.is_marker and each.lineage != lineage]
-    if taken_at == LONG_MAX or not any(other.lineage < taken_at for other in others):
-        return taken_at < LONG_MAX
-    names = Names.since(log, int(entry.commit_log_offset[0]), taken_at)
-    rolled = np.concatenate([each.commit_log_offset for each in known])
-    return not (~np.isin(names.places, rolled) & (names.firsts == lineage)).any()
+    offsets = np.concatenate([entry.commit_log_offset for entry in known])
+    sizes = np.concatenate([int64s(entry.row["size_bytes"]) for entry in known])
+    facts = TimerFacts.together([entry.facts for entry in known])
+    is_named = np.isin(offsets, np.concatenate([entry.commit_log_offset for entry in named]))
+    return fate(index.store.log, offsets, sizes, facts, is_named, index.older)
 
 
 def waiting_with_key(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:

@@ -15,6 +15,7 @@ from timer_wheel.format.timer_due import is_overdue, may_be_promised
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 from timer_wheel.reading.delete_markers import is_of_cancel
+from timer_wheel.timers.fates import fate
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import (
     RecallKey,
@@ -225,18 +226,8 @@ class Search:
         rows = timers.log.find(self._topic_hash, first_ms, end_ms - first_ms, flags=FLAG_ROLL)
         rows = TimerRows.together([rows, *self._queued()])
         facts = timers.facts(rows, keys=True)
-        is_named = self._is_named(rows, facts)
-        if not is_named.any():
-            return Cancellation.NEVER_EXISTED
-        named = is_named & ~facts.is_marker
-        if not named.any():
-            return Cancellation.CANCELLED  # its marker is all that is left
-        marks, offsets = RecallMarks(), rows.commit_log_offset
-        counts = facts.is_marker & facts.is_fine & ~are_older(timers, offsets, facts)
-        marks.add(offsets[counts], facts.rows(counts))
-        taken = marks.take_away(offsets, facts)
-        taken |= OlderMarks.among(timers, rows).taken_at(rows) < LONG_MAX
-        return Cancellation.CANCELLED if taken[named].all() else Cancellation.ALREADY_DELIVERED
+        log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
+        return fate(log, *places, facts, self._is_named(rows, facts), timers.older)
 
     def _queued(self) -> Iterator[TimerRows]:
         """Rows without a unit that may be of the topic: new ones, and those dealt with before the

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of messages that wait no more: markers took them back, or they were delivered."""
+
+import numpy as np
+
+from message_store.columns.byte_column import Int64s
+from message_store.format.java_numbers import LONG_MAX
+from message_store.interface.delay_store import Cancellation
+from message_store.redelivery.lineage import Names
+from message_store.writing.log import LiveLog
+from timer_wheel.format.older_slots import OlderSlots
+from timer_wheel.timers.recall import RecallMarks, marker_offsets
+from timer_wheel.timers.record_kernel import KEY_ONE, KEY_TWO
+from timer_wheel.timers.rows import Bools, TimerFacts, facts_then
+
+
+def fate(
+    log: LiveLog,
+    offsets: Int64s,
+    sizes: Int64s,
+    facts: TimerFacts,
+    is_named: Bools,
+    older: OlderSlots,
+) -> Cancellation:
+    """What became of the named messages, none of which is pending.
+
+    The records of messages and markers are at ``offsets``, with what each says today, recall keys
+    included: all that were rolled are among them, and all markers. Of slots of another width the
+    records tell what they meant then.
+    """
+    if not is_named.any():
+        return Cancellation.NEVER_EXISTED
+    is_taken = facts.is_marker.copy()  # where a marker is all that is left, there was a message
+    counts = facts.is_marker & facts.is_fine
+    numbers = older.number_of(marker_offsets(offsets, facts))
+    for number in np.unique(numbers[counts]).tolist():
+        is_of_today = number == len(older.untils)
+        then = facts if is_of_today else facts_then(log, offsets, sizes, older, number)
+        marks, its = RecallMarks(), counts & (numbers == number)
+        marks.add(offsets[its], then.rows(its))
+        is_taken |= _were_taken(log, offsets, then, marks, is_named)
+    return Cancellation.CANCELLED if is_taken[is_named].all() else Cancellation.ALREADY_DELIVERED
+
+
+def _were_taken(
+    log: LiveLog, offsets: Int64s, facts: TimerFacts, marks: RecallMarks, is_named: Bools
+) -> Bools:
+    """Which of the named messages these markers took back. A marker takes what waits: it was for
+    another message of the same key where this one had been delivered before it.
+    """
+    lineages, words = facts.lineages(offsets), facts.table[[KEY_ONE, KEY_TWO]]
+    taken_at = np.where(facts.is_marker, LONG_MAX, marks.taken_at(offsets, facts))
+    is_taken: Bools = is_named & (taken_at < LONG_MAX)
+    for row in np.flatnonzero(is_taken).tolist():
+        others = ~facts.is_marker & (words == words[:, [row]]).all(axis=0)
+        others &= (lineages != lineages[row]) & (lineages < taken_at[row])
+        if others.any():  # else the marker was for this one
+            names = Names.since(log, int(offsets[row]), int(taken_at[row]))
+            is_rolled = np.isin(names.places, offsets)
+            is_taken[row] = not (~is_rolled & (names.firsts == lineages[row])).any()
+    return is_taken
