@@ -277,6 +277,8 @@ class LevelStore(ClosedOnExit):
             else:
                 entries = entries_of_handle(self.state, handle)
             waiting = [entry for entry in entries if entry.fate is Fate.WAITS]
+            if waiting:  # nothing in the log tells of a cancel
+                self.live.flush_all_next()
             for entry in waiting:
                 cursor = self.state.all_cursors[entry.level]
                 place = np.array([entry.queue_offset], np.int64)

@@ -16,6 +16,7 @@ import attrs
 from message_store.base.errors import SourceError
 from message_store.files.segments import SegmentReader, segment_name
 from message_store.files.small_files import (
+    InPlaceFile,
     read_small_file,
     remove_file,
     replace_file,
@@ -29,6 +30,7 @@ from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import QueueSet
 
 ENDS_NAME = "queue-ends.json"
+LOG_END_NAME = "log-end.json"
 LOG_FILE_NAME = "log-file-bytes.json"
 
 
@@ -55,24 +57,26 @@ class StoreEnds:
     @classmethod
     def read(cls, root: StoreRoot) -> Self | None:
         """The ends that were last written down; None where no readable note is."""
+        log_end = _noted_number(root, LOG_END_NAME, "log_end")
         try:
             facts: Any = json.loads(read_small_file(root.own / ENDS_NAME) or b"")
             ends, begins = (
                 {(str(topic), int(queue_id)): int(at) for topic, queue_id, at in rows}
                 for rows in (facts["queues"], facts.get("begins", []))
             )
-            return cls(int(facts["log_end"]), ends, begins)
+            return cls(max(int(facts["log_end"]), log_end or 0), ends, begins)
         except (ValueError, KeyError, TypeError, OverflowError):
-            return None
+            return None if log_end is None else cls(log_end, {})
 
     @classmethod
     def forget_beyond(cls, root: StoreRoot, log_end: int) -> None:
-        """Before a log is cut back to ``log_end`` on purpose: remove the note of a later end, which
-        would be taken for damage. Raises TargetError.
+        """Before a log is cut back to ``log_end`` on purpose: remove the notes of a later end, as
+        damage would be taken from them. Raises TargetError.
         """
         noted = cls.read(root)
         if noted is not None and noted.log_end > log_end:
-            remove_file(root.own / ENDS_NAME, is_durable=True)
+            for name in (ENDS_NAME, LOG_END_NAME):
+                remove_file(root.own / name, is_durable=True)
 
     def write(self, root: StoreRoot) -> None:
         """Write them down, durably. Raises TargetError."""
@@ -200,9 +204,12 @@ def refuse_cut_log(root: StoreRoot, log_end: int) -> None:
 
 def way_out(root: StoreRoot) -> str:
     """The remedy for an operator."""
+    notes = " and ".join(
+        str(path) for name in (ENDS_NAME, LOG_END_NAME) if (path := root.own / name).exists()
+    )
     return (
-        f"take the log from a backup; or remove {root.own / ENDS_NAME} to go on without these"
-        " bytes: what was delivered or cancelled there is then delivered again"
+        f"take the log from a backup; or remove {notes} to go on without these bytes: what was"
+        " delivered or cancelled there is then delivered again"
     )
 
 
@@ -219,9 +226,13 @@ def _sentence(root: StoreRoot, log: SegmentReader, noted_end: int, log_end: int)
 
 def noted_log_file_bytes(root: StoreRoot) -> int | None:
     """The size of the store's log files as it was noted; None where no readable note is."""
+    return _noted_number(root, LOG_FILE_NAME, "log_file_bytes")
+
+
+def _noted_number(root: StoreRoot, name: str, key: str) -> int | None:
     try:
-        facts: Any = json.loads(read_small_file(root.own / LOG_FILE_NAME) or b"")
-        return int(facts["log_file_bytes"])
+        facts: Any = json.loads(read_small_file(root.own / name) or b"")
+        return int(facts[key])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
@@ -233,3 +244,40 @@ def note_log_file_bytes(root: StoreRoot, file_bytes: int) -> None:
     if noted_log_file_bytes(root) != file_bytes:
         text = json.dumps({"log_file_bytes": file_bytes})
         replace_file(root.own / LOG_FILE_NAME, text.encode())
+
+
+class LogEndNote:
+    """Writes down where the log ended when it was last synced, while the store is open.
+
+    The checkpoint names what has its queue entries as well, which are synced more seldom. Never
+    synced itself: after a loss of power it may tell of an earlier end.
+    """
+
+    _LINE_BYTES = 40
+
+    def __init__(self, root: StoreRoot) -> None:
+        self._root = root
+        self._file: InPlaceFile | None = None
+        self._end = -1
+
+    def put(self, log_end: int) -> None:
+        """The log is on the disk up to there. Raises TargetError."""
+        if log_end <= self._end:
+            return
+        if self._file is None:
+            self._file = InPlaceFile(self._root.own / LOG_END_NAME)
+        text = json.dumps({"log_end": log_end}).ljust(self._LINE_BYTES - 1) + "\n"
+        self._file.write(text.encode())
+        self._end = log_end
+
+    def remove(self) -> None:
+        """Take it away, durably: ``StoreEnds`` were written that say as much. Raises
+        TargetError.
+        """
+        self.close()
+        remove_file(self._root.own / LOG_END_NAME, is_durable=True)
+
+    def close(self) -> None:
+        """Give the file back; closing twice is fine."""
+        if self._file is not None:
+            self._file.close()

@@ -38,6 +38,7 @@ from message_store.reading.unfinished_change import refuse_unfinished_change
 from message_store.writing.checkpoint import LiveCheckpoint
 from message_store.writing.log import LiveLog
 from message_store.writing.losses import (
+    LogEndNote,
     StoreEnds,
     StoreLosses,
     note_log_file_bytes,
@@ -55,6 +56,12 @@ from message_store.writing.topics import LiveTopic, merge_topics
 
 BeforeRecovery = Callable[["LiveStore", Extent], None]
 """Called when log and queues were read, before anything is changed."""
+
+_BEHIND_BYTES = 16 << 20
+_BEHIND_MS = 1_000
+"""The log goes on so far, or so long, before a flush makes all that follows from it durable as
+well. RocketMQ: flushIntervalConsumeQueue and timerFlushIntervalMs (5.5.0), both a second.
+"""
 
 _SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})
 _DEFAULTS = StoreSettings()
@@ -101,9 +108,11 @@ class LiveStore:
         self._topics: dict[str, int] = {}
         self._ends_to_note: tuple[int, StoreEnds] | None = None
         self._queues_noted = LONG_MAX  # until it is known what was lost
+        self._all_written: tuple[int, int] | None = None  # by a flush: end of the log, and time
         self.log = _open_log(root, settings)
         self.queues = QueueSet(root, settings.queue_file_bytes)
         self._checkpoint = LiveCheckpoint(root, dialect, self.log)
+        self._log_end_note = LogEndNote(root)
         self.retention = LiveRetention(
             self.log, self.queues, settings.retention_ms, self._sync_log_and_queues
         )
@@ -271,11 +280,14 @@ class LiveStore:
             self.log.require_unbroken()
             self.require_in_place()
             unsynced = self.log.begin_sync()
-            last_start = self.log.last_start
+            last_start, end = self.log.last_start, self.log.end
             if len(self.queues) > self._queues_noted:
                 self._ends_to_note = len(self.queues), StoreEnds.of(self.log.end, self.queues)
         self.sync_or_break(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
+        with self._writing_small_files:
+            if not self.is_closed:
+                self._log_end_note.put(end)
 
     def sync_queues(self) -> None:
         """The same for every queue entry."""
@@ -350,20 +362,38 @@ class LiveStore:
         self.write_topics()
         self.write_checkpoint(durably=True)
 
-    def group(self, work: Callable[[], None]) -> GroupSync:
-        """A ``flush`` that many threads may call at once: they share the work. After each, a
-        background thread prepares log pages for what is stored until the next.
+    def flush_all_next(self) -> None:
+        """Something was written that the log does not tell: the log alone is no flush."""
+        self._all_written = None
+
+    def group(self, flush_all: Callable[[], None]) -> GroupSync:
+        """A flush that many threads may call at once: they share the work. After each, a background
+        thread prepares log pages for what is stored until the next.
+
+        The log tells everything, so to sync it is a flush. What is made again from the log after a
+        crash becomes durable behind it, by ``flush_all``: so that there is little to be made again.
         """
 
-        def work_and_look_ahead() -> None:
-            work()
+        def flush_and_look_ahead() -> None:
+            with self.lock:
+                now, last = (self.log.end, self.clock.now_ms()), self._all_written
+            if last is not None and _is_near(last, now):
+                self.sync_log()
+                self.write_topics()
+            else:
+                self._all_written = now  # from here on ``flush_all_next`` is for the next
+                try:
+                    flush_all()
+                except BaseException:
+                    self._all_written = None
+                    raise
             with self.lock:
                 may_look = not (self.is_closed or self.log.is_broken)
                 pages = self._pages_ahead.next(self.log.end) if may_look else None
             if pages is not None:
                 pages.find_in_a_thread()
 
-        return GroupSync(work_and_look_ahead)
+        return GroupSync(flush_and_look_ahead)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -383,6 +413,7 @@ class LiveStore:
                     with self._writing_small_files:
                         self._queues_noted = LONG_MAX  # nobody writes older ones over them
                         StoreEnds.of(self.log.end, self.queues).write(self.root)
+                        self._log_end_note.remove()
                     self.root.mark_stopped()
             finally:
                 self.abandon()
@@ -397,6 +428,7 @@ class LiveStore:
                 self.is_closed = True
             self.log.break_off()
             self._checkpoint.close()
+            self._log_end_note.close()
             self.queues.close()
             self.log.segments.close()
             self._writer_lock.release()
@@ -439,6 +471,12 @@ def _refuse_unwritable(root: StoreRoot) -> None:
             raise UnsupportedStoreError(
                 f"{root.path / name}: {what}, which can be read and converted but not appended to"
             )
+
+
+def _is_near(last: tuple[int, int], now: tuple[int, int]) -> bool:
+    """Whether little log and little time lie between two moments; a clock may go back."""
+    bytes_between, ms_between = now[0] - last[0], now[1] - last[1]
+    return 0 <= bytes_between < _BEHIND_BYTES and 0 <= ms_between < _BEHIND_MS
 
 
 def _has_segments(directory: Path) -> bool:

@@ -295,7 +295,7 @@ class RandomRun:
             (self._stand, 2),
             (self._clock_back, 2),
             (self._advance_ahead, 3),
-            (lambda _rng: world.flush(), 4),
+            (self._flush, 5),
             (lambda _rng: world.look(), 2),
             (self._reopen_orderly, 3),
             (self._kill, 2),
@@ -303,6 +303,14 @@ class RandomRun:
         if world.owner.family == "timers":
             actions += [(self._change_hands, 2), (self._change_precision, 1)]
         return [*actions, (self._change_family, 1)]
+
+    def _flush(self, rng: random.Random) -> None:
+        """Often more than once in a moment: then only the log is synced."""
+        self.world.flush()
+        for _ in range(rng.choice([0, 1, 1, 3])):
+            do = rng.choice([self._schedule, self._schedule, self.world.cancel, self._stand])
+            do(rng)
+            self.world.flush()
 
     def _dues_ms(self, rng: random.Random) -> int:
         """Often one that was asked for before."""
