@@ -59,3 +59,6 @@ OPENING_S = {
     "killed": Bar(3, is_ceiling=True, java="3.1 with 1 million"),
 }
 """Of so many messages that wait."""
+
+POWER_SAFE = {1: Bar(1), 1_000: Bar(2)}
+"""Messages a second in those of SQLite, so many at a time, each time until they are on the disk."""

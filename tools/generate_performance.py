@@ -17,7 +17,7 @@ from tools.performance_bars import NOT_MEASURED, Results, bars_table, part_of
 
 PERFORMANCE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
 _NAMES = ("start", "codec", "engines", "opening", "steady", "hierarchy", "waiting", "convert",
-          "race")  # fmt: skip
+          "power", "race")  # fmt: skip
 _MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _MILLION = 1e6
 _KILO = 1e3

@@ -13,10 +13,12 @@ from benchmarks.bars import (
     LATENESS_MS,
     OPENED_MESSAGES,
     OPENING_S,
+    POWER_SAFE,
     THOUSANDS_A_SECOND,
     Bar,
 )
 from benchmarks.machine import spread, table
+from benchmarks.power import ENTRANTS, SQLITE
 
 NOT_MEASURED = "not measured"
 Results = Mapping[str, Mapping[str, Any]]
@@ -156,6 +158,15 @@ def _started(command: str, what: str) -> _Read:
     return read
 
 
+def _power_safe(engine: str, batch: int) -> _Read:
+    def read(results: Results) -> list[float]:
+        runs = [run for run in results["power"]["runs"] if run["batch"] == batch]
+        told = [run["messages a second"] for run in runs]
+        return [each[engine] / each[SQLITE] for each in told]
+
+    return read
+
+
 # --- the bars -------------------------------------------------------------------------------------
 
 
@@ -193,6 +204,9 @@ BARS = (
     BarRow(f"drain of a burst of {_BURST_MESSAGES:,}, wheel", _BURST, "s",
            _drain_s("burst", "wheel", _BURST_MESSAGES), 2),
     *_lateness_rows(),
+    *(BarRow(f"{engine}, {batch:,} at a time, power-safe / SQLite FULL", bar, "×",
+             _power_safe(engine, batch), 2) for batch, bar in POWER_SAFE.items()
+      for engine in ENTRANTS),
     BarRow("opening a wheel of 10 million, clean", OPENING_S["clean"], "s", _opened("clean"), 2),
     BarRow("opening it after a kill", OPENING_S["killed"], "s", _opened("killed"), 2),
     BarRow("bytes on disk a waiting message, besides record and wheel",

@@ -8,6 +8,7 @@ from the log. A shorter log is refused: its lost part may have delivered or canc
 """
 
 import json
+import struct
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -30,8 +31,11 @@ from message_store.writing.log import LiveLog
 from message_store.writing.queue_set import QueueSet
 
 ENDS_NAME = "queue-ends.json"
-LOG_END_NAME = "log-end.json"
+LOG_END_NAME = "log-end"
 LOG_FILE_NAME = "log-file-bytes.json"
+
+_LOG_END = struct.Struct("<qq")
+"""The end, and its complement."""
 
 
 @attrs.frozen
@@ -57,7 +61,7 @@ class StoreEnds:
     @classmethod
     def read(cls, root: StoreRoot) -> Self | None:
         """The ends that were last written down; None where no readable note is."""
-        log_end = _noted_number(root, LOG_END_NAME, "log_end")
+        log_end = LogEndNote.read(root)
         try:
             facts: Any = json.loads(read_small_file(root.own / ENDS_NAME) or b"")
             ends, begins = (
@@ -226,13 +230,9 @@ def _sentence(root: StoreRoot, log: SegmentReader, noted_end: int, log_end: int)
 
 def noted_log_file_bytes(root: StoreRoot) -> int | None:
     """The size of the store's log files as it was noted; None where no readable note is."""
-    return _noted_number(root, LOG_FILE_NAME, "log_file_bytes")
-
-
-def _noted_number(root: StoreRoot, name: str, key: str) -> int | None:
     try:
-        facts: Any = json.loads(read_small_file(root.own / name) or b"")
-        return int(facts[key])
+        facts: Any = json.loads(read_small_file(root.own / LOG_FILE_NAME) or b"")
+        return int(facts["log_file_bytes"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
@@ -253,8 +253,6 @@ class LogEndNote:
     synced itself: after a loss of power it may tell of an earlier end.
     """
 
-    _LINE_BYTES = 40
-
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self._file: InPlaceFile | None = None
@@ -266,9 +264,17 @@ class LogEndNote:
             return
         if self._file is None:
             self._file = InPlaceFile(self._root.own / LOG_END_NAME)
-        text = json.dumps({"log_end": log_end}).ljust(self._LINE_BYTES - 1) + "\n"
-        self._file.write(text.encode())
+        self._file.write(_LOG_END.pack(log_end, ~log_end))
         self._end = log_end
+
+    @staticmethod
+    def read(root: StoreRoot) -> int | None:
+        """The end that was noted; None where no readable note is."""
+        content = read_small_file(root.own / LOG_END_NAME) or b""
+        if len(content) != _LOG_END.size:
+            return None
+        log_end, complement = _LOG_END.unpack(content)
+        return int(log_end) if log_end == ~complement else None
 
     def remove(self) -> None:
         """Take it away, durably: ``StoreEnds`` were written that say as much. Raises

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, convert, machine, race, start, waiting
+from benchmarks import codec, convert, machine, power, race, start, waiting
 from benchmarks.engines import measure as engines
 from compare.running.observation import RaceSettings
 from tools.generate_performance import (
@@ -20,6 +20,7 @@ from tools.generate_performance import (
     reopenings_table,
     waiting_table,
 )
+from tools.performance_bars import bars_table
 
 pytestmark = pytest.mark.check
 
@@ -103,6 +104,18 @@ def test_starting_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     run(start, monkeypatch, "--rounds", "2", "--results", str(tmp_path))
     measured = json.loads((tmp_path / "start.json").read_text())
     assert measured["commands"]["first"] == [{"s": 2.0, "first word s": 1.0}] * 2
+
+
+def test_what_outlives_a_loss_of_power_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["--rounds", "1", "--seconds", "0.05", "--directory", str(tmp_path)]
+    run(power, monkeypatch, *few, "--results", str(tmp_path / "results"))
+    measured = json.loads((tmp_path / "results/power.json").read_text())
+    assert [run["batch"] for run in measured["runs"]] == [1, power.BATCH]
+    for found in measured["runs"]:
+        assert set(found["messages a second"]) == {power.SQLITE, *power.ENTRANTS}
+    assert "power-safe / SQLite FULL | ≥ 1.00 × |" in bars_table({"power": measured})
 
 
 @pytest.mark.spark

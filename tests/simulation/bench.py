@@ -45,7 +45,7 @@ _MAY_BE_LOST = {
     "config/timermetrics",  # after a crash its messages are counted
     "config/delayOffset.json.bak",  # the other is on the disk
     "delaywheel/levels-latest.json",  # so is the mark of the flush
-    "delaywheel/log-end.json",  # it then tells of an earlier end
+    "delaywheel/log-end",  # it then tells of an earlier end
 }
 _TO_THE_END_MS = (0, 1_000, 20_000, 600_000, 86_400_000)
 

@@ -106,11 +106,14 @@ def _wait_for_slot_ends(timers: LiveTimers, rows: TimerRows) -> bool:
 
 
 def clear_wheel(root: StoreRoot) -> None:
-    """Take away what was a wheel in files: nobody must believe it any more. Raises TargetError."""
-    for segment in reversed(list_segments(root.timer_log)):
-        remove_file(segment.path)
-    for name in (TIMER_CHECKPOINT_NAME, TIMER_METRICS_NAME):
-        remove_file(root.config_file(name))
-        remove_file(root.config_file(f"{name}.bak"))
-    for _, path in snapshots(root):
-        remove_file(path)
+    """Take away, durably, what was a wheel in files: nobody must believe it any more. Raises
+    TargetError.
+    """
+    small = [root.config_file(name) for name in (TIMER_CHECKPOINT_NAME, TIMER_METRICS_NAME)]
+    for path in (
+        *(segment.path for segment in reversed(list_segments(root.timer_log))),
+        *(path.with_name(f"{path.name}{ending}") for path in small for ending in ("", ".bak")),
+        *(path for _, path in snapshots(root)),
+    ):
+        if path.exists():
+            remove_file(path, is_durable=True)
