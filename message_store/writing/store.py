@@ -370,8 +370,8 @@ class LiveStore:
         """A flush that many threads may call at once: they share the work. After each, a background
         thread prepares log pages for what is stored until the next.
 
-        The log tells everything, so to sync it is a flush. What is made again from the log after a
-        crash becomes durable behind it, by ``flush_all``: so that there is little to be made again.
+        The log tells everything, so to sync it is a flush. What is rebuilt from the log after a
+        crash becomes durable behind it, by ``flush_all``: so that there is little to rebuild.
         """
 
         def flush_and_look_ahead() -> None:
