@@ -9,7 +9,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from message_store.format.checkpoint import CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5
+from message_store.format.checkpoint import (
+    CHECKPOINT_4_9,
+    CHECKPOINT_5_3,
+    CHECKPOINT_5_5,
+    LOG_END,
+)
 from message_store.format.layout import Layout
 from message_store.format.message import Host, StoredMessage
 from message_store.format.message_codec import body_crc, encode_message
@@ -135,6 +140,7 @@ PARTS: dict[str, Callable[[], str]] = {
         f"- {layout.name}: the first {len(layout.fields)} fields, {layout.size} bytes"
         for layout in (CHECKPOINT_4_9, CHECKPOINT_5_3, CHECKPOINT_5_5)
     ),
+    "log end": _tables(LOG_END),
     "queue": _tables(QUEUE_UNIT, EXT_UNIT),
     "queue example": _annotated_bytes(QUEUE_UNIT, "00000000000004d2000000b70000018bcfe652db"),
     "wheel": _tables(SLOT),

@@ -230,10 +230,24 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "cancel-answers-of-an-equal-message",
-        "timer_wheel/hierarchy/search.py",
-        "    return not (~np.isin(names.places, rolled) & (names.firsts == lineage)).any()",
-        "    return True",
+        "timer_wheel/timers/fates.py",
+        "            is_taken[row] = not (~is_rolled & (names.firsts == lineages[row])).any()\n",
+        "",
         "tests/timer_wheel/hierarchy/test_cancel_has_a_place.py::test_a_marker_says_nothing_of_what_was_delivered_before_it",
+    ),
+    Mutation(
+        "entries-behind-the-end-of-the-log-believed",
+        "message_store/writing/recovery.py",
+        "        record if record.end <= end else _newest_record(log, record.queue, end)\n",
+        "        record\n",
+        "tests/message_store/writing/test_recovery.py::test_holes_in_log_and_queue_at_once_cost_no_record_before_the_log_s_end",
+    ),
+    Mutation(
+        "flush-after-a-cancel-of-the-levels-syncs-the-log-alone",
+        "legacy_levels/engine/store.py",
+        "                self.live.flush_all_next()\n",
+        "                pass\n",
+        "tests/simulation/test_synced_names.py::test_a_flush_behind_a_cancel_of_the_levels_syncs_the_queue_that_tells_of_it",
     ),
     Mutation(
         "seal-without-sync",

@@ -24,6 +24,15 @@ CHECKPOINT_4_9 = Layout("checkpoint (4.x)", _FIELDS[:3])
 CHECKPOINT_5_3 = Layout("checkpoint (5.0 to 5.4)", _FIELDS[:5])
 CHECKPOINT_5_5 = Layout("checkpoint (5.5)", _FIELDS)
 
+LOG_END = Layout(
+    "log end",
+    (
+        Field("log_end", "i64", "log offset up to which a store that is open was synced"),
+        Field("complement", "i64", "all bits of it turned round; else the file says nothing"),
+    ),
+)
+"""delaywheel's own ``delaywheel/log-end``."""
+
 
 @attrs.frozen
 class StoreCheckpoint:

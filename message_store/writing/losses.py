@@ -8,7 +8,6 @@ from the log. A shorter log is refused: its lost part may have delivered or canc
 """
 
 import json
-import struct
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -23,6 +22,7 @@ from message_store.files.small_files import (
     replace_file,
 )
 from message_store.files.store_root import StoreRoot
+from message_store.format.checkpoint import LOG_END
 from message_store.format.delay_levels import DelayLevels
 from message_store.format.properties import LEVEL_TOPIC
 from message_store.format.record_layout import SMALLEST_RECORD_BYTES
@@ -33,9 +33,6 @@ from message_store.writing.queue_set import QueueSet
 ENDS_NAME = "queue-ends.json"
 LOG_END_NAME = "log-end"
 LOG_FILE_NAME = "log-file-bytes.json"
-
-_LOG_END = struct.Struct("<qq")
-"""The end, and its complement."""
 
 
 @attrs.frozen
@@ -264,17 +261,17 @@ class LogEndNote:
             return
         if self._file is None:
             self._file = InPlaceFile(self._root.own / LOG_END_NAME)
-        self._file.write(_LOG_END.pack(log_end, ~log_end))
+        self._file.write(LOG_END.encode(log_end=log_end, complement=~log_end))
         self._end = log_end
 
     @staticmethod
     def read(root: StoreRoot) -> int | None:
         """The end that was noted; None where no readable note is."""
         content = read_small_file(root.own / LOG_END_NAME) or b""
-        if len(content) != _LOG_END.size:
+        if len(content) != LOG_END.size:
             return None
-        log_end, complement = _LOG_END.unpack(content)
-        return int(log_end) if log_end == ~complement else None
+        found = LOG_END.decode_at(content, 0)
+        return found["log_end"] if found["log_end"] == ~found["complement"] else None
 
     def remove(self) -> None:
         """Take it away, durably: ``StoreEnds`` were written that say as much. Raises

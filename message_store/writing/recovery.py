@@ -108,7 +108,12 @@ def survey(
     # What was not stopped cleanly is looked at harder behind what is known to be on disk.
     synced = LONG_MAX if was_clean else checkpoint.synced_offset
     end, last_record = _find_end(log, start, synced)
-    doubted = tuple(record for record in known if record.is_doubted)
+    # What a queue knows of records behind a hole in the log, where the log ends, it has to forget.
+    doubted = tuple(
+        record if record.end <= end else _newest_record(log, record.queue, end)
+        for record in known
+        if record.is_doubted
+    )
     extent = Extent(
         start,
         end,
@@ -171,8 +176,9 @@ def recover(
 # --- where to begin -------------------------------------------------------------------------------
 
 
-def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
-    """Look through a queue from its end for an entry that leads to a record of this queue.
+def _newest_record(log: LiveLog, queue: LiveQueue, log_end: int = LONG_MAX) -> NewestRecord:
+    """Look through a queue from its end for an entry that leads to a record of this queue, before
+    ``log_end``.
 
     The head of the record is compared, so that a damaged body takes no part in it. What was
     neutralised tells nothing. A queue of multi-dispatch leads to records of other queues.
@@ -195,6 +201,7 @@ def _newest_record(log: LiveLog, queue: LiveQueue) -> NewestRecord:
                 and (is_of_others or head["queue_id"] == queue.queue_id)
                 and (is_of_others or head["queue_offset"] == low + index)
                 and log.holds(offset, size_bytes)
+                and offset + size_bytes <= log_end
             ):
                 return NewestRecord(queue, offset, offset + size_bytes, is_doubted)
             is_doubted = True

@@ -151,6 +151,7 @@ def test_nobody_waits_while_a_flush_waits_for_the_disk(
     store.schedule(Message("orders", b"first"), AfterMs(10_100))
     store.flush()  # files that are made once have their names synced at once
     store.schedule(Message("orders", b"second"), AfterMs(10_100))
+    store.live.flush_all_next()  # type: ignore[attr-defined]
     stored = threading.Semaphore(0)
     synced: list[str] = []
     problems: list[BaseException] = []

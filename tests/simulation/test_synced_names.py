@@ -6,6 +6,7 @@ leaves of files and locks.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from tests.simulation.bench import Bench
 from tests.simulation.cases import watched
 from tests.simulation.scenarios import ENGINE_SCENARIOS, ENGINES
 from tests.simulation.simulated_disk import (
+    Event,
     Name,
+    Note,
     SimulatedDisk,
     Sync,
     Write,
@@ -195,6 +198,47 @@ def test_after_a_close_nothing_is_in_memory_alone(tmp_path: Path, engine: str, k
         bench.advance()
         bench.close()
         assert unsynced_files(disk.events, len(disk.events)) - {"lock"} == set()
+
+
+def _synced(events: Sequence[Event]) -> list[str]:
+    """The folders of the files that were synced behind the last note."""
+    names = {each.file: each.path for each in events if isinstance(each, Name) and each.file}
+    begin = max(number for number, each in enumerate(events) if isinstance(each, Note))
+    return [names[each.file].split("/")[0] for each in events[begin:] if isinstance(each, Sync)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_flush_behind_another_syncs_the_log_alone(tmp_path: Path, engine: str) -> None:
+    disk = SimulatedDisk(tmp_path / "store")
+    bench = Bench(ENGINE_SCENARIOS["work"].setup(engine), tmp_path / "store", disk)
+    with watched(disk):
+        bench.open()
+        for name in "AB":
+            bench.schedule(name, bench.clock.now_ms() + 90_000)
+            disk.note(step=name)
+            bench.store.flush()
+        assert _synced(disk.events) == ["commitlog"]
+        bench.clock.tick(1_000)
+        disk.note(step="a second later")
+        bench.store.flush()
+        assert "consumequeue" in _synced(disk.events)
+        bench.close()
+
+
+def test_a_flush_behind_a_cancel_of_the_levels_syncs_the_queue_that_tells_of_it(
+    tmp_path: Path,
+) -> None:
+    disk = SimulatedDisk(tmp_path / "store")
+    bench = Bench(ENGINE_SCENARIOS["work"].setup("levels"), tmp_path / "store", disk)
+    with watched(disk):
+        bench.open()
+        bench.schedule("A", bench.clock.now_ms() + 90_000)
+        bench.flush()
+        bench.cancel("A")
+        disk.note(step="cancelled")
+        bench.store.flush()
+        assert "consumequeue" in _synced(disk.events)
+        bench.close()
 
 
 def test_all_directories_that_a_store_is_made_in_are_on_the_disk(tmp_path: Path) -> None:

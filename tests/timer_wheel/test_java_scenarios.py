@@ -289,6 +289,7 @@ def test_a_slot_is_empty_and_then_holds_the_two_ends_of_its_chain(
         for _ in range(3):
             store.schedule(Message("t", b"x"), AtMs(slot_ms + P))
         store.advance(NOW_MS)
+        store.live.flush_all_next()
         store.flush()
         assert slot_at(tmp_path, slot_ms) == (slot_ms // P, 52, 3 * 52, 3, 0)
     with open_wheel():  # as it was, after a restart

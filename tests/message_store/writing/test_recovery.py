@@ -563,3 +563,24 @@ def test_a_log_with_a_file_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="missing"):
         opened(path)
     assert not (path / "abort").exists()
+
+
+@pytest.mark.parametrize("hole", [3, 4, 9])
+def test_holes_in_log_and_queue_at_once_cost_no_record_before_the_log_s_end(
+    tmp_path: Path, hole: int
+) -> None:
+    """A loss of power leaves any part of what nobody waited for: an entry behind the hole leads to
+    a whole record behind the log's end, and says nothing of the entries that are missing before.
+    """
+    settings = attrs.evolve(SMALL, queue_file_bytes=5 * 20)
+    store = LiveStore.open(tmp_path / "store", settings=settings)
+    places = [append(store, stored(b"%d" % number)) for number in range(43)]
+    store.abandon()
+    for number in range(1, hole):
+        copy = tmp_path / f"hole at {number}"
+        shutil.copytree(tmp_path / "store", copy)
+        change(log_file(copy), places[hole], bytes(places[hole + 1] - places[hole]))
+        directory = queue_file(copy).parent
+        for entry in (*range(number, hole), 40):
+            change(directory / f"{entry // 5 * 100:020d}", entry % 5 * 20, bytes(20))
+        assert sound_bodies(copy) == [b"%d" % each for each in range(hole)]

@@ -614,6 +614,7 @@ def test_snapshots_are_named_by_the_log_and_two_are_kept(make: Make) -> None:
     for count in range(1, 5):
         store.schedule(asking(), AfterMs(60_000))
         store.advance(START_MS)
+        store.live.flush_all_next()
         store.flush()
         names = sorted(path.name for path in root.glob("timerwheel.*"))
         assert names == sorted(f"timerwheel.{52 * n}" for n in range(max(1, count - 1), count + 1))
