@@ -71,6 +71,7 @@ def whole_results() -> dict[str, Any]:
             "faults": [{"kind": "reboot", "opening": opening},
                        {"kind": "clock-back", "opening": None}]}  # fmt: skip
     much = {"engines": {"wheel": full, "hierarchy": {"unavailable": "no rocksdict here"}}}
+    power = {"SQLite FULL": 1e3, **dict.fromkeys(("levels", "wheel", "hierarchy"), 3e3)}
     seconds = {"s": 0.4, "first word s": 0.3}
     return {
         "start": {"commands": {"help": [seconds], "first": [seconds]}},
@@ -84,6 +85,7 @@ def whole_results() -> dict[str, Any]:
                               "convert": [{"total": 1.5, "target_bytes": 2e9, **pieces}],
                               "memory": {"worker_private_bytes": 2e8}}],
                     "direct_bytes_per_s": 1e9},
+        "power": {"runs": [{"batch": batch, "messages a second": power} for batch in (1, 1_000)]},
         "race": {"events": {"burst": burst}},
         "waiting": {"races": [much]},
     }  # fmt: skip
