@@ -244,7 +244,7 @@ def note_log_file_bytes(root: StoreRoot, file_bytes: int) -> None:
 
 
 class LogEndNote:
-    """Writes down where the log ended when it was last synced, while the store is open.
+    """Writes down where the log ended at a flush that synced nothing else.
 
     The checkpoint names what has its queue entries as well, which are synced more seldom. Never
     synced itself: after a loss of power it may tell of an earlier end.
@@ -278,7 +278,9 @@ class LogEndNote:
         TargetError.
         """
         self.close()
-        remove_file(self._root.own / LOG_END_NAME, is_durable=True)
+        path = self._root.own / LOG_END_NAME
+        if path.exists():
+            remove_file(path, is_durable=True)
 
     def close(self) -> None:
         """Give the file back; closing twice is fine."""

@@ -269,8 +269,9 @@ class LiveStore:
 
     # --- durability -------------------------------------------------------------------------------
 
-    def sync_log(self) -> None:
-        """Return when every record appended so far is on disk; the lock is held for a moment only.
+    def sync_log(self) -> int:
+        """Return when every record appended so far is on disk: where the last of them ends. The
+        lock is held for a moment only.
 
         Raises TargetError. Nothing can be appended then until the store is opened again, because
         nobody knows what is on disk.
@@ -285,9 +286,7 @@ class LiveStore:
                 self._ends_to_note = len(self.queues), StoreEnds.of(self.log.end, self.queues)
         self.sync_or_break(unsynced.finish)
         self._checkpoint.log_is_synced(last_start)
-        with self._writing_small_files:
-            if not self.is_closed:
-                self._log_end_note.put(end)
+        return end
 
     def sync_queues(self) -> None:
         """The same for every queue entry."""
@@ -378,7 +377,10 @@ class LiveStore:
             with self.lock:
                 now, last = (self.log.end, self.clock.now_ms()), self._all_written
             if last is not None and _is_near(last, now):
-                self.sync_log()
+                end = self.sync_log()
+                with self._writing_small_files:
+                    if not self.is_closed:
+                        self._log_end_note.put(end)
                 self.write_topics()
             else:
                 self._all_written = now  # from here on ``flush_all_next`` is for the next

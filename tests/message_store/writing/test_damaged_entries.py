@@ -21,7 +21,7 @@ from message_store.format.java_numbers import LONG_MAX
 from message_store.format.queue_unit import PRE_BLANK, QUEUE_UNIT
 from message_store.reading.consume_queue import QueueEntries
 from message_store.writing.findings import queue_findings
-from message_store.writing.losses import ENDS_NAME, LOG_END_NAME, LOG_FILE_NAME
+from message_store.writing.losses import ENDS_NAME, LOG_FILE_NAME
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import (
@@ -252,8 +252,7 @@ def test_a_closed_store_whose_only_log_file_was_cut_in_a_record_is_refused(
         with pytest.raises(SourceError, match="was synced"):
             opened(copy)
         assert log.stat().st_size == length
-        for name in (ENDS_NAME, LOG_END_NAME):
-            (copy / "delaywheel" / name).unlink()
+        (copy / "delaywheel" / ENDS_NAME).unlink()
         store = opened(copy)
         left = [message.body for message, _ in log_records(store)]
         assert left == bodies[: len(left)]
@@ -276,9 +275,8 @@ def test_the_length_to_which_the_only_log_file_was_cut_is_not_the_size_of_log_fi
     store.abandon()
     if not has_note:
         note.unlink()
-        opened(tmp_path).abandon()  # which synced the log
+        opened(tmp_path).abandon()
         assert note.exists()
-    (tmp_path / "delaywheel" / LOG_END_NAME).unlink()
     log = tmp_path / "commitlog" / ("0" * 20)
     os.truncate(log, length)
     store = LiveStore.open(tmp_path, settings=StoreSettings())

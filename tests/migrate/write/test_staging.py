@@ -186,6 +186,15 @@ def with_an_index(target: Path) -> None:
     (target / "delaywheel/hierarchy/CURRENT").touch()
 
 
+def as_they_are(root: Path) -> dict[Path, tuple[int, ...]]:
+    """Files and directories, with everything but when they were read: looking changes that."""
+    found = {path: path.stat() for path in root.rglob("*")}
+    return {
+        path: (each.st_ino, each.st_mode, each.st_nlink, each.st_size, each.st_mtime_ns)
+        for path, each in found.items()
+    }
+
+
 TRACES = (started, running, stopped, at_work_without_a_trace, with_records, with_a_queue,
           with_an_index)  # fmt: skip
 
@@ -195,11 +204,11 @@ def test_an_unfinished_target_that_somebody_works_with_is_not_published(
     staging: Staging, use: Callable[[Path], None]
 ) -> None:
     use(staging.target.path)
-    before = {path: path.stat() for path in staging.target.path.rglob("*")}
+    before = as_they_are(staging.target.path)
     for step in (publish, forbid_start, begin_publishing, require_unused):
         with pytest.raises(TargetError, match=r"was started here|is not empty"):
             step(staging)
-        assert {path: path.stat() for path in staging.target.path.rglob("*")} == before
+        assert as_they_are(staging.target.path) == before
 
 
 def test_what_a_broker_leaves_that_refused_to_start_is_in_nobodys_way(staging: Staging) -> None:
