@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bars import POWER_SAFE
 from benchmarks.machine import RESULTS, facts, keeping
 from delaywheel import open_store
 from message_store import AtMs, Message, MessageBatch, SystemClock
 from message_store.base.clock import stopwatch_s
 from message_store.reading.engine_choice import EngineName
 
-BATCH = 1_000
+BATCH = max(POWER_SAFE)
 ENTRANTS: tuple[EngineName, ...] = ("levels", "wheel", "hierarchy")
 SQLITE = "SQLite FULL"
 _BODY = b"x" * 256
@@ -93,7 +94,7 @@ def main() -> None:
         measured: dict[str, Any] = {"facts": facts(Path(name)), "runs": []}
         with keeping("power", measured, options.results):
             for number in range(options.rounds):
-                for count in (1, BATCH):
+                for count in POWER_SAFE:
                     found = {}
                     for entrant in (None, *ENTRANTS):
                         label = entrant or SQLITE

@@ -236,6 +236,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/timer_wheel/hierarchy/test_cancel_has_a_place.py::test_a_marker_says_nothing_of_what_was_delivered_before_it",
     ),
     Mutation(
+        "end-of-the-synced-log-not-noted",
+        "message_store/writing/store.py",
+        "                        self._log_end_note.put(end)\n",
+        "                        pass\n",
+        "tests/message_store/writing/test_losses.py::test_a_killed_log_that_ends_before_what_a_flush_synced_is_refused",
+    ),
+    Mutation(
         "entries-behind-the-end-of-the-log-believed",
         "message_store/writing/recovery.py",
         "        record if record.end <= end else _newest_record(log, record.queue, end)\n",

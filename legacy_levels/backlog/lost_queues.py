@@ -23,7 +23,7 @@ from legacy_levels.backlog.log_tail import find_indexed_end
 from legacy_levels.backlog.queues import LevelQueue, levels_with_queue, open_level_queues
 from legacy_levels.copies.log_notes import take_notes
 from legacy_levels.delay_offsets import OffsetsChoice, read_delay_offsets
-from legacy_levels.delivery_marks import FLUSHED_NAME, DeliveryMark, read_mark
+from legacy_levels.delivery_marks import FLUSHED_NAME, LATEST_NAME, DeliveryMark, read_mark
 from legacy_levels.neutral_units import is_message
 from message_store.base.errors import FormatError
 from message_store.base.parallel import parallel_map
@@ -124,13 +124,15 @@ def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
     # a queue that is made meanwhile is found. It has a directory before it has a file.
     was_stopped_cleanly = store.was_stopped_cleanly
     tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
+    marks = [read_mark(store.path, name) for name in (FLUSHED_NAME, LATEST_NAME)]
+    used = {level for mark in marks if mark for level, end in mark.ends.items() if end}
     there = levels_with_queue(store.path)
     offsets = _used_offsets(tables, there)
     has_files = [level for level in there if list_segments(store.level_queue(level))]
     evidence = {
         level: "has no file left"
         for level in there
-        if level not in has_files and (was_stopped_cleanly or level in offsets)
+        if level not in has_files and (was_stopped_cleanly or level in offsets or level in used)
     }
     for level, offset in offsets.items():
         if level not in there:

@@ -59,8 +59,8 @@ BeforeRecovery = Callable[["LiveStore", Extent], None]
 
 _BEHIND_BYTES = 16 << 20
 _BEHIND_MS = 1_000
-"""The log goes on so far, or so long, before a flush makes all that follows from it durable as
-well. RocketMQ: flushIntervalConsumeQueue and timerFlushIntervalMs (5.5.0), both a second.
+"""So much log, not measured, or time passes before a flush makes what follows from it durable too.
+RocketMQ: flushIntervalConsumeQueue and timerFlushIntervalMs (5.5.0), both a second.
 """
 
 _SYSTEM_TOPICS = frozenset({LEVEL_TOPIC, TIMER_TOPIC, HALF_TOPIC})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import codec, convert, machine, power, race, start, waiting
+from benchmarks.bars import POWER_SAFE
 from benchmarks.engines import measure as engines
 from compare.running.observation import RaceSettings
 from tools.generate_performance import (
@@ -112,7 +113,7 @@ def test_what_outlives_a_loss_of_power_is_measured(
     few = ["--rounds", "1", "--seconds", "0.05", "--directory", str(tmp_path)]
     run(power, monkeypatch, *few, "--results", str(tmp_path / "results"))
     measured = json.loads((tmp_path / "results/power.json").read_text())
-    assert [run["batch"] for run in measured["runs"]] == [1, power.BATCH]
+    assert [run["batch"] for run in measured["runs"]] == [*POWER_SAFE]
     for found in measured["runs"]:
         assert set(found["messages a second"]) == {power.SQLITE, *power.ENTRANTS}
     assert "power-safe / SQLite FULL | ≥ 1.00 × |" in bars_table({"power": measured})

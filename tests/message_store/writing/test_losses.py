@@ -11,7 +11,13 @@ from message_store import ManualClock, Severity
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from message_store.writing.findings import queue_findings
-from message_store.writing.losses import ENDS_NAME, StoreEnds, StoreLosses
+from message_store.writing.losses import (
+    ENDS_NAME,
+    LOG_END_NAME,
+    LogEndNote,
+    StoreEnds,
+    StoreLosses,
+)
 from message_store.writing.store import LiveStore
 from tests.message_store.live_workload import NOW_MS, SMALL, append, append_rows, stored
 
@@ -136,3 +142,44 @@ def test_ends_that_cannot_be_read_tell_nothing(closed: Path, text: str) -> None:
     (closed / "delaywheel" / ENDS_NAME).write_text(text)
     assert StoreEnds.read(StoreRoot(closed)) is None
     assert losses_of(closed) == StoreLosses()
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> LiveStore:
+    """A store that was killed behind a flush that synced the log alone."""
+    store = opened(tmp_path)
+    group = store.group(store.flush)
+    for _ in range(2):
+        append(store, stored(b"body"))
+        group.run()
+    store.abandon()
+    return store
+
+
+def test_a_killed_log_that_ends_before_what_a_flush_synced_is_refused(killed: LiveStore) -> None:
+    """Nothing else tells: the checkpoint names what has its entries on the disk, too."""
+    path, last = killed.root.path, killed.log.last_start
+    with (path / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(last + 100)
+        file.write(b"?")
+    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+    told = f"ends at {last:,}, and {killed.log.end:,} was synced.*{LOG_END_NAME}"
+    with pytest.raises(SourceError, match=told):
+        opened(path)
+    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+    for name in (ENDS_NAME, LOG_END_NAME):
+        (path / "delaywheel" / name).unlink()
+    opened(path).close()
+    assert not (path / "delaywheel" / LOG_END_NAME).exists()
+
+
+def test_a_log_end_of_which_a_part_is_damaged_tells_nothing(killed: LiveStore) -> None:
+    note = killed.root.own / LOG_END_NAME
+    content = note.read_bytes()
+    assert LogEndNote.read(killed.root) == killed.log.end
+    for at in range(len(content)):
+        note.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert LogEndNote.read(killed.root) is None
+    note.write_bytes(content[:-1])
+    assert LogEndNote.read(killed.root) is None
+    opened(killed.root.path).close()

@@ -14,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import cli
+from legacy_levels import LevelStore
 from legacy_levels.backlog.lost_queues import gone_queues
+from message_store import AtLevel, ManualClock, Message
 from message_store.base.errors import SourceError
 from message_store.files.store_root import StoreRoot
 from migrate.convert import convert
@@ -178,3 +180,14 @@ def test_a_store_in_which_nothing_was_ever_stored_has_lost_nothing(tmp_path: Pat
     (tmp_path / "commitlog").mkdir()
     StoreRoot(tmp_path).require_log()
     assert inspect_store(tmp_path, now_ms=NOW_MS).pending == 0
+
+
+def test_a_queue_that_a_killed_store_has_flushed_and_lost_is_gone(tmp_path: Path) -> None:
+    """No offset tells of it yet: what the flush noted does."""
+    store = LevelStore.open(tmp_path / "store", clock=ManualClock(NOW_MS))
+    store.schedule(Message("orders", b"x"), AtLevel(7))
+    store.schedule(Message("orders", b"x"), AtLevel(8))
+    store.flush()
+    store.abandon()
+    lose(tmp_path / "store", 7, keeps_directory=True)
+    assert gone(tmp_path / "store") == [7]
