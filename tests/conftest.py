@@ -121,14 +121,16 @@ def _group_of(item: pytest.Item) -> str | None:
 
 
 def _rank(item: pytest.Item, markers: frozenset[str], group: str | None) -> int:
-    """Which tests run first: those that wait for brokers, then those that cannot be spread. Who
-    starts a Spark session ends the one that others share, and comes behind them.
+    """Which tests run first: those that wait for brokers, then those that cannot be spread, then
+    the long ones. Who starts a Spark session ends the one that others share, and comes behind them.
     """
     if "interop" in markers:
         return 0
     if group == "spark":
         return 1 if "spark" in getattr(item, "fixturenames", ()) else 2
-    return 4 if group is None else 3
+    if group is not None:
+        return 3
+    return 4 if "nightly" in markers else 5
 
 
 @pytest.hookimpl(tryfirst=True)

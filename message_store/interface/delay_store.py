@@ -273,8 +273,9 @@ class DelayStore(Protocol):
     ) -> Iterator[Pending]:
         """The pending messages that pass every given filter, in unspecified order.
 
-        ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily: the store must
-        not change meanwhile.
+        ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily, and others may
+        go on with the store: what waits all the while is there once, what comes or goes meanwhile
+        once or not at all.
         """
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:

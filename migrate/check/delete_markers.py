@@ -83,8 +83,8 @@ def _idle(
     snapshot: StoreSnapshot, state: WheelState, markers: list[StoredMessage]
 ) -> list[StoredMessage]:
     """The delete markers of these that cancel no pending message."""
-    if _had_timeline(snapshot):
-        return []  # their messages may have been in it
+    if snapshot.is_running or _had_timeline(snapshot):
+        return []  # their messages may come and go meanwhile, or may have been in the timeline
     widths = SlotWidths(state.precision_ms)
     if not snapshot.is_hierarchical:
         widths = SlotWidths.of(snapshot.root, state.precision_ms)

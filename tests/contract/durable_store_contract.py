@@ -2,6 +2,7 @@
 """What a store owes that outlives its process: all it was given, and each of it once."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -301,6 +302,30 @@ class DurableStoreContract(DelayStoreContract):
         assert list(again.pending()) == []
         assert again.cancel(receipt) is Cancellation.CANCELLED
         assert len(again.advance(START_MS + 600_000)) == 0
+
+    @pytest.mark.parametrize("place", [1, 100, 300])
+    def test_a_listing_beside_others_has_what_waits_all_the_while_once(
+        self, open_one: Open, clock: ManualClock, place: int
+    ) -> None:
+        """What is listed moves on meanwhile: to the disk, into other slots, and out."""
+        store = open_one(clock)
+        for number in range(400):
+            store.schedule(message(number), AfterMs(1_000 * (number + 1)))
+            if number == 200:
+                store.flush()
+        store.advance(clock.now_ms())
+        before = {each.unique_key for each in store.pending()}
+        listing = store.pending()
+        found = [next(listing) for _ in range(place)]
+        for turn in range(3):
+            store.flush()
+            clock.tick(40_000)
+            store.advance(clock.now_ms())
+            store.schedule(message(400 + turn), AfterMs(500_000))
+        found += listing
+        keys = Counter(each.unique_key for each in found)
+        assert set(keys.values()) == {1}
+        assert {each.unique_key for each in store.pending()} & before <= keys.keys()
 
     def test_topics_keep_what_was_delivered_and_go_on_behind_it(
         self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]

@@ -5,6 +5,8 @@ reads.
 
 from pathlib import Path
 
+import pytest
+
 from message_store import Clock, DelayStore, StoredMessage
 from message_store.format.message import Host
 from message_store.interface.promise_rules import to_slot_end
@@ -14,6 +16,7 @@ from tests.contract.durable_store_contract import DurableStoreContract
 from tests.independent.raw_files import queue_units, record_at
 from tests.independent.raw_records import RawRecord
 from timer_wheel import WheelStore
+from timer_wheel.wheel import waiting
 
 DAY_MS = 86_400_000
 LOG_FILE_BYTES = 1 << 20
@@ -101,7 +104,11 @@ class TestNothingIsTooLong(Wheel):
 
 
 class TestShortRounds(Wheel, DurableStoreContract):
-    """A window of six slots: nearly everything rolls."""
+    """A window of six slots: nearly everything rolls. A listing goes slot by slot."""
+
+    @pytest.fixture(autouse=True)
+    def slot_by_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waiting, "_SLOTS_AT_ONCE", 1)
 
     def open_store(self, folder: Path, clock: Clock) -> DelayStore:
         return WheelStore.open(folder, clock=clock, roll_window_slots=6, settings=SMALL)

@@ -38,13 +38,19 @@ def look_as_a_broker(
     snapshots_on: bool = False,
     precision_ms: int = 1000,
     torn_from: int = LONG_MAX,
+    recovers_queues: bool = False,
 ) -> BrokerView:
     """A broker with slots of a second, or of so many milliseconds, that starts now. A loss of power
-    may have torn the records in the log from ``torn_from`` on.
+    may have torn the records in the log from ``torn_from`` on. One that ``recovers_queues`` makes
+    entries that are missing from the log; of what was delivered just before it tells nothing then.
     """
     root = StoreRoot(Path(path))
     state = read_wheel_store(
-        root, now_ms=now_ms, precision_ms=precision_ms, snapshots_on=snapshots_on
+        root,
+        now_ms=now_ms,
+        precision_ms=precision_ms,
+        snapshots_on=snapshots_on,
+        after_crash=recovers_queues,
     )
     wrong = [f"shared: {each}" for each in state.shared_positions.tolist()]
     places = _places_of(root, state.blocking_queue_offsets)

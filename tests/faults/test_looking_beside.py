@@ -37,6 +37,7 @@ from migrate.table.pending_batches import pending_batches
 from migrate.table.pending_table import LEVELS, WHEEL, TableOptions, pending_rows
 from tests.faults.busy_writer import OPENERS, START_MS, WAITING, BusyWriter
 from tests.faults.engines import WINDOW_SLOTS
+from tests.helpers.tiers import at_night
 from tests.message_store.files.test_store_lock import as_a_broker_finds_it
 from tests.source_laws import ROOT
 from timer_wheel.reading import outstanding
@@ -133,7 +134,7 @@ def at_work(engine: str, path: Path, seed: int) -> Iterator[BusyWriter]:
     [
         2,
         pytest.param(15, marks=pytest.mark.check),
-        pytest.param(200, marks=pytest.mark.nightly),
+        *at_night(200, parts=8),
     ],
 )
 @pytest.mark.parametrize("look", LOOKS)
@@ -182,7 +183,7 @@ class StepsBetween:
     [
         1,
         pytest.param(8, marks=pytest.mark.check),
-        pytest.param(100, marks=pytest.mark.nightly),
+        *at_night(100, parts=4),
     ],
 )
 @pytest.mark.parametrize("look", LOOKS)

@@ -31,6 +31,7 @@ from migrate.source.condition import loss_warnings, source_warnings
 from migrate.table.pending_table import LEVELS, TableOptions, pending_rows
 from tests.faults.damage import copy_store
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
+from timer_wheel.wheel.recovery import DEALT_WITH_NAME
 
 START_MS = 1_767_323_045_000
 HALF_MS = START_MS + 20_000
@@ -297,6 +298,32 @@ def test_a_wheel_without_a_file_of_its_timer_log_delivers_all_or_is_refused(
         pass
     assert topics_of(store) == Counter(set(range(COUNT)) - built.cancelled)
     store.close()
+
+
+@pytest.mark.parametrize("name", ["wheel", "hierarchy"])
+@pytest.mark.parametrize("damage", ["a file of the timer log is gone", "a damaged note"])
+def test_what_a_wheel_refuses_it_refuses_before_log_and_queues_are_recovered(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str, damage: str
+) -> None:
+    """A killed store has zeros to write behind its log's end, and entries to make."""
+    built, copy = built_once("wheel", tmp_path_factory), tmp_path / "store"
+    copy_store(built.path, copy)
+    store = opened("wheel", copy, HALF_MS)
+    store.schedule(Message("orders", b"killed"), AtMs(HALF_MS + 1_000))
+    abandon(store)
+    with max((copy / "consumequeue/rmq_sys_wheel_timer/0").iterdir()).open("r+b") as queue:
+        entries = queue.read()
+        place = max(place for place in range(0, len(entries), 20) if any(entries[place:][:20]))
+        queue.seek(place)
+        queue.write(bytes(20))
+    if damage == "a damaged note":
+        (copy / "delaywheel" / DEALT_WITH_NAME).write_text("{")
+    else:
+        sorted((copy / "timerlog").iterdir())[1].unlink()
+    before = contents(copy)
+    with pytest.raises(SourceError, match=r"the row has files of|Take it from a backup"):
+        opened(name, copy, HALF_MS)
+    assert contents(copy) == before
 
 
 def test_retention_of_the_timer_log_places_nothing_again(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ TIERS: Final = ("test", "check", "nightly")
 SLOWER: Final = TIERS[1:]
 
 #: `make check` runs one of so many turns of the nightly tests, chosen by the commit's hash.
-TURNS: Final = 16
+TURNS: Final = 32
 #: Broker tests that share a store have their turn together, and one such group takes minutes.
-BROKER_TURNS: Final = 10
+BROKER_TURNS: Final = 16
 
 #: So many processes run tests with brokers: four, and the brokers starve each other on two cores.
 BROKER_PROCESSES: Final = 2
@@ -49,6 +49,16 @@ def with_examples(cases: Iterable[Any], examples: Collection[Any]) -> list[Any]:
     return [
         pytest.param(*value, marks=() if case in examples else pytest.mark.check)
         for case, value in zip(every, values, strict=True)
+    ]
+
+
+def at_night(count: int, *, parts: int) -> list[Any]:
+    """Parameters of a long nightly test: ``count`` rounds in parts, each with a seed and a turn of
+    its own, so that no turn of `make check` gets them all.
+    """
+    return [
+        pytest.param(count // parts, id=f"{count}, part {part}", marks=pytest.mark.nightly)
+        for part in range(1, parts + 1)
     ]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 
@@ -145,17 +146,17 @@ class Account:
         """The store said that it takes none of them."""
         self.lives = [life for life in self.lives if life not in begun]
 
-    def advance(self, now_ms: int) -> None:
-        """Somebody begins to deliver."""
+    def advance(self, now_ms: int, lives: Sequence[Life] | None = None) -> None:
+        """Somebody begins to deliver these, or all."""
         self.advanced_to_ms = max(self.advanced_to_ms, now_ms)
-        for life in self._own():
+        for life in self._own() if lives is None else lives:
             if life.early_ms <= now_ms:
                 life.may_also(DELIVERED)
 
-    def advanced(self, now_ms: int) -> None:
+    def advanced(self, now_ms: int, lives: Sequence[Life] | None = None) -> None:
         """That came back."""
-        for life in self._own():
-            if life.late_ms <= now_ms:
+        for life in self._own() if lives is None else lives:
+            if life.late_ms <= now_ms and life.family == self.family:
                 life.surely(DELIVERED)
 
     def cancel(self, life: Life, *, by_receipt: bool) -> Asked:
@@ -202,6 +203,21 @@ class Account:
         """What is so now outlives a loss of power."""
         for life in self.lives:
             life.since = life.may
+
+    @contextmanager
+    def flushing(self) -> Iterator[None]:
+        """A flush beside other threads: what was so when it began, and all that was so since, may
+        be on the disk. One that fails makes nothing certain.
+        """
+        before = {life: life.since for life in self.lives}
+        for life in self.lives:
+            life.since = life.may
+        try:
+            yield
+        except BaseException:
+            for life, since in before.items():
+                life.since |= since
+            raise
 
     def power_lost(self) -> None:
         """Nothing is certain but what was so all the time since the last flush."""

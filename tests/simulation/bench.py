@@ -275,7 +275,14 @@ class Bench:
                 if each.row.due_ms > self.history.advanced_to_ms
                 and each.row.due_ms - each.now_ms < near_ms
             ]
-        return lost_to_a_broker(self.root, self.ledger, lives, precision_ms, torn_from)
+        return lost_to_a_broker(
+            self.root,
+            self.ledger,
+            lives,
+            precision_ms,
+            torn_from,
+            recovers_queues=is_power_cut,  # a flush may have synced the log alone
+        )
 
     def wrong_at_the_end(self, rng: random.Random) -> list[str]:
         """Open what a fault left, twice, and deliver everything."""

@@ -56,9 +56,7 @@ def harm(world: World, fault: str, rng: random.Random) -> bool:
         world.say(f"  refused: {error}")
         if str(world.root) not in str(error):
             raise WrongError(f"a refusal that names no file: {error}") from error
-        # A wheel reads its timer log when log and queues are recovered (seeds 2132 and 2185).
-        is_read_first = not damage.name.startswith("timerlog")
-        if is_read_first and _digests(world.root) != digests:
+        if _digests(world.root) != digests:
             raise WrongError(f"a store that was refused has changed: {error}") from error
         _put_back(path, before)
         world.new_disk()

@@ -109,12 +109,20 @@ def lost_to_a_broker(
     promised: Iterable[Life],
     precision_ms: int,
     torn_from: int = LONG_MAX,
+    *,
+    recovers_queues: bool = False,
 ) -> list[str]:
     """What a broker that takes a wheel over would never deliver, and where its chains lead astray,
     by the reader that follows its rules. What it would repeat is not told. Its topics hold what the
     log does: it puts that into queues when it starts.
     """
-    view = look_as_a_broker(root, ledger.now_ms, precision_ms=precision_ms, torn_from=torn_from)
+    view = look_as_a_broker(
+        root,
+        ledger.now_ms,
+        precision_ms=precision_ms,
+        torn_from=torn_from,
+        recovers_queues=recovers_queues,
+    )
     records = (placed.record for placed in commit_log_records(root / "commitlog"))
     comes = Counter(
         each.effective["UNIQ_KEY"] for each in records if each.topic not in SYSTEM_TOPICS

@@ -25,6 +25,7 @@ from tests.simulation.bench import START_MS
 from tests.simulation.cases import IN_PROCESS, POWER
 from tests.simulation.harm import KINDS, harm
 from tests.simulation.simulated_disk import Event, Failing, Killed
+from tests.simulation.together import Together, ToSchedule
 from tests.simulation.world import DAY_MS, FAMILIES, Owner, World, WrongError
 
 ENGINES: Final = ("levels", "wheel", "hierarchy")
@@ -299,6 +300,7 @@ class RandomRun:
             (lambda _rng: world.look(), 2),
             (self._reopen_orderly, 3),
             (self._kill, 2),
+            (self._together, 4),
         ]
         if world.owner.family == "timers":
             actions += [(self._change_hands, 2), (self._change_precision, 1)]
@@ -311,6 +313,34 @@ class RandomRun:
             do = rng.choice([self._schedule, self._schedule, self.world.cancel, self._stand])
             do(rng)
             self.world.flush()
+
+    def _together(self, rng: random.Random) -> None:
+        """Two to four threads at once."""
+        if rng.random() < 0.5:
+            self.world.clock.tick(rng.choice(_LEAPS_MS))
+        together = Together(self.world, rng)
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            together.cancel()
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            count = rng.choice([1, 2, 5])
+            names = [f"T{rng.randrange(30)}" for _ in range(count)]
+            names = [each for each in names if each not in together.cancelled] or ["T99"]
+            dues_ms = [self._dues_ms(rng) for _ in names]
+            together.schedule(ToSchedule(names, dues_ms, rng.random() < 0.4))
+        for do, odds in (
+            (together.flush, 0.7),
+            (together.flush, 0.3),
+            (together.advance, 0.6),
+            (together.advance, 0.1),
+            (together.look, 0.3),
+            (together.close, 0.2),
+        ):
+            if rng.random() < odds:
+                do()
+        together.run()
+        if not self.world.is_open:
+            self.world.look_beside()
+            self.world.look_as_a_broker()
 
     def _dues_ms(self, rng: random.Random) -> int:
         """Often one that was asked for before."""

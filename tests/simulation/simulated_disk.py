@@ -199,6 +199,8 @@ class SimulatedDisk:
     def __init__(self, root: Path, failing: Failing | None = None, *, records: bool = True) -> None:
         self.root = os.path.abspath(root)
         self.failing = failing
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before each change, when another thread may make one."""
         self.events: list[Event] = []
         self._records = records
         self._files: dict[tuple[int, int], int] = {}
@@ -318,6 +320,8 @@ class SimulatedDisk:
         place = self.below(where, options.get("dir_fd"))
         if place is None:
             return real(where, *given, **options)
+        begun = len(self.events)
+        self.before_change()
         before = self._moved(name, where, place) if self._records else None
         try:
             answer = self._attempt(name, real, where, *given, **options)
@@ -325,7 +329,9 @@ class SimulatedDisk:
             self._record_torn()
             raise
         if self._records:
-            self._record(name, place, before, where, given, answer)
+            # A sync tells nothing of what was written after it had begun.
+            until = begun if begun < len(self.events) else None
+            self._record(name, place, before, where, given, answer, until)
         return answer
 
     def _attempt(self, name: str, real: Callable[..., Any], *given: Any, **options: Any) -> Any:
@@ -354,7 +360,14 @@ class SimulatedDisk:
         return file
 
     def _record(
-        self, name: str, place: str, moved: int | None, where: Any, given: Any, answer: Any
+        self,
+        name: str,
+        place: str,
+        moved: int | None,
+        where: Any,
+        given: Any,
+        answer: Any,
+        until: int | None,
     ) -> None:
         if name in _REMOVING:
             self.events.append(Name(place, None))
@@ -366,11 +379,19 @@ class SimulatedDisk:
                 is_kept = name == "link"
                 self.events.append(Name(target, moved, moved is None, None if is_kept else place))
         elif name in ("fsync", "fdatasync") and os.path.isdir(os.path.join(self.root, place)):
-            self.events.append(SyncNames(place))
+            self.events.append(SyncNames(place, until))
         else:
-            self._record_data(name, place, where, given, answer)
+            self._record_data(name, place, where, given, answer, until)
 
-    def _record_data(self, name: str, place: str, descriptor: int, given: Any, answer: Any) -> None:
+    def _record_data(
+        self,
+        name: str,
+        place: str,
+        descriptor: int,
+        given: Any,
+        answer: Any,
+        until: int | None,
+    ) -> None:
         file = self._file(descriptor)
         if file is None:
             self._take_file(descriptor, place)
@@ -383,13 +404,14 @@ class SimulatedDisk:
         elif name == "ftruncate":
             self.events.append(Resize(file, given[0]))
         else:
-            self.events.append(Sync(file))
+            self.events.append(Sync(file, until))
 
     def open(self, real: Callable[..., int], path: Any, flags: int, *more: Any, **how: Any) -> int:
         """Open a file; to make it is a change."""
         place = self.below(path, how.get("dir_fd")) if flags & os.O_CREAT else None
         if place is None:
             return real(path, flags, *more, **how)
+        self.before_change()
         if os.path.lexists(os.path.join(self.root, place)):
             descriptor = real(path, flags, *more, **how)
             self._emptied(descriptor, bool(flags & os.O_TRUNC))
@@ -442,6 +464,8 @@ class _SeenFile:
     def write(self, data: Any) -> int:
         """A change, which reaches the disk at once: a buffer would hide which one was refused."""
         descriptor = self._file.fileno()
+
+        self._disk.before_change()
 
         def write_through(data: Any) -> int:
             first = os.lseek(descriptor, 0, os.SEEK_CUR)

@@ -45,6 +45,7 @@ from tests.simulation.simulated_disk import (
     make_disk,
     nothing_unsynced,
 )
+from tests.simulation.turns import taking_turns
 
 DAY_MS = 86_400_000
 FAMILIES = {"levels": "levels", "wheel": "timers", "hierarchy": "timers"}
@@ -88,6 +89,8 @@ class World:
         """Whether messages may have been delivered that nobody has looked for."""
         self._store: DelayStore | None = None
         self._seen: dict[int, Found] = {}
+        self._always = ExitStack()
+        self._always.enter_context(taking_turns())
         self._watch = ExitStack()
         self._watch.enter_context(watched(self.disk))
 
@@ -102,6 +105,7 @@ class World:
         with suppress(Exception):
             self.kill()
         self._watch.close()
+        self._always.close()
         self.events += self.disk.events
 
     def require(self, wrong: Sequence[str]) -> None:
@@ -137,6 +141,12 @@ class World:
             else:
                 self.account.killed()
 
+    def is_closed(self) -> None:
+        """Some thread closed the store in order."""
+        self.is_stale = True
+        self._store = None
+        self.account.flushed()
+
     def kill(self) -> None:
         """Let go of the files as a kill does, and leave the disk as it is."""
         store, self._store = self._store, None
@@ -170,7 +180,7 @@ class World:
             chosen = [names[row] for row in part], [dues_ms[row] for row in part]
             begun = self.account.schedule(*chosen, self.clock.now_ms())
             try:
-                receipts = self._handed_over(*chosen, at_once=at_once)
+                receipts = self.handed_over(*chosen, at_once=at_once)
             except UnsupportedDelayError:
                 self.account.refused(begun)
                 self._require_too_long(chosen[1])
@@ -178,9 +188,10 @@ class World:
             self.account.scheduled(begun, receipts)
             self._require_promises(begun)
 
-    def _handed_over(
+    def handed_over(
         self, names: Sequence[str], dues_ms: Sequence[int], *, at_once: bool
     ) -> list[Any]:
+        """The receipts of messages, handed over one by one or in one batch."""
         messages = list(map(message_of, names))
         if at_once:
             batch = MessageBatch.of(messages)

@@ -8,13 +8,14 @@ complete account of one moment. Later messages are in the queue, and later deliv
 """
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import attrs
 import numpy as np
 
 from message_store.columns.byte_column import int64s
 from timer_wheel.format.index_layouts import HOURS, MINUTES, SECONDS, WHEELS, Rows, Wheel
-from timer_wheel.hierarchy.index_db import Block, IndexBatch, IndexDb
+from timer_wheel.hierarchy.index_db import Block, IndexBatch, IndexDb, IndexView
 from timer_wheel.hierarchy.waiting_rows import by_slot, in_order, no_rows, together
 from timer_wheel.timers.rows import Bools
 
@@ -288,12 +289,19 @@ class WaitingMessages:
                 yield block
 
     def parts(self) -> Iterator[Rows]:
-        """All messages, in parts; those in memory first."""
-        yield together([self._near, *self._newly_near])
-        yield together(self._fresh)
+        """All messages that wait at this moment, in parts; those in memory first. They may be read
+        while others go on with the store.
+        """
+        in_memory = [together([self._near, *self._newly_near]), together(self._fresh)]
+        here = frozenset(self._loaded) | self._on_their_way
+        view = self._db.view(wheel.name for wheel in WHEELS)
+        return chain(in_memory, self._parts_of(view, self.hands, here))
+
+    def _parts_of(self, view: IndexView, hands: Hands, here: frozenset[_Place]) -> Iterator[Rows]:
         for wheel in WHEELS:
-            for block in self._blocks(wheel, self.hands.of(wheel)):
-                yield block.rows
+            for block in self._db.blocks_in(view, wheel.name, hands.of(wheel)):
+                if _place(wheel, block) not in here:
+                    yield block.rows
 
     def due_at(self, due_ms: int) -> Rows:
         """The messages that are promised for one time."""

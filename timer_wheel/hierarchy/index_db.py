@@ -5,10 +5,11 @@ The only place that knows RocksDB. Everything is read in ranges and written in b
 there wholly or not at all, whatever column families it touches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import attrs
 import numpy as np
@@ -75,6 +76,13 @@ def _nothing() -> None:
     """Nobody needs to know."""
 
 
+@attrs.frozen(eq=False)
+class IndexView:
+    """What a database held at one moment, whatever is written to it since."""
+
+    iterators: dict[str, Any]
+
+
 class IndexDb:
     """The database of one store, open for writing or, with ``read_only``, for looking.
 
@@ -86,6 +94,7 @@ class IndexDb:
         self.path = path
         self._on_damage: Callable[[], None] = _nothing
         self._identity: tuple[int, int] | None = None
+        self._views = WeakSet[IndexView]()
         access = rocksdict.AccessType
         with self._told():
             self._db = rocksdict.Rdict(
@@ -128,6 +137,39 @@ class IndexDb:
 
     # --- reading ----------------------------------------------------------------------------------
 
+    def view(self, families: Iterable[str]) -> "IndexView":
+        """The blocks of some families as they are now, to be read later. It does not keep the
+        database open.
+        """
+        with self._told():
+            # An iterator shows one moment. That of a snapshot does not (rocksdict 0.3.29).
+            view = IndexView({name: self._families[name].iter() for name in families})
+        self._views.add(view)
+        return view
+
+    def blocks_in(self, view: "IndexView", family: str, from_ms: int) -> Iterator[Block]:
+        """The blocks of a view, of the slots that begin at a time or later; once for each family.
+
+        Raises KeyError when the database was closed.
+        """
+        with self._told():
+            view.iterators[family].seek(_block_key(from_ms))
+        while (pair := self._next(view, family)) is not None:
+            yield self._block(*pair)
+
+    def _next(self, view: "IndexView", family: str) -> tuple[bytes, bytes] | None:
+        found = view.iterators[family]
+        with self._told():
+            try:
+                if not found.valid():
+                    found.status()
+                    return None
+                pair = found.key(), found.value()
+                found.next()
+            finally:
+                del found  # an error that somebody keeps would keep it too
+        return pair
+
     def state(self) -> IndexState | None:
         """What was last said of the whole; None in a new database."""
         with self._told():
@@ -155,9 +197,12 @@ class IndexDb:
         """The blocks of the slots that begin in a range of time, in order."""
         end_ms = _END if until_ms is None else until_ms
         for key, value in self._range(family, _block_key(from_ms), _block_key(end_ms)):
-            fields = BLOCK_KEY.decode_at(key, 0)
-            rows = self._rows(value, WAITING_ROW, NATIVE_ROW)
-            yield Block(fields["slot_ms"], fields["queue_offset"], rows)
+            yield self._block(key, value)
+
+    def _block(self, key: bytes, value: bytes) -> Block:
+        fields = BLOCK_KEY.decode_at(key, 0)
+        rows = self._rows(value, WAITING_ROW, NATIVE_ROW)
+        return Block(fields["slot_ms"], fields["queue_offset"], rows)
 
     def ids(self, era: int, bucket: int) -> Rows:
         """All ids of one bucket and era."""
@@ -255,6 +300,8 @@ class IndexDb:
         """Give the files back; closing twice is fine. Raises TargetError when the disk refuses what
         is yet to be written, or refused something before; the files are given back all the same.
         """
+        for view in self._views:
+            view.iterators.clear()
         self._families.clear()
         self._handles.clear()
         with self._told():

@@ -148,8 +148,11 @@ _FIRST_LOOK = 64
 
 
 def waiting_in_parts(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
-    """Every message that waits and passes. Raises StoreClosedError when the store is closed."""
-    parts = index.waiting.parts()
+    """Every message that waits now and passes. Raises StoreClosedError when the store is closed."""
+    return _pending_in(index, wanted, index.waiting.parts())
+
+
+def _pending_in(index: TimerIndex, wanted: Filter, parts: Iterator[Rows]) -> Iterator[Pending]:
     while True:
         with index.store.reading():
             rows = next(parts, None)

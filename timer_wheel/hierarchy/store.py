@@ -26,6 +26,7 @@ from message_store.redelivery.deliveries import LogDeliveries
 from message_store.writing.settings import StoreSettings
 from message_store.writing.store import LiveStore
 from timer_wheel.format.timer_due import TO_THE_MILLISECOND, at_once_out_ms, fine_promise_ms
+from timer_wheel.handover.to_hierarchy import refuse_before_recovery
 from timer_wheel.hierarchy.check import check_hierarchy
 from timer_wheel.hierarchy.opening import HierarchySettings, open_index
 from timer_wheel.hierarchy.search import Named, first_due_ms, waiting_in_parts, waiting_with_key
@@ -117,7 +118,12 @@ class HierarchicalWheelStore(TimerStore):
             )
         refuse_waiting_timeline(StoreRoot(Path(path)))
         store = LiveStore.open(
-            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+            path,
+            clock=clock,
+            dialect=dialect,
+            settings=settings,
+            level_table=levels,
+            before_recovery=refuse_before_recovery,
         )
 
         def make() -> "HierarchicalWheelStore":

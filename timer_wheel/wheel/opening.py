@@ -23,8 +23,9 @@ import numpy as np
 from message_store.base.errors import PrecisionError, UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
-from message_store.files.segments import SegmentReader
+from message_store.files.segments import SegmentReader, list_segments, require_appendable
 from message_store.format.properties import TIMER_TOPIC
+from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS, is_overdue, write_times
@@ -41,6 +42,7 @@ from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
 from timer_wheel.wheel.recall_search import find_markers, note_what_is_damaged, settle_older
 from timer_wheel.wheel.recovery import (
+    dealt_with,
     find_done,
     goes_back,
     has_lost_files,
@@ -56,6 +58,17 @@ from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.slots import LiveWheel
 from timer_wheel.wheel.unit_repair import mend_units, with_right_flags, write_flags
 from timer_wheel.wheel.waiting import next_due_ms
+
+
+def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
+    """Look whether a wheel can be opened, and change nothing: recovery would change log and queues
+    of a store that is refused then. Raises SourceError for a timer log that nothing can be appended
+    to, and where nobody knows any more what a broker had delivered.
+    """
+    require_appendable(list_segments(store.root.timer_log), store.settings.timer_log_file_bytes)
+    own = WheelFiles(store.root, store.clock, snapshots=False).found_own
+    if own is not None and own.is_known:
+        dealt_with(store.root)
 
 
 def open_timers(

@@ -196,7 +196,7 @@ def find_done(timers: LiveTimers) -> None:
         is_lost = timers.log.end < own.flushed_position
         names_from = log.min_offset if is_lost else max(own.names_from, log.min_offset)
         copies_from = log.min_offset if is_lost else log.end
-        timers.believe_done(_dealt_with(root))
+        timers.believe_done(dealt_with(root))
     timers.know_names(min(names_from, log.end))
     found = _done(timers, timers.names_from, copies_from)
     timers.mark_done(found)
@@ -205,9 +205,9 @@ def find_done(timers: LiveTimers) -> None:
         replace_file(root.own / DEALT_WITH_NAME, text.encode())
 
 
-def _dealt_with(root: StoreRoot) -> Int64s:
+def dealt_with(root: StoreRoot) -> Int64s:
     """What somebody else had dealt with when the store was taken over. One too many does no harm:
-    no other record comes to lie at its place.
+    no other record comes to lie at its place. Raises SourceError.
     """
     path = root.own / DEALT_WITH_NAME
     text = read_small_file(path)

@@ -35,7 +35,7 @@ from timer_wheel.timers.store import TimerStore, made_or_let_go
 from timer_wheel.wheel.check import check_wheel
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.opening import open_timers
+from timer_wheel.wheel.opening import open_timers, refuse_before_recovery
 from timer_wheel.wheel.recall_search import Search, find_markers
 from timer_wheel.wheel.recovery import forget_dealt_with
 from timer_wheel.wheel.settings import WheelSettings
@@ -117,7 +117,12 @@ class WheelStore(TimerStore):
         """
         refuse_waiting_timeline(StoreRoot(Path(path)))
         store = LiveStore.open(
-            path, clock=clock, dialect=dialect, settings=settings, level_table=levels
+            path,
+            clock=clock,
+            dialect=dialect,
+            settings=settings,
+            level_table=levels,
+            before_recovery=refuse_before_recovery,
         )
 
         def make() -> "WheelStore":

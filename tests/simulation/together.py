@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of a random run in which several threads use the store at once, and one may close it.
+
+Which of them comes first nobody knows, so that more fates are possible while they run. Names are
+not scheduled and cancelled in one such step: which of the two came first would not be known.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from message_store import Cancellation
+from message_store.base.errors import DelayStoreError, StoreClosedError, UnsupportedDelayError
+from tests.simulation.account import CANCELLED, PENDING, Fates, Life
+from tests.simulation.simulated_disk import Killed
+from tests.simulation.turns import TURNS
+from tests.simulation.world import World
+
+Work = Callable[[], None]
+
+
+@attrs.frozen
+class ToSchedule:
+    """What one thread schedules, at once or one behind the other."""
+
+    names: list[str]
+    dues_ms: list[int]
+    at_once: bool
+
+
+class Together:
+    """The threads, and what is known before and after them."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world, self._rng = world, rng
+        self._account = world.account
+        self._works: list[tuple[str, Work]] = []
+        self._advances = self._closes = False
+        self._is_closed = False
+        self._shown: list[Counter[str]] = []
+        self._wrong: list[str] = []
+        self.cancelled: set[str] = set()
+        """Names of what is taken back."""
+
+    # --- what is to be done -----------------------------------------------------------------------
+
+    def schedule(self, wanted: ToSchedule) -> None:
+        """A thread schedules these; see above for names."""
+        self._works.append((f"schedule {wanted}", lambda: self._schedule(wanted)))
+
+    def cancel(self) -> None:
+        """A thread takes one back that no other takes back."""
+        known = [
+            life
+            for life in self._account.lives
+            if life.receipt is not None
+            and life.family == self._account.family
+            and life.name not in self.cancelled
+        ]
+        if known:
+            life, by_receipt = self._rng.choice(known[-8:]), self._rng.random() < 0.5
+            self.cancelled.add(life.name)
+            self._works.append((f"cancel {life}", lambda: self._cancel(life, by_receipt)))
+
+    def advance(self) -> None:
+        """A thread delivers."""
+        self._advances = True
+        self._works.append(("advance", self._advance))
+
+    def flush(self) -> None:
+        """A thread flushes."""
+        self._works.append(("flush", self._flush))
+
+    def look(self) -> None:
+        """A thread lists what is pending."""
+        self._works.append(("look", self._look))
+
+    def close(self) -> None:
+        """A thread closes the store."""
+        self._closes = True
+        self._works.append(("close", self._close))
+
+    # --- how it is done ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All of it at once."""
+        world, account = self._world, self._account
+        for told, _ in self._works:
+            world.say(f"at once: {told}")
+        if world.is_stale:
+            world.see()
+        if self._advances:
+            account.advance(world.clock.now_ms())
+        before = {life: life.may for life in account.lives}
+        with self._taking_turns():
+            errors = TURNS.run([work for _, work in self._works], self._rng)
+        world.say(f"  {', '.join(type(error).__name__ for error in errors)}")
+        if self._is_closed:
+            world.is_closed()
+        self._raise_worst([error for error in errors if error is not None])
+        world.require(self._wrong)
+        self._require_shown(before)
+        if world.is_open:
+            world.see()
+
+    @contextmanager
+    def _taking_turns(self) -> Iterator[None]:
+        disk = self._world.disk
+        disk.before_change = TURNS.step
+        try:
+            yield
+        finally:
+            disk.before_change = lambda: None
+
+    def _raise_worst(self, errors: list[BaseException]) -> None:
+        if self._closes:
+            errors = [error for error in errors if not isinstance(error, StoreClosedError)]
+        for kind in (Killed, KeyboardInterrupt):
+            for error in errors:
+                if isinstance(error, kind):
+                    raise error
+        for error in sorted(errors, key=lambda each: isinstance(each, DelayStoreError)):
+            raise error
+
+    def _require_shown(self, before: dict[Life, Fates]) -> None:
+        """What waits all the time is there once in each listing."""
+        own = [life for life in self._account.lives if life.family == self._account.family]
+        is_steady = {life: len(life.may) == 1 and before.get(life) == life.may for life in own}
+        names = {life.name for life in own} - {life.name for life in own if not is_steady[life]}
+        for shown in self._shown if not self._account.is_repeating else ():
+            wanted = Counter(life.name for life in own if PENDING in life.may)
+            self._world.require(
+                [
+                    f"a listing beside others has {name} {shown[name]} times, not {wanted[name]}"
+                    for name in sorted(names)
+                    if shown[name] != wanted[name]
+                ]
+            )
+
+    # --- in a thread ------------------------------------------------------------------------------
+
+    def _schedule(self, wanted: ToSchedule) -> None:
+        count = len(wanted.names)
+        parts = [range(count)] if wanted.at_once else [range(n, n + 1) for n in range(count)]
+        for part in parts:
+            names = [wanted.names[row] for row in part]
+            dues_ms = [wanted.dues_ms[row] for row in part]
+            begun = self._account.schedule(names, dues_ms, self._world.clock.now_ms())
+            self._may_come(begun)
+            try:
+                receipts = self._world.handed_over(names, dues_ms, at_once=wanted.at_once)
+            except (UnsupportedDelayError, StoreClosedError):
+                self._account.refused(begun)
+                continue
+            self._account.scheduled(begun, receipts)
+            self._may_come(begun)
+
+    def _may_come(self, begun: list[Life]) -> None:
+        if self._advances:
+            self._account.advance(self._world.clock.now_ms(), begun)
+
+    def _cancel(self, life: Life, by_receipt: bool) -> None:
+        assert life.receipt is not None
+        asked = self._account.cancel(life, by_receipt=by_receipt)
+        answer = self._world.store.cancel(life.receipt if by_receipt else life.receipt.handle)
+        self._wrong += self._account.cancelled(asked, answer, forgets=self._world.forgets)
+        if answer is Cancellation.CANCELLED and len(asked.meant) == 1 and not asked.near:
+            life.become({CANCELLED})  # it was pending, and whoever delivers comes too late
+
+    def _advance(self) -> None:
+        world, now_ms = self._world, self._world.clock.now_ms()
+        promised = [life for life in self._account.lives if life.receipt is not None]
+        world.store.advance(now_ms)
+        if not world.owner.async_delivery or world.owner.engine != "levels":
+            self._account.advanced(now_ms, promised)
+
+    def _flush(self) -> None:
+        with self._account.flushing():
+            self._world.store.flush()
+
+    def _look(self) -> None:
+        pending = self._world.store.pending()
+        self._shown.append(Counter(each.unique_key or "" for each in pending))
+
+    def _close(self) -> None:
+        with self._account.flushing():
+            self._world.store.close()
+        self._is_closed = True
