@@ -390,6 +390,30 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "",
         "tests/faults/test_looking_beside.py::test_nobody_looks_beside_a_change_in_place",
     ),
+    Mutation(
+        "wheel-refused-behind-recovery",
+        "timer_wheel/wheel/store.py",
+        "            before_recovery=refuse_before_recovery,\n",
+        "",
+        "tests/faults/test_whole_files_lost.py"
+        "::test_what_a_wheel_refuses_it_refuses_before_log_and_queues_are_recovered",
+    ),
+    Mutation(
+        "retention-before-the-offsets",
+        "legacy_levels/engine/store.py",
+        "keep_from, self._persistence.make_known)",
+        "keep_from, lambda: None)",
+        "tests/simulation/test_synced_names.py"
+        "::test_what_was_delivered_is_on_the_disk_before_retention_takes_a_record",
+    ),
+    Mutation(
+        "listing-of-two-moments",
+        "timer_wheel/hierarchy/hands.py",
+        "self._db.blocks_in(view, wheel.name, hands.of(wheel)):",
+        "self._db.blocks(wheel.name, hands.of(wheel)):",
+        "tests/contract/test_hierarchical_store.py::TestMilliseconds"
+        "::test_a_listing_beside_others_has_what_waits_all_the_while_once",
+    ),
 )
 
 

@@ -14,7 +14,8 @@ to an equal message that is still pending.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -85,13 +86,35 @@ class OffsetPersistence:
         """
         interval_ms = self._state.rules.timings.persist_offsets_ms
         is_time = self._next_ms is None or not self._next_ms - interval_ms <= now_ms < self._next_ms
-        if self._next_ms is not None and is_time and self._writing.acquire(blocking=False):
-            try:
-                self._write_latest()
-            finally:
-                self._writing.release()
+        if self._next_ms is not None and is_time:
+            with self.unless_written() as is_free:
+                if is_free:
+                    self._write_latest()
         if is_time:
             self._next_ms = now_ms + interval_ms
+
+    @contextmanager
+    def unless_written(self) -> Iterator[bool]:
+        """Whether no other thread writes offsets down; if so, none does until the end."""
+        is_free = self._writing.acquire(blocking=False)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._writing.release()
+
+    def make_known(self) -> None:
+        """Say durably what was delivered, of which log and queues are on the disk: records of it
+        are about to go. Whoever calls is within ``unless_written``. Raises TargetError.
+        """
+        now = self._snapshot()
+        if self._flushed is None or not now.has_same_deliveries(self._flushed):
+            if now.done:  # it is said before entries are changed, as in a flush
+                self._put(now, is_durable=True)
+                self._neutralise(now)
+                self._state.live.sync_queues()
+            self._put(now, is_durable=True)
+            self._latest = self._flushed = now
 
     def _write_latest(self) -> None:
         now = self._snapshot()

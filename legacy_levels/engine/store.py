@@ -229,14 +229,17 @@ class LevelStore(ClosedOnExit):
         last_ms, interval_ms = self._last_clean_ms, self.state.rules.timings.clean_ms
         if last_ms is not None and last_ms <= now_ms < last_ms + interval_ms:
             return
-        self._last_clean_ms = now_ms
         keep_from = self.live.log.end
         if self.state.rules.spare_waiting:  # and whatever a wheel in this store may still want
             on_wheel = self.live.first_record(TIMER_TOPIC)
             keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
-        if self.live.clean(now_ms, keep_from, lambda: None):
-            for cursor in self.state.all_cursors.values():
-                cursor.queue_was_cut()
+        with self._persistence.unless_written() as is_free:
+            if not is_free:
+                return  # the next call tries again
+            self._last_clean_ms = now_ms
+            if self.live.clean(now_ms, keep_from, self._persistence.make_known):
+                for cursor in self.state.all_cursors.values():
+                    cursor.queue_was_cut()
 
     def next_due_ms(self) -> int | None:
         """The earliest time at which ``advance`` would deliver something."""
