@@ -9,9 +9,9 @@ the same command continues it. The target becomes a store with the last rename. 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
-from pyspark.sql import SparkSession
 
 from message_store.base.clock import SystemClock, stopwatch_s
 from message_store.base.errors import (
@@ -53,11 +53,14 @@ from migrate.write.staging import (
 )
 from migrate.write.target_config import CONF_NAME, broker_conf, broker_settings, config_clashes
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 def convert(
     options: ConvertOptions,
     *,
-    spark: SparkSession | None = None,
+    spark: "SparkSession | None" = None,
     spark_start_s: float = 0.0,
     progress: Progress = no_progress,
 ) -> ConversionReport:
@@ -74,7 +77,7 @@ def convert(
 def convert_merged(
     members: Sequence[ConvertOptions],
     *,
-    spark: SparkSession | None = None,
+    spark: "SparkSession | None" = None,
     spark_start_s: float = 0.0,
     progress: Progress = no_progress,
 ) -> ConversionReport:
@@ -107,7 +110,7 @@ class _Conversion:
     receipts: list[Receipt]
 
     def __init__(
-        self, members: Sequence[ConvertOptions], spark: SparkSession | None, progress: Progress
+        self, members: Sequence[ConvertOptions], spark: "SparkSession | None", progress: Progress
     ) -> None:
         self.options = members[0]  # all sources share what is not of a source
         self.spark = spark

@@ -10,10 +10,9 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from pyspark.sql import SparkSession
 
 from message_store.base.errors import SourceError
 from message_store.files.small_files import read_small_file
@@ -25,6 +24,9 @@ from migrate.spark.master import require_shared_directory
 from migrate.verify.report import VerifyReport
 from migrate.verify.verify import VerifyOptions, verify
 from migrate.write.staging import target_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SHIPPED = Path(__file__).resolve().parent
 ARCHIVE = _SHIPPED / "sample_store.tar.xz"
@@ -66,7 +68,7 @@ def unpack_sample(directory: Path) -> Path:
 def run_demo(
     directory: Path | None,
     *,
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     progress: Progress,
     spark_start_s: float = 0.0,
 ) -> DemoResult:

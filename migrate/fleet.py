@@ -8,10 +8,9 @@ does not stop the others. The same run again skips finished stores and continues
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from pyspark.sql import SparkSession
 
 from message_store.base.errors import DelayStoreError, MigrationError, OptionsError
 from migrate.convert import check_request, convert
@@ -21,6 +20,9 @@ from migrate.report.html import write_html_report
 from migrate.report.report import ConversionReport
 from migrate.settings import ConvertOptions
 from migrate.source.replicas import find_replicas, same_broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CONVERTED, FINISHED_BEFORE, FAILED = "converted", "finished before", "failed"
 USUAL_STORE_NAME = "store"
@@ -90,7 +92,7 @@ class Fleet:
         for index, options in enumerate(self._members):
             self._settle(index, partial(_check, options))
 
-    def convert(self, spark: SparkSession | None, progress: Progress) -> None:
+    def convert(self, spark: "SparkSession | None", progress: Progress) -> None:
         """Convert the stores that are not settled, one after the other.
 
         ``progress`` hears of each store under its number and name.
@@ -135,7 +137,9 @@ def target_name(source: Path) -> str:
     return path.parent.name if path.name == USUAL_STORE_NAME else path.name
 
 
-def _convert(options: ConvertOptions, spark: SparkSession | None, progress: Progress) -> FleetEntry:
+def _convert(
+    options: ConvertOptions, spark: "SparkSession | None", progress: Progress
+) -> FleetEntry:
     if spark is not None and _has_ended(spark):
         raise MigrationError(f"{options.source}: not tried, because Spark has ended")
     return FleetEntry(options, CONVERTED, convert(options, spark=spark, progress=progress))
@@ -145,7 +149,7 @@ def _labelled(progress: Progress, label: str) -> Progress:
     return lambda stage, done, total: progress(f"{label}: {stage}", done, total)
 
 
-def _has_ended(spark: SparkSession) -> bool:
+def _has_ended(spark: "SparkSession") -> bool:
     """Whether the JVM or its context has ended: then planning another store would be in vain."""
     try:
         spark.sparkContext.statusTracker().getActiveJobsIds()

@@ -17,9 +17,14 @@ Settings = tuple[tuple[str, str], ...]
 
 @contextmanager
 def started_spark(
-    progress: "StageProgress", master: str, conf: Settings
-) -> Iterator[tuple["SparkSession", float]]:
-    """A session, and the seconds that it took to start."""
+    progress: "StageProgress", master: str | None, conf: Settings
+) -> Iterator[tuple["SparkSession | None", float]]:
+    """A session, and the seconds that it took to start; none without a master: the work is done in
+    this process then.
+    """
+    if master is None:
+        yield None, 0.0
+        return
     from migrate.spark.session import spark_session
 
     started_s = stopwatch_s()

@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from message_store.base.errors import MigrationError
 from migrate.spark.master import DEFAULT_MASTER, is_one_machine
+from migrate.spark.reasons import reason_of
 
 JAVA_MIN_VERSION = 17
 
@@ -87,17 +88,6 @@ def spark_session(
         yield session
     finally:
         session.stop()
-
-
-def reason_of(error: str, output: str = "") -> str:
-    """One line out of pages of Java frames that tells why: what a Python task raised, else the
-    first exception that Java names, in ``output`` before ``error``.
-    """
-    text = f"{output}\n{error}"
-    raised = re.findall(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", text)
-    causes = re.findall(r"(?:[\w$]+\.)+\w*(?:Exception|Error): (.+)", text)
-    lines = [line for line in error.splitlines() if line.strip()]
-    return (raised or causes or lines or ["no reason given"])[0].strip()[:300]
 
 
 @contextmanager

@@ -15,11 +15,9 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from message_store.base.errors import (
     DelayStoreError,
@@ -30,9 +28,13 @@ from message_store.base.errors import (
 )
 from migrate.progress import Progress
 from migrate.spark.master import is_one_machine
-from migrate.spark.session import reason_of
+from migrate.spark.reasons import reason_of
 from migrate.write.part import write_parts
 from migrate.write.staging import Staging, count_receipts
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -47,7 +49,7 @@ _ERRORS: tuple[type[DelayStoreError], ...] = (SourceError, TargetError, FormatEr
 
 
 def write_all(
-    staging: Staging, part_count: int, spark: SparkSession | None, progress: Progress
+    staging: Staging, part_count: int, spark: "SparkSession | None", progress: Progress
 ) -> None:
     """Write every part that has no receipt yet; ``spark`` None does it in this process.
 
@@ -66,7 +68,7 @@ def write_all(
     done(task_count)
 
 
-def core_count(spark: SparkSession | None, name: str) -> int:
+def core_count(spark: "SparkSession | None", name: str) -> int:
     """The cores that Spark has by now, 1 without Spark. Raises MigrationError where it is gone."""
     try:
         return 1 if spark is None else spark.sparkContext.defaultParallelism
@@ -90,7 +92,7 @@ def _write_run(target: str, identity: str, durably: bool, run: tuple[int, int]) 
 
 
 def run_tasks(
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     tasks: Sequence[Task],
     function: Callable[[Task], Result],
     done: Callable[[int], None],
@@ -112,7 +114,7 @@ def run_tasks(
 
 
 def _run_job(
-    context: SparkContext,
+    context: "SparkContext",
     tasks: Sequence[Task],
     function: Callable[[Task], Result],
     done: Callable[[int], None],
@@ -168,7 +170,7 @@ def _freeze_imports() -> None:
 
 
 @contextmanager
-def _job_group(context: SparkContext, group: str, description: str) -> Iterator[None]:
+def _job_group(context: "SparkContext", group: str, description: str) -> Iterator[None]:
     """Jobs of the ``with`` block are of this group; the caller's own group comes back after it."""
     before = {name: context.getLocalProperty(name) for name in _GROUP_PROPERTIES}
     context.setJobGroup(group, description, interruptOnCancel=True)
@@ -181,7 +183,7 @@ def _job_group(context: SparkContext, group: str, description: str) -> Iterator[
 
 
 @contextmanager
-def _watched(context: SparkContext, group: str, done: Callable[[int], None]) -> Iterator[None]:
+def _watched(context: "SparkContext", group: str, done: Callable[[int], None]) -> Iterator[None]:
     """Call ``done`` from another thread for as long as the ``with`` block runs."""
     is_over = threading.Event()
 
@@ -199,7 +201,7 @@ def _watched(context: SparkContext, group: str, done: Callable[[int], None]) -> 
         watcher.join()
 
 
-def _finished_tasks(context: SparkContext, group: str) -> int:
+def _finished_tasks(context: "SparkContext", group: str) -> int:
     tracker = context.statusTracker()
     finished = 0
     for job_id in tracker.getJobIdsForGroup(group):

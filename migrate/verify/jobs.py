@@ -7,17 +7,20 @@ from contextlib import ExitStack, contextmanager
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
-from pyspark.sql import SparkSession
 
 from message_store.base.errors import TargetError
 from message_store.files.small_files import PRIVATE_MODE, replace_file
 from migrate.progress import Progress
 from migrate.spark.tasks import run_tasks
 from migrate.verify.tasks import DigestResult, DigestTask, Side, digest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TASK_MAX_ENTRIES = 4 << 20
 _TASK_MIN_ENTRIES = 20_000
@@ -40,7 +43,7 @@ class SideEntries:
 class DigestJobs:
     """How jobs are run: where, in how many tasks a side, with which seed and rules."""
 
-    spark: SparkSession | None
+    spark: "SparkSession | None"
     seed: int
     rules: tuple[int, int, int, int]
     progress: Progress

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
-from pyspark.sql import SparkSession
 
 from message_store.base.errors import BadFieldError, OptionsError, SourceError
 from message_store.base.printable import shell_word
@@ -68,6 +67,9 @@ from migrate.verify.source import (
 from migrate.verify.structure import ReachedMessages
 from migrate.verify.tasks import DigestResult, FoundRecords, Side, TopicUse
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 DEFAULT_SAMPLE = 200
 DEFAULT_LISTED = 100
 _NO_WINDOW_SLOTS = 1 << 40
@@ -96,7 +98,7 @@ def verify(
     source: Path,
     target: Path,
     *,
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     options: VerifyOptions | None = None,
     progress: Progress = no_progress,
 ) -> VerifyReport:
@@ -125,7 +127,7 @@ def verify_all(
     sources: Sequence[Path],
     target: Path,
     *,
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     options: VerifyOptions | None = None,
     progress: Progress = no_progress,
 ) -> list[VerifyReport]:
@@ -184,7 +186,7 @@ def compare_stores(
     target_root: StoreRoot,
     settings: ConversionSettings,
     *,
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     options: VerifyOptions,
     progress: Progress,
     topics_so_far: dict[str, TopicUse] | None = None,
@@ -312,7 +314,7 @@ class _Pair:
 
 
 def _digest_jobs(
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     settings: ConversionSettings,
     options: VerifyOptions,
     progress: Progress,
@@ -329,7 +331,7 @@ def _digest_jobs(
     return DigestJobs(spark, options.seed, rules, progress, parallelism, options.scratch)
 
 
-def _checked(options: VerifyOptions | None, spark: SparkSession | None) -> VerifyOptions:
+def _checked(options: VerifyOptions | None, spark: "SparkSession | None") -> VerifyOptions:
     """The options, or their defaults. Raises OptionsError for a cluster without ``scratch``."""
     options = options or VerifyOptions()
     if spark is not None:
@@ -372,7 +374,7 @@ def _report(
 def verify_alone(
     target: Path,
     *,
-    spark: SparkSession | None,
+    spark: "SparkSession | None",
     options: VerifyOptions | None = None,
     progress: Progress = no_progress,
 ) -> VerifyReport:

@@ -2,11 +2,13 @@
 """The flags that verbs share, and what the flags of a conversion ask for."""
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from delaywheel.terminal.options.types import (
     LEVEL_TABLE,
@@ -79,7 +81,17 @@ def require_window(after_ms: int | None, before_ms: int | None) -> None:
 
 
 def spark_options(function: Function) -> Function:
-    """``--master`` and ``--conf``."""
+    """``--master`` and ``--conf``; ``--in-process``, which the function is told by no master."""
+
+    @wraps(function)
+    def with_master(
+        *args: Any, in_process: bool, master: str, conf: tuple[tuple[str, str], ...], **given: Any
+    ) -> Any:
+        source = click.get_current_context().get_parameter_source("master")
+        if in_process and (conf or source is not ParameterSource.DEFAULT):
+            raise click.UsageError("--in-process runs no Spark: it takes no --master and no --conf")
+        return function(*args, master=None if in_process else master, conf=conf, **given)
+
     conf = click.option(
         "--conf",
         type=SETTING,
@@ -90,7 +102,12 @@ def spark_options(function: Function) -> Function:
     master = click.option(
         "--master", default=DEFAULT_MASTER, show_default=True, help="Where Spark runs."
     )
-    return master(conf(function))
+    in_process = click.option(
+        "--in-process",
+        is_flag=True,
+        help="Work in this process, on one core, without Spark and Java. The result is the same.",
+    )
+    return master(conf(in_process(with_master)))
 
 
 def all_of(*options: Decorator) -> Decorator:

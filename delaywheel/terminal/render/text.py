@@ -198,10 +198,11 @@ def sources_table(report: "ConversionReport") -> Table:
 def conversion_facts(report: "ConversionReport") -> list[str]:
     """Due times, bytes, seconds, and the quarantine."""
     seconds = report.seconds
+    start = f"Spark's start {seconds.spark_start:.1f}, " if seconds.spark_start else ""
     due = due_span(report.due_min_ms, report.due_max_ms, report.now_ms).removeprefix(", ")
     stages = (
-        f"{seconds.total:.1f} s: Spark's start {seconds.spark_start:.1f}, plan {seconds.plan:.1f},"
-        f" write {seconds.write:.1f}, seal {seconds.seal:.1f}"
+        f"{seconds.total:.1f} s: {start}plan {seconds.plan:.1f}, write {seconds.write:.1f},"
+        f" seal {seconds.seal:.1f}"
     )
     return [
         *([due] if due else []),

@@ -46,7 +46,7 @@ def convert(
     stores: tuple[Path, ...],
     manifest: Path | None,
     merge: bool,
-    master: str,
+    master: str | None,
     conf: Settings,
     report_file: Path | None,
     in_place: bool,

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from migrate.report.report import ConversionReport
     from migrate.settings import ConvertOptions
 
-StartSpark = Callable[["StageProgress"], AbstractContextManager[tuple["SparkSession", float]]]
+StartSpark = Callable[
+    ["StageProgress"], AbstractContextManager[tuple["SparkSession | None", float]]
+]
 
 MANIFEST_FLAG = "--manifest"
 

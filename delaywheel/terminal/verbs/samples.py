@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     help="Directory for the demo stores. Default: a new temporary directory.",
 )
 @spark_options
-def demo(output: "Output", directory: Path | None, master: str, conf: Settings) -> None:
+def demo(output: "Output", directory: Path | None, master: str | None, conf: Settings) -> None:
     """Convert the small real store that ships with delaywheel, and verify the result."""
     with loading(output):
         from delaywheel.terminal.render.text import demo_lines

@@ -57,7 +57,7 @@ def verify(
     output: "Output",
     stores: tuple[Path, ...],
     table: Path | None,
-    master: str,
+    master: str | None,
     conf: Settings,
     **reading: Any,
 ) -> None:

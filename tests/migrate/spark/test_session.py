@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from migrate.spark import session
+from migrate.spark.reasons import reason_of
 from migrate.spark.session import JavaMissingError, require_java
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,4 +151,4 @@ def test_a_missing_java_is_named_with_what_to_install(
     ],
 )
 def test_the_reason_is_one_line(error: str, said: str, reason: str) -> None:
-    assert session.reason_of(error, said) == reason
+    assert reason_of(error, said) == reason
