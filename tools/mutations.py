@@ -391,6 +391,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/faults/test_looking_beside.py::test_nobody_looks_beside_a_change_in_place",
     ),
     Mutation(
+        "entry-that-leads-to-another",
+        "legacy_levels/engine/recovery.py",
+        "np.flatnonzero(delivered & (candidates.is_odd == 1))",
+        "np.flatnonzero(delivered & False)",
+        "tests/faults/test_damage_is_reported.py"
+        "::test_an_entry_that_leads_to_what_was_delivered_is_not_taken_for_that",
+    ),
+    Mutation(
         "wheel-refused-behind-recovery",
         "timer_wheel/wheel/store.py",
         "            before_recovery=refuse_before_recovery,\n",

@@ -123,6 +123,7 @@ def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
     # A writer may be at work. What shows that a queue was there is read before the queues, so that
     # a queue that is made meanwhile is found. It has a directory before it has a file.
     was_stopped_cleanly = store.was_stopped_cleanly
+    is_at_rest = not store.is_in_use()
     tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
     marks = [read_mark(store.path, name) for name in (FLUSHED_NAME, LATEST_NAME)]
     used = {level for mark in marks if mark for level, end in mark.ends.items() if end}
@@ -132,7 +133,7 @@ def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
     evidence = {
         level: "has no file left"
         for level in there
-        if level not in has_files and (was_stopped_cleanly or level in offsets or level in used)
+        if level not in has_files and (is_at_rest or level in offsets or level in used)
     }
     for level, offset in offsets.items():
         if level not in there:

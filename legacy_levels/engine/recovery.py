@@ -23,6 +23,7 @@ multiset, so that of equal messages each is delivered once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ from legacy_levels.delivery_marks import (
 )
 from legacy_levels.engine.cursor import LevelCursor
 from legacy_levels.neutral_units import is_message
-from message_store.base.errors import SourceError
+from message_store.base.errors import FormatError, SourceError
 from message_store.files.segments import SegmentReader
 from message_store.files.small_files import read_small_file
 from message_store.format.java_numbers import LONG_MAX
@@ -147,7 +148,9 @@ def _broker_offsets(root: Path) -> DelayOffsets | None:
 
 @attrs.frozen(eq=False)
 class _Candidates:
-    """Waiting entries in log order."""
+    """Waiting entries in log order. ``is_odd`` says which do not lead behind all entries before
+    them and before all behind them, as a queue's do.
+    """
 
     level: Int64Array
     queue_offset: Int64Array
@@ -155,6 +158,27 @@ class _Candidates:
     size_bytes: Int64Array
     due_ms: Int64Array
     is_counted: Int64Array
+    is_odd: Int64Array
+
+    def entries(self, rows: list[int]) -> list[list[int]]:
+        """Of some: level, queue offset, place in the log, size, due time."""
+        columns = (
+            *(self.level, self.queue_offset, self.commit_log_offset),
+            *(self.size_bytes, self.due_ms),
+        )
+        table: list[list[int]] = np.stack([column[rows] for column in columns], axis=1).tolist()
+        return table
+
+
+@attrs.frozen(eq=False)
+class Delivered:
+    """Of each level the queue offsets, sorted, of waiting entries that were delivered already;
+    ``astray`` are those of them that are damaged: it was the message of another that was delivered.
+    Of each it has level, queue offset, place in the log, size and due time.
+    """
+
+    by_level: dict[int, Int64Array]
+    astray: list[list[int]]
 
 
 def delivered_already(
@@ -165,8 +189,8 @@ def delivered_already(
     names_since: int,
     counted: Mapping[int, int],
     newest_ms: int,
-) -> dict[int, Int64Array]:
-    """Of each level the queue offsets, sorted, of waiting entries that were delivered already.
+) -> Delivered:
+    """Find the waiting entries that were delivered already.
 
     ``since`` is the place in the log before which the cursors know of every delivery; None where
     only times can tell. Copies from ``names_since`` on count if they name a record. ``counted`` are
@@ -194,12 +218,31 @@ def delivered_already(
             last_ms = int(copies.store_timestamp_ms[copies.names_none].max(initial=-1))
             candidates = _candidates(cursors, copies, last_ms, counted)
             delivered = _match(reader, candidates, copies)
-    return {
-        cursor.level: np.sort(
-            candidates.queue_offset[delivered & (candidates.level == cursor.level)]
-        )
-        for cursor in cursors
-    }
+    odd = np.flatnonzero(delivered & (candidates.is_odd == 1))
+    astray = _are_astray(candidates, log, odd)
+    return Delivered(
+        {
+            cursor.level: np.sort(
+                candidates.queue_offset[delivered & (candidates.level == cursor.level)]
+            )
+            for cursor in cursors
+        },
+        candidates.entries(astray),
+    )
+
+
+def _are_astray(candidates: _Candidates, log: LiveLog, rows: Int64Array) -> list[int]:
+    """Those of these rows that are damaged entries: their record says that it is of another."""
+    astray: list[int] = []
+    for row in rows.tolist():
+        place = int(candidates.commit_log_offset[row]), int(candidates.size_bytes[row])
+        own = int(candidates.level[row]) - 1, int(candidates.queue_offset[row])
+        with suppress(FormatError):
+            record = log.record(*place)
+            if (record.queue_id, record.queue_offset) == own:
+                continue
+        astray.append(row)
+    return astray
 
 
 def _candidates(
@@ -208,9 +251,15 @@ def _candidates(
     """What waits and is named by a copy, was due by then, or counts as delivered."""
     rows: list[Int64Array] = []
     for cursor in cursors:
+        before = cursor.queue.units(cursor.head - 1, cursor.head)["commit_log_offset"]
+        newest = int(before.max(initial=-1))
         for first, units, waits in cursor.waiting():
             due_ms = units["tags_code"].astype(np.int64)
-            is_named = copies.name(units["commit_log_offset"].astype(np.int64))
+            offsets = units["commit_log_offset"].astype(np.int64)
+            highest = np.maximum.accumulate(np.append(newest, offsets))
+            lowest = np.minimum.accumulate(np.append(offsets, LONG_MAX)[::-1])[::-1]
+            is_odd, newest = (offsets <= highest[:-1]) | (offsets >= lowest[1:]), int(highest[-1])
+            is_named = copies.name(offsets)
             is_counted = first + np.arange(len(units)) < counted.get(cursor.level, 0)
             chosen = np.flatnonzero(waits & (is_named | is_counted | (due_ms <= newest_ms)))
             picked = units[chosen]
@@ -223,10 +272,11 @@ def _candidates(
                         picked["size_bytes"].astype(np.int64),
                         due_ms[chosen],
                         is_counted[chosen],
+                        is_odd[chosen],
                     ]
                 )
             )
-    columns = np.concatenate(rows, axis=1) if rows else np.zeros((6, 0), np.int64)
+    columns = np.concatenate(rows, axis=1) if rows else np.zeros((7, 0), np.int64)
     columns = columns[:, np.argsort(columns[2], kind="stable")]
     return _Candidates(*(np.ascontiguousarray(row) for row in columns))
 

@@ -318,7 +318,7 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
     log = state.live.log
     newest_ms = log.store_time_ms(log.last_start)
     cursors = list(state.cursors.values())
-    delivered = delivered_already(
+    found = delivered_already(
         cursors,
         log,
         since=start.since,
@@ -327,7 +327,14 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
         counted=start.counted,
         newest_ms=newest_ms,
     )
-    state.already_delivered = sum(map(len, delivered.values()))
+    delivered = found.by_level
+    state.already_delivered = sum(map(len, delivered.values())) - len(found.astray)
+    if found.astray:
+        reason = "its entry leads to the record of another message"
+        state.skipped.add(
+            SkippedMessage(level, queue_offset, commit_log_offset, size_bytes, due_ms, reason)
+            for level, queue_offset, commit_log_offset, size_bytes, due_ms in found.astray
+        )
     if state.live.settings.repeat_after_kill:
         state.to_repeat = delivered
     else:

@@ -236,6 +236,16 @@ class StoreRoot:
         finally:
             lock.release()
 
+    def is_in_use(self) -> bool:
+        """Whether somebody has the store open for writing; asked for a moment only, so that nobody
+        is kept out.
+        """
+        try:
+            with self.shared_lock():
+                return False
+        except StoreLockedError:
+            return True
+
     def take_lock(self) -> "StoreLock":
         """Hold the store for writing, against brokers and all who read under ``shared_lock``.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from message_store.base.errors import DelayStoreError, StoreLockedError
+from message_store.base.errors import DelayStoreError
 from message_store.files.small_files import is_directory
 from message_store.files.store_root import StoreRoot
 from message_store.interface.delay_store import Finding, Severity
@@ -128,7 +128,7 @@ def check_store(path: Path, options: CheckOptions, progress: Progress = no_progr
     if unfinished is not None:
         return _report(root, options, [unfinished], None, is_running=False)
     root.require_readable()
-    is_running = _is_running(root)
+    is_running = root.is_in_use()
     with StoreSnapshot(root, options, is_running=is_running) as snapshot:
         findings: list[Finding] = []
         for number, (name, family) in enumerate(_FAMILIES):
@@ -156,15 +156,6 @@ def _report(
         findings=tuple(worst_first(findings)),
         load=load,
     )
-
-
-def _is_running(root: StoreRoot) -> bool:
-    """Whether somebody holds the store; asked for a moment only, so that nobody is kept out."""
-    try:
-        with root.shared_lock():
-            return False
-    except StoreLockedError:
-        return True
 
 
 def _guarded(name: str, family: Family, snapshot: StoreSnapshot) -> list[Finding]:

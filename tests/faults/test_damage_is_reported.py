@@ -19,11 +19,13 @@ import pytest
 
 from message_store import AtMs, DelayStore, ManualClock, Message, Severity
 from message_store.base.errors import DelayStoreError, FormatError
+from message_store.format.layout import Layout
 from message_store.format.message_codec import decode_message_at, record_size_at
 from message_store.format.queue_unit import QUEUE_UNIT
 from message_store.format.record_layout import HEAD_V4_V4
 from tests.faults.damage import copy_store
 from tests.faults.engines import ENGINES, Engine, abandon
+from timer_wheel.format.timer_log import TIMER_UNIT
 
 START_MS = 1_793_000_000_000
 HALF_MS = START_MS + 20_000
@@ -320,6 +322,38 @@ def test_what_damage_takes_is_reported_and_nothing_else_is_lost(
             copy = tmp_path / f"{number}-{kind}"
             copy_store(built.path, copy)
             require_reported(ENGINES[engine], built, TARGETS[name], copy, kind, seed + number)
+
+
+@pytest.mark.parametrize(
+    ("engine", "pattern", "layout", "size_field"),
+    [
+        ("levels", "consumequeue/SCHEDULE_TOPIC_XXXX/*/*", QUEUE_UNIT, "size_bytes"),
+        ("wheel", "timerlog/*", TIMER_UNIT, "record_size_bytes"),
+    ],
+)
+def test_an_entry_that_leads_to_what_was_delivered_is_not_taken_for_that(
+    tmp_path: Path, engine: str, pattern: str, layout: Layout, size_field: str
+) -> None:
+    """The record there has another size: the entry is damaged, and its message still waits."""
+    built, later_ms = build(ENGINES[engine], tmp_path / "store", "closed"), HALF_MS + 10_000
+    store = ENGINES[engine].open(built.path, ManualClock(later_ms), False)
+    store.advance(later_ms)
+    abandon(store)  # what it delivered, the log alone tells
+    starts = {number: spans[0][0] for number, spans in built.records.items()}
+    waits = [n for n in range(COUNT) if due_ms(n) > HALF_MS and n not in CANCELLED]
+    delivered = starts[min(waits, key=due_ms)]
+    pending = min(n for n in waits if due_ms(n) > later_ms)
+    for file in sorted(built.path.glob(pattern)):
+        data = bytearray(file.read_bytes())
+        for place in range(0, len(data) - layout.size + 1, layout.size):
+            fields = layout.decode_at(data, place)
+            if fields["commit_log_offset"] == starts[pending] and fields[size_field] > 0:
+                fields |= {"commit_log_offset": delivered, size_field: 100}
+                data[place : place + layout.size] = layout.encode(**fields)
+                file.write_bytes(data)
+    outcome = used(ENGINES[engine], built.path)
+    assert set(range(COUNT)) - CANCELLED - outcome.delivered.keys() <= {pending}
+    assert pending in outcome.delivered or outcome.reports
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])

@@ -40,7 +40,6 @@ from timer_wheel.hierarchy.taken_over import (
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import together
 from timer_wheel.reading.copies import Copies
-from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.reading.hierarchy_reader import read_index
 from timer_wheel.reading.ownership import (
     Active,
@@ -52,7 +51,7 @@ from timer_wheel.reading.ownership import (
     trust_index,
 )
 from timer_wheel.timers.copies_in_log import copies_in_log
-from timer_wheel.timers.recall import without_target
+from timer_wheel.timers.recall import are_of_cancel, without_target
 
 
 @attrs.frozen(kw_only=True)
@@ -270,9 +269,8 @@ def _note_idle_markers(index: TimerIndex) -> None:
     rows = index.marks.new_rows()
     facts = index.facts_of(rows, keys=True)
     asked = ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
-    for row in np.flatnonzero(asked).tolist():
-        place = int(rows["commit_log_offset"][row]), int(rows["size_bytes"][row])
-        asked[row] = is_of_cancel(index.store.log.record(*place))
+    places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
+    asked = are_of_cancel(index.store.log, *places, asked)
     parts = [index.waiting.due_at(each) for each in np.unique(rows["due_ms"][asked]).tolist()]
     near = together(parts)
     waiting = index.facts_of(near, keys=True)

@@ -3,18 +3,23 @@
 
 A marker takes away every message of its slot, real topic and unique key that was scheduled before
 it. A broker takes those behind it as well, and from 5.4 on looks at slot and key alone. Whatever
-form the text of a marker has, it counts: that is what whoever recalled wanted.
+form the text of a marker has, it counts: that is what whoever recalled wanted. One that a cancel
+made names its own key; if it names another, one of the two is damaged, and it takes nothing.
 """
+
+from contextlib import suppress
 
 import attrs
 import numpy as np
 
+from message_store.base.errors import FormatError
 from message_store.columns.byte_column import Int64s
 from message_store.format.java_numbers import INT_MAX, LONG_MAX
 from message_store.format.message import Message, StoredMessage
 from message_store.format.properties import REAL_QUEUE_ID, TIMER_DELETE_UNIQUE_KEY
+from message_store.writing.log import LiveLog
 from timer_wheel.format.wheel_math import floor_ms
-from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS
+from timer_wheel.reading.delete_markers import MARKER_BODY, MARKER_TAGS, is_of_cancel
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.record_kernel import KEY_ONE
 from timer_wheel.timers.rows import Bools, TimerFacts
@@ -113,6 +118,17 @@ def odd_markers(offsets: Int64s, facts: TimerFacts) -> list[LostMessage]:
         LostMessage(int(offsets[row]), NAMES_ANOTHER if facts.is_marker[row] else NAMES_NOTHING)
         for row in np.flatnonzero(facts.is_odd_marker).tolist()
     ]
+
+
+def are_of_cancel(log: LiveLog, offsets: Int64s, sizes: Int64s, asked: Bools) -> Bools:
+    """Which of the asked records are as a cancel makes a delete marker. One that cannot be decoded
+    is damaged elsewhere: what it names was found.
+    """
+    found = np.zeros(len(asked), bool)
+    for row in np.flatnonzero(asked).tolist():
+        with suppress(FormatError):
+            found[row] = is_of_cancel(log.record(int(offsets[row]), int(sizes[row])))
+    return found
 
 
 def without_target(

@@ -208,12 +208,13 @@ class WheelFiles:
         length.
         """
         file = InPlaceFile(self._root.timer_wheel)
-        try:
-            file.write(b"\0", at=WHEEL_FILE_BYTES - 1, durably=not self._has_length)
-        except TargetError:
-            file.close()
-            raise
-        self._has_length = True
+        if not self._has_length:
+            try:
+                file.write(b"\0", at=WHEEL_FILE_BYTES - 1, durably=True)
+            except TargetError:
+                file.close()
+                raise
+            self._has_length = True
         return file
 
     def _write_snapshot(self, wheel: LiveWheel, log_position: int) -> None:
@@ -242,6 +243,7 @@ class WheelFiles:
         """Take away what was written of a wheel that is no more."""
         if not self._keeps_guard:
             remove_file(self._root.timer_wheel)
+            self._has_length = False
         for _, path in snapshots(self._root):
             remove_file(path)
 

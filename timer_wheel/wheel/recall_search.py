@@ -14,13 +14,13 @@ from message_store.interface.delay_store import Cancellation
 from timer_wheel.format.timer_due import is_overdue, may_be_promised
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
-from timer_wheel.reading.delete_markers import is_of_cancel
 from timer_wheel.timers.fates import fate
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import (
     RecallKey,
     RecallMarks,
     Target,
+    are_of_cancel,
     marker_offsets,
     odd_markers,
     without_target,
@@ -134,6 +134,16 @@ def find_markers(
     return marks
 
 
+def _may_be_over(timers: LiveTimers, rows: TimerRows) -> Bools:
+    """Which rows' slots the hand may have passed since they were stored. It never moves back, so
+    that nothing was cancelled before the slot where it was at the last flush.
+    """
+    own = timers.files.found_own
+    from_ms = own.flushed_hand_ms if own is not None and own.is_known else 0
+    slots_ms = rows.slot_time_ms
+    return np.asarray((slots_ms < timers.wheel.hand_ms) & (slots_ms >= from_ms))
+
+
 def note_what_is_damaged(timers: LiveTimers) -> None:
     """After a crash: note what has no unit and cannot be read, and delete markers in the queue that
     take back nothing; a cancel only makes one where a message waits that it takes.
@@ -148,11 +158,9 @@ def note_what_is_damaged(timers: LiveTimers) -> None:
         timers.lost.add(lost)
     cancels = odd_markers(rows.commit_log_offset, facts)
     asked = facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
-    asked &= rows.slot_time_ms >= timers.wheel.hand_ms
+    asked &= ~_may_be_over(timers, rows)
     asked &= ~are_older(timers, rows.commit_log_offset, facts)
-    for row in np.flatnonzero(asked).tolist():
-        record = log.record(int(rows.commit_log_offset[row]), int(rows.size_bytes[row]))
-        asked[row] = is_of_cancel(record)
+    asked = are_of_cancel(log, rows.commit_log_offset, rows.size_bytes, asked)
     if asked.any() and not timers.has_rolled:
         held = timers.wheel.used_slots()
         slots = floor_ms(facts.out_ms[asked], timers.precision_ms) // timers.precision_ms
