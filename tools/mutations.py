@@ -391,10 +391,26 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/faults/test_looking_beside.py::test_nobody_looks_beside_a_change_in_place",
     ),
     Mutation(
+        "marker-of-two-keys",
+        "timer_wheel/timers/record_kernel.py",
+        "if facts[IS_MARKER, row] != ODD_MARKER:",
+        "if True:",
+        "tests/timer_wheel/wheel/test_flipped_markers.py"
+        "::test_a_marker_that_says_something_else_is_told",
+    ),
+    Mutation(
+        "lost-queue-of-a-killed-store",
+        "legacy_levels/backlog/lost_queues.py",
+        "is_at_rest = is_held or not store.is_in_use()",
+        "is_at_rest = was_stopped_cleanly",
+        "tests/migrate/table/test_gone_files.py"
+        "::test_of_a_killed_store_a_directory_without_files_is_enough",
+    ),
+    Mutation(
         "entry-that-leads-to-another",
         "legacy_levels/engine/recovery.py",
-        "np.flatnonzero(delivered & (candidates.is_odd == 1))",
-        "np.flatnonzero(delivered & False)",
+        "_are_astray(candidates, log, np.flatnonzero(delivered))",
+        "_are_astray(candidates, log, np.flatnonzero(delivered)[:0])",
         "tests/faults/test_damage_is_reported.py"
         "::test_an_entry_that_leads_to_what_was_delivered_is_not_taken_for_that",
     ),

@@ -112,18 +112,18 @@ class GoneQueue:
         return f"{self.directory}: the queue of level {self.level} {self.evidence}"
 
 
-def gone_queues(store: StoreRoot) -> tuple[GoneQueue, ...]:
+def gone_queues(store: StoreRoot, *, is_held: bool = False) -> tuple[GoneQueue, ...]:
     """The levels of a store whose queue has no file, though one was there, in order of level.
 
-    None where no queue of any topic is left: then a broker makes all of them anew. Raises
-    SourceError where the disk refuses.
+    None where no queue of any topic is left: then a broker makes all of them anew. ``is_held`` says
+    that the caller keeps writers out. Raises SourceError where the disk refuses.
     """
     if not list_directories(store.consume_queues):
         return ()
     # A writer may be at work. What shows that a queue was there is read before the queues, so that
     # a queue that is made meanwhile is found. It has a directory before it has a file.
     was_stopped_cleanly = store.was_stopped_cleanly
-    is_at_rest = not store.is_in_use()
+    is_at_rest = is_held or not store.is_in_use()
     tables = read_delay_offsets(store.path, OffsetsChoice.NONE).by_choice().values()
     marks = [read_mark(store.path, name) for name in (FLUSHED_NAME, LATEST_NAME)]
     used = {level for mark in marks if mark for level, end in mark.ends.items() if end}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -106,15 +106,19 @@ class OffsetPersistence:
     def make_known(self) -> None:
         """Say durably what was delivered, of which log and queues are on the disk: records of it
         are about to go. Whoever calls is within ``unless_written``. Raises TargetError.
+
+        A full disk has no room for that, and retention has to make some: then it is not said, and
+        a loss of power may let delivered messages be told lost.
         """
         now = self._snapshot()
         if self._flushed is None or not now.has_same_deliveries(self._flushed):
-            if now.done:  # it is said before entries are changed, as in a flush
-                self._put(now, is_durable=True)
+            if now.done:
                 self._neutralise(now)
                 self._state.live.sync_queues()
-            self._put(now, is_durable=True)
-            self._latest = self._flushed = now
+            with suppress(TargetError):
+                self._state.skipped.save()
+                self._put(now, is_durable=True)
+                self._latest = self._flushed = now
 
     def _write_latest(self) -> None:
         now = self._snapshot()

@@ -218,8 +218,7 @@ def delivered_already(
             last_ms = int(copies.store_timestamp_ms[copies.names_none].max(initial=-1))
             candidates = _candidates(cursors, copies, last_ms, counted)
             delivered = _match(reader, candidates, copies)
-    odd = np.flatnonzero(delivered & (candidates.is_odd == 1))
-    astray = _are_astray(candidates, log, odd)
+    astray = _are_astray(candidates, log, np.flatnonzero(delivered))
     return Delivered(
         {
             cursor.level: np.sort(
@@ -232,9 +231,13 @@ def delivered_already(
 
 
 def _are_astray(candidates: _Candidates, log: LiveLog, rows: Int64Array) -> list[int]:
-    """Those of these rows that are damaged entries: their record says that it is of another."""
-    astray: list[int] = []
-    for row in rows.tolist():
+    """Those of these rows that are damaged entries: their record says that it is of another level
+    or, where an entry is out of order, of another place; or there is none of that size.
+    """
+    queue_ids = log.queue_ids(candidates.commit_log_offset[rows])
+    is_other = (queue_ids >= 0) & (queue_ids != candidates.level[rows] - 1)
+    astray: list[int] = rows[is_other].tolist()
+    for row in rows[~is_other & (candidates.is_odd[rows] == 1)].tolist():
         place = int(candidates.commit_log_offset[row]), int(candidates.size_bytes[row])
         own = int(candidates.level[row]) - 1, int(candidates.queue_offset[row])
         with suppress(FormatError):

@@ -329,8 +329,8 @@ def _settle_after_kill(state: LevelState, start: Start) -> None:
     )
     delivered = found.by_level
     state.already_delivered = sum(map(len, delivered.values())) - len(found.astray)
-    if found.astray:
-        reason = "its entry leads to the record of another message"
+    if found.astray and not state.live.settings.repeat_after_kill:
+        reason = "its entry is damaged, and leads to the record of another message or to none"
         state.skipped.add(
             SkippedMessage(level, queue_offset, commit_log_offset, size_bytes, due_ms, reason)
             for level, queue_offset, commit_log_offset, size_bytes, due_ms in found.astray

@@ -157,6 +157,21 @@ def read_store_times(addresses: Any, rooms: Any, offsets: Any, sizes: Any, times
             times[row] = store_time_at(record)
 
 
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1])")
+def read_queue_ids(addresses: Any, rooms: Any, offsets: Any, queue_ids: Any) -> None:
+    """The queue that the record at each address names; what is in ``queue_ids`` stays where none
+    begins. As ``read_store_times``.
+    """
+    for row in range(len(addresses)):
+        prefetch(addresses[min(row + ROWS_AHEAD, len(addresses) - 1)])
+        record = addresses[row]
+        if record < 0 or rooms[row] < SMALLEST_RECORD_BYTES:
+            continue
+        is_record = load_i32(record + AT_MAGIC) in (MAGIC_V1, MAGIC_V2)
+        if is_record and load_i64(record + AT_LOG_OFFSET) == offsets[row]:
+            queue_ids[row] = load_i32(record + AT_QUEUE_ID)
+
+
 @kernel("int64(int64, int64)")
 def last_record_of(file: int, file_bytes: int) -> int:
     """Where in a file in memory the last record begins, going from one to the next by their sizes;

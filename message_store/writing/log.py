@@ -38,7 +38,7 @@ from message_store.format.record_layout import (
     SYS_BORN_HOST_IPV6,
 )
 from message_store.kernels.batch import place_records
-from message_store.kernels.dispatch import last_record_of, read_store_times
+from message_store.kernels.dispatch import last_record_of, read_queue_ids, read_store_times
 from message_store.reading.commit_log import NO_TIME
 
 Int64s = NDArray[np.int64]
@@ -340,6 +340,15 @@ class LiveLog:
         places = self.addresses(offsets)
         read_store_times(places, self.rooms(offsets), offsets, wanted, times)
         return times
+
+    def queue_ids(self, offsets: Int64s) -> Int64s:
+        """The queue that the record at each place names; -1 where no record begins."""
+        offsets, found = (
+            np.ascontiguousarray(offsets, np.int64),
+            np.full(len(offsets), -1, np.int64),
+        )
+        read_queue_ids(self.addresses(offsets), self.rooms(offsets), offsets, found)
+        return found
 
     def head_checksum(self, offset: int) -> int:
         """CRC-32 of the record's first 91 bytes; 0 if the log is shorter. It distinguishes the

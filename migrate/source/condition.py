@@ -31,9 +31,11 @@ def require_stopped(store: StoreRoot, *, after_crash: bool) -> None:
 
 
 def source_warnings(source: StoreRoot, *, whole_log: bool, is_in_place: bool = False) -> list[str]:
-    """Missing files, files of a wrong length and lost queues, as sentences, with the remedy."""
+    """Missing files, files of a wrong length and lost queues of a source that is held, as
+    sentences, with the remedy.
+    """
     cut = [f"{queue}; {_TAKEN_FROM_LOG}" for queue in cut_queues_of(source)]
-    problems = [*row_problems(source), *map(str, gone_queues(source))]
+    problems = [*row_problems(source), *map(str, gone_queues(source, is_held=True))]
     if not any(str(source.consume_queues) in sentence for sentence in problems) or whole_log:
         return [*cut, *problems]
     finds = "convert into a fresh store with --whole-log instead"

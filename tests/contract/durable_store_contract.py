@@ -314,6 +314,8 @@ class DurableStoreContract(DelayStoreContract):
             if number == 200:
                 store.flush()
         store.advance(clock.now_ms())
+        store.schedule(message(500), AfterMs(0))  # what is behind it has no slot before it goes
+        store.schedule(message(501), AfterMs(30_000))
         before = {each.unique_key for each in store.pending()}
         listing = store.pending()
         found = [next(listing) for _ in range(place)]

@@ -325,30 +325,36 @@ def test_what_damage_takes_is_reported_and_nothing_else_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("engine", "pattern", "layout", "size_field"),
+    ("engine", "pattern", "layout", "size_field", "is_whole"),
     [
-        ("levels", "consumequeue/SCHEDULE_TOPIC_XXXX/*/*", QUEUE_UNIT, "size_bytes"),
-        ("wheel", "timerlog/*", TIMER_UNIT, "record_size_bytes"),
+        ("levels", "consumequeue/SCHEDULE_TOPIC_XXXX/*/*", QUEUE_UNIT, "size_bytes", True),
+        ("levels", "consumequeue/SCHEDULE_TOPIC_XXXX/*/*", QUEUE_UNIT, "size_bytes", False),
+        ("wheel", "timerlog/*", TIMER_UNIT, "record_size_bytes", False),
     ],
 )
 def test_an_entry_that_leads_to_what_was_delivered_is_not_taken_for_that(
-    tmp_path: Path, engine: str, pattern: str, layout: Layout, size_field: str
+    tmp_path: Path, engine: str, pattern: str, layout: Layout, size_field: str, is_whole: bool
 ) -> None:
-    """The record there has another size: the entry is damaged, and its message still waits."""
+    """The entry is damaged, and its message still waits."""
     built, later_ms = build(ENGINES[engine], tmp_path / "store", "closed"), HALF_MS + 10_000
     store = ENGINES[engine].open(built.path, ManualClock(later_ms), False)
     store.advance(later_ms)
     abandon(store)  # what it delivered, the log alone tells
-    starts = {number: spans[0][0] for number, spans in built.records.items()}
+    spans = {number: spans[0] for number, spans in built.records.items()}
     waits = [n for n in range(COUNT) if due_ms(n) > HALF_MS and n not in CANCELLED]
-    delivered = starts[min(waits, key=due_ms)]
-    pending = min(n for n in waits if due_ms(n) > later_ms)
+    delivered = {n for n in waits if due_ms(n) <= later_ms}
+    later = [n for n in waits if n not in delivered]
+    beside = [(n, each) for n in later for each in (n - 1, n + 1) if each in delivered]
+    # What was stored right beside it stands between the records of its neighbours in the queue.
+    pending, other = beside[0] if is_whole else (later[0], min(delivered, key=due_ms))
+    first, end = spans[other]
     for file in sorted(built.path.glob(pattern)):
         data = bytearray(file.read_bytes())
         for place in range(0, len(data) - layout.size + 1, layout.size):
             fields = layout.decode_at(data, place)
-            if fields["commit_log_offset"] == starts[pending] and fields[size_field] > 0:
-                fields |= {"commit_log_offset": delivered, size_field: 100}
+            if fields["commit_log_offset"] == spans[pending][0] and fields[size_field] > 0:
+                size_bytes = end - first if is_whole else 100
+                fields |= {"commit_log_offset": first, size_field: size_bytes}
                 data[place : place + layout.size] = layout.encode(**fields)
                 file.write_bytes(data)
     outcome = used(ENGINES[engine], built.path)

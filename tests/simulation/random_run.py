@@ -315,7 +315,7 @@ class RandomRun:
             self.world.flush()
 
     def _together(self, rng: random.Random) -> None:
-        """Two to four threads at once."""
+        """Some threads at once."""
         if rng.random() < 0.5:
             self.world.clock.tick(rng.choice(_LEAPS_MS))
         together = Together(self.world, rng)
@@ -324,7 +324,7 @@ class RandomRun:
         for _ in range(rng.choice([0, 1, 1, 2])):
             count = rng.choice([1, 2, 5])
             names = [f"T{rng.randrange(30)}" for _ in range(count)]
-            names = [each for each in names if each not in together.cancelled] or ["T99"]
+            names = [each for each in names if each not in together.cancelled]
             dues_ms = [self._dues_ms(rng) for _ in names]
             together.schedule(ToSchedule(names, dues_ms, rng.random() < 0.4))
         for do, odds in (

@@ -13,8 +13,11 @@ from typing import Any
 import attrs
 import pytest
 
+from legacy_levels.engine import offset_persistence
+from legacy_levels.engine.offset_persistence import OffsetPersistence
 from legacy_levels.engine.store import LevelStore
 from message_store import AfterMs, ManualClock, Message, Severity
+from message_store.base.errors import TargetError
 from message_store.files.live_segments import LiveSegments
 from message_store.files.small_files import replace_file
 from message_store.writing.store import LiveStore
@@ -272,6 +275,31 @@ def test_what_was_delivered_is_on_the_disk_before_retention_takes_a_record(
         assert [each for each in store.check() if each.severity is Severity.ERROR] == []
         assert list(store.pending()) == []
         assert len(store.advance(clock.now_ms())) == 0
+
+
+def test_retention_of_the_levels_makes_room_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none for the offsets that it would write first."""
+
+    def refused(*_given: Any, **_named: Any) -> None:
+        raise TargetError("no space left")
+
+    clock = ManualClock(NOW_MS)
+    settings = attrs.evolve(SMALL, commit_log_file_bytes=4 << 10, retention_ms=60_000)
+    store = open_levels(tmp_path, clock, settings)
+    for _ in range(40):
+        store.schedule(Message("orders", bytes(200)), AfterMs(10_000))
+    clock.tick(11_000)
+    assert len(store.advance(clock.now_ms())) == 40
+    before = len(list((tmp_path / "commitlog").iterdir()))
+    clock.tick(120_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(offset_persistence, "write_mark", refused)
+        patch.setattr(OffsetPersistence, "_write_latest", lambda _self: None)
+        store.advance(clock.now_ms())
+    assert len(list((tmp_path / "commitlog").iterdir())) < before
+    store.close()
 
 
 def test_all_directories_that_a_store_is_made_in_are_on_the_disk(tmp_path: Path) -> None:

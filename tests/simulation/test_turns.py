@@ -63,8 +63,6 @@ def test_threads_that_wait_for_each_other_are_told() -> None:
 
 
 def test_a_kill_in_one_thread_ends_all() -> None:
-    done = []
-
     def die() -> None:
         TURNS.step()
         raise Killed
@@ -72,7 +70,6 @@ def test_a_kill_in_one_thread_ends_all() -> None:
     def go_on() -> None:
         while True:
             TURNS.step()
-            done.append(1)
 
     errors = TURNS.run([die, go_on], random.Random(1))
     assert [type(error) for error in errors] == [Killed, Killed]

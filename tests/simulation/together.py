@@ -101,7 +101,7 @@ class Together:
             errors = TURNS.run([work for _, work in self._works], self._rng)
         world.say(f"  {', '.join(type(error).__name__ for error in errors)}")
         if self._is_closed:
-            world.is_closed()
+            world.was_closed()
         self._raise_worst([error for error in errors if error is not None])
         world.require(self._wrong)
         self._require_shown(before)

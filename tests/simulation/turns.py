@@ -40,7 +40,7 @@ class _Worker:
 
 
 class Turns:
-    """Who runs now. Threads that were not started by ``run`` are never held up."""
+    """Who runs now. Threads that were not started by ``run`` give way to nobody."""
 
     def __init__(self) -> None:
         self._workers: dict[int, _Worker] = {}

@@ -141,7 +141,7 @@ class World:
             else:
                 self.account.killed()
 
-    def is_closed(self) -> None:
+    def was_closed(self) -> None:
         """Some thread closed the store in order."""
         self.is_stale = True
         self._store = None

@@ -9,7 +9,6 @@ from message_store.files.segments import list_segments
 from message_store.files.small_files import remove_file
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
-from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import TIMER_CHECKPOINT_NAME
 from timer_wheel.format.metrics import TIMER_METRICS_NAME
@@ -18,11 +17,10 @@ from timer_wheel.format.timer_due import due_times
 from timer_wheel.format.wheel_file import snapshots
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.hierarchy.recall_marks import are_slot_ends
-from timer_wheel.reading.ownership import read_active
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.opening import open_timers
-from timer_wheel.wheel.opening import refuse_before_recovery as refuse_wheel
+from timer_wheel.wheel.opening import refuse_before_recovery as refuse_before_recovery
 from timer_wheel.wheel.recall_search import find_markers
 from timer_wheel.wheel.unit_repair import with_right_flags
 
@@ -40,12 +38,6 @@ class OnWheel:
     hand_ms: int
     waits_for_slot_ends: bool
     older: OlderSlots = NO_OLDER_SLOTS
-
-
-def refuse_before_recovery(store: LiveStore, extent: Extent) -> None:
-    """Look whether a wheel in files can be taken over, where one is to be, and change nothing."""
-    if read_active(store.root) is None:
-        refuse_wheel(store, extent)
 
 
 def take_over(store: LiveStore, default_ms: int) -> OnWheel:

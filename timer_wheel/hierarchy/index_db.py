@@ -150,7 +150,7 @@ class IndexDb:
     def blocks_in(self, view: "IndexView", family: str, from_ms: int) -> Iterator[Block]:
         """The blocks of a view, of the slots that begin at a time or later; once for each family.
 
-        Raises KeyError when the database was closed.
+        Whoever calls knows that the database is open.
         """
         with self._told():
             view.iterators[family].seek(_block_key(from_ms))

@@ -166,6 +166,8 @@ def _pending_in(index: TimerIndex, wanted: Filter, parts: Iterator[Rows]) -> Ite
             strict=True,
         ):
             with index.store.reading():
+                if offset < index.store.log.min_offset:
+                    continue  # retention took it meanwhile, and stored it again
                 message = index.store.log.record(offset, size_bytes)
             if wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)

@@ -70,7 +70,8 @@ def cancelled(
     now_ms: int,
     precision_ms: int,
 ) -> Cancelled:
-    """Which rows are messages that a marker among the rows takes away, in either form.
+    """Which rows are messages that a marker among the rows takes away, in either form. One whose
+    two keys differ is damaged: a broker obeys it, and nobody recalled what it names.
 
     What waits in the queue and is due before the slot of ``now_ms`` is never placed: such a marker
     has no effect, and such a message is delivered. Records are read only where a marker makes it
@@ -85,7 +86,8 @@ def cancelled(
     for end_ms, message in _with_end_slots(markers, commit_log, precision_ms):
         if message is not None:
             mark = end_ms, message.properties.get(TIMER_DELETE_UNIQUE_KEY)
-            marks[mark] = max(first_offset(message), marks.get(mark, -1))
+            place = -1 if marker_problem(message) else first_offset(message)
+            marks[mark] = max(place, marks.get(mark, -1))
     if not marks:
         return found
     slots = np.array([end_ms for end_ms, _ in marks if end_ms is not None], np.int64)
@@ -191,7 +193,8 @@ def recalled_pairs(
     """
     by_key: defaultdict[tuple[str, str], list[StoredMessage]] = defaultdict(list)
     for marker in markers:
-        by_key[_named_by(marker)].append(marker)
+        if marker_problem(marker) is None:
+            by_key[_named_by(marker)].append(marker)
     for message in messages:
         end_ms = widths.slot_end_ms(message)
         if end_ms is None or not message.unique_key:

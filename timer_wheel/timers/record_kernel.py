@@ -138,7 +138,9 @@ def _plain_number(place: int, length: int) -> int:
 
 @inline_kernel
 def _tell_key(spots: Any, slot: int, facts: Any, row: int) -> None:
-    """The recall key; of a marker that of its target, in whichever form its text names it."""
+    """The recall key; of a marker that of its target, in whichever form its text names it. An odd
+    marker gets none.
+    """
     topic, topic_bytes = spots[_TOPIC_SPOT], spots[_TOPIC_SPOT + 1]
     spot = _DELETE_SPOT if spots[_DELETE_SPOT + 1] else _KEY_SPOT
     key, key_bytes = spots[spot], spots[spot + 1]

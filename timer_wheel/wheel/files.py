@@ -196,9 +196,11 @@ class WheelFiles:
         if self._keeps_guard:
             return
         if self._wheel_file is None:
+            is_new = not self._has_length
             self._wheel_file = self._wheel_file_of_full_length()
-            last_page = wheel.dirty[-1:]
-            last_page |= wheel.image[-1:] != 0
+            if is_new:  # its last byte is zero
+                last_page = wheel.dirty[-1:]
+                last_page |= wheel.image[-1:] != 0
         for at, piece in wheel.take_dirty_pieces():
             self._wheel_file.write(piece, at=at)
             self._wheel_is_unsynced = True

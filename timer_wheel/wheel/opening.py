@@ -32,6 +32,7 @@ from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS, is_overdue,
 from timer_wheel.format.timer_log import read_units
 from timer_wheel.format.wheel_file import all_slots
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms, needs_roll
+from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.precision import precision_of_slots, precision_of_times, precision_of_units
 from timer_wheel.timers.recall import marker_offsets
 from timer_wheel.timers.rows import TimerRows, read_facts
@@ -63,11 +64,14 @@ from timer_wheel.wheel.waiting import next_due_ms
 def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
     """Look whether a wheel can be opened, and change nothing: recovery would change log and queues
     of a store that is refused then. Raises SourceError for a timer log that nothing can be appended
-    to, and where nobody knows any more what a broker had delivered.
+    to, and where nobody knows any more what a broker had delivered. What a hierarchical wheel left
+    of a wheel in files does not count.
     """
+    if read_active(store.root) is not None:
+        return
     require_appendable(list_segments(store.root.timer_log), store.settings.timer_log_file_bytes)
     own = WheelFiles(store.root, store.clock, snapshots=False).found_own
-    if own is not None and own.is_known:
+    if goes_back(own, store):
         dealt_with(store.root)
 
 

@@ -136,11 +136,12 @@ def find_markers(
 
 def _may_be_over(timers: LiveTimers, rows: TimerRows) -> Bools:
     """Which rows' slots the hand may have passed since they were stored. It never moves back, so
-    that nothing was cancelled before the slot where it was at the last flush.
+    that since the last flush nothing was cancelled before the slot where it was then. Of what lost
+    its unit nobody knows when it was stored.
     """
-    own = timers.files.found_own
-    from_ms = own.flushed_hand_ms if own is not None and own.is_known else 0
-    slots_ms = rows.slot_time_ms
+    own, slots_ms = timers.files.found_own, rows.slot_time_ms
+    is_told = own is not None and own.is_known and timers.log.end >= own.flushed_position
+    from_ms = own.flushed_hand_ms if own is not None and is_told else 0
     return np.asarray((slots_ms < timers.wheel.hand_ms) & (slots_ms >= from_ms))
 
 

@@ -24,6 +24,10 @@ class _Live:
     facts: TimerFacts
     promised_ms: Int64s
 
+    def chosen(self, which: Bools) -> "_Live":
+        """Some of them."""
+        return _Live(self.rows.rows(which), self.facts.rows(which), self.promised_ms[which])
+
 
 def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[Pending]:
     """Every message that waits and passes. Raises StoreClosedError when the store is closed."""
@@ -38,6 +42,8 @@ def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
         )
         for offset, size_bytes, due_ms in places:
             with timers.store.reading():
+                if offset < timers.store.log.min_offset:
+                    continue  # retention took it meanwhile: it was delivered, or has rolled
                 message = timers.store.log.record(offset, size_bytes)
             if wanted.passes(message):
                 yield pending_of(message, due_ms, size_bytes)
@@ -52,9 +58,12 @@ def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
         live = _Live(rest.rows, rest.facts, first)
         found = _live(live, marks, is_new)
     yield found
+    listed = rest.rows.commit_log_offset
     for begin in range(0, len(slots), _SLOTS_AT_ONCE):
         with timers.store.reading():
             found = _in_slots(timers, marks, wanted, slots[begin : begin + _SLOTS_AT_ONCE])
+        if len(listed):  # it was placed meanwhile
+            found = found.chosen(~np.isin(found.rows.commit_log_offset, listed))
         yield found
 
 
@@ -70,7 +79,7 @@ def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
     """The chosen rows that are messages and were not recalled."""
     is_taken = marks.take_away(found.rows.commit_log_offset, found.facts)
     chosen = chosen & ~found.rows.is_marker & ~found.facts.is_marker & ~is_taken
-    return _Live(found.rows.rows(chosen), found.facts.rows(chosen), found.promised_ms[chosen])
+    return found.chosen(chosen)
 
 
 def next_due_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:

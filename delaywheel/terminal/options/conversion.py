@@ -81,7 +81,7 @@ def require_window(after_ms: int | None, before_ms: int | None) -> None:
 
 
 def spark_options(function: Function) -> Function:
-    """``--master`` and ``--conf``; ``--in-process``, which the function is told by no master."""
+    """``--master`` and ``--conf``; and ``--in-process``: then ``master`` is None."""
 
     @wraps(function)
     def with_master(

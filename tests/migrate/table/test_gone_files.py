@@ -74,14 +74,27 @@ def test_a_conversion_says_that_a_level_is_left_behind(
     assert verify(source, tmp_path / "whole", spark=None).is_clean
 
 
-def test_a_conversion_in_place_says_where_to_go_instead(source: Path) -> None:
-    queue = lose(source, 5)
+@pytest.mark.parametrize("keeps_directory", [True, False])
+def test_a_conversion_in_place_says_where_to_go_instead(
+    source: Path, keeps_directory: bool
+) -> None:
+    queue = lose(source, 5, keeps_directory=keeps_directory)
     for act in (plan, do):
         report = act(source, NOW_MS)
         assert report.conversion.total("converted") == 3
         assert any(str(queue) in each for each in report.conversion.warnings)
         [advice] = [each for each in report.conversion.warnings if "--whole-log" in each]
         assert "into a fresh store" in advice
+
+
+def test_of_a_killed_store_a_directory_without_files_is_enough(source: Path) -> None:
+    """A broker's, without an offset of the level; but not beside who makes queues."""
+    lose(source, 5, keeps_directory=True)
+    (source / "abort").touch()
+    assert gone(source) == [5]
+    lock = StoreRoot(source).take_lock()
+    assert gone(source) == []
+    lock.release()
 
 
 def test_who_looks_at_the_store_is_told(source: Path, tmp_path: Path) -> None:

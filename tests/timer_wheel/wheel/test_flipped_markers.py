@@ -12,10 +12,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from message_store import AfterMs, Cancellation, ManualClock, Message, Severity
+from message_store import AfterMs, Cancellation, ManualClock, Message, Pending, Severity
+from migrate.look.pending import pending_messages
 from tests.faults.damage import copy_store
-from tests.faults.engines import ENGINES, abandon
+from tests.faults.engines import ENGINES, SMALL, abandon
 from tests.migrate.check_case import look
+from timer_wheel import WheelStore
+from timer_wheel.format.timer_log import TIMER_UNIT
 from timer_wheel.timers.store import TimerStore
 
 START_MS = 1_793_000_000_000
@@ -122,3 +125,50 @@ def test_a_cancel_that_is_lost_is_told(
     require_told(store, store.with_flipped(tmp_path / "whole", None), None)
     for bit in range(0, len(store.marker) * 8, step):
         require_told(store, store.with_flipped(tmp_path / str(bit), bit), bit)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "flipped"),
+    [
+        (b"TIMER_DEL_UNIQKEY\x01K3", -1, ord("1")),
+        (b"rmq_sys_wheel_timer", 1, ord("m") | 0x80),
+        (b"TIMER_OUT_MS\x0117", -2, ord("0")),
+    ],
+    ids=["the key of another", "a topic that is no text", "a time long past"],
+)
+@pytest.mark.parametrize("engine", ["wheel", "hierarchy"])
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_a_marker_that_says_something_else_is_told(
+    engine: str, end: str, text: bytes, place: int, flipped: int, left: Made, tmp_path: Path
+) -> None:
+    """Found by the bits of the test before."""
+    store = left(engine, end)
+    log = min((store.path / "commitlog").iterdir()).read_bytes()
+    begin = store.marker.start
+    at = log.index(text, begin) - begin + place % len(text)
+    bit = (log[begin + at] ^ flipped).bit_length() - 1
+    assert log[begin + at] ^ flipped == 1 << bit
+    path = store.with_flipped(tmp_path / "flipped", at * 8 + bit)
+    listed = [each for each in pending_messages(path, now_ms=START_MS) if isinstance(each, Pending)]
+    assert store.expected.keys() <= {each.unique_key for each in listed}
+    require_told(store, path, at * 8 + bit)
+
+
+def test_a_cancel_that_took_place_is_no_damage_when_its_unit_is_lost(tmp_path: Path) -> None:
+    """The slot of the marker was over at the last flush."""
+    clock = ManualClock(START_MS)
+    store = ENGINES["wheel"].open(tmp_path, clock, False)
+    receipt = store.schedule(Message("orders", b"", unique_key="K"), AfterMs(3_000))
+    assert store.cancel(receipt) is Cancellation.CANCELLED
+    clock.tick(60_000)
+    assert len(store.advance(clock.now_ms())) == 0
+    store.flush()
+    abandon(store)
+    file = min((tmp_path / "timerlog").iterdir())
+    data = bytearray(file.read_bytes())
+    end = len(data.rstrip(b"\0"))
+    begin = end - end % TIMER_UNIT.size
+    data[begin : begin + TIMER_UNIT.size] = bytes(TIMER_UNIT.size)
+    file.write_bytes(data)
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as again:
+        assert [*again.undelivered(), *again.check()] == []
