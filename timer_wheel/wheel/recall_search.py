@@ -17,6 +17,7 @@ from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 from timer_wheel.timers.fates import fate
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import (
+    TAKES_NOTHING,
     RecallKey,
     RecallMarks,
     Target,
@@ -25,7 +26,7 @@ from timer_wheel.timers.recall import (
     odd_markers,
     without_target,
 )
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, facts_then
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, facts_then
 from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT
@@ -134,15 +135,25 @@ def find_markers(
     return marks
 
 
-def _may_be_over(timers: LiveTimers, rows: TimerRows) -> Bools:
-    """Which rows' slots the hand may have passed since they were stored. It never moves back, so
-    that since the last flush nothing was cancelled before the slot where it was then. Of what lost
-    its unit nobody knows when it was stored.
+def _name_nothing(timers: LiveTimers, rest: Unplaced, markers: Bools) -> list[LostMessage]:
+    """Those of these markers in the queue whose key no message has, on the wheel or on its way
+    there, in whatever slot it is parked.
     """
-    own, slots_ms = timers.files.found_own, rows.slot_time_ms
-    is_told = own is not None and own.is_known and timers.log.end >= own.flushed_position
-    from_ms = own.flushed_hand_ms if own is not None and is_told else 0
-    return np.asarray((slots_ms < timers.wheel.hand_ms) & (slots_ms >= from_ms))
+    if not markers.any():
+        return []
+    wanted = rest.facts.rows(markers)
+    messages = rest.facts.is_fine & ~rest.facts.is_marker
+    known = set(rest.facts.rows(messages).recall_keys())
+    for units in timers.log.all_units():
+        its = units.rows(np.isin(units.table[TOPIC_HASH], wanted.topic_hash) & ~units.is_marker)
+        told = timers.facts(its, keys=True)
+        known |= set(told.rows(told.is_fine & ~told.is_marker).recall_keys())
+    offsets = rest.rows.commit_log_offset[markers].tolist()
+    return [
+        LostMessage(offset, TAKES_NOTHING)
+        for offset, key in zip(offsets, wanted.recall_keys(), strict=True)
+        if key not in known
+    ]
 
 
 def note_what_is_damaged(timers: LiveTimers) -> None:
@@ -159,9 +170,11 @@ def note_what_is_damaged(timers: LiveTimers) -> None:
         timers.lost.add(lost)
     cancels = odd_markers(rows.commit_log_offset, facts)
     asked = facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
-    asked &= ~_may_be_over(timers, rows)
     asked &= ~are_older(timers, rows.commit_log_offset, facts)
     asked = are_of_cancel(log, rows.commit_log_offset, rows.size_bytes, asked)
+    is_past = rows.slot_time_ms < timers.wheel.hand_ms
+    cancels += _name_nothing(timers, rest, asked & is_past)
+    asked &= ~is_past
     if asked.any() and not timers.has_rolled:
         held = timers.wheel.used_slots()
         slots = floor_ms(facts.out_ms[asked], timers.precision_ms) // timers.precision_ms
