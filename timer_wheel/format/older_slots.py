@@ -83,6 +83,13 @@ class OlderSlots:
         """
         return int64s(np.searchsorted(int64s(self.untils), first_offsets, side="right"))
 
+    def widths_of(self, first_offsets: Int64s, today_ms: int) -> Int64s:
+        """How wide the slots were that each record was stored for, a multiple where widths were
+        merged; ``EXACT_MS`` where nobody knows: slots of any width then.
+        """
+        widths_ms = int64s([*self.widths_ms, today_ms])[self.number_of(first_offsets)]
+        return np.where(first_offsets < 0, EXACT_MS, widths_ms)
+
     def moved(self, promised_ms: int) -> set[int]:
         """What has become by now of a promise that was given in slots of any of these widths. What
         ``slot_of_older`` says of one record is among it.

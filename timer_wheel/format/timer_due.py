@@ -48,13 +48,14 @@ def promised_times(out_ms: Int64Array, store_ms: Int64Array, precision_ms: int) 
     return np.where(is_overdue(out_ms), store_ms, ends)
 
 
-def may_be_promised(out_ms: Int64Array, due_ms: int) -> NDArray[np.bool_]:
-    """Which of these out times mean the end of a slot at ``due_ms``, in slots of any width: a
-    receipt says it as it was when the message was stored.
+def may_be_promised(out_ms: Int64Array, due_ms: int, widths_ms: Int64Array) -> NDArray[np.bool_]:
+    """Which of these out times mean the end of a slot at ``due_ms``, in slots as wide as when each
+    message was stored (``OlderSlots.widths_of``): a receipt says it as it was then.
     """
     is_it = np.zeros(len(out_ms), bool)
     for precision_ms in PRECISIONS_MS:
-        is_it |= (out_ms + precision_ms == due_ms) & (out_ms % precision_ms == 0)
+        may_be = (widths_ms <= TO_THE_MILLISECOND) | (widths_ms % precision_ms == 0)
+        is_it |= may_be & (out_ms + precision_ms == due_ms) & (out_ms % precision_ms == 0)
     return is_it
 
 

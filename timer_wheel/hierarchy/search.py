@@ -25,11 +25,14 @@ from timer_wheel.timers.rows import TimerFacts
 
 @attrs.frozen(eq=False)
 class Entry:
-    """An entry of the timer queue with the key that is looked for: a message or a marker."""
+    """An entry of the timer queue with the key that is looked for: a message or a marker.
+    ``widths_ms`` is the width of slot that it was stored for, as a column.
+    """
 
     row: Rows
     facts: TimerFacts
     message: StoredMessage
+    widths_ms: Int64s
 
     @property
     def due_ms(self) -> int:
@@ -68,7 +71,7 @@ class Entry:
         """
         out_ms = self.facts.stored_out_ms
         time_fits = handle.due_ms in (self.due_ms, int(out_ms[0]) + 1)
-        time_fits |= bool(may_be_promised(out_ms, handle.due_ms)[0])
+        time_fits |= bool(may_be_promised(out_ms, handle.due_ms, self.widths_ms)[0])
         is_it = time_fits and self.message.real_topic == handle.topic
         if first_offset is None:
             return is_it
@@ -92,7 +95,9 @@ def entries(index: TimerIndex, unique_key: str) -> Iterator[Entry]:
         if message.unique_key == unique_key:
             place = int64s([queue_offset])
             row = rows_of(place, offsets, sizes, facts, index.slot_precision_ms)
-            yield Entry(row, facts, message)
+            first_offsets = facts.first_offsets(offsets)
+            widths_ms = index.older.widths_of(first_offsets, index.slot_precision_ms)
+            yield Entry(row, facts, message, widths_ms)
 
 
 def waits(index: TimerIndex, entry: Entry) -> bool:

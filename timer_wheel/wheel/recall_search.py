@@ -291,10 +291,11 @@ class Search:
         handle = self._handle
         is_named = np.zeros(len(rows), bool)
         may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
-        may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms)
+        first_offsets = facts.first_offsets(rows.commit_log_offset)
+        widths_ms = self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
+        may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms, widths_ms)
         may_be &= facts.is_fine
         if self._first_offset is not None:
-            first_offsets = facts.first_offsets(rows.commit_log_offset)
             is_it = (first_offsets == self._first_offset) | (first_offsets < 0)
             is_later = marker_offsets(rows.commit_log_offset, facts) > self._first_offset
             may_be &= np.where(facts.is_marker, is_later, is_it)
