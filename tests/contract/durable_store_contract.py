@@ -8,7 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from message_store import AfterMs, AtMs, Cancellation, DelayStore, Due, ManualClock, MessageBatch
+from message_store import (
+    AfterMs,
+    AtMs,
+    Cancellation,
+    DelayStore,
+    Due,
+    ManualClock,
+    Message,
+    MessageBatch,
+)
 from tests.contract.delay_store_contract import (
     START_MS,
     DelayStoreContract,
@@ -302,6 +311,23 @@ class DurableStoreContract(DelayStoreContract):
         assert list(again.pending()) == []
         assert again.cancel(receipt) is Cancellation.CANCELLED
         assert len(again.advance(START_MS + 600_000)) == 0
+
+    def test_a_handle_takes_no_neighbour_of_its_key(
+        self, open_one: Open, clock: ManualClock
+    ) -> None:
+        """An out time means other promises in slots of other widths. Found by random runs."""
+        store = open_one(clock)
+        receipts = [
+            store.schedule(
+                Message("orders", b"same", unique_key="K"), AtMs(START_MS + 9_000 + later)
+            )
+            for later in range(0, 2_500, 100)
+        ]
+        promises = Counter(each.promised_ms for each in receipts)
+        for receipt in reversed(receipts):
+            if promises.pop(receipt.promised_ms, 0):
+                assert store.cancel(receipt.handle) is Cancellation.CANCELLED
+                assert Counter(each.due_ms for each in store.pending()) == promises
 
     @pytest.mark.parametrize("place", [1, 100, 300])
     def test_a_listing_beside_others_has_what_waits_all_the_while_once(

@@ -87,6 +87,8 @@ class World:
         """Whether no step was one that brokers cannot follow."""
         self.is_stale = False
         """Whether messages may have been delivered that nobody has looked for."""
+        self._lacks_entries = False
+        """Whether power was lost, and nobody has made entries of queues from the log since."""
         self._store: DelayStore | None = None
         self._seen: dict[int, Found] = {}
         self._always = ExitStack()
@@ -130,6 +132,7 @@ class World:
         """Open the store; refusals go to whoever asked."""
         if self._store is None:
             self._store = self.owner.open(self.root, self.clock)
+            self._lacks_entries = False
 
     def close(self, *, is_orderly: bool = True) -> None:
         """The end, after which everything outlives a loss of power if it was an orderly one."""
@@ -320,6 +323,7 @@ class World:
             self.clock.now_ms(),
             precision_ms=self.owner.slot_ms,
             snapshots_on=self.owner.snapshots,
+            recovers_queues=self._lacks_entries,
         )
         self.require(view.wrong)
         names = {life.name for life in self.account.lives if life.was_cancelled}
@@ -362,6 +366,7 @@ class World:
         begin = log_begin(self.root)
         self._seen = {at: found for at, found in self._seen.items() if at < begin}
         self.account.power_lost()
+        self._lacks_entries = True
         self.new_disk()
 
     def new_disk(self) -> None:
