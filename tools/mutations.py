@@ -391,6 +391,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/faults/test_looking_beside.py::test_nobody_looks_beside_a_change_in_place",
     ),
     Mutation(
+        "handle-of-any-width",
+        "timer_wheel/format/timer_due.py",
+        "(widths_ms <= TO_THE_MILLISECOND) | (widths_ms % precision_ms == 0)",
+        "widths_ms >= 0",
+        "tests/contract/test_wheel_store.py::TestHalves"
+        "::test_a_handle_takes_no_neighbour_of_its_key",
+    ),
+    Mutation(
         "marker-of-two-keys",
         "timer_wheel/timers/record_kernel.py",
         "if facts[IS_MARKER, row] != ODD_MARKER:",
