@@ -14,6 +14,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation, Pending
 from timer_wheel.format.index_layouts import Rows
+from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import may_be_promised
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_marker, rows_of
@@ -25,14 +26,11 @@ from timer_wheel.timers.rows import TimerFacts
 
 @attrs.frozen(eq=False)
 class Entry:
-    """An entry of the timer queue with the key that is looked for: a message or a marker.
-    ``widths_ms`` is the width of slot that it was stored for, as a column.
-    """
+    """An entry of the timer queue with the key that is looked for: a message or a marker."""
 
     row: Rows
     facts: TimerFacts
     message: StoredMessage
-    widths_ms: Int64s
 
     @property
     def due_ms(self) -> int:
@@ -70,8 +68,9 @@ class Entry:
         that was for slots of the width when it was given.
         """
         out_ms = self.facts.stored_out_ms
+        widths_ms = np.full(len(out_ms), EXACT_MS)  # what its promises were for nobody wrote down
         time_fits = handle.due_ms in (self.due_ms, int(out_ms[0]) + 1)
-        time_fits |= bool(may_be_promised(out_ms, handle.due_ms, self.widths_ms)[0])
+        time_fits |= bool(may_be_promised(out_ms, handle.due_ms, widths_ms)[0])
         is_it = time_fits and self.message.real_topic == handle.topic
         if first_offset is None:
             return is_it
@@ -95,9 +94,7 @@ def entries(index: TimerIndex, unique_key: str) -> Iterator[Entry]:
         if message.unique_key == unique_key:
             place = int64s([queue_offset])
             row = rows_of(place, offsets, sizes, facts, index.slot_precision_ms)
-            first_offsets = facts.first_offsets(offsets)
-            widths_ms = index.older.widths_of(first_offsets, index.slot_precision_ms)
-            yield Entry(row, facts, message, widths_ms)
+            yield Entry(row, facts, message)
 
 
 def waits(index: TimerIndex, entry: Entry) -> bool:
