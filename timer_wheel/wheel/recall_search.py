@@ -11,6 +11,7 @@ from message_store.format.java_numbers import LONG_MAX, string_hash
 from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
+from timer_wheel.format.older_slots import EXACT_MS
 from timer_wheel.format.timer_due import is_overdue, may_be_promised
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
@@ -249,7 +250,8 @@ class Search:
         rows = TimerRows.together([rows, *self._queued()])
         facts = timers.facts(rows, keys=True)
         log, places = timers.store.log, (rows.commit_log_offset, rows.size_bytes)
-        return fate(log, *places, facts, self._is_named(rows, facts), timers.older)
+        is_named = self._is_named(rows, facts, waits=False)
+        return fate(log, *places, facts, is_named, timers.older)
 
     def _queued(self) -> Iterator[TimerRows]:
         """Rows without a unit that may be of the topic: new ones, and those dealt with before the
@@ -272,7 +274,7 @@ class Search:
         if not len(rows):
             return
         facts = self._timers.facts(rows, keys=True)
-        is_live = self._is_named(rows, facts)
+        is_live = self._is_named(rows, facts, waits=True)
         is_live &= ~self._marks.take_away(rows.commit_log_offset, facts)
         for row in np.flatnonzero(is_live).tolist():
             record = self._record(rows, row)
@@ -283,7 +285,7 @@ class Search:
             int(rows.commit_log_offset[row]), int(rows.size_bytes[row])
         )
 
-    def _is_named(self, rows: TimerRows, facts: TimerFacts) -> Bools:
+    def _is_named(self, rows: TimerRows, facts: TimerFacts, *, waits: bool) -> Bools:
         """Which rows the handle or the receipt names: by time, topic, key and first record. A
         broker's handle says the millisecond after the out time, ours the promise in slots of its
         day.
@@ -292,7 +294,9 @@ class Search:
         is_named = np.zeros(len(rows), bool)
         may_be = (facts.promised_ms == handle.due_ms) | (facts.stored_out_ms + 1 == handle.due_ms)
         first_offsets = facts.first_offsets(rows.commit_log_offset)
-        widths_ms = self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
+        widths_ms = np.full(len(rows), EXACT_MS)
+        if waits:  # of what was over when the wheel got its width nobody wrote down the one before
+            widths_ms = self._timers.older.widths_of(first_offsets, self._timers.precision_ms)
         may_be |= may_be_promised(facts.stored_out_ms, handle.due_ms, widths_ms)
         may_be &= facts.is_fine
         if self._first_offset is not None:
