@@ -112,7 +112,7 @@ class OffsetPersistence:
         """
         now = self._snapshot()
         if self._flushed is None or not now.has_same_deliveries(self._flushed):
-            if now.done:
+            if now.done:  # since the flush of the opening every copy names its record
                 self._neutralise(now)
                 self._state.live.sync_queues()
             with suppress(TargetError):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a store over from a wheel in files: its pending messages, and how wide its slots are."""
+"""Takes a store over from a wheel in files: its pending messages, and how wide its slots are.
+
+Before recovery such a store is looked at as a wheel looks at it: ``refuse_before_recovery``.
+"""
 
 import attrs
 import numpy as np
