@@ -4,6 +4,8 @@
 .PHONY: help demo test check nightly simulate interop pysparks lowest lint format docs bench clean java broker watchers
 SHELL := /bin/bash
 
+# Every process of the tests would compile all modules again, and rewrite the assertions of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --durations 30 --durations-min 1
 # Brokers mostly wait for due times, so there are more processes than cores where there are brokers.

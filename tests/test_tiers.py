@@ -17,7 +17,8 @@ from tests.helpers.tiers import (
     is_chosen,
     is_in_part,
 )
-from tests.source_laws import ROOT, other_sources
+from tests.helpers.warm_kernels import modules
+from tests.source_laws import ROOT, other_sources, product_sources
 
 pytestmark = pytest.mark.xdist_group("house")
 
@@ -90,3 +91,14 @@ def test_a_group_stays_in_one_process(request: pytest.FixtureRequest) -> None:
     """
     if request.config.getoption("loadgroup", default=False):
         assert request.node.nodeid.endswith("@house")
+
+
+def test_all_kernels_are_compiled_before_the_processes_of_a_run_begin() -> None:
+    """Else each of them compiles all, where nothing is cached yet."""
+    with_kernels = {
+        each.path.removesuffix(".py").replace("/", ".")
+        for each in product_sources()
+        if "@kernel(" in each.text
+    }
+    assert with_kernels
+    assert with_kernels <= set(modules())

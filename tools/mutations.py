@@ -399,6 +399,36 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "::test_a_handle_takes_no_neighbour_of_its_key",
     ),
     Mutation(
+        "hierarchy-handle-of-any-width",
+        "timer_wheel/hierarchy/search.py",
+        "    if not waits(index, entry):",
+        "    if entry is not None:",
+        "tests/timer_wheel/hierarchy/test_precision.py::test_a_handle_takes_no_neighbour_of_its_key",
+    ),
+    Mutation(
+        "rebuilt-entry-by-its-time-alone",
+        "legacy_levels/engine/cancel.py",
+        "handle.due_ms not in (entry.due_ms, message.store_timestamp_ms)",
+        "handle.due_ms != entry.due_ms",
+        "tests/legacy_levels/engine/test_behaviour.py"
+        "::test_what_was_due_at_once_is_cancelled_also_when_its_entry_was_rebuilt",
+    ),
+    Mutation(
+        "due-at-once-renewed",
+        "timer_wheel/hierarchy/turn.py",
+        '            is_it[at] = store_times_ms(self._store.log, *places) != rows["due_ms"][at]\n',
+        "",
+        "tests/timer_wheel/hierarchy/test_lineage.py"
+        "::test_what_was_due_at_once_keeps_its_time_when_the_clock_is_set_back",
+    ),
+    Mutation(
+        "look-without-snapshots",
+        "timer_wheel/format/wheel_file.py",
+        "    known = [] if snapshots_on is False else snapshots(root)",
+        "    known = snapshots(root) if snapshots_on else []",
+        "tests/migrate/look/test_inspect_store.py::test_a_wheel_that_is_in_snapshots_is_seen_whole",
+    ),
+    Mutation(
         "marker-of-two-keys",
         "timer_wheel/timers/record_kernel.py",
         "if facts[IS_MARKER, row] != ODD_MARKER:",

@@ -60,7 +60,11 @@ class Entry:
 
 
 def entries_of_receipt(state: LevelState, receipt: Receipt) -> list[Entry]:
-    """The entry of one receipt, or none."""
+    """The entry of one receipt, or none.
+
+    What was due at once was promised for the time when it was stored. An entry that was lost and
+    rebuilt from its record has its level's time.
+    """
     handle = RecallHandle.parse(receipt.handle)
     if handle.broker_name != state.live.settings.broker_name:
         return []
@@ -73,20 +77,42 @@ def entries_of_receipt(state: LevelState, receipt: Receipt) -> list[Entry]:
     size_bytes = _size_at(state.live.log, receipt.commit_log_offset)
     queue_offset = find_record_end(state.queue(level), receipt.commit_log_offset + size_bytes)
     entry = None if queue_offset is None else _entry_at(state, level, queue_offset)
-    return [entry] if entry is not None and entry.due_ms == handle.due_ms else []
+    if entry is None or handle.due_ms not in (entry.due_ms, message.store_timestamp_ms):
+        return []
+    return [entry]
 
 
 def entries_of_handle(state: LevelState, handle: RecallHandle) -> list[Entry]:
-    """All entries that a handle names, those already delivered or cancelled too."""
+    """All entries that a handle names, those already delivered or cancelled too.
+
+    Where none has its time, the message may have been due at once, and its entry rebuilt.
+    """
     if handle.broker_name != state.live.settings.broker_name:
         return []
-    return [entry for level in state.all_cursors for entry in _named_in(state, level, handle)]
+    found = [
+        entry
+        for level in state.all_cursors
+        for entry, _ in _named_in(state, level, handle, handle.due_ms)
+    ]
+    level = state.table.shortest_level
+    if found or level not in state.all_cursors:
+        return found
+    rebuilt_ms = handle.due_ms + state.table.delay_ms(level)
+    return [
+        entry
+        for entry, message in _named_in(state, level, handle, rebuilt_ms)
+        if message.store_timestamp_ms == handle.due_ms
+    ]
 
 
-def _named_in(state: LevelState, level: int, handle: RecallHandle) -> Iterator[Entry]:
-    """The entries of one level that a handle names; of many that are due then, in bulk."""
+def _named_in(
+    state: LevelState, level: int, handle: RecallHandle, due_ms: int
+) -> Iterator[tuple[Entry, StoredMessage]]:
+    """The entries of one level that are due then and that a handle names, and their messages; of
+    many that are due then, in bulk.
+    """
     cursor, log = state.all_cursors[level], state.live.log
-    due_then = state.runs(level).find(handle.due_ms)
+    due_then = state.runs(level).find(due_ms)
     for start in range(0, len(due_then), ROWS_AT_ONCE):
         places = due_then[start : start + ROWS_AT_ONCE]
         units = cursor.queue.units(int(places[0]), int(places[-1]) + 1)[places - places[0]]
@@ -103,7 +129,7 @@ def _named_in(state: LevelState, level: int, handle: RecallHandle) -> Iterator[E
             entry = _entry_at(state, level, queue_offset)
             message = None if entry is None else _record_from(log, entry.commit_log_offset)
             if entry is not None and message is not None and _is_meant(message, handle):
-                yield entry
+                yield entry, message
 
 
 def verdict(entries: list[Entry]) -> Cancellation:

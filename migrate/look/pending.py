@@ -272,6 +272,7 @@ def _all_rows(store: StoreRoot, now_ms: int, offsets: OffsetsChoice) -> tuple[_R
     wheel = read_wheel_store(
         store,
         now_ms=now_ms,
+        snapshots_on=None,
         topic_in_delete_key=None,
         after_crash=not store.was_stopped_cleanly,
     )

@@ -40,6 +40,7 @@ def inspect_timers(
         state = read_wheel_store(
             store,
             now_ms=now_ms,
+            snapshots_on=None,
             topic_in_delete_key=None,
             after_crash=not store.was_stopped_cleanly,
         )

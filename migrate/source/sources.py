@@ -70,6 +70,7 @@ def waiting_in_wheel(source: StoreRoot) -> int:
         source,
         now_ms=read_timer_checkpoint(source).last_read_time_ms,
         whole_log=True,
+        snapshots_on=None,
         topic_in_delete_key=None,
         after_crash=not source.was_stopped_cleanly,
     )

@@ -243,6 +243,7 @@ def _wheel_rows(store: StoreRoot, options: TableOptions) -> PendingRows:
         store,
         now_ms=options.now_ms,
         precision_ms=options.precision_ms,
+        snapshots_on=None,
         topic_in_delete_key=None,
         after_crash=not store.was_stopped_cleanly,
     )

@@ -428,8 +428,13 @@ def test_a_message_for_an_engine_that_a_store_does_not_have_is_refused_before_an
 
 def files_below(place: Path) -> dict[Path, tuple[int, bytes]]:
     """Every file, with its time of change and its beginning."""
+
+    def beginning(path: Path) -> bytes:
+        with path.open("rb") as file:
+            return file.read(1 << 20)
+
     files = (path for path in place.rglob("*") if path.is_file())
-    return {file: (file.stat().st_mtime_ns, file.read_bytes()[: 1 << 20]) for file in files}
+    return {file: (file.stat().st_mtime_ns, beginning(file)) for file in files}
 
 
 def test_a_level_table_of_ones_own(place: Path) -> None:

@@ -75,17 +75,31 @@ def snapshots(root: StoreRoot) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def read_wheel(root: StoreRoot, *, snapshots_on: bool = False) -> WheelSlots:
-    """The slots that a broker would load; ``snapshots_on`` is its `timerWheelSnapshotFlush`.
+def read_wheel(root: StoreRoot, *, snapshots_on: bool | None = False) -> WheelSlots:
+    """The slots that a broker would load; ``snapshots_on`` is its `timerWheelSnapshotFlush`. None:
+    nobody knows, and of file and snapshot each slot is the one that leads farther.
 
     No file, or an empty one, is a wheel without units. Raises FormatError for any other length
     than the one there is: a broker does not start on it.
     """
-    log_position, path = 0, root.timer_wheel
-    if snapshots_on and (known := snapshots(root)):
-        log_position, path = known[-1]
-    found = read_slots(path)
-    return NO_SLOTS if found is None else attrs.evolve(found, log_position=log_position or None)
+    known = [] if snapshots_on is False else snapshots(root)
+    if not known:
+        return read_slots(root.timer_wheel) or NO_SLOTS
+    log_position, path = known[-1]
+    found = attrs.evolve(read_slots(path) or NO_SLOTS, log_position=log_position or None)
+    if snapshots_on:
+        return found
+    return _farther(found, read_slots(root.timer_wheel) or NO_SLOTS)
+
+
+def _farther(one: WheelSlots, other: WheelSlots) -> WheelSlots:
+    """Of two states of a wheel each slot as it was later: positions in the timer log only grow."""
+    index = np.concatenate([one.index, other.index])
+    slots = np.concatenate([one.slots, other.slots], dtype=SLOT.dtype)
+    order = np.lexsort((slots["last_position"], index))
+    index, slots = index[order], slots[order]
+    is_last = np.append(np.diff(index) != 0, True)[: len(index)]
+    return attrs.evolve(one, index=index[is_last], slots=slots[is_last])
 
 
 def read_slots(path: Path) -> WheelSlots | None:

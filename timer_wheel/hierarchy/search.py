@@ -61,14 +61,15 @@ class Entry:
         """Whether one of these markers takes it away."""
         return marks.takes(self.recall_key, self.first_offset)
 
-    def is_named_by(self, handle: RecallHandle, first_offset: int | None) -> bool:
+    def is_named_by(
+        self, handle: RecallHandle, first_offset: int | None, widths_ms: Int64s
+    ) -> bool:
         """Whether a handle, or a receipt, names it: by time, topic and key, and by first record.
 
         A handle that a broker gave says the millisecond after the out time, ours the promise, as
-        that was for slots of the width when it was given.
+        that was for slots of the width when it was given (``widths_ms``, one element).
         """
         out_ms = self.facts.stored_out_ms
-        widths_ms = np.full(len(out_ms), EXACT_MS)  # what its promises were for nobody wrote down
         time_fits = handle.due_ms in (self.due_ms, int(out_ms[0]) + 1)
         time_fits |= bool(may_be_promised(out_ms, handle.due_ms, widths_ms)[0])
         is_it = time_fits and self.message.real_topic == handle.topic
@@ -105,6 +106,16 @@ def waits(index: TimerIndex, entry: Entry) -> bool:
     return bool((found == entry.row["queue_offset"][0]).any())
 
 
+def _widths_ms(index: TimerIndex, entry: Entry) -> Int64s:
+    """How wide the slots were that it was stored for. While one waits for its slot's end the width
+    is not changed; of what is over nobody wrote it down.
+    """
+    if not waits(index, entry):
+        return np.array([EXACT_MS])
+    first_offsets = entry.facts.first_offsets(entry.commit_log_offset)
+    return index.older.widths_of(first_offsets, index.slot_precision_ms)
+
+
 @attrs.frozen
 class Named:
     """The messages of one handle or receipt: ``targets`` are pending, one for each marker that is
@@ -118,7 +129,11 @@ class Named:
     def by(cls, index: TimerIndex, handle: RecallHandle, first_offset: int | None) -> "Named":
         """Look for them by their unique key."""
         known = list(entries(index, handle.unique_key))
-        named = [each for each in known if each.is_named_by(handle, first_offset)]
+        named = [
+            each
+            for each in known
+            if each.is_named_by(handle, first_offset, _widths_ms(index, each))
+        ]
         live = {
             each.recall_key: Target(each.message, int(each.facts.out_ms[0]), each.recall_key)
             for each in named

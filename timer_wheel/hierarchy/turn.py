@@ -129,11 +129,19 @@ class Renewal:
         return log.segments.starts[-1]
 
     def _renew(self, end: int, now_ms: int) -> None:
-        """Store again what lies before a place of the log and is far from due."""
+        """Store again what lies before a place of the log and is far from due.
+
+        What was due when it was stored can be far from due by a clock that was set back. It keeps
+        its record: the time of that is its promise.
+        """
         hour_ms = self._index.waiting.hands.hour_ms
 
         def is_wanted_later(rows: Rows) -> Bools:
-            return np.asarray((rows["commit_log_offset"] < end) & (rows["due_ms"] >= hour_ms))
+            is_it = (rows["commit_log_offset"] < end) & (rows["due_ms"] >= hour_ms)
+            at = np.flatnonzero(is_it)
+            places = int64s(rows["commit_log_offset"][at]), int64s(rows["size_bytes"][at])
+            is_it[at] = store_times_ms(self._store.log, *places) != rows["due_ms"][at]
+            return np.asarray(is_it)
 
         marks = self._index.marks
         messages = self._index.waiting.take_out(is_wanted_later)

@@ -192,7 +192,7 @@ def read_wheel_store(
     *,
     now_ms: int,
     precision_ms: int | None = None,
-    snapshots_on: bool = False,
+    snapshots_on: bool | None = False,
     topic_in_delete_key: bool | None = False,
     whole_log: bool = False,
     after_crash: bool = False,
@@ -201,11 +201,12 @@ def read_wheel_store(
 
     ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
     ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
-    `appendTopicForTimerDeleteKey`; None lets delete markers count in either form: what somebody
-    recalled. A broker applies only the last timer log files to the wheel, ``whole_log`` all, which
-    finds what a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before
-    and repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
-    what that holds, in slots of a millisecond. Raises SourceError, FormatError.
+    `appendTopicForTimerDeleteKey`; with None slots count that either way leads to, and delete
+    markers in either form: what waits, and what somebody recalled. A broker applies only the last
+    timer log files to the wheel, ``whole_log`` all, which finds what a stale wheel file has lost.
+    ``after_crash`` leaves out what a broker did just before and repeats, and finds what was stored
+    and not yet queued. Of a hierarchical wheel's store it is what that holds, in slots of a
+    millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):
         from timer_wheel.reading.hierarchy_reader import read_hierarchy

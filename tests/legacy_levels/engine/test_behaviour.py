@@ -368,6 +368,32 @@ def test_what_was_due_at_once_comes_once_also_when_its_entry_was_lost_with_the_p
     assert len(bench.bodies("TopicA")) == twins + 1
 
 
+@pytest.mark.parametrize("is_handle", [False, True])
+def test_what_was_due_at_once_is_cancelled_also_when_its_entry_was_rebuilt(
+    bench: Bench, is_handle: bool
+) -> None:
+    """Its record does not say "at once": the entry gets the time of its level. Found by random
+    runs.
+    """
+    store = bench.open()
+    receipt = store.schedule(message(1), AtMs(0))
+    bench.clock.tick(1)
+    store.schedule(message(1), AfterMs(1_000))
+    store.schedule(message(1), AtMs(0))
+    store.flush()
+    store.abandon()
+    [path] = (bench.root / "consumequeue/SCHEDULE_TOPIC_XXXX/0").iterdir()
+    with path.open("r+b") as file:
+        file.write(bytes(20))
+    with bench.open() as store:
+        named = receipt.handle if is_handle else receipt
+        assert store.cancel(named) is Cancellation.CANCELLED
+        assert store.cancel(named) is Cancellation.CANCELLED
+        offsets = {each.commit_log_offset for each in store.pending()}
+        assert len(offsets) == 2
+        assert receipt.commit_log_offset not in offsets
+
+
 def test_a_level_that_the_file_does_not_name_begins_at_0(bench: Bench) -> None:
     with bench.open() as store:
         store.schedule(message(1), AtLevel(1))

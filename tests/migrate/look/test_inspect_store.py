@@ -28,7 +28,7 @@ from tests.independent.real_stores import (
 )
 from tests.independent.tiny_target import MESSAGES, WRITE_TIME_MS, write_tiny_target
 from tests.timer_wheel.wheel_store_builder import NOW_MS as WHEEL_NOW_MS
-from tests.timer_wheel.wheel_store_builder import WheelStoreBuilder
+from tests.timer_wheel.wheel_store_builder import WheelStoreBuilder, write_wheel
 
 NOW_MS = T0 + 20_000
 
@@ -166,6 +166,20 @@ def test_what_was_recalled_is_not_pending_and_who_delivers_it_all_the_same_is_sa
     assert "appendTopicForTimerDeleteKey=true" in said
     waiting = pending_messages(root, now_ms=WHEEL_NOW_MS)
     assert [each.unique_key for each in waiting if isinstance(each, Pending)] == ["C"]
+
+
+def test_a_wheel_that_is_in_snapshots_is_seen_whole(tmp_path: Path) -> None:
+    """A broker with `timerWheelSnapshotFlush` leaves zeros in the file. Found by random runs."""
+    builder = WheelStoreBuilder(tmp_path / "store")
+    for ahead_s in range(60, 78):
+        builder.put_and_place(WHEEL_NOW_MS + ahead_s * 1000)
+    snapshot, position = builder.remembered(), len(builder.log)
+    root = builder.stop(slots={}).path
+    write_wheel(root / f"timerwheel.{position}", snapshot)
+    found = inspect_store(root, now_ms=WHEEL_NOW_MS)
+    assert found.wheel is not None
+    assert found.wheel.pending == 18
+    assert len(list(pending_messages(root, now_ms=WHEEL_NOW_MS))) == 18
 
 
 def test_what_a_crashed_broker_delivered_from_its_wheel_is_left_out_and_said(

@@ -94,6 +94,27 @@ def test_a_delivered_record_names_the_first_of_its_message(tmp_path: Path, rolls
         ]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_what_was_due_at_once_keeps_its_time_when_the_clock_is_set_back(
+    tmp_path: Path, is_cancelled: bool
+) -> None:
+    """The time of its record is its promise, and a younger record has another. Found by random
+    runs.
+    """
+    clock = ManualClock(START_MS)
+    with open_store(tmp_path, clock) as store:
+        [far] = put_equal(store, "far", FAR_MS, 1)
+        [due] = put_equal(store, "due", START_MS - 1, 1)
+        if is_cancelled:
+            assert store.cancel(due) is Cancellation.CANCELLED
+        clock.tick(-3 * HOUR_MS)
+        roll(store)
+        waits = [] if is_cancelled else [due.promised_ms]
+        assert [each.due_ms for each in store.pending()] == [*waits, far.promised_ms]
+        clock.tick(3 * HOUR_MS)
+        assert len(store.advance(clock.now_ms())) == len(waits)
+
+
 def test_the_name_outlives_the_first_record(tmp_path: Path) -> None:
     """Retention takes its file, and that of the next record too."""
     clock = ManualClock(START_MS)

@@ -3,6 +3,7 @@
 come at another time than promised; nothing comes early, twice or never.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
@@ -88,6 +89,23 @@ def test_an_empty_store_takes_any_other_precision(
     assert store.cancel(cancelled) is Cancellation.CANCELLED
     assert_kept(receipts, deliver_all(store, clock))
     store.close()
+
+
+@pytest.mark.parametrize("precision_ms", PRECISIONS_MS)
+def test_a_handle_takes_no_neighbour_of_its_key(tmp_path: Path, precision_ms: int) -> None:
+    """An out time means other promises in slots of other widths. Found by random runs."""
+    clock = ManualClock(START_MS)
+    with open_hierarchy(tmp_path, clock, precision_ms=precision_ms) as store:
+        receipts = [
+            store.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + 9_000 + later))
+            for later in range(0, 2_500, 100)
+        ]
+        promises = Counter(each.promised_ms for each in receipts)
+        for receipt in reversed(receipts):
+            if promises.pop(receipt.promised_ms, 0):
+                assert store.cancel(receipt.handle) is Cancellation.CANCELLED
+                waiting = store.pending(unique_key="K")
+                assert Counter(each.due_ms for each in waiting) == promises
 
 
 @pytest.mark.parametrize("end", ENDS)

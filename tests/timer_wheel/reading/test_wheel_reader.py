@@ -40,7 +40,7 @@ def keys_of(root: StoreRoot, timers: PendingTimers) -> list[str | None]:
     return [record.unique_key if record else None for record in records]
 
 
-def pending_keys(root: StoreRoot, **options: bool) -> list[str | None]:
+def pending_keys(root: StoreRoot, **options: bool | None) -> list[str | None]:
     return keys_of(root, read_wheel_store(root, now_ms=NOW_MS, **options).pending)
 
 
@@ -226,17 +226,36 @@ def test_a_wheel_ahead_of_its_log_is_hung_on_what_is_left(builder: WheelStoreBui
     assert pending_keys(root)[:3] == ["K0", "K1", "K2"]
 
 
-@pytest.mark.parametrize("snapshots_on", [True, False])
+@pytest.mark.parametrize("snapshots_on", [True, False, None])
 def test_a_snapshot_is_the_wheel_only_where_the_mode_is_on(
-    builder: WheelStoreBuilder, snapshots_on: bool
+    builder: WheelStoreBuilder, snapshots_on: bool | None
 ) -> None:
-    """With the mode on the plain wheel stays zeros; switched off again, a broker believes it."""
+    """With the mode on the plain wheel stays zeros; switched off again, a broker believes it.
+    Whoever does not know the mode finds what waits.
+    """
     snapshot = five_files(builder).remembered()
     position = len(builder.log)
     root = builder.stop(slots={})
     write_wheel(builder.path / f"timerwheel.{position}", snapshot)
-    count = 18 if snapshots_on else 6
+    count = 6 if snapshots_on is False else 18
     assert len(pending_keys(root, snapshots_on=snapshots_on)) == count
+
+
+@pytest.mark.parametrize("is_in_file", [True, False])
+def test_of_file_and_snapshot_each_slot_is_the_one_that_leads_farther(
+    builder: WheelStoreBuilder, is_in_file: bool
+) -> None:
+    """The mode was switched on, or off again, while messages waited."""
+    for _ in range(3):
+        builder.put_and_place(NOW_MS + 1000)
+    early, position = builder.remembered(), len(builder.log)
+    builder.put_and_place(NOW_MS + 1000)
+    late = builder.remembered()
+    for ahead_s in range(20, 40):
+        builder.put_and_place(NOW_MS + ahead_s * 1000)
+    root = builder.stop(slots=late if is_in_file else early)
+    write_wheel(builder.path / f"timerwheel.{position}", early if is_in_file else late)
+    assert pending_keys(root, snapshots_on=None) == [f"K{number}" for number in range(24)]
 
 
 def test_units_behind_a_snapshot_are_applied_again(builder: WheelStoreBuilder) -> None:
