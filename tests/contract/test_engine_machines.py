@@ -17,6 +17,7 @@ from tests.contract.delay_store_machine import DAY_MS, DelayStoreMachine
 from tests.contract.naive_store import Model
 from tests.contract.test_hierarchical_store import to_the_millisecond
 from tests.faults.engines import SMALL, abandon, open_hierarchy, open_levels, open_wheel
+from tests.helpers.tiers import with_examples
 from timer_wheel import HierarchicalWheelStore
 
 LEVELS = DelayLevels.parse()
@@ -163,10 +164,11 @@ MACHINES = [
     HierarchyMachine,
     ForgetfulHierarchyMachine,
 ]
+QUICK = [LevelMachine, WheelMachine, HierarchyMachine]
 IN_TURNS = [OwnersInTurnsMachine, FineOwnersInTurnsMachine, ForgetfulOwnersInTurnsMachine]
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", with_examples(MACHINES, QUICK))
 @pytest.mark.parametrize(
     "effort",
     [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.nightly)],

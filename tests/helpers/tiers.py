@@ -23,7 +23,7 @@ BROKER_TURNS: Final = 16
 BROKER_PROCESSES: Final = 2
 
 #: At how many of the places where a fault may strike a tier lets it strike; None: at each of them.
-POSITIONS: Final = {"test": 2, "check": 8, "nightly": None}
+POSITIONS: Final = {"test": 1, "check": 8, "nightly": None}
 
 
 @attrs.frozen

@@ -50,6 +50,8 @@ _SMALL_STORE: Final[Mapping[str, object]] = {
     # says nothing about its store.
     "brokerFastFailureEnable": "false",
     "osPageCacheBusyTimeOutMills": 60_000,
+    # The service that writes these down spins for the first interval, which is ten seconds.
+    "transactionMetricFlushInterval": 200,
     "mappedFileSizeCommitLog": 1 << 20,
     "mappedFileSizeConsumeQueue": 40_000,
 }

@@ -201,12 +201,11 @@ def read_wheel_store(
 
     ``precision_ms`` is told by the wheel itself when it is None. ``snapshots_on`` and
     ``topic_in_delete_key`` are the broker's `timerWheelSnapshotFlush` and
-    `appendTopicForTimerDeleteKey`; with None slots count that either way leads to, and delete
-    markers in either form: what waits, and what somebody recalled. A broker applies only the last
-    timer log files to the wheel, ``whole_log`` all, which finds what a stale wheel file has lost.
-    ``after_crash`` leaves out what a broker did just before and repeats, and finds what was stored
-    and not yet queued. Of a hierarchical wheel's store it is what that holds, in slots of a
-    millisecond. Raises SourceError, FormatError.
+    `appendTopicForTimerDeleteKey`; None lets slots of either kind and markers of either form count.
+    A broker applies only the last timer log files to the wheel, ``whole_log`` all, which finds what
+    a stale wheel file has lost. ``after_crash`` leaves out what a broker did just before and
+    repeats, and finds what was stored and not yet queued. Of a hierarchical wheel's store it is
+    what that holds, in slots of a millisecond. Raises SourceError, FormatError.
     """
     if is_present(hierarchy_mark(root)):
         from timer_wheel.reading.hierarchy_reader import read_hierarchy

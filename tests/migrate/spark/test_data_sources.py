@@ -25,6 +25,7 @@ from migrate.spark.data_sources import (
     spark_schema,
 )
 from migrate.table.pending_table import SCHEMA
+from tests.helpers.tiers import with_examples
 from tests.independent.level_messages import LevelMessage, retry_message
 from tests.independent.level_store_builder import T0, build_level_store
 from tests.independent.real_stores import LEVELS_49_CRASH, RealStore, unpack
@@ -179,7 +180,7 @@ ASKED = [
 
 
 @knows_filters
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("asked", with_examples(ASKED, ASKED[:2]))
 def test_filters_that_are_handed_over_answer_as_sparks_own(
     asked: str, spark: SparkSession, small: Path
 ) -> None:
@@ -209,6 +210,7 @@ def test_filters_that_can_be_answered_are_kept_and_the_others_given_back(small: 
 # --- writing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.check
 def test_levels_become_a_wheel_in_one_statement(
     spark: SparkSession, store: RealStore, tmp_path: Path
 ) -> None:
@@ -263,6 +265,7 @@ def test_a_task_that_is_tried_again_writes_each_row_once(
     assert sorted(keys, key=int) == [str(number) for number in range(1_000)]
 
 
+@pytest.mark.check
 def test_a_write_that_fails_leaves_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
     bad = rows_of(spark, 100).withColumn(
         "topic", F.when(F.col("unique_key") == "77", F.lit("a/b")).otherwise(F.col("topic"))

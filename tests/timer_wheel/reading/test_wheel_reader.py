@@ -40,8 +40,11 @@ def keys_of(root: StoreRoot, timers: PendingTimers) -> list[str | None]:
     return [record.unique_key if record else None for record in records]
 
 
-def pending_keys(root: StoreRoot, **options: bool | None) -> list[str | None]:
-    return keys_of(root, read_wheel_store(root, now_ms=NOW_MS, **options).pending)
+def pending_keys(
+    root: StoreRoot, *, snapshots_on: bool | None = False, **options: bool
+) -> list[str | None]:
+    state = read_wheel_store(root, now_ms=NOW_MS, snapshots_on=snapshots_on, **options)
+    return keys_of(root, state.pending)
 
 
 # --- slots and chains ---------------------------------------------------------------------------
