@@ -429,6 +429,22 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/migrate/look/test_inspect_store.py::test_a_wheel_that_is_in_snapshots_is_seen_whole",
     ),
     Mutation(
+        "unit-of-another-record",
+        "timer_wheel/wheel/unit_repair.py",
+        "    falls = islice(_about_falls(timers), _MOST_FALLS) if has_falls else ()",
+        "    falls: tuple[TimerRows, ...] = ()",
+        "tests/timer_wheel/wheel/test_flipped_units.py"
+        "::test_a_unit_that_leads_to_another_record_is_led_back",
+    ),
+    Mutation(
+        "last-unit-believed",
+        "timer_wheel/wheel/unit_repair.py",
+        "    for units in chain(falls, _about_end(timers)):",
+        "    for units in falls:",
+        "tests/timer_wheel/wheel/test_flipped_units.py"
+        "::test_a_unit_that_leads_to_another_record_is_led_back",
+    ),
+    Mutation(
         "marker-of-two-keys",
         "timer_wheel/timers/record_kernel.py",
         "if facts[IS_MARKER, row] != ODD_MARKER:",

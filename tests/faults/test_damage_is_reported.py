@@ -329,6 +329,7 @@ def test_what_damage_takes_is_reported_and_nothing_else_is_lost(
     [
         ("levels", "consumequeue/SCHEDULE_TOPIC_XXXX/*/*", QUEUE_UNIT, "size_bytes", True),
         ("levels", "consumequeue/SCHEDULE_TOPIC_XXXX/*/*", QUEUE_UNIT, "size_bytes", False),
+        ("wheel", "timerlog/*", TIMER_UNIT, "record_size_bytes", True),
         ("wheel", "timerlog/*", TIMER_UNIT, "record_size_bytes", False),
     ],
 )
@@ -360,6 +361,7 @@ def test_an_entry_that_leads_to_what_was_delivered_is_not_taken_for_that(
     outcome = used(ENGINES[engine], built.path)
     assert set(range(COUNT)) - CANCELLED - outcome.delivered.keys() <= {pending}
     assert pending in outcome.delivered or outcome.reports
+    assert max(outcome.delivered.values()) == 1
 
 
 @pytest.mark.parametrize("end", ["closed", "killed"])

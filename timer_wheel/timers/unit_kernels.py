@@ -25,12 +25,12 @@ ROW_COLUMNS = 7
 
 PAGE_BYTES = 4096
 
-MARKERS, OVERDUE, ROLLS, DOUBTED = range(4)
+MARKERS, OVERDUE, ROLLS, DOUBTED, FALLS, LAST_OFFSET = range(6)
 """What ``revise_wheel`` counts: delete markers that are yet to be read, what was due when it was
 stored and is yet to be read, and units, old and new, that were to roll, or have a time at which no
-slot begins.
+slot begins, or whose records do not lie behind that of the unit before. Then where that lies.
 """
-COUNTS = 4
+COUNTS = 6
 
 _UNIT = TIMER_UNIT.size
 _AT_SIZE = TIMER_UNIT.offset_of("size_bytes")
@@ -147,6 +147,9 @@ def revise_wheel(
         time_ms = _slot_time(unit)
         slot = time_ms // precision_ms
         flags = load_i32(unit + _AT_MAGIC)
+        log_offset = load_i64(unit + _AT_LOG_OFFSET)
+        counts[FALLS] += log_offset <= counts[LAST_OFFSET]
+        counts[LAST_OFFSET] = log_offset
         counts[ROLLS] += flags & FLAG_ROLL != 0
         behind_ms = time_ms % precision_ms
         counts[DOUBTED] += behind_ms != 0 and behind_ms != OVERDUE_MARK_MS

@@ -70,7 +70,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
         return False
     first = log.unit_at(log.segments.min_offset).commit_log_offset
     queue = store.queue(TIMER_TOPIC, 0)
-    return bool(len(first)) and _first_behind(queue, int(first[0]) - 1) > queue.min_offset
+    return bool(len(first)) and first_behind(queue, int(first[0]) - 1) > queue.min_offset
 
 
 def take_back_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
@@ -104,7 +104,7 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
     place_from = None
     if position % log.file_bytes == 0:
         first = int(log.unit_at(position).commit_log_offset.min())
-        place_from = _first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
+        place_from = first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
         for start in log.segments.starts:  # what is kept is on the disk before that says so
             log.segments.doubt(start)
         log.segments.sync()
@@ -160,12 +160,12 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
     try:
         claimed = store.log.record(offset, int(last.size_bytes[0])).queue_offset
     except FormatError:  # damaged, or taken by retention
-        return _first_behind(queue, offset)
+        return first_behind(queue, offset)
     is_there = (queue.units(claimed, claimed + 1)["commit_log_offset"] == offset).any()
-    return claimed + 1 if is_there else _first_behind(queue, offset)
+    return claimed + 1 if is_there else first_behind(queue, offset)
 
 
-def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
+def first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
     """The first queue entry whose record lies behind this offset. A record's own queue offset is
     off after a rebuild.
     """

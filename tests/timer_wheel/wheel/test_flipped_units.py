@@ -13,6 +13,7 @@ import pytest
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
 from tests.faults.damage import copy_store
 from tests.faults.engines import SMALL
+from tests.helpers.tiers import with_examples
 from timer_wheel import WheelStore
 from timer_wheel.format.timer_log import TIMER_UNIT
 
@@ -74,6 +75,17 @@ class Left:
             file.write(bytes([byte ^ 1 << bit % 8]))
         return path
 
+    def leading_to(self, path: Path, unit: int, other: int) -> Path:
+        copy_store(self.path, path)
+        self.clock = ManualClock(self.left_ms)
+        file = min((path / "timerlog").iterdir())
+        units = bytearray(file.read_bytes())
+        at = TIMER_UNIT.offset_of("commit_log_offset")
+        place = slice(unit * TIMER_UNIT.size + at, unit * TIMER_UNIT.size + at + 12)
+        units[place] = units[other * TIMER_UNIT.size + at :][:12]
+        file.write_bytes(units)
+        return path
+
 
 Made = Callable[[int, bool], Left]
 
@@ -88,6 +100,11 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return made
 
 
+def keys_of(left: Left, path: Path) -> Counter[str]:
+    with left.open(path) as store:
+        return Counter(each.unique_key or "" for each in store.topic("orders").read(0, 0, 99))
+
+
 def require_sound(left: Left, path: Path) -> None:
     with left.open(path) as store:
         findings = store.check()
@@ -97,7 +114,7 @@ def require_sound(left: Left, path: Path) -> None:
                 key = each.message.unique_key or ""
                 assert left.clock.now_ms() >= left.promised.get(key, 0), f"{key} is early"
         findings += store.check()
-        came = Counter(each.unique_key or "" for each in store.topic("orders").read(0, 0, 99))
+    came = keys_of(left, path)
     assert not came - Counter(left.promised.keys()), "twice, or taken back"
     assert findings or not Counter(left.promised.keys()) - came, "lost without a finding"
 
@@ -123,6 +140,19 @@ def test_a_bit_of_a_unit_is_not_believed_over_its_record(
 ) -> None:
     store = left(precision_ms, is_killed)
     require_sound(store, store.with_flipped(tmp_path / "store", unit, field, bit))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("unit", with_examples(range(UNITS), (4, UNITS - 1)))
+def test_a_unit_that_leads_to_another_record_is_led_back(
+    left: Made, tmp_path: Path, unit: int, is_killed: bool
+) -> None:
+    """Where it belongs its neighbours tell: the record of another would come twice."""
+    store = left(1_000, is_killed)
+    for other in (each for each in range(UNITS) if each != unit):
+        path = store.leading_to(tmp_path / f"{other}", unit, other)
+        require_sound(store, path)
+        assert keys_of(store, path) == Counter(store.promised.keys())
 
 
 @pytest.mark.nightly
