@@ -87,15 +87,15 @@ class OffsetPersistence:
         interval_ms = self._state.rules.timings.persist_offsets_ms
         is_time = self._next_ms is None or not self._next_ms - interval_ms <= now_ms < self._next_ms
         if self._next_ms is not None and is_time:
-            with self.unless_written() as is_free:
+            with self.try_writing() as is_free:
                 if is_free:
                     self._write_latest()
         if is_time:
             self._next_ms = now_ms + interval_ms
 
     @contextmanager
-    def unless_written(self) -> Iterator[bool]:
-        """Whether no other thread writes offsets down; if so, none does until the end."""
+    def try_writing(self) -> Iterator[bool]:
+        """Whether this thread alone may write offsets down; if so, no other does until the end."""
         is_free = self._writing.acquire(blocking=False)
         try:
             yield is_free
@@ -105,7 +105,7 @@ class OffsetPersistence:
 
     def make_known(self) -> None:
         """Say durably what was delivered, of which log and queues are on the disk: records of it
-        are about to go. Whoever calls is within ``unless_written``. Raises TargetError.
+        are about to go. Whoever calls is within ``try_writing``. Raises TargetError.
 
         A full disk has no room for that, and retention has to make some: then it is not said, and
         a loss of power may let delivered messages be told lost.

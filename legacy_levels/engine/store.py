@@ -233,7 +233,7 @@ class LevelStore(ClosedOnExit):
         if self.state.rules.spare_waiting:  # and whatever a wheel in this store may still want
             on_wheel = self.live.first_record(TIMER_TOPIC)
             keep_from = min(self.state.first_waiting_log_offset(), on_wheel)
-        with self._persistence.unless_written() as is_free:
+        with self._persistence.try_writing() as is_free:
             if not is_free:
                 return  # the next call tries again
             self._last_clean_ms = now_ms
