@@ -415,9 +415,9 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "due-at-once-renewed",
-        "timer_wheel/hierarchy/turn.py",
-        '            is_it[at] = store_times_ms(self._store.log, *places) != rows["due_ms"][at]\n',
-        "",
+        "timer_wheel/timers/rows.py",
+        "    times = np.where(overdue, facts.store_ms[chosen], stamp_ms)",
+        "    times = np.full(len(overdue), stamp_ms)",
         "tests/timer_wheel/hierarchy/test_lineage.py"
         "::test_what_was_due_at_once_keeps_its_time_when_the_clock_is_set_back",
     ),
@@ -430,19 +430,19 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "unit-of-another-record",
-        "timer_wheel/wheel/unit_repair.py",
-        "    falls = islice(_about_falls(timers), _MOST_FALLS) if has_falls else ()",
-        "    falls: tuple[TimerRows, ...] = ()",
+        "timer_wheel/wheel/recovery.py",
+        "    position = _first_fall(log) if has_falls else None",
+        "    position = None",
         "tests/timer_wheel/wheel/test_flipped_units.py"
-        "::test_a_unit_that_leads_to_another_record_is_led_back",
+        "::test_a_unit_that_leads_to_another_record_is_placed_again",
     ),
     Mutation(
         "last-unit-believed",
-        "timer_wheel/wheel/unit_repair.py",
-        "    for units in chain(falls, _about_end(timers)):",
-        "    for units in falls:",
+        "timer_wheel/wheel/recovery.py",
+        "if _is_astray(store.log, last, files, wheel) else None",
+        "if False else None",
         "tests/timer_wheel/wheel/test_flipped_units.py"
-        "::test_a_unit_that_leads_to_another_record_is_led_back",
+        "::test_a_unit_that_leads_to_another_record_is_placed_again",
     ),
     Mutation(
         "marker-of-two-keys",

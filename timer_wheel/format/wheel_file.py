@@ -86,20 +86,25 @@ def read_wheel(root: StoreRoot, *, snapshots_on: bool | None = False) -> WheelSl
     if not known:
         return read_slots(root.timer_wheel) or NO_SLOTS
     log_position, path = known[-1]
-    found = attrs.evolve(read_slots(path) or NO_SLOTS, log_position=log_position or None)
     if snapshots_on:
-        return found
-    return _farther(found, read_slots(root.timer_wheel) or NO_SLOTS)
+        return attrs.evolve(read_slots(path) or NO_SLOTS, log_position=log_position or None)
+    plain = read_slots(root.timer_wheel) or NO_SLOTS
+    with suppress(FormatError):  # which no broker may ever have read
+        return _farther(plain, read_slots(path) or NO_SLOTS, log_position)
+    return plain
 
 
-def _farther(one: WheelSlots, other: WheelSlots) -> WheelSlots:
-    """Of two states of a wheel each slot as it was later: positions in the timer log only grow."""
-    index = np.concatenate([one.index, other.index])
-    slots = np.concatenate([one.slots, other.slots], dtype=SLOT.dtype)
+def _farther(plain: WheelSlots, snapshot: WheelSlots, log_position: int) -> WheelSlots:
+    """The plain file, and the slots of a snapshot that lead farther: positions in the timer log
+    only grow, and to where the snapshot is right.
+    """
+    index = np.concatenate([plain.index, snapshot.index])
+    slots = np.concatenate([plain.slots, snapshot.slots], dtype=SLOT.dtype)
     order = np.lexsort((slots["last_position"], index))
     index, slots = index[order], slots[order]
     is_last = np.append(np.diff(index) != 0, True)[: len(index)]
-    return attrs.evolve(one, index=index[is_last], slots=slots[is_last])
+    found = WheelSlots(index[is_last], slots[is_last], plain.path)
+    return attrs.evolve(found, log_position=log_position or None)
 
 
 def read_slots(path: Path) -> WheelSlots | None:

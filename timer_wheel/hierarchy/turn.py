@@ -18,7 +18,12 @@ from message_store.redelivery.deliveries import LogDeliveries
 from timer_wheel.format.index_layouts import Rows
 from timer_wheel.hierarchy.timer_index import TimerIndex
 from timer_wheel.hierarchy.waiting_rows import is_stored_again, store_times_ms, together
-from timer_wheel.timers.rows import Bools, TimerFacts, delivery_order
+from timer_wheel.timers.rows import (
+    Bools,
+    TimerFacts,
+    delivery_order,
+    store_times_of_copies,
+)
 from timer_wheel.timers.timer_properties import wheel_stamps
 
 _PLACED_WITHIN_MS = 1_000
@@ -129,19 +134,11 @@ class Renewal:
         return log.segments.starts[-1]
 
     def _renew(self, end: int, now_ms: int) -> None:
-        """Store again what lies before a place of the log and is far from due.
-
-        What was due when it was stored can be far from due by a clock that was set back. It keeps
-        its record: the time of that is its promise.
-        """
+        """Store again what lies before a place of the log and is far from due."""
         hour_ms = self._index.waiting.hands.hour_ms
 
         def is_wanted_later(rows: Rows) -> Bools:
-            is_it = (rows["commit_log_offset"] < end) & (rows["due_ms"] >= hour_ms)
-            at = np.flatnonzero(is_it)
-            places = int64s(rows["commit_log_offset"][at]), int64s(rows["size_bytes"][at])
-            is_it[at] = store_times_ms(self._store.log, *places) != rows["due_ms"][at]
-            return np.asarray(is_it)
+            return np.asarray((rows["commit_log_offset"] < end) & (rows["due_ms"] >= hour_ms))
 
         marks = self._index.marks
         messages = self._index.waiting.take_out(is_wanted_later)
@@ -160,19 +157,20 @@ class Renewal:
         self._index.settle()
 
     def _store_again(self, rows: Rows, now_ms: int) -> None:
-        facts = self._index.facts_of(rows)
-        places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
-        stamp_ms = max(self._store.clock.now_ms(), now_ms)
-        placed_ms = store_times_ms(self._store.log, *places)
-        done = redeliver(
-            self._store,
-            *places,
-            ROLLED,
-            suffixes=wheel_stamps(placed_ms, stamp_ms, facts.roll_times + 1),
-            prepared_offsets=~facts.lineages(places[0]),
-            store_ms=stamp_ms,
-        )
-        self._index.lose(places[0], done.bad)
+        every, stamp_ms = self._index.facts_of(rows), max(self._store.clock.now_ms(), now_ms)
+        for run, store_ms in store_times_of_copies(every, np.arange(len(rows)), stamp_ms):
+            facts, chosen = every.rows(run), rows[run]
+            places = int64s(chosen["commit_log_offset"]), int64s(chosen["size_bytes"])
+            placed_ms = store_times_ms(self._store.log, *places)
+            done = redeliver(
+                self._store,
+                *places,
+                ROLLED,
+                suffixes=wheel_stamps(placed_ms, stamp_ms, facts.roll_times + 1),
+                prepared_offsets=~facts.lineages(places[0]),
+                store_ms=store_ms,
+            )
+            self._index.lose(places[0], done.bad)
 
     def _first_needed(self) -> int:
         """The first commit log offset that a pending message or a marker that counts needs."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of the timer log as columns, and what their records say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -14,7 +14,7 @@ from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
 from message_store.redelivery.lineage import first_offsets
 from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.format.timer_due import promised_times
+from timer_wheel.format.timer_due import is_overdue, promised_times
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timers.record_kernel import (
     BORN_MS,
@@ -277,6 +277,19 @@ def delivery_order(promised_ms: Int64s, offsets: Int64s, facts: TimerFacts) -> I
     first_offsets = facts.first_offsets(offsets)
     born_ms = np.where(first_offsets < 0, facts.born_ms, 0)
     return np.lexsort((offsets, -facts.roll_times, born_ms, first_offsets, promised_ms))
+
+
+def store_times_of_copies(
+    facts: TimerFacts, chosen: Int64s, stamp_ms: int
+) -> Iterator[tuple[Int64s, int]]:
+    """These rows in runs, with the store time of each run's copies: now, or the old one of overdue
+    messages, which is their promise.
+    """
+    overdue = is_overdue(facts.out_ms[chosen])
+    times = np.where(overdue, facts.store_ms[chosen], stamp_ms)
+    cuts = np.flatnonzero(np.diff(times)) + 1
+    for run, its_times in zip(np.split(chosen, cuts), np.split(times, cuts), strict=True):
+        yield run, int(its_times[0])
 
 
 def facts_then(

@@ -25,12 +25,12 @@ ROW_COLUMNS = 7
 
 PAGE_BYTES = 4096
 
-MARKERS, OVERDUE, ROLLS, DOUBTED, FALLS, LAST_OFFSET = range(6)
+MARKERS, OVERDUE, ROLLS, DOUBTED, FALLS = range(5)
 """What ``revise_wheel`` counts: delete markers that are yet to be read, what was due when it was
 stored and is yet to be read, and units, old and new, that were to roll, or have a time at which no
-slot begins, or whose records do not lie behind that of the unit before. Then where that lies.
+slot begins, or whose records do not lie behind that of the unit before.
 """
-COUNTS = 6
+COUNTS = 5
 
 _UNIT = TIMER_UNIT.size
 _AT_SIZE = TIMER_UNIT.offset_of("size_bytes")
@@ -141,15 +141,15 @@ def revise_wheel(
 
     What the hand has passed is left out.
     """
-    hand = hand_ms // precision_ms
+    hand, before = hand_ms // precision_ms, -1
     for index in range(count):
         unit = units + index * _UNIT
         time_ms = _slot_time(unit)
         slot = time_ms // precision_ms
         flags = load_i32(unit + _AT_MAGIC)
         log_offset = load_i64(unit + _AT_LOG_OFFSET)
-        counts[FALLS] += log_offset <= counts[LAST_OFFSET]
-        counts[LAST_OFFSET] = log_offset
+        counts[FALLS] += log_offset <= before
+        before = log_offset
         counts[ROLLS] += flags & FLAG_ROLL != 0
         behind_ms = time_ms % precision_ms
         counts[DOUBTED] += behind_ms != 0 and behind_ms != OVERDUE_MARK_MS

@@ -33,7 +33,6 @@ from timer_wheel.timers.record_kernel import PREPARED_OFFSET, is_any_to_be_read
 from timer_wheel.timers.rows import TimerFacts, TimerRows
 from timer_wheel.timers.unit_kernels import (
     COUNTS,
-    LAST_OFFSET,
     POSITION,
     ROW_COLUMNS,
     count_units,
@@ -153,7 +152,6 @@ class LiveTimerLog:
         ``unit_kernels`` counts.
         """
         counts = np.zeros(COUNTS, np.int64)
-        counts[LAST_OFFSET] = -1
         wheel.will_hold(0)
         for file in self.files():
             revise_wheel(

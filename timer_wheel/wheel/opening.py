@@ -36,7 +36,7 @@ from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.precision import precision_of_slots, precision_of_times, precision_of_units
 from timer_wheel.timers.recall import marker_offsets
 from timer_wheel.timers.rows import TimerRows, read_facts
-from timer_wheel.timers.unit_kernels import OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
+from timer_wheel.timers.unit_kernels import FALLS, OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
@@ -52,6 +52,7 @@ from timer_wheel.wheel.recovery import (
     resume,
     take_back,
     take_back_all,
+    take_back_astray,
     take_back_to_gap,
     was_left,
 )
@@ -197,6 +198,11 @@ def _hung(
     """The wheel made from the timer log, with the hand where the checkpoint says."""
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
     own = files.found_own
+    counts = log.revise(wheel)
+    mended = take_back_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0)
+    if mended:
+        wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
+        counts = log.revise(wheel)
     timers = LiveTimers(
         store,
         log,
@@ -207,15 +213,15 @@ def _hung(
         foreign_until=store.log.end if own is None or not own.is_known else own.foreign_until,
         older=NO_OLDER_SLOTS if own is None else own.older,
     )
-    counts = log.revise(wheel)
     file = files.slots_on_disk()
-    mended = mend_units(timers, counts, file)
-    if mended:
+    if flipped := mend_units(timers, counts, file):
         wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)
     early = log.find(None, NO_SLOT, 0) if counts[OVERDUE] else TimerRows.empty()
     is_early = is_overdue(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
-    timers.begin(wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended)
+    timers.begin(
+        wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended + flipped
+    )
     files.compare(wheel, file, log.end)
     timers.resume_at(resume(timers.queue, log, store))
     return timers

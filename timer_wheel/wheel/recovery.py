@@ -19,19 +19,23 @@ from message_store.files.small_files import read_small_file, remove_file, replac
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
 from message_store.redelivery.lineage import Names
+from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import OwnCheckpoint
-from timer_wheel.format.timer_due import FINEST_MS
+from timer_wheel.format.older_slots import NO_OLDER_SLOTS
+from timer_wheel.format.timer_due import FINEST_MS, is_overdue
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.copies import Copies
 from timer_wheel.timers.copies_in_log import copies_in_log
 from timer_wheel.timers.recall import RecallMarks
 from timer_wheel.timers.rows import Bools, TimerRows, read_facts
+from timer_wheel.timers.unit_kernels import TOPIC_HASH
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import LiveTimerLog
 from timer_wheel.wheel.recall_search import OlderMarks, find_markers
+from timer_wheel.wheel.slots import LiveWheel
 
 DEALT_WITH_NAME = "wheel-dealt-with.json"
 _MARKS = 20_000
@@ -70,7 +74,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
         return False
     first = log.unit_at(log.segments.min_offset).commit_log_offset
     queue = store.queue(TIMER_TOPIC, 0)
-    return bool(len(first)) and first_behind(queue, int(first[0]) - 1) > queue.min_offset
+    return bool(len(first)) and _first_behind(queue, int(first[0]) - 1) > queue.min_offset
 
 
 def take_back_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
@@ -104,7 +108,7 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
     place_from = None
     if position % log.file_bytes == 0:
         first = int(log.unit_at(position).commit_log_offset.min())
-        place_from = first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
+        place_from = _first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
         for start in log.segments.starts:  # what is kept is on the disk before that says so
             log.segments.doubt(start)
         log.segments.sync()
@@ -147,6 +151,55 @@ def take_back_to_gap(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> 
             return
 
 
+def take_back_astray(
+    log: LiveTimerLog, store: LiveStore, files: WheelFiles, wheel: LiveWheel, *, has_falls: bool
+) -> int:
+    """Take away the units from the first on that may lead to another record than its own; returns
+    how many such there were, one or none. What they were for is placed again from the queue.
+
+    Units lie in the order of the queue, which is the log's. Where that falls, one of two leads to
+    another record, or a broker that was killed has placed some again. Behind the last unit nothing
+    is that tells, and it says up to where the queue was placed: its record has to bear it out.
+    """
+    position = _first_fall(log) if has_falls else None
+    if position is None:
+        last = log.last_unit()
+        position = int(last.position[0]) if _is_astray(store.log, last, files, wheel) else None
+    if position is None:
+        return 0
+    _cut(log, store, files, position)
+    return 1
+
+
+def _first_fall(log: LiveTimerLog) -> int | None:
+    """The first unit whose record does not lie before that of the next in its file: a wheel that is
+    made anew begins a file.
+    """
+    before = TimerRows.empty()
+    for rows in log.all_units():
+        if rows.position[0] % log.file_bytes == 0:
+            before = TimerRows.empty()
+        joined = TimerRows.together([before, rows])
+        falls = np.flatnonzero(np.diff(joined.commit_log_offset) <= 0)
+        if len(falls):
+            return int(joined.position[falls[0]])
+        before = joined.rows(slice(-1, None))
+    return None
+
+
+def _is_astray(log: LiveLog, unit: TimerRows, files: WheelFiles, wheel: LiveWheel) -> bool:
+    """Whether a unit that is yet to be read leads to a timed message of another topic or slot. A
+    slot before the hand says no more than that something was dealt with.
+    """
+    older = NO_OLDER_SLOTS if files.found_own is None else files.found_own.older
+    places, width_ms = (unit.commit_log_offset, unit.size_bytes), wheel.precision_ms
+    facts, slots_ms = read_facts(log, *places, width_ms, older=older), unit.slot_time_ms
+    fits = is_overdue(slots_ms) | (slots_ms // width_ms == facts.out_ms // width_ms)
+    fits = np.where(unit.is_roll, facts.out_ms >= slots_ms, fits)
+    fits &= unit.table[TOPIC_HASH] == facts.topic_hash
+    return bool((facts.is_fine & ~fits & (slots_ms >= wheel.hand_ms)).any())
+
+
 def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
     """The queue offset from which messages have no units: behind that of the last unit.
 
@@ -160,12 +213,12 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
     try:
         claimed = store.log.record(offset, int(last.size_bytes[0])).queue_offset
     except FormatError:  # damaged, or taken by retention
-        return first_behind(queue, offset)
+        return _first_behind(queue, offset)
     is_there = (queue.units(claimed, claimed + 1)["commit_log_offset"] == offset).any()
-    return claimed + 1 if is_there else first_behind(queue, offset)
+    return claimed + 1 if is_there else _first_behind(queue, offset)
 
 
-def first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
+def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
     """The first queue entry whose record lies behind this offset. A record's own queue offset is
     off after a rebuild.
     """

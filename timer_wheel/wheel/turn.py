@@ -7,7 +7,7 @@ the checkpoint. A process that is killed in between has delivered all or nothing
 store then finds in the log what was done.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -24,11 +24,17 @@ from message_store.redelivery.batch import (
 from message_store.redelivery.deliveries import LogDeliveries
 from message_store.redelivery.measured import Measured
 from message_store.writing.store import LiveStore
-from timer_wheel.format.timer_due import is_overdue
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import RecallMarks
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, delivery_order
+from timer_wheel.timers.rows import (
+    Bools,
+    TimerFacts,
+    TimerRows,
+    Unplaced,
+    delivery_order,
+    store_times_of_copies,
+)
 from timer_wheel.timers.timer_properties import wheel_stamps
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import KnownSlot
@@ -247,7 +253,7 @@ class Turning:
         if not len(chosen):
             return
         order = np.argsort(due.rows.commit_log_offset[chosen], kind="stable")
-        for run, store_ms in _store_times(due.facts, chosen[order], stamp_ms):
+        for run, store_ms in store_times_of_copies(due.facts, chosen[order], stamp_ms):
             self._redeliver(due, run, ROLLED, stamp_ms, store_ms)
         self._timers.metrics.placed(due.rows.rows(chosen), -1)
 
@@ -285,17 +291,6 @@ class Turning:
 def _is_all(chosen: Int64s) -> bool:
     """Whether a choice of as many rows as there are is all of them in order."""
     return bool((np.diff(chosen) == 1).all())
-
-
-def _store_times(facts: TimerFacts, chosen: Int64s, stamp_ms: int) -> Iterator[tuple[Int64s, int]]:
-    """These rows in runs, with the store time of each run's copies: now, or the old one of overdue
-    messages, which is their promise.
-    """
-    overdue = is_overdue(facts.out_ms[chosen])
-    times = np.where(overdue, facts.store_ms[chosen], stamp_ms)
-    cuts = np.flatnonzero(np.diff(times)) + 1
-    for run, its_times in zip(np.split(chosen, cuts), np.split(times, cuts), strict=True):
-        yield run, int(its_times[0])
 
 
 def _in_order(due: Due, chosen: Int64s) -> Int64s:

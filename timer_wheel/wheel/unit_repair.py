@@ -5,38 +5,24 @@ Slots begin at multiples of their width, or one millisecond behind one for what 
 single bit of a delay or a placing time leads from one multiple to another: the times alone tell
 which records to read. A delete marker that has lost its flag looks like any message. The wheel file
 counts it the other way; at the latest a turn reads its record.
-
-A unit that leads to another record is known by the order: units are placed in that of the queue,
-which is the log's. The queue has the entry that belongs between those of its neighbours.
 """
 
 from collections.abc import Iterator
-from itertools import chain, islice
 
 import numpy as np
 
 from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Finding, Severity
-from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue
+from timer_wheel.format.timer_due import OVERDUE_MARK_MS
 from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
 from timer_wheel.format.wheel_math import roll_slot_ms
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
-from timer_wheel.timers.unit_kernels import (
-    DOUBTED,
-    FALLS,
-    FLAGS,
-    LOG_OFFSET,
-    MARKERS,
-    OVERDUE,
-    SIZE,
-    TOPIC_HASH,
-)
+from timer_wheel.timers.unit_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE, TOPIC_HASH
 from timer_wheel.wheel.live_timers import LiveTimers
-from timer_wheel.wheel.recovery import first_behind
 
 _TIME_BITS = 64
 _DELAY_BITS = 32
@@ -47,7 +33,7 @@ def mend_units(timers: LiveTimers, counts: Int64s, file: WheelSlots | None) -> i
     in the wheel file, give a reason to look; returns how many. ``counts`` is what ``revise``
     counted. Raises TargetError.
     """
-    mended = _mend_astray(timers, has_falls=counts[FALLS] > 0)
+    mended = 0
     slots = np.empty(0, np.int64) if file is None else timers.wheel.miscounted(file)
     if len(slots):
         rows, _ = timers.log.walk(timers.wheel, slots)
@@ -86,97 +72,6 @@ def _mend(timers: LiveTimers, rows: TimerRows) -> int:
 
 def _slot(timers: LiveTimers, time_ms: Int64s) -> int:
     return int(time_ms[0]) // timers.precision_ms
-
-
-def _mend_astray(timers: LiveTimers, *, has_falls: bool) -> int:
-    """Let units lead back to the records that belong between those of their neighbours; returns how
-    many led to another. Raises TargetError.
-    """
-    mended = 0
-    falls = islice(_about_falls(timers), _MOST_FALLS) if has_falls else ()
-    for units in chain(falls, _about_end(timers)):
-        offsets, facts = units.commit_log_offset, timers.facts(units)
-        for row in range(1, len(units) - 1):
-            before, offset, behind = offsets[row - 1 : row + 2].tolist()
-            is_in_order = before < offset < behind
-            if before >= behind or (is_in_order and behind < timers.store.log.end):
-                continue
-            if not _fits(timers, units, row, facts, row) or _is_led_to_twice(timers, offset):
-                until = offset if is_in_order else behind
-                mended += _lead_back(timers, units, row, before, until)
-    return mended
-
-
-_MOST_FALLS = 1_000
-"""Where there are more, something else than a bit is wrong."""
-_BESIDE = 2
-"""Of the two units of a fall either may be the damaged one; their neighbours are needed too."""
-
-
-def _about_falls(timers: LiveTimers) -> Iterator[TimerRows]:
-    """The units about each place at which records do not lie one behind another."""
-    last = _edge(-1)
-    for rows in timers.log.all_units():
-        last = TimerRows.together([last, rows])
-        for fall in np.flatnonzero(np.diff(last.commit_log_offset) <= 0).tolist():
-            yield last.rows(slice(max(0, fall + 1 - _BESIDE), fall + 1 + _BESIDE))
-        last = last.rows(slice(-_BESIDE, None))
-
-
-def _about_end(timers: LiveTimers) -> Iterator[TimerRows]:
-    """The last unit and what is beside it: it says how far the queue was placed. Nothing is behind
-    it that tells that its record is another's.
-    """
-    last = timers.log.last_position
-    if last is not None:
-        units = list(timers.log.all_units(last - last % timers.log.file_bytes))
-        few = TimerRows.together([_edge(-1), *units]).rows(slice(-_BESIDE, None))
-        yield TimerRows.together([few, _edge(timers.store.log.end)])
-
-
-def _edge(commit_log_offset: int) -> TimerRows:
-    """What stands before the first unit and behind the last."""
-    edge = TimerRows.empty(1)
-    edge.table[LOG_OFFSET] = commit_log_offset
-    return edge
-
-
-def _fits(timers: LiveTimers, units: TimerRows, unit: int, facts: TimerFacts, record: int) -> bool:
-    """Whether a record is what a unit says: of its topic and kind, and due in its slot. What rolls
-    is due later, and what was due at once may have come into a later slot.
-    """
-    is_it = facts.is_fine[record] and units.table[TOPIC_HASH, unit] == facts.topic_hash[record]
-    if not is_it or units.is_marker[unit] != facts.is_marker[record]:
-        return False
-    slot_ms, out_ms = int(units.slot_time_ms[unit]), int(facts.out_ms[record])
-    if is_overdue(slot_ms):
-        return out_ms <= slot_ms
-    if units.is_roll[unit]:
-        return out_ms >= slot_ms
-    return slot_ms // timers.precision_ms == out_ms // timers.precision_ms
-
-
-def _is_led_to_twice(timers: LiveTimers, offset: int) -> bool:
-    """Whether more than one unit leads to a record."""
-    return sum(int((each.commit_log_offset == offset).sum()) for each in timers.log.all_units()) > 1
-
-
-def _lead_back(timers: LiveTimers, units: TimerRows, row: int, before: int, until: int) -> int:
-    """Let a unit lead to the entry of the queue whose record lies between these places and is what
-    the unit says; returns how many were found, one or none. Raises TargetError.
-    """
-    entries = timers.queued(first_behind(timers.queue, before), _MOST_BETWEEN)
-    for entry in np.flatnonzero(entries.rows.commit_log_offset < until).tolist():
-        if _fits(timers, units, row, entries.facts, entry):
-            place, size_bytes = entries.rows.table[[LOG_OFFSET, SIZE], entry].tolist()
-            position = int(units.position[row])
-            timers.log.overwrite(position, commit_log_offset=place, record_size_bytes=size_bytes)
-            return 1
-    return 0
-
-
-_MOST_BETWEEN = 1_000
-"""Entries between two others that have no unit were delivered without: few in a row."""
 
 
 def note_damaged_markers(
@@ -285,7 +180,7 @@ def repair_finding(count: int) -> Finding:
     return Finding(
         Severity.WARNING,
         "timerlog",
-        f"{units}: a bit of a time or of the flags was another",
+        f"{units}: a bit was another",
         "a broker believes the unit: its message comes early or late, or never",
         "none is needed: the record is believed; look at the disk",
     )

@@ -110,7 +110,7 @@ def test_what_was_due_at_once_keeps_its_time_when_the_clock_is_set_back(
         clock.tick(-3 * HOUR_MS)
         roll(store)
         waits = [] if is_cancelled else [due.promised_ms]
-        assert [each.due_ms for each in store.pending()] == [*waits, far.promised_ms]
+        assert sorted(each.due_ms for each in store.pending()) == [*waits, far.promised_ms]
         clock.tick(3 * HOUR_MS)
         assert len(store.advance(clock.now_ms())) == len(waits)
 

@@ -261,6 +261,14 @@ def test_of_file_and_snapshot_each_slot_is_the_one_that_leads_farther(
     assert pending_keys(root, snapshots_on=None) == [f"K{number}" for number in range(24)]
 
 
+def test_a_torn_snapshot_hides_nothing_from_who_does_not_know_the_mode(
+    builder: WheelStoreBuilder,
+) -> None:
+    root = five_files(builder).stop()
+    (builder.path / "timerwheel.52").write_bytes(b"half")
+    assert pending_keys(root, snapshots_on=None) == pending_keys(root)
+
+
 def test_units_behind_a_snapshot_are_applied_again(builder: WheelStoreBuilder) -> None:
     builder.put_and_place(NOW_MS + 1000)
     snapshot, position = builder.remembered(), len(builder.log)

@@ -144,10 +144,10 @@ def test_a_bit_of_a_unit_is_not_believed_over_its_record(
 
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("unit", with_examples(range(UNITS), (4, UNITS - 1)))
-def test_a_unit_that_leads_to_another_record_is_led_back(
+def test_a_unit_that_leads_to_another_record_is_placed_again(
     left: Made, tmp_path: Path, unit: int, is_killed: bool
 ) -> None:
-    """Where it belongs its neighbours tell: the record of another would come twice."""
+    """The record of another would come twice, and its own never."""
     store = left(1_000, is_killed)
     for other in (each for each in range(UNITS) if each != unit):
         path = store.leading_to(tmp_path / f"{other}", unit, other)
