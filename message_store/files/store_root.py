@@ -447,3 +447,12 @@ class StoreLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def require_outside(path: Path, *stores: Path) -> None:
+    """Raise TargetError where a file that is to be written would lie in one of these stores, or
+    take its place: a report could replace a file of it, and a broker takes any for its own.
+    """
+    for store in stores:
+        if path.resolve().is_relative_to(store.resolve()):
+            raise TargetError(f"{path}: lies in the store {store}; choose a place outside")

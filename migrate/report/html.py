@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from message_store.base.errors import TargetError
 from message_store.base.html_pages import html_environment, picture_text
 from message_store.base.printable import iso_time, shell_word, span
-from message_store.files.small_files import replace_file
-from message_store.files.store_root import StoreRoot
+from message_store.files.small_files import read_lines, replace_file
+from message_store.files.store_root import StoreRoot, require_outside
 from message_store.format.delay_levels import format_delay
 from migrate.report.report import BUCKETS_S, COUNT_NAMES, ConversionReport, DueTimes, bucket_seconds
 from migrate.write.staging import target_errors
@@ -126,18 +126,23 @@ def render_html_report(report: ConversionReport, forecast: Forecast) -> str:
     )
 
 
-def require_report_place(path: Path, *sources: Path) -> None:
+_PAGE_BEGINS = b"<!doctype html>"
+"""A report is replaced by the next; other files are somebody's."""
+
+
+def require_report_place(path: Path, *stores: Path) -> None:
     """Raise TargetError unless a report can be written to ``path``, which is not within one of
-    ``sources``: nobody wants to hear that only after the conversion. Directories that are missing
-    will be made.
+    ``stores``, sources and targets: nobody wants to hear that only after the conversion.
+    Directories that are missing will be made.
     """
-    if any(path.resolve().is_relative_to(source.resolve()) for source in sources):
-        raise TargetError(f"{path}: lies in the store, which is only read")
+    require_outside(path, *stores)
     with target_errors(path):
         if path.is_dir():
             raise TargetError(f"{path}: cannot be written: is a directory")
         if path.exists() and not path.is_file():  # it would be replaced by one
             raise TargetError(f"{path}: cannot be written: no ordinary file")
+        if not next(read_lines(path) or iter(()), _PAGE_BEGINS).lower().startswith(_PAGE_BEGINS):
+            raise TargetError(f"{path}: is already there, and is no report")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     try:
         with tempfile.TemporaryFile(dir=above):

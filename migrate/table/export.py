@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from message_store.base.errors import OptionsError, TargetError
 from message_store.base.printable import printable
-from message_store.files.store_root import StoreRoot
+from message_store.files.store_root import StoreRoot, require_outside
 from migrate.look.choices import absent_choices, require_levels
 from migrate.progress import Progress, no_progress
 from migrate.table.pending_batches import pending_batches
@@ -64,8 +64,7 @@ def check_out(store: Path, out: Path) -> None:
             raise TargetError(f"{out}: is already there")
         if not out.parent.is_dir():
             raise TargetError(f"{out.parent}: no such directory")
-    if out.resolve().is_relative_to(store.resolve()):
-        raise TargetError(f"{out}: lies in the store, which is only read")
+    require_outside(out, store)
 
 
 def export_parquet(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from message_store.base.errors import TargetError
+from message_store.files.store_root import require_outside
 from migrate.write.staging import new_file, target_errors
 
 Kind = Literal["missing", "unexpected", "different"]
@@ -119,8 +120,11 @@ class VerifyReport:
         return attrs.asdict(self)
 
 
-def require_table_place(path: Path) -> None:
-    """Raise TargetError where a table of differences cannot be written, before hours of work."""
+def require_table_place(path: Path, *stores: Path) -> None:
+    """Raise TargetError where a table of differences cannot be written, before hours of work; or
+    where it would lie in one of ``stores``.
+    """
+    require_outside(path, *stores)
     with target_errors(path):
         if path.exists():
             raise TargetError(f"{path}: is already there")

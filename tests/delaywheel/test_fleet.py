@@ -90,6 +90,10 @@ class TestManyStores:
         assert (some.exit_code, Path("none.jsonl").read_text()) == (cli.DONE, "")
         assert "2 converted" in some.stdout
         assert "2 only counted" in some.stdout
+        for place in (stores[0] / "abort", Path("wheel/abort")):
+            inside = run("verify", stores[0], "wheel", "--differences", place)
+            no_traceback(inside, cli.TARGET_UNWRITABLE, "choose a place outside")
+            assert not place.exists()
         alone = run("verify", "wheel")
         assert (alone.exit_code, alone.stdout.split(",")[0]) == (cli.DONE, "12 converted")
         assert "give SOURCE to compare them" in alone.stdout

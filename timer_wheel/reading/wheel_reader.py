@@ -213,8 +213,6 @@ def read_wheel_store(
         return read_hierarchy(root, after_crash=after_crash)
     checkpoint, wheel = read_timer_checkpoint(root), read_wheel(root, snapshots_on=snapshots_on)
     hand_ms, flushed = checkpoint.last_read_time_ms, wheel.log_position or checkpoint.flush_position
-    if snapshots_on is None:
-        flushed = min(flushed, checkpoint.flush_position)
     with SegmentReader(root.timer_log) as log, SegmentReader(root.commit_log) as commit_log:
         begin_position = 0 if whole_log else max(0, flushed - log.file_bytes)
         units = read_units(log, begin_position)

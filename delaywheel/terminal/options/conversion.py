@@ -90,6 +90,8 @@ def spark_options(function: Function) -> Function:
         source = click.get_current_context().get_parameter_source("master")
         if in_process and (conf or source is not ParameterSource.DEFAULT):
             raise click.UsageError("--in-process runs no Spark: it takes no --master and no --conf")
+        if in_process and given.get("scratch") is not None:
+            raise click.UsageError("--in-process hands nothing over: it takes no --scratch")
         return function(*args, master=None if in_process else master, conf=conf, **given)
 
     conf = click.option(

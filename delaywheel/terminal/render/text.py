@@ -362,8 +362,9 @@ def verification_lines(report: "VerifyReport", target: str) -> Iterator[str]:
     if not report.was_opened:
         for difference in report.differences[:LISTED_DIFFERENCES]:
             yield from difference_lines(difference)
-        if (more := len(report.differences) - LISTED_DIFFERENCES) > 0:
-            yield f"... and {more:,} more; --json and --differences FILE have them"
+        listed = min(len(report.differences), LISTED_DIFFERENCES)
+        if more := report.missing + report.unexpected + report.different - listed:
+            yield f"... and {more:,} more; --differences FILE has them"
     for problem in report.unexplained_problems:
         often = f" ({problem.count:,} times)" if problem.count > 1 else ""
         yield f"{problem.where}: {problem.what}{often}"

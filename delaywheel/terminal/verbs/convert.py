@@ -100,7 +100,7 @@ def _convert_one(
     if report_file is not None:
         from migrate.report.html import require_report_place, write_html_report
 
-        require_report_place(report_file, source)
+        require_report_place(report_file, source, target)
     with output.progress() as progress:
         options = conversion_request(source=source, target=target, **given)
         refuse_file(options.target)

@@ -75,12 +75,14 @@ def run_fleet(
     with loading(output):
         from delaywheel.terminal.render.fleet import fleet_failures, fleet_lines, fleet_warnings
         from delaywheel.terminal.render.progress import say_on_stderr
+        from message_store.files.store_root import require_outside
         from migrate.fleet import Fleet
         from migrate.report.html import require_report_place
     members = _listed(manifest, given) if manifest else _in_one_place(paths, given)
     fleet = Fleet(members, reports)
     if reports is not None:
-        require_report_place(reports / "any.html", *(each.source for each in members))
+        require_outside(reports, *_stores(members))
+        require_report_place(reports / "any.html")
     with output.progress() as progress:
         progress("looking at the stores", 0, 0)
         fleet.examine()  # before the seconds that Spark takes
@@ -94,6 +96,11 @@ def run_fleet(
         say_on_stderr(line)
     errors = [entry.error for entry in fleet.entries if entry.error is not None]
     click.get_current_context().exit(max(map(exit_code, errors), default=DONE))
+
+
+def _stores(members: Sequence["ConvertOptions"]) -> Iterator[Path]:
+    """The sources, and the targets."""
+    return (path for each in members for path in (each.source, each.target))
 
 
 def run_merge(
@@ -113,7 +120,7 @@ def run_merge(
         from migrate.report.html import require_report_place, write_html_report
     members = _listed(manifest, given) if manifest else _into_one(paths, given)
     if report_file is not None:
-        require_report_place(report_file, *(each.source for each in members))
+        require_report_place(report_file, *_stores(members))
     refuse_file(members[0].target)
     with output.progress() as progress:
         progress("looking at the stores", 0, 0)

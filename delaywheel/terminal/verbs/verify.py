@@ -78,7 +78,7 @@ def verify(
         from migrate.verify.verify import require_made, verify_alone
     require_shared_directory(master, reading["scratch"], "--scratch")
     if table is not None:
-        require_table_place(table)
+        require_table_place(table, *stores)
         reading["listed"] = ALL
     options = verification.VerifyOptions(**reading)
     with output.progress() as progress:

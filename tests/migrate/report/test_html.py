@@ -90,14 +90,24 @@ def test_a_store_whose_name_is_not_utf8_has_a_page(tmp_path: Path) -> None:
     assert r"od\udcff" in (tmp_path / "page.html").read_text()
 
 
-def test_no_page_is_put_into_a_source(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_no_page_is_put_into_a_store(tmp_path: Path) -> None:
+    """Neither into one that is read nor into one that is yet to be made."""
+    source, target = tmp_path / "source", tmp_path / "target"
     (source / "config").mkdir(parents=True)
     (tmp_path / "link").symlink_to(source)
-    require_report_place(tmp_path / "page.html", source)
-    for place in (source / "config" / "delayOffset.json", tmp_path / "link" / "page.html"):
-        with pytest.raises(TargetError, match="lies in the store, which is only read"):
-            require_report_place(place, tmp_path / "other", source)
+    require_report_place(tmp_path / "page.html", source, target)
+    places = source / "config" / "delayOffset.json", tmp_path / "link" / "page.html"
+    for place in (*places, target, target / "timerwheel"):
+        with pytest.raises(TargetError, match=r"lies in the store .*; choose a place outside"):
+            require_report_place(place, source, target)
+
+
+def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<!DOCTYPE html>\n")
+    require_report_place(tmp_path / "page.html")
+    (tmp_path / "notes.txt").write_text("buy milk")
+    with pytest.raises(TargetError, match="is already there, and is no report"):
+        require_report_place(tmp_path / "notes.txt")
 
 
 def test_a_page_takes_the_place_of_no_device(tmp_path: Path) -> None:
