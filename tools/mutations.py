@@ -442,7 +442,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "if _is_astray(store.log, last, files, wheel) else None",
         "if False else None",
         "tests/timer_wheel/wheel/test_flipped_units.py"
-        "::test_a_unit_that_leads_to_another_record_is_placed_again",
+        "::test_a_last_unit_that_leads_to_what_has_none_hides_nothing",
     ),
     Mutation(
         "marker-of-two-keys",

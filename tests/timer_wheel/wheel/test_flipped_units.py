@@ -155,6 +155,33 @@ def test_a_unit_that_leads_to_another_record_is_placed_again(
         assert keys_of(store, path) == Counter(store.promised.keys())
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_last_unit_that_leads_to_what_has_none_hides_nothing(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    """From its record on the queue would be placed, and not what lies between."""
+    clock = ManualClock(START_MS)
+    store = WheelStore.open(tmp_path, clock=clock, settings=SMALL)
+    store.advance(START_MS)
+    messages = [Message("orders", b"", unique_key=f"K{n}") for n in range(6)]
+    for n, each in enumerate(messages[:3]):
+        store.schedule(each, AfterMs(5_000 * (n + 2)))
+    store.advance(START_MS)
+    last = [store.schedule(each, AfterMs(60_000 + n)) for n, each in enumerate(messages[3:])][-1]
+    size_bytes = store.live.log.end - last.commit_log_offset
+    store.flush()
+    store.abandon() if is_killed else store.close()
+    file = min((tmp_path / "timerlog").iterdir())
+    units = bytearray(file.read_bytes())
+    at = 2 * TIMER_UNIT.size + TIMER_UNIT.offset_of("commit_log_offset")
+    units[at : at + 12] = last.commit_log_offset.to_bytes(8, "big") + size_bytes.to_bytes(4, "big")
+    units[3 * TIMER_UNIT.size :] = bytes(len(units) - 3 * TIMER_UNIT.size)
+    file.write_bytes(units)
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        came = [each.message.unique_key for each in store.advance(START_MS + 90_000)]
+    assert sorted(map(str, came)) == [f"K{n}" for n in range(6)]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("precision_ms", [100, 1000])
