@@ -439,8 +439,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "last-unit-believed",
         "timer_wheel/wheel/recovery.py",
-        "if _is_astray(store.log, last, files, wheel) else None",
-        "if False else None",
+        "    if position is None and _leads_too_far(log, store, files, wheel):",
+        "    if position is None and log.end < 0:",
         "tests/timer_wheel/wheel/test_flipped_units.py"
         "::test_a_last_unit_that_leads_to_what_has_none_hides_nothing",
     ),

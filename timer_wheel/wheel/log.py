@@ -315,8 +315,18 @@ class LiveTimerLog:
 
     def last_unit(self) -> TimerRows:
         """The last unit as a row, or no row."""
-        position = self.last_position
-        return TimerRows.empty() if position is None else self.units(position, 1)
+        return self.last_units(1)
+
+    def last_units(self, count: int) -> TimerRows:
+        """The last units as rows, in order; fewer where there are not so many."""
+        parts: list[TimerRows] = []
+        for file in reversed([*self.files()]):
+            taken = min(count, file.count)
+            parts.insert(0, self.units(file.start + (file.count - taken) * _UNIT, taken))
+            count -= taken
+            if not count:
+                break
+        return TimerRows.together(parts)
 
     def units(self, position: int, count: int) -> TimerRows:
         """Units that stand one behind another in one file."""

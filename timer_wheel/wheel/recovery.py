@@ -19,12 +19,11 @@ from message_store.files.small_files import read_small_file, remove_file, replac
 from message_store.files.store_root import StoreRoot
 from message_store.format.properties import TIMER_TOPIC
 from message_store.redelivery.lineage import Names
-from message_store.writing.log import LiveLog
 from message_store.writing.queue import LiveQueue
 from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS
-from timer_wheel.format.timer_due import FINEST_MS, is_overdue
+from timer_wheel.format.timer_due import FINEST_MS
 from timer_wheel.format.wheel_math import floor_ms
 from timer_wheel.reading.copies import Copies
 from timer_wheel.timers.copies_in_log import copies_in_log
@@ -159,12 +158,11 @@ def take_back_astray(
 
     Units lie in the order of the queue, which is the log's. Where that falls, one of two leads to
     another record, or a broker that was killed has placed some again. Behind the last unit nothing
-    is that tells, and it says up to where the queue was placed: its record has to bear it out.
+    is that tells, and it says up to where the queue was placed.
     """
     position = _first_fall(log) if has_falls else None
-    if position is None:
-        last = log.last_unit()
-        position = int(last.position[0]) if _is_astray(store.log, last, files, wheel) else None
+    if position is None and _leads_too_far(log, store, files, wheel):
+        position = log.last_position
     if position is None:
         return 0
     _cut(log, store, files, position)
@@ -187,17 +185,37 @@ def _first_fall(log: LiveTimerLog) -> int | None:
     return None
 
 
-def _is_astray(log: LiveLog, unit: TimerRows, files: WheelFiles, wheel: LiveWheel) -> bool:
-    """Whether a unit that is yet to be read leads to a timed message of another topic or slot. A
-    slot before the hand says no more than that something was dealt with.
+def _leads_too_far(
+    log: LiveTimerLog, store: LiveStore, files: WheelFiles, wheel: LiveWheel
+) -> bool:
+    """Whether the last unit says another topic or slot than its record, and an entry of the queue
+    says the same that lies between this and the record of the unit before.
     """
+    two = log.last_units(2)
+    last, before = two.rows(slice(-1, None)), two.rows(slice(0, -1))
+    if not len(last) or int(last.slot_time_ms[0]) < wheel.hand_ms:
+        return False  # a slot that is over says no more than that something was dealt with
     older = NO_OLDER_SLOTS if files.found_own is None else files.found_own.older
-    places, width_ms = (unit.commit_log_offset, unit.size_bytes), wheel.precision_ms
-    facts, slots_ms = read_facts(log, *places, width_ms, older=older), unit.slot_time_ms
-    fits = is_overdue(slots_ms) | (slots_ms // width_ms == facts.out_ms // width_ms)
-    fits = np.where(unit.is_roll, facts.out_ms >= slots_ms, fits)
-    fits &= unit.table[TOPIC_HASH] == facts.topic_hash
-    return bool((facts.is_fine & ~fits & (slots_ms >= wheel.hand_ms)).any())
+    queue = store.queue(TIMER_TOPIC, 0)
+
+    def fits(offsets: Int64s, sizes: Int64s) -> Bools:
+        facts = read_facts(store.log, offsets, sizes, wheel.precision_ms, older=older)
+        slots = facts.out_ms // wheel.precision_ms == last.slot_time_ms // wheel.precision_ms
+        is_it = np.where(last.is_roll, facts.out_ms >= last.slot_time_ms, slots)
+        is_it &= facts.is_fine & (facts.topic_hash == last.table[TOPIC_HASH])
+        return np.asarray(is_it)
+
+    if fits(last.commit_log_offset, last.size_bytes).any():
+        return False
+    first = _first_behind(queue, int(before.commit_log_offset.max(initial=-1)))
+    end = _first_behind(queue, int(last.commit_log_offset[0]) - 1)
+    entries = queue.units(first, min(end, first + _LOOKED_AT))
+    places = int64s(entries["commit_log_offset"]), int64s(entries["size_bytes"])
+    return bool(fits(*places).any())
+
+
+_LOOKED_AT = 1 << 16
+"""More entries between two others have no unit only where nothing was placed."""
 
 
 def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
