@@ -55,7 +55,13 @@ def options_of(
     )
 
 
-@pytest.mark.parametrize("settings", [TargetSettings(), SMALL_FILES], ids=["usual", "small"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(TargetSettings(), id="usual"),
+        pytest.param(SMALL_FILES, id="small", marks=pytest.mark.check),
+    ],
+)
 def test_a_real_backlog_is_converted_to_the_truth(
     store: RealStore, settings: TargetSettings, tmp_path: Path
 ) -> None:

@@ -187,7 +187,7 @@ def close(store: HierarchicalWheelStore, clock: ManualClock) -> None:
 
 
 ACTS: list[Act] = [deliver, roll_twice, roll_and_deliver, close]
-QUICK = (deliver, roll_twice)
+QUICK = (deliver,)
 BY_TIER = [act if act in QUICK else pytest.param(act, marks=pytest.mark.check) for act in ACTS]
 
 
