@@ -53,6 +53,22 @@ def read_small_file(path: Path) -> bytes | None:
         os.close(descriptor)
 
 
+def read_beginning(path: Path, size_bytes: int) -> bytes:
+    """The first bytes of a file of any length, fewer where it has no more, none where it is not.
+
+    Links are not followed. Raises SourceError when it cannot be read or is no ordinary file.
+    """
+    descriptor = _open_for_reading(path)
+    if descriptor is None:
+        return b""
+    try:
+        return os.pread(descriptor, size_bytes, 0)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {reason_of(error)}") from error
+    finally:
+        os.close(descriptor)
+
+
 def _open_for_reading(path: Path) -> int | None:
     """An ordinary file's descriptor, or None when nothing is there. Raises SourceError."""
     try:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from message_store.base.errors import TargetError
 from message_store.base.html_pages import html_environment, picture_text
 from message_store.base.printable import iso_time, shell_word, span
-from message_store.files.small_files import read_lines, replace_file
+from message_store.files.small_files import read_beginning, replace_file
 from message_store.files.store_root import StoreRoot, require_outside
 from message_store.format.delay_levels import format_delay
 from migrate.report.report import BUCKETS_S, COUNT_NAMES, ConversionReport, DueTimes, bucket_seconds
@@ -141,7 +141,8 @@ def require_report_place(path: Path, *stores: Path) -> None:
             raise TargetError(f"{path}: cannot be written: is a directory")
         if path.exists() and not path.is_file():  # it would be replaced by one
             raise TargetError(f"{path}: cannot be written: no ordinary file")
-        if not next(read_lines(path) or iter(()), _PAGE_BEGINS).lower().startswith(_PAGE_BEGINS):
+        begins = read_beginning(path.resolve(), len(_PAGE_BEGINS)).lower()
+        if begins not in (b"", _PAGE_BEGINS):
             raise TargetError(f"{path}: is already there, and is no report")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     try:

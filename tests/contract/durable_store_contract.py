@@ -39,6 +39,19 @@ def closed(store: DelayStore) -> None:
     store.close()
 
 
+def require_handles_of_one_key_apart(store: DelayStore, first_due_ms: int) -> None:
+    """Each handle takes the messages that were promised for its time, and no neighbour."""
+    receipts = [
+        store.schedule(Message("orders", b"same", unique_key="K"), AtMs(first_due_ms + later))
+        for later in range(0, 2_500, 100)
+    ]
+    promises = Counter(each.promised_ms for each in receipts)
+    for receipt in reversed(receipts):
+        if promises.pop(receipt.promised_ms, 0):
+            assert store.cancel(receipt.handle) is Cancellation.CANCELLED
+            assert Counter(each.due_ms for each in store.pending(unique_key="K")) == promises
+
+
 class DurableStoreContract(DelayStoreContract):
     """Every obligation that goes from one opening to the next.
 
@@ -318,18 +331,7 @@ class DurableStoreContract(DelayStoreContract):
         """An out time means other promises in slots of other widths. Found by random runs."""
         store = open_one(clock)
         store.schedule(message(0), AfterMs(0))  # what is behind it has no slot before it goes
-        receipts = [
-            store.schedule(
-                Message("orders", b"same", unique_key="K"), AtMs(START_MS + 9_000 + later)
-            )
-            for later in range(0, 2_500, 100)
-        ]
-        promises = Counter(each.promised_ms for each in receipts)
-        for receipt in reversed(receipts):
-            if promises.pop(receipt.promised_ms, 0):
-                assert store.cancel(receipt.handle) is Cancellation.CANCELLED
-                waiting = store.pending(unique_key="K")
-                assert Counter(each.due_ms for each in waiting) == promises
+        require_handles_of_one_key_apart(store, START_MS + 9_000)
 
     @pytest.mark.parametrize("place", [1, 100, 300])
     def test_a_listing_beside_others_has_what_waits_all_the_while_once(

@@ -144,6 +144,20 @@ def test_of_a_target_that_was_opened_that_is_said_first_and_nothing_is_listed_th
     assert rest == ["source: record at 7: the body is not what its CRC says"]
 
 
+@pytest.mark.parametrize(("named", "said"), [(0, None), (1, "4 more"), (130, "35 more")])
+def test_differences_that_are_not_listed_are_counted_where_some_are(
+    capsys: pytest.CaptureFixture[str], named: int, said: str | None
+) -> None:
+    """A report names a few of many; one of a target alone names none."""
+    count = 135 if named > 100 else 5
+    differences = tuple(Difference("missing", "orders", f"K{n}") for n in range(named))
+    report = VerifyReport(0, missing=count, unexpected=0, different=0, differences=differences)
+    Output(as_json=False, is_quiet=True).verification(report, "TARGET")
+    out = capsys.readouterr().out
+    assert ("more;" in out) == (said is not None)
+    assert said is None or f"... and {said}; --differences FILE has them\n" in out
+
+
 # --- words that are not taken ---------------------------------------------------------------------
 
 

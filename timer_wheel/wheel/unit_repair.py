@@ -180,7 +180,7 @@ def repair_finding(count: int) -> Finding:
     return Finding(
         Severity.WARNING,
         "timerlog",
-        f"{units}: a bit was another",
+        f"{units}: a bit was another, or a killed broker placed it twice",
         "a broker believes the unit: its message comes early or late, or never",
         "none is needed: the record is believed; look at the disk",
     )

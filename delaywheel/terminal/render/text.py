@@ -363,7 +363,8 @@ def verification_lines(report: "VerifyReport", target: str) -> Iterator[str]:
         for difference in report.differences[:LISTED_DIFFERENCES]:
             yield from difference_lines(difference)
         listed = min(len(report.differences), LISTED_DIFFERENCES)
-        if more := report.missing + report.unexpected + report.different - listed:
+        more = report.missing + report.unexpected + report.different - listed
+        if listed and more > 0:  # a target alone is counted, and nothing of it is named
             yield f"... and {more:,} more; --differences FILE has them"
     for problem in report.unexplained_problems:
         often = f" ({problem.count:,} times)" if problem.count > 1 else ""

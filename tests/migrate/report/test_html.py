@@ -104,7 +104,10 @@ def test_no_page_is_put_into_a_store(tmp_path: Path) -> None:
 
 def test_a_page_takes_the_place_of_a_page_alone(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<!DOCTYPE html>\n")
-    require_report_place(tmp_path / "page.html")
+    (tmp_path / "empty.html").touch()
+    (tmp_path / "link.html").symlink_to("page.html")
+    for name in ("page.html", "empty.html", "link.html"):
+        require_report_place(tmp_path / name)
     (tmp_path / "notes.txt").write_text("buy milk")
     with pytest.raises(TargetError, match="is already there, and is no report"):
         require_report_place(tmp_path / "notes.txt")

@@ -3,7 +3,6 @@
 come at another time than promised; nothing comes early, twice or never.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from message_store import AtMs, Cancellation, DelayStore, ManualClock, Message, Receipt, Severity
 from message_store.base.errors import UnsupportedStoreError
 from message_store.files.store_root import StoreRoot
+from tests.contract.durable_store_contract import require_handles_of_one_key_apart
 from tests.faults.engines import abandon, open_hierarchy, open_wheel
 from timer_wheel.format.timer_due import HIERARCHY_PRECISIONS_MS, TO_THE_MILLISECOND
 from timer_wheel.format.wheel_math import PRECISIONS_MS
@@ -96,16 +96,7 @@ def test_a_handle_takes_no_neighbour_of_its_key(tmp_path: Path, precision_ms: in
     """An out time means other promises in slots of other widths. Found by random runs."""
     clock = ManualClock(START_MS)
     with open_hierarchy(tmp_path, clock, precision_ms=precision_ms) as store:
-        receipts = [
-            store.schedule(Message("orders", b"", unique_key="K"), AtMs(START_MS + 9_000 + later))
-            for later in range(0, 2_500, 100)
-        ]
-        promises = Counter(each.promised_ms for each in receipts)
-        for receipt in reversed(receipts):
-            if promises.pop(receipt.promised_ms, 0):
-                assert store.cancel(receipt.handle) is Cancellation.CANCELLED
-                waiting = store.pending(unique_key="K")
-                assert Counter(each.due_ms for each in waiting) == promises
+        require_handles_of_one_key_apart(store, START_MS + 9_000)
 
 
 @pytest.mark.parametrize("end", ENDS)
