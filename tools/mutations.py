@@ -437,6 +437,38 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "::test_a_unit_that_leads_to_another_record_is_placed_again",
     ),
     Mutation(
+        "link-of-a-unit-believed",
+        "timer_wheel/wheel/opening.py",
+        "    if counts[LINKS]:",
+        "    if counts[LINKS] < 0:",
+        "tests/timer_wheel/wheel/test_flipped_units.py"
+        "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
+    ),
+    Mutation(
+        "place-of-a-unit-believed",
+        "timer_wheel/wheel/unit_repair.py",
+        "        if len(fitting) == 1:",
+        "        if len(fitting) == 0:",
+        "tests/timer_wheel/wheel/test_flipped_units.py"
+        "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
+    ),
+    Mutation(
+        "unit-without-record-not-read",
+        "timer_wheel/timers/record_kernel.py",
+        "        if load_i32(addresses[row] + AT_SIZE) != sizes[row]:\n            return True",
+        "        if load_i32(addresses[row] + AT_SIZE) != sizes[row]:\n            continue",
+        "tests/timer_wheel/wheel/test_flipped_units.py"
+        "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
+    ),
+    Mutation(
+        "markers-after-retention-judged",
+        "timer_wheel/wheel/recall_search.py",
+        "    if log.min_offset > 0 and not _has_all_flushed(timers):",
+        "    if log.min_offset < 0:",
+        "tests/timer_wheel/timers/test_retention_after_cancel.py"
+        "::test_nothing_is_said_of_a_marker_whose_message_is_long_gone",
+    ),
+    Mutation(
         "last-unit-believed",
         "timer_wheel/wheel/recovery.py",
         "    if position is None and _leads_too_far(log, store, files, wheel):",

@@ -268,6 +268,19 @@ class LiveQueue:
         """The queue offset at which the files begin."""
         return self.segments.min_offset // _UNIT_BYTES
 
+    def first_behind(self, commit_log_offset: int) -> int:
+        """The queue offset of the first entry whose record lies behind this offset. What a record
+        itself says of that is off after a rebuild.
+        """
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self._record_at(middle, commit_log_offset) > commit_log_offset:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     def first_record(self, otherwise: int) -> int:
         """The commit log offset of the first entry's record; ``otherwise`` without entries."""
         return self._record_at(self.min_offset, otherwise)

@@ -191,16 +191,19 @@ def _is_record(record: int, size: int, offset: int, parts: int) -> bool:
 
 @kernel("boolean(int64[::1], int64[::1])")
 def is_any_to_be_read(addresses: Int64s, sizes: Int64s) -> bool:
-    """Whether one of these records is a copy of ours that says where its first record was, or has
-    the body of a delete marker.
+    """Whether one of these records is a copy of ours that says where its first record was, has the
+    body of a delete marker, or is not there with its size.
     """
     for row in range(len(addresses)):
         ahead = min(row + ROWS_AHEAD, len(addresses) - 1)
         prefetch_head_and_tail(addresses[ahead], sizes[ahead])
-        is_there = addresses[row] >= 0 and sizes[row] >= LONGEST_HEAD_BYTES
-        if is_there and prepared_offset_at(addresses[row]) < 0:
+        if addresses[row] < 0 or sizes[row] < LONGEST_HEAD_BYTES:
             return True
-        if is_there and load_i32(addresses[row] + AT_BODY_CRC) == _MARKER_CRC:
+        if load_i32(addresses[row] + AT_SIZE) != sizes[row]:
+            return True
+        if prepared_offset_at(addresses[row]) < 0:
+            return True
+        if load_i32(addresses[row] + AT_BODY_CRC) == _MARKER_CRC:
             return True
     return False
 

@@ -17,7 +17,7 @@ from timer_wheel.timers.rows import Bools, TimerRows
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.recall_search import find_markers
 from timer_wheel.wheel.recovery import were_dealt_with
-from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding
+from timer_wheel.wheel.unit_repair import are_other_kinds, repair_finding, right_places
 
 _SLOTS_AT_ONCE = 4096
 
@@ -66,8 +66,13 @@ def _on_wheel(timers: LiveTimers) -> list[Finding]:
         facts = timers.facts(rows)
         other_kinds += int(are_other_kinds(rows, facts).sum())
         seen.append(rows.commit_log_offset)
-        for row, error in facts.problems.items():
-            found.append(_record_finding(int(rows.position[row]), error))
+        known = right_places(timers, rows, facts)
+        other_kinds += len(known)
+        found += [
+            _record_finding(int(rows.position[row]), error)
+            for row, error in facts.problems.items()
+            if row not in known
+        ]
     if other_kinds:
         found.append(repair_finding(other_kinds))
     places, counts = np.unique(np.concatenate(seen), return_counts=True)

@@ -28,7 +28,7 @@ from timer_wheel.timers.unit_kernels import (
     WRITE_TIME,
 )
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.log import KnownSlot, LiveTimerLog, PlacedAgain
+from timer_wheel.wheel.log import NOTHING, KnownSlot, LiveTimerLog, PlacedAgain
 from timer_wheel.wheel.metrics import LiveMetrics
 from timer_wheel.wheel.slots import LiveWheel
 
@@ -41,7 +41,6 @@ _ROUND_SLOTS = WHEEL_SLOTS - 1
 """As many slots, from the hand on, as may hold what waits: the one that would be the next has its
 place on the wheel where the slot before the hand has its, to which what was dealt with is put.
 """
-_NOTHING: Int64s = np.empty(0, np.int64)
 
 
 class LiveTimers:
@@ -79,7 +78,7 @@ class LiveTimers:
         self.queue = store.queue(TIMER_TOPIC, 0)
         self.metrics = LiveMetrics(store.root, store.log, was_clean=store.was_clean)
         self.placed_end = 0
-        self.done: Int64s = _NOTHING
+        self.done: Int64s = NOTHING
         self.early = TimerRows.empty()
         self.has_rolled = False
         self.placed_again = PlacedAgain()
@@ -257,7 +256,7 @@ class LiveTimers:
         stays[np.flatnonzero(found.facts.is_there)[-1:]] = True
         self._place(found, stays)
         self.early = rows.rows(waits & is_overdue(rows.slot_time_ms))
-        self.done = _NOTHING
+        self.done = NOTHING
 
     def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
         """Which rows are in a past slot whose index on the ring belongs to a pending slot. A broker
@@ -372,7 +371,7 @@ class LiveTimers:
 
     def all_on_wheel_waits(self) -> None:
         """Nothing on the wheel was dealt with any more."""
-        self.done = _NOTHING
+        self.done = NOTHING
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time were dealt with."""

@@ -78,6 +78,8 @@ class FileUnits:
     count: int
 
 
+NOTHING: Int64s = np.empty(0, np.int64)
+
 NO_SLOT = -1
 """For ``LiveTimerLog.find``: what is in some slot alone is not wanted."""
 
@@ -92,7 +94,8 @@ class LiveTimerLog:
 
     def __init__(self, segments: LiveSegments) -> None:
         if not units_per_file(segments.file_bytes):
-            raise BadFieldError("timer log files that hold no unit", found=segments.file_bytes)
+            problem = f"{segments.directory}: timer log files that hold no unit"
+            raise BadFieldError(problem, found=segments.file_bytes)
         self.segments = segments
         self.end = 0
         self.rewrite_count = 0
@@ -147,9 +150,9 @@ class LiveTimerLog:
             self.end = position
             self.segments.zero_from(position)
 
-    def revise(self, wheel: LiveWheel) -> Int64s:
+    def revise(self, wheel: LiveWheel, odd_links: Int64s = NOTHING) -> Int64s:
         """Hang every unit that the hand has not passed on an empty wheel; returns what
-        ``unit_kernels`` counts.
+        ``unit_kernels`` counts. ``odd_links`` gets the positions of units with odd links.
         """
         counts = np.zeros(COUNTS, np.int64)
         wheel.will_hold(0)
@@ -163,6 +166,7 @@ class LiveTimerLog:
                 wheel.precision_ms,
                 wheel.hand_ms,
                 counts,
+                odd_links,
             )
         return counts
 
@@ -317,12 +321,15 @@ class LiveTimerLog:
         """The last unit as a row, or no row."""
         return self.last_units(1)
 
-    def last_units(self, count: int) -> TimerRows:
-        """The last units as rows, in order; fewer where there are not so many."""
+    def last_units(self, count: int, *, before: int = LONG_MAX) -> TimerRows:
+        """The last units, or those before a position, as rows, in order; fewer where there are not
+        so many.
+        """
         parts: list[TimerRows] = []
         for file in reversed([*self.files()]):
-            taken = min(count, file.count)
-            parts.insert(0, self.units(file.start + (file.count - taken) * _UNIT, taken))
+            end = min(file.count, (before - file.start) // _UNIT)
+            taken = max(0, min(count, end))
+            parts.insert(0, self.units(file.start + (end - taken) * _UNIT, taken))
             count -= taken
             if not count:
                 break
@@ -332,6 +339,11 @@ class LiveTimerLog:
         """Units that stand one behind another in one file."""
         view = self.segments.view(position, count * _UNIT)
         return _rows_of(np.frombuffer(view, TIMER_UNIT.dtype), position)
+
+    def link_at(self, position: int) -> int:
+        """The position that a unit leads to."""
+        unit = self.segments.read_at(position, _UNIT)
+        return int(TIMER_UNIT.decode_at(unit, 0)["previous_position"])
 
     def unit_at(self, position: int) -> TimerRows:
         """The unit that begins at a position as a row, or no row."""

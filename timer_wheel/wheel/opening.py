@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from message_store.base.errors import PrecisionError, UnsupportedStoreError
+from message_store.base.errors import PrecisionError, SourceError, UnsupportedStoreError
 from message_store.columns.byte_column import Int64s, int64s
 from message_store.files.live_segments import LiveSegments
 from message_store.files.segments import SegmentReader, list_segments, require_appendable
@@ -29,14 +29,14 @@ from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
 from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS, is_overdue, write_times
-from timer_wheel.format.timer_log import read_units
+from timer_wheel.format.timer_log import read_units, units_per_file
 from timer_wheel.format.wheel_file import all_slots
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms, needs_roll
 from timer_wheel.reading.ownership import read_active
 from timer_wheel.reading.precision import precision_of_slots, precision_of_times, precision_of_units
 from timer_wheel.timers.recall import marker_offsets
 from timer_wheel.timers.rows import TimerRows, read_facts
-from timer_wheel.timers.unit_kernels import FALLS, OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
+from timer_wheel.timers.unit_kernels import FALLS, LINKS, OVERDUE, ROLLS, SLOT_TIME, WRITE_TIME
 from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
@@ -58,7 +58,7 @@ from timer_wheel.wheel.recovery import (
 )
 from timer_wheel.wheel.settings import WheelSettings
 from timer_wheel.wheel.slots import LiveWheel
-from timer_wheel.wheel.unit_repair import mend_units, with_right_flags, write_flags
+from timer_wheel.wheel.unit_repair import mend_links, mend_units, with_right_flags, write_flags
 from timer_wheel.wheel.waiting import next_due_ms
 
 
@@ -70,7 +70,13 @@ def refuse_before_recovery(store: LiveStore, _extent: Extent) -> None:
     """
     if read_active(store.root) is not None:
         return
-    require_appendable(list_segments(store.root.timer_log), store.settings.timer_log_file_bytes)
+    segments = list_segments(store.root.timer_log)
+    file_bytes = require_appendable(segments, store.settings.timer_log_file_bytes)
+    if segments and not units_per_file(file_bytes):
+        raise SourceError(
+            f"{segments[0].path}: {file_bytes} bytes hold no unit of a timer log. Put the whole"
+            " file back, or remove it: units are then made from the timer queue"
+        )
     own = WheelFiles(store.root, store.clock, snapshots=False).found_own
     if goes_back(own, store):
         dealt_with(store.root)
@@ -218,6 +224,10 @@ def _hung(
         wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)
     early = log.find(None, NO_SLOT, 0) if counts[OVERDUE] else TimerRows.empty()
+    if counts[LINKS]:
+        odd_links = np.empty(counts[LINKS], np.int64)
+        log.revise(LiveWheel(wheel.precision_ms, wheel.hand_ms), odd_links)
+        flipped += mend_links(timers, odd_links)
     is_early = is_overdue(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
     timers.begin(
         wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended + flipped

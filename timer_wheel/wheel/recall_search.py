@@ -157,9 +157,16 @@ def _name_nothing(timers: LiveTimers, rest: Unplaced, markers: Bools) -> list[Lo
     ]
 
 
+def _has_all_flushed(timers: LiveTimers) -> bool:
+    """Whether the timer log still has all units of the last flush."""
+    own = timers.files.found_own
+    return own is not None and own.is_known and timers.log.end >= own.flushed_position
+
+
 def note_what_is_damaged(timers: LiveTimers) -> None:
     """After a crash: note what has no unit and cannot be read, and delete markers in the queue that
-    take back nothing; a cancel only makes one where a message waits that it takes.
+    take back nothing; a cancel only makes one where a message waits that it takes. Where markers
+    from before the last flush have no unit, retention may have deleted what they took back.
     """
     rest = timers.unplaced(EVERYTHING, keys=True)
     rows, facts, log = rest.rows, rest.facts, timers.store.log
@@ -173,6 +180,8 @@ def note_what_is_damaged(timers: LiveTimers) -> None:
     asked = facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
     asked &= ~are_older(timers, rows.commit_log_offset, facts)
     asked = are_of_cancel(log, rows.commit_log_offset, rows.size_bytes, asked)
+    if log.min_offset > 0 and not _has_all_flushed(timers):
+        asked[:] = False
     is_past = rows.slot_time_ms < timers.wheel.hand_ms
     cancels += _name_nothing(timers, rest, asked & is_past)
     asked &= ~is_past

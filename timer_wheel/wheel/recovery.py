@@ -73,7 +73,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
         return False
     first = log.unit_at(log.segments.min_offset).commit_log_offset
     queue = store.queue(TIMER_TOPIC, 0)
-    return bool(len(first)) and _first_behind(queue, int(first[0]) - 1) > queue.min_offset
+    return bool(len(first)) and queue.first_behind(int(first[0]) - 1) > queue.min_offset
 
 
 def take_back_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
@@ -107,7 +107,7 @@ def _cut(log: LiveTimerLog, store: LiveStore, files: WheelFiles, position: int) 
     place_from = None
     if position % log.file_bytes == 0:
         first = int(log.unit_at(position).commit_log_offset.min())
-        place_from = _first_behind(store.queue(TIMER_TOPIC, 0), first - 1)
+        place_from = store.queue(TIMER_TOPIC, 0).first_behind(first - 1)
         for start in log.segments.starts:  # what is kept is on the disk before that says so
             log.segments.doubt(start)
         log.segments.sync()
@@ -207,8 +207,8 @@ def _leads_too_far(
 
     if fits(last.commit_log_offset, last.size_bytes).any():
         return False
-    first = _first_behind(queue, int(before.commit_log_offset.max(initial=-1)))
-    end = _first_behind(queue, int(last.commit_log_offset[0]) - 1)
+    first = queue.first_behind(int(before.commit_log_offset.max(initial=-1)))
+    end = queue.first_behind(int(last.commit_log_offset[0]) - 1)
     entries = queue.units(first, min(end, first + _LOOKED_AT))
     places = int64s(entries["commit_log_offset"]), int64s(entries["size_bytes"])
     return bool(fits(*places).any())
@@ -231,23 +231,9 @@ def resume(queue: LiveQueue, log: LiveTimerLog, store: LiveStore) -> int:
     try:
         claimed = store.log.record(offset, int(last.size_bytes[0])).queue_offset
     except FormatError:  # damaged, or taken by retention
-        return _first_behind(queue, offset)
+        return queue.first_behind(offset)
     is_there = (queue.units(claimed, claimed + 1)["commit_log_offset"] == offset).any()
-    return claimed + 1 if is_there else _first_behind(queue, offset)
-
-
-def _first_behind(queue: LiveQueue, commit_log_offset: int) -> int:
-    """The first queue entry whose record lies behind this offset. A record's own queue offset is
-    off after a rebuild.
-    """
-    low, high = queue.min_offset, queue.max_offset
-    while low < high:
-        middle = (low + high) // 2
-        if int(queue.units(middle, middle + 1)["commit_log_offset"][0]) > commit_log_offset:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return claimed + 1 if is_there else queue.first_behind(offset)
 
 
 # --- what was dealt with --------------------------------------------------------------------------

@@ -39,7 +39,12 @@ from timer_wheel.timers.timer_properties import wheel_stamps
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import KnownSlot
 from timer_wheel.wheel.recall_search import are_older
-from timer_wheel.wheel.unit_repair import are_other_kinds, has_doubtful_units, mend_flags
+from timer_wheel.wheel.unit_repair import (
+    are_other_kinds,
+    has_doubtful_units,
+    mend_flags,
+    mend_places,
+)
 
 WORTH_IT_UNITS = 1_000
 _MOST_UNITS = 1 << 18
@@ -199,11 +204,12 @@ class Turning:
         )
 
     def _read(self, rows: TimerRows, marks: RecallMarks) -> tuple[TimerRows, TimerFacts]:
-        """What the records say, and the rows with the right flags; ``marks`` gets markers that
-        nobody knew. Raises TargetError.
+        """What the records say, and the rows with the right places and flags; ``marks`` gets
+        markers that nobody knew. Raises TargetError.
         """
         timers = self._timers
-        facts = timers.facts(rows, keys=len(marks) > 0)
+        rows, facts, moved = mend_places(timers, rows, keys=len(marks) > 0)
+        timers.count_mended(moved)
         is_other = are_other_kinds(rows, facts)
         if not is_other.any():
             return rows, facts

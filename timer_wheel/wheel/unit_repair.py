@@ -15,15 +15,24 @@ from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Finding, Severity
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
-from timer_wheel.format.timer_log import FLAG_DELETE
+from timer_wheel.format.timer_log import FLAG_DELETE, NO_POSITION, TIMER_UNIT
 from timer_wheel.format.wheel_file import WheelSlots
-from timer_wheel.format.wheel_math import roll_slot_ms
+from timer_wheel.format.wheel_math import floor_ms, roll_slot_ms
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
-from timer_wheel.timers.unit_kernels import DOUBTED, FLAGS, MARKERS, OVERDUE, TOPIC_HASH
+from timer_wheel.timers.unit_kernels import (
+    DOUBTED,
+    FLAGS,
+    LOG_OFFSET,
+    MARKERS,
+    OVERDUE,
+    SIZE,
+    TOPIC_HASH,
+)
 from timer_wheel.wheel.live_timers import LiveTimers
 
+_MOST_ENTRIES = 16
 _TIME_BITS = 64
 _DELAY_BITS = 32
 
@@ -52,8 +61,8 @@ def mend_units(timers: LiveTimers, counts: Int64s, file: WheelSlots | None) -> i
 def _mend(timers: LiveTimers, rows: TimerRows) -> int:
     if not len(rows):
         return 0
-    facts = timers.facts(rows)
-    mended = mend_flags(timers, rows, facts)
+    rows, facts, mended = mend_places(timers, rows)
+    mended += mend_flags(timers, rows, facts)
     misplaced = np.zeros(len(rows), bool)
     is_judged = facts.is_fine & (rows.commit_log_offset >= timers.older.until)
     for row in np.flatnonzero(is_judged).tolist():
@@ -67,6 +76,88 @@ def _mend(timers: LiveTimers, rows: TimerRows) -> int:
             misplaced[row] = _slot(timers, unit.slot_time_ms) != _slot(timers, facts.out_ms[[row]])
     misplaced |= rows.table[TOPIC_HASH] != facts.topic_hash
     note_damaged_markers(timers, rows, facts, misplaced)
+    return mended
+
+
+def mend_places(
+    timers: LiveTimers, rows: TimerRows, *, keys: bool = False
+) -> tuple[TimerRows, TimerFacts, int]:
+    """Let units whose records are not where they say have the place that the queue has for them;
+    returns the rows, what their records say, and how many units did not. Raises TargetError.
+    """
+    facts = timers.facts(rows, keys=keys)
+    found = right_places(timers, rows, facts)
+    if not found:
+        return rows, facts, 0
+    rows = TimerRows(rows.table.copy())
+    for row, (offset, size_bytes) in found.items():
+        rows.table[LOG_OFFSET, row], rows.table[SIZE, row] = offset, size_bytes
+        timers.log.overwrite(
+            int(rows.position[row]), commit_log_offset=offset, record_size_bytes=size_bytes
+        )
+    return rows, timers.facts(rows, keys=keys), len(found)
+
+
+def right_places(
+    timers: LiveTimers, rows: TimerRows, facts: TimerFacts
+) -> dict[int, tuple[int, int]]:
+    """Where the records of some rows are that are not where their units say, and their sizes, as
+    the queue has them.
+    """
+    found = {}
+    for row in facts.problems:
+        its = rows.rows(slice(row, row + 1))
+        places = _places_between(timers, int(its.position[0])) if its.position[0] >= 0 else []
+        fitting = [place for place in places if _fits(timers, its, *place)]
+        if len(fitting) == 1:
+            found[row] = fitting[0]
+    return found
+
+
+def _places_between(timers: LiveTimers, position: int) -> list[tuple[int, int]]:
+    """Offsets and sizes of the queue entries between those of the units before and behind one:
+    units lie in the order of the queue. There may be more where some have no unit.
+    """
+    log, queue = timers.log, timers.queue
+    before = log.last_units(1, before=position).commit_log_offset
+    behind = next(log.all_units(position + TIMER_UNIT.size), TimerRows.empty()).commit_log_offset
+    first = queue.first_behind(int(before.max(initial=-1)))
+    end = queue.first_behind(int(behind[0]) - 1) if len(behind) else queue.max_offset
+    if len(before):
+        end = min(end, first + _MOST_ENTRIES)
+    entries = queue.units(max(first, end - _MOST_ENTRIES), end)
+    return list(
+        zip(entries["commit_log_offset"].tolist(), entries["size_bytes"].tolist(), strict=True)
+    )
+
+
+def _fits(timers: LiveTimers, unit: TimerRows, offset: int, size_bytes: int) -> bool:
+    """Whether the record at a place is one that this unit may have been made for."""
+    its = TimerRows(unit.table.copy())
+    its.table[LOG_OFFSET], its.table[SIZE] = offset, size_bytes
+    facts = timers.facts(its)
+    is_it = facts.is_fine & (facts.topic_hash == its.table[TOPIC_HASH])
+    is_it &= facts.is_marker == its.is_marker
+    is_it &= its.is_roll | (_slot(timers, facts.out_ms) <= _slot(timers, its.slot_time_ms))
+    return bool(is_it.all())
+
+
+def mend_links(timers: LiveTimers, odd_links: Int64s) -> int:
+    """Let units at these positions that lead to no unit before them in their slot lead to the last
+    one there; returns how many did not. Raises TargetError.
+    """
+    log, precision_ms, mended = timers.log, timers.precision_ms, 0
+    for position in odd_links.tolist():
+        slot_ms = floor_ms(log.unit_at(position).slot_time_ms, precision_ms)
+        link = log.link_at(position)
+        below = log.unit_at(link).slot_time_ms
+        if link < position and (floor_ms(below, precision_ms) == slot_ms).any():
+            continue
+        in_slot = log.find(None, int(slot_ms[0]), precision_ms)
+        in_slot = in_slot.rows(floor_ms(in_slot.slot_time_ms, precision_ms) == slot_ms)
+        places = in_slot.position[in_slot.position < position]
+        log.overwrite(position, previous_position=int(places.max(initial=NO_POSITION)))
+        mended += 1
     return mended
 
 

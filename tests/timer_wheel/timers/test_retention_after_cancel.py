@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A message that was cancelled keeps no log file once its time is over: retention goes on."""
 
+import itertools
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from message_store import (
 )
 from message_store.writing.settings import StoreSettings
 from tests.faults.engines import abandon, open_hierarchy, open_levels, open_wheel
+from tests.helpers.tiers import with_examples
 from timer_wheel.timers.rows import TimerRows
 from timer_wheel.wheel.log import LiveTimerLog
 
@@ -143,3 +147,63 @@ def test_where_nothing_waits_the_timer_log_is_read_once(
         for _ in range(10):
             store.advance(clock.now_ms())
         assert sum(read) <= 500
+
+
+WAYS: dict[str, Callable[[DelayStore, Path], None]] = {
+    "closed": lambda store, _: store.close(),
+    "killed": lambda store, _: abandon(store),
+    "its index gone": lambda store, folder: gone(store, folder / "hierarchy" / "index"),
+    "its timer log gone": lambda store, folder: gone(store, folder / "timerlog"),
+}
+
+
+def gone(store: DelayStore, place: Path) -> None:
+    """The process is killed, and a folder is lost with it."""
+    abandon(store)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("owner", "later", "end"),
+    with_examples(
+        list(itertools.product(*[["hierarchy 1", "wheel 1000"]] * 2, WAYS)),
+        [
+            ("hierarchy 1", "wheel 1000", "killed"),
+            ("wheel 1000", "wheel 1000", "its timer log gone"),
+        ],
+    ),
+)
+@pytest.mark.parametrize("is_flushed", [True, False], ids=["flushed", "never flushed"])
+@pytest.mark.parametrize("is_past", [True, False], ids=["past", "still to come"])
+def test_nothing_is_said_of_a_marker_whose_message_is_long_gone(
+    tmp_path: Path,
+    owner: str,
+    later: str,
+    end: str,
+    *,
+    is_past: bool,
+    is_flushed: bool,
+) -> None:
+    """Its record is where retention has not come yet, and its message's is not."""
+    delay_ms = DAY_MS * 9 // 10 if is_past else 2 * DAY_MS + DAY_MS // 2
+    folder, clock = tmp_path / "store", ManualClock(START_MS)
+    store = OPENINGS[owner](folder, clock)
+    taken = store.schedule(Message("orders", b"", unique_key="taken"), AfterMs(delay_ms))
+    store.schedule(Message("orders", b"x" * 7_000), AfterMs(1_000))
+    store.schedule(Message("orders", b"x" * 7_000), AfterMs(2_000))
+    clock.tick(DAY_MS // 2)
+    assert len(list(store.advance(clock.now_ms()))) == 2
+    assert store.cancel(taken) is Cancellation.CANCELLED
+    if is_flushed:
+        store.flush()
+    for step_ms in (DAY_MS * 6 // 10, 60_000):
+        clock.tick(step_ms)
+        assert list(store.advance(clock.now_ms())) == []
+    assert min(map(int, os.listdir(folder / "commitlog"))) > 0
+    for name in (owner, later, owner):
+        WAYS[end](store, folder)
+        store = OPENINGS[name](folder, clock)
+        assert store.check() == [], name
+        assert list(store.advance(clock.now_ms())) == []
+        store.flush()
+    store.close()
