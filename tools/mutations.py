@@ -524,6 +524,30 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "tests/contract/test_hierarchical_store.py::TestMilliseconds"
         "::test_a_listing_beside_others_has_what_waits_all_the_while_once",
     ),
+    Mutation(
+        "listing-with-the-markers-of-later",
+        "timer_wheel/hierarchy/search.py",
+        "index.waiting.parts(), index.marks.as_of_now())",
+        "index.waiting.parts(), index.marks)",
+        "tests/contract/test_hierarchical_store.py::TestMilliseconds"
+        "::test_a_listing_beside_others_has_nothing_that_went_before_and_nothing_twice",
+    ),
+    Mutation(
+        "wheel-listing-with-the-markers-of-later",
+        "timer_wheel/wheel/waiting.py",
+        "            marks.as_of_now(),",
+        "            marks,",
+        "tests/contract/test_wheel_store.py::TestSeconds"
+        "::test_a_listing_beside_others_has_nothing_that_went_before_and_nothing_twice",
+    ),
+    Mutation(
+        "wheel-listing-of-two-moments",
+        "timer_wheel/wheel/waiting.py",
+        "        moment.last_positions[part], moment.slots[part],",
+        "        timers.wheel.last_positions(moment.slots[part]), moment.slots[part],",
+        "tests/contract/test_wheel_store.py::TestShortRounds"
+        "::test_a_listing_beside_others_has_nothing_that_went_before_and_nothing_twice",
+    ),
 )
 
 

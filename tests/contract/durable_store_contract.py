@@ -359,6 +359,38 @@ class DurableStoreContract(DelayStoreContract):
         assert set(keys.values()) == {1}
         assert {each.unique_key for each in store.pending()} & before <= keys.keys()
 
+    @pytest.mark.parametrize(
+        ("place", "step_ms"), [(0, 40_000), (1, 2_000), (1, 40_000), (100, 2_000)]
+    )
+    def test_a_listing_beside_others_has_nothing_that_went_before_and_nothing_twice(
+        self, open_one: Open, clock: ManualClock, place: int, step_ms: int
+    ) -> None:
+        """Meanwhile a delete marker's time ends, and messages roll. Found by random runs."""
+        store = open_one(clock)
+        receipts = []
+        for number in range(400):
+            receipts.append(store.schedule(message(number), AfterMs(700 * (number + 1))))
+            clock.tick(5)
+            if number % 20 == 0:
+                store.advance(clock.now_ms())
+            if number == 200:
+                store.flush()
+        store.schedule(message(500), AfterMs(0))  # what is behind it has no slot before it goes
+        store.schedule(message(501), AfterMs(700))
+        for receipt in receipts[3::3]:
+            assert store.cancel(receipt) is Cancellation.CANCELLED
+        before = {each.unique_key for each in store.pending()}
+        listing = store.pending()
+        found = [next(listing).unique_key for _ in range(place)]
+        for _ in range(4):
+            clock.tick(step_ms)
+            store.advance(clock.now_ms())
+            store.flush()
+        found += [each.unique_key for each in listing]
+        assert set(found) <= before
+        assert max(Counter(found).values()) == 1
+        assert {each.unique_key for each in store.pending()} <= set(found)
+
     def test_topics_keep_what_was_delivered_and_go_on_behind_it(
         self, open_one: Open, clock: ManualClock, end: Callable[[DelayStore], None]
     ) -> None:

@@ -165,17 +165,22 @@ _FIRST_LOOK = 64
 
 
 def waiting_in_parts(index: TimerIndex, wanted: Filter) -> Iterator[Pending]:
-    """Every message that waits now and passes. Raises StoreClosedError when the store is closed."""
-    return _pending_in(index, wanted, index.waiting.parts())
+    """Every message that waits now and passes. Raises StoreClosedError when the store is closed.
+
+    Rows and markers are of one moment: an advance takes both away.
+    """
+    return _pending_in(index, wanted, index.waiting.parts(), index.marks.as_of_now())
 
 
-def _pending_in(index: TimerIndex, wanted: Filter, parts: Iterator[Rows]) -> Iterator[Pending]:
+def _pending_in(
+    index: TimerIndex, wanted: Filter, parts: Iterator[Rows], marks: RecallMarks
+) -> Iterator[Pending]:
     while True:
         with index.store.reading():
             rows = next(parts, None)
             if rows is None:
                 return
-            rows = _live(index, _may_pass(rows, wanted))
+            rows = _live(index, _may_pass(rows, wanted), marks)
         for due_ms, offset, size_bytes in zip(
             rows["due_ms"].tolist(),
             rows["commit_log_offset"].tolist(),
@@ -197,10 +202,10 @@ def _may_pass(rows: Rows, wanted: Filter) -> Rows:
     return rows[chosen]
 
 
-def _live(index: TimerIndex, rows: Rows) -> Rows:
-    """The messages whose records can be read and that nobody took back."""
-    facts = index.facts_of(rows, keys=len(index.marks) > 0)
-    is_taken = index.marks.take_away(int64s(rows["commit_log_offset"]), facts)
+def _live(index: TimerIndex, rows: Rows, marks: RecallMarks) -> Rows:
+    """The messages whose records can be read and that none of these markers takes back."""
+    facts = index.facts_of(rows, keys=len(marks) > 0)
+    is_taken = marks.take_away(int64s(rows["commit_log_offset"]), facts)
     return rows[facts.is_fine & ~is_taken]
 
 
@@ -220,7 +225,7 @@ def _first_of_each_part(index: TimerIndex) -> Iterator[int]:
             rows = rows[rows["due_ms"] < found]
         begin, count = 0, _FIRST_LOOK
         while begin < len(rows):
-            live = _live(index, rows[begin : begin + count])
+            live = _live(index, rows[begin : begin + count], index.marks)
             if len(live):
                 found = int(live["due_ms"][0])
                 yield found

@@ -74,6 +74,12 @@ class RecallMarks:
         self._marks[key] = _Mark(slot_ms, commit_log_offset)
         self._first_words = None
 
+    def as_of_now(self) -> "RecallMarks":
+        """A copy for a listing: markers are forgotten while somebody still reads their targets."""
+        kept = RecallMarks()
+        kept._marks, kept._first_words = dict(self._marks), self._first_words
+        return kept
+
     def forget_before(self, hand_ms: int) -> None:
         """Drop the markers whose slots are over."""
         if any(mark.slot_ms < hand_ms for mark in self._marks.values()):

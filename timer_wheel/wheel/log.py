@@ -272,14 +272,21 @@ class LiveTimerLog:
         """What these slots hold, slot after slot and each in order of placing; and how many links
         of their chains led astray. A slot that is ``known`` is walked as far as it is not.
         """
-        if not len(slots) or not self.segments.starts:
+        if not len(slots):
             return TimerRows.empty(), 0
-        heads = wheel.last_positions(slots)
+        return self.walk_from(wheel.last_positions(slots), slots, wheel.precision_ms, known)
+
+    def walk_from(
+        self, heads: Int64s, slots: Int64s, precision_ms: int, known: KnownSlot | None = None
+    ) -> tuple[TimerRows, int]:
+        """The same, from the last unit that each slot had at some moment: what it held then."""
+        if not self.segments.starts:
+            return TimerRows.empty(), 0
         files = int64s([self.segments.address_of_file(start) for start in self.segments.starts])
         is_known = known is not None and known.is_of(slots, self.rewrite_count)
         last_known = known.last_position if known is not None and is_known else NO_POSITION
         where = (
-            files, self.segments.min_offset, self.end, self.file_bytes, wheel.precision_ms,
+            files, self.segments.min_offset, self.end, self.file_bytes, precision_ms,
             last_known,
         )  # fmt: skip
         lengths, stops = np.zeros((2, len(slots)), np.int64)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pending messages of a wheel that is open for writing, slot by slot, in pieces."""
+"""The pending messages of a wheel that is open for writing, slot by slot, in pieces.
+
+A listing is of one moment, although others go on with the wheel. Units are only appended, so that
+the last unit of each slot leads to all that the slot held then. The hand may pass a slot meanwhile:
+its messages roll to other slots, and its delete markers are forgotten.
+"""
 
 from collections.abc import Iterator
 
@@ -10,7 +15,7 @@ from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Pending
 from timer_wheel.timers.pending import Filter, pending_of
 from timer_wheel.timers.recall import RecallMarks
-from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
+from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 
 _SLOTS_AT_ONCE = 256
@@ -29,9 +34,40 @@ class _Live:
         return _Live(self.rows.rows(which), self.facts.rows(which), self.promised_ms[which])
 
 
+@attrs.frozen(eq=False)
+class _Moment:
+    """What a wheel held when a listing was asked for: the slots in use with the last unit of each,
+    the entries without units, the offsets of what was dealt with, and the delete markers.
+    """
+
+    slots: Int64s
+    last_positions: Int64s
+    unplaced: Unplaced
+    done: Int64s
+    marks: RecallMarks
+
+    @classmethod
+    def of(cls, timers: LiveTimers, marks: RecallMarks) -> "_Moment":
+        """This moment."""
+        slots = timers.wheel.used_slots()
+        return cls(
+            slots,
+            timers.wheel.last_positions(slots),
+            timers.unplaced(EVERYTHING, keys=True),
+            timers.done,
+            marks.as_of_now(),
+        )
+
+
 def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[Pending]:
-    """Every message that waits and passes. Raises StoreClosedError when the store is closed."""
-    for live in _pieces(timers, marks, wanted):
+    """Every message that waits now and passes; whoever calls holds the store's lock. Raises
+    StoreClosedError when the store is closed.
+    """
+    return _pending_of(timers, _pieces(timers, _Moment.of(timers, marks), wanted), wanted)
+
+
+def _pending_of(timers: LiveTimers, pieces: Iterator[_Live], wanted: Filter) -> Iterator[Pending]:
+    for live in pieces:
         chosen = wanted.in_time(live.promised_ms)
         rows, promised_ms = live.rows.rows(chosen), live.promised_ms[chosen]
         places = zip(
@@ -49,30 +85,30 @@ def waiting(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[
                 yield pending_of(message, due_ms, size_bytes)
 
 
-def _pieces(timers: LiveTimers, marks: RecallMarks, wanted: Filter) -> Iterator[_Live]:
+def _pieces(timers: LiveTimers, moment: _Moment, wanted: Filter) -> Iterator[_Live]:
     with timers.store.reading():
-        slots = timers.wheel.used_slots()
-        rest = timers.unplaced(EVERYTHING, keys=True)
-        first = timers.promised_ms(rest.rows, rest.facts)
-        is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
-        live = _Live(rest.rows, rest.facts, first)
-        found = _live(live, marks, is_new)
+        found = _without_units(timers, moment.unplaced, moment.done, moment.marks)
     yield found
-    listed = rest.rows.commit_log_offset
-    for begin in range(0, len(slots), _SLOTS_AT_ONCE):
+    for begin in range(0, len(moment.slots), _SLOTS_AT_ONCE):
         with timers.store.reading():
-            found = _in_slots(timers, marks, wanted, slots[begin : begin + _SLOTS_AT_ONCE])
-        if len(listed):  # it was placed meanwhile
-            found = found.chosen(~np.isin(found.rows.commit_log_offset, listed))
+            found = _in_slots(timers, moment, wanted, slice(begin, begin + _SLOTS_AT_ONCE))
         yield found
 
 
-def _in_slots(timers: LiveTimers, marks: RecallMarks, wanted: Filter, slots: Int64s) -> _Live:
-    rows = timers.in_slots(slots)
-    rows = rows.rows(wanted.may_pass(rows))
-    facts = timers.facts(rows, keys=len(marks) > 0)
+def _without_units(timers: LiveTimers, rest: Unplaced, done: Int64s, marks: RecallMarks) -> _Live:
+    is_new = ~np.isin(rest.rows.commit_log_offset, done) & rest.facts.is_fine
+    promised_ms = timers.promised_ms(rest.rows, rest.facts)
+    return _live(_Live(rest.rows, rest.facts, promised_ms), marks, is_new)
+
+
+def _in_slots(timers: LiveTimers, moment: _Moment, wanted: Filter, part: slice) -> _Live:
+    rows, _ = timers.log.walk_from(
+        moment.last_positions[part], moment.slots[part], timers.precision_ms
+    )
+    rows = rows.rows(wanted.may_pass(rows) & ~np.isin(rows.commit_log_offset, moment.done))
+    facts = timers.facts(rows, keys=len(moment.marks) > 0)
     live = _Live(rows, facts, timers.promised_ms(rows, facts))
-    return _live(live, marks, facts.is_fine)
+    return _live(live, moment.marks, facts.is_fine)
 
 
 def _live(found: _Live, marks: RecallMarks, chosen: Bools) -> _Live:
@@ -87,9 +123,7 @@ def next_due_ms(timers: LiveTimers, marks: RecallMarks) -> int | None:
     earliest: list[int] = []
     rest = timers.unplaced(EVERYTHING, keys=True)
     if len(rest):
-        is_new = ~np.isin(rest.rows.commit_log_offset, timers.done) & rest.facts.is_fine
-        first = timers.promised_ms(rest.rows, rest.facts)
-        earliest += _live(_Live(rest.rows, rest.facts, first), marks, is_new).promised_ms.tolist()
+        earliest += _without_units(timers, rest, timers.done, marks).promised_ms.tolist()
     early = timers.early
     if len(early):
         facts = timers.facts(early, keys=True)
