@@ -280,8 +280,9 @@ def require_reported(
     try:
         outcome = used(engine, copy)
     except DelayStoreError as error:
+        refusal = str(error)
         assert all_bytes(copy) == before, what
-        assert str(copy) in str(error), what
+        assert str(copy) in refusal, what
         return
     wanted = set(range(COUNT)) - CANCELLED
     lost = wanted - outcome.delivered.keys()

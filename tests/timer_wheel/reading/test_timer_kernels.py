@@ -256,7 +256,19 @@ def test_copies_are_found_as_the_scalar_code_tells_them(
 
 def test_a_record_that_is_too_short_for_its_head_is_not_read_beyond_its_end() -> None:
     """A unit may lead to the last bytes of a file: what is behind them need not be memory."""
-    buffer = np.full(256, 0xFF, np.uint8)  # flags of two long addresses, and a negative number
+    no_memory = np.array([16], np.int64)
+    for size_bytes in (SMALLEST_RECORD_BYTES, 107):
+        assert is_any_to_be_read(no_memory, np.array([size_bytes], np.int64))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "fill", "is_told"), [(108, 0, False), (107, 0, True), (108, 0xFF, True)]
+)
+def test_a_record_is_read_where_it_is_a_copy_or_has_another_size(
+    size_bytes: int, fill: int, *, is_told: bool
+) -> None:
+    """0xFF are flags of two long addresses, and a negative number: a copy names its first."""
+    buffer = np.full(256, fill, np.uint8)
+    buffer[:4] = np.array([size_bytes], ">i4").view(np.uint8)
     addresses = np.array([address_of(buffer)], np.int64)
-    for size_bytes, is_told in ((SMALLEST_RECORD_BYTES, False), (107, False), (108, True)):
-        assert is_any_to_be_read(addresses, np.array([size_bytes], np.int64)) is is_told
+    assert is_any_to_be_read(addresses, np.array([108], np.int64)) is is_told
