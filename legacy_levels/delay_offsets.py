@@ -148,7 +148,9 @@ def read_delay_offsets(
     tables = {OffsetsChoice.MAIN: main, OffsetsChoice.BACKUP: backup}
     offsets = tables[choice].offsets if choice in tables else MappingProxyType({})
     if offsets is None:
-        raise SourceError(f"no offsets can be read: {tables[choice].problem}")
+        others = [other for other, table in tables.items() if table.offsets is not None]
+        way_out = f"; those of --offsets {others[0]} can" if others else ""
+        raise SourceError(f"no offsets can be read: {tables[choice].problem}{way_out}")
     return DelayOffsets(offsets, choice, main, backup)
 
 

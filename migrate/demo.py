@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from message_store.base.errors import SourceError
+from message_store.base.errors import SourceError, TargetError
 from message_store.files.small_files import read_small_file
 from migrate.convert import convert
 from migrate.progress import Progress
@@ -54,9 +54,14 @@ class DemoResult:
 def unpack_sample(directory: Path) -> Path:
     """Put the sample store into ``directory``/source, its holes as holes; returns that place.
 
-    Raises TargetError when the disk refuses.
+    Raises TargetError when the disk refuses, or has one there already.
     """
     source = directory / "source"
+    if source.exists():
+        raise TargetError(
+            f"{source}: is there already, perhaps of an earlier demo; remove it, or give another"
+            " directory"
+        )
     with target_errors(source):
         source.mkdir(parents=True)
         # Python 3.11.0 to 3.11.3, which Debian 12 has, knows no filters; the archive is our own.

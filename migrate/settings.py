@@ -6,7 +6,7 @@ A broker's configuration is read as ``java.util.Properties`` reads it: ``timerPr
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -160,6 +160,14 @@ class TargetSettings:
         return self.max_message_bytes + RECORD_MARGIN_BYTES - DELIVERY_GROWTH_BYTES
 
 
+def _levels(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _topics(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
 @attrs.frozen(kw_only=True)
 class ConvertOptions:
     """One conversion: source, target, reference time, and what to do with odd records.
@@ -181,8 +189,8 @@ class ConvertOptions:
     offsets: str = attrs.field(
         default="auto", validator=attrs.validators.in_(("auto", "main", "bak", "none"))
     )
-    only_levels: tuple[int, ...] = attrs.field(default=(), converter=tuple)
-    only_topics: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    only_levels: tuple[int, ...] = attrs.field(default=(), converter=_levels)
+    only_topics: tuple[str, ...] = attrs.field(default=(), converter=_topics)
     levels_only: bool = False
     whole_log: bool = False
     access: Access = attrs.field(factory=Access)

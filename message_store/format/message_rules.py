@@ -111,16 +111,15 @@ def check_topic(topic: str, retry_topic_max_bytes: int = RETRY_TOPIC_MAX_BYTES) 
     max_bytes = retry_topic_max_bytes if is_retry else TOPIC_MAX_BYTES
     if len(data) > max_bytes:
         raise BadFieldError(
-            "a topic whose name is too long", expected=f"at most {max_bytes} bytes", found=len(data)
+            "the topic's name is too long", expected=f"at most {max_bytes} bytes", found=len(data)
         )
     if len(data) > TOPIC_MAX_BYTES and not data.isascii():
-        raise BadFieldError("a long topic name that is not plain ASCII", found=repr(topic))
+        raise BadFieldError("the topic's name is long and not plain ASCII", found=repr(topic))
     if topic in UNDELIVERABLE_TOPICS:
-        raise BadFieldError("a topic that nobody may deliver to", found=repr(topic))
+        raise BadFieldError("nobody may deliver to this topic", found=repr(topic))
     if "/" in topic or not is_one_word(data):
-        raise BadFieldError(
-            "a topic with a slash, a space or a control character", found=repr(topic)
-        )
+        problem = "the topic's name has a slash, a space or a control character"
+        raise BadFieldError(problem, found=repr(topic))
 
 
 def check_unique_key(unique_key: str) -> None:

@@ -3,7 +3,7 @@
 another level table does to them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -129,6 +129,7 @@ def _outside(snapshot: StoreSnapshot, queue: LevelQueue) -> tuple[int, int]:
 
 def check_due_times(snapshot: StoreSnapshot) -> Iterator[Finding]:
     """Entries without a due time, and those that are delivered early, late or never."""
+    never: dict[int, int] = {}
     for queue in snapshot.queues:
         waits = ~queue.is_expired(snapshot.log.min_offset)
         is_time = (queue.due_ms > PLAUSIBLE_DUE_MS) & ~queue.due_is_unknown
@@ -137,8 +138,29 @@ def check_due_times(snapshot: StoreSnapshot) -> Iterator[Finding]:
         if bogus:
             problem = counted(bogus, "entry holds", "entries hold")
             yield NO_DUE_TIME.at(name, f"{problem} no due time")
-        yield from _by_table(snapshot, queue, queue.due_ms[waits & is_time])
+        if _is_beyond(snapshot.options.level_table, queue.level):
+            never[queue.level] = int((waits & is_time).sum())
+        else:
+            yield from _by_table(snapshot, queue, queue.due_ms[waits & is_time])
+    yield from _never(snapshot, {level: count for level, count in never.items() if count})
     yield from _table_differs(snapshot)
+
+
+def _is_beyond(table: DelayLevels | None, level: int) -> bool:
+    return table is not None and level > table.max_level
+
+
+def _never(snapshot: StoreSnapshot, counts: Mapping[int, int]) -> Iterator[Finding]:
+    """The levels with pending messages that a table lacks, at once: a short table lacks many."""
+    table = snapshot.options.level_table
+    if table is None or not counts:
+        return
+    waiting = counted(sum(counts.values()), "message waits", "messages wait")
+    levels = "such levels" if len(counts) > 1 else f"level {min(counts)}"
+    where = f"levels {min(counts)} to {max(counts)}"
+    if len(counts) == 1:
+        where = snapshot.level_name(min(counts))
+    yield TABLE_NEVER.at(where, f"{waiting}, and {table.text()!r} has no {levels}")
 
 
 def _by_table(
@@ -148,12 +170,6 @@ def _by_table(
         return
     name, now_ms = snapshot.level_name(queue.level), snapshot.now_ms
     delay_ms = snapshot.delay_ms(queue.level)
-    table = snapshot.options.level_table
-    if table is not None and queue.level > table.max_level:
-        waiting = counted(len(due_ms), "message waits", "messages wait")
-        problem = f"{waiting}, and {table.text()!r} has no level {queue.level}"
-        yield TABLE_NEVER.at(name, problem)
-        return
     if delay_ms is not None:
         newest_ms = -1 if snapshot.backlog is None else snapshot.backlog.newest_store_ms
         early = due_ms[due_ms > max(now_ms, newest_ms) + delay_ms + _SLACK_MS]

@@ -143,6 +143,7 @@ class _Inspection:
             ),
             files=files,
             problems=tuple(self.problems),
+            beyond_log=0 if self.backlog is None else _beyond_log(self.backlog),
         )
 
     def _note_state(self) -> None:
@@ -306,13 +307,17 @@ def _level_state(
     )
 
 
+def _beyond_log(backlog: LevelBacklog) -> int:
+    ends = backlog.commit_log_offset + backlog.size_bytes
+    return int(np.count_nonzero(ends > backlog.log_end))
+
+
 def _backlog_problems(backlog: LevelBacklog) -> Iterator[str]:
     for offset in backlog.damaged_places[:_LISTED_PLACES]:
         yield f"commitlog: no record begins at {offset}, where one should"
     if (more := len(backlog.damaged_places) - _LISTED_PLACES) > 0:
         yield f"commitlog: and {counted(more, 'more such offset')}"
-    ends = backlog.commit_log_offset + backlog.size_bytes
-    if beyond := int(np.count_nonzero(ends > backlog.log_end)):
+    if beyond := _beyond_log(backlog):
         messages = counted(beyond, "pending message lies", "pending messages lie")
         yield f"{messages} beyond the end of the log, where nothing can be read"
     for name, (singular, plural, what) in _COUNT_SENTENCES.items():

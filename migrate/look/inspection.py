@@ -82,7 +82,8 @@ class TopicQueues:
 @attrs.frozen
 class StoreInspection:
     """A store at a glance. ``offsets_source`` is the delayOffset.json in force, None when a broker
-    would not start on what is there; ``problems`` are sentences.
+    would not start on what is there; ``problems`` are sentences. ``beyond_log`` of the pending
+    messages of levels lie where the log has no bytes.
     """
 
     path: str
@@ -99,6 +100,7 @@ class StoreInspection:
     topics: tuple[TopicQueues, ...]
     files: tuple[FilesOf, ...]
     problems: tuple[str, ...]
+    beyond_log: int = 0
 
     @property
     def next_due_ms(self) -> int | None:

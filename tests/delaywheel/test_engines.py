@@ -289,7 +289,7 @@ def test_of_messages_that_cannot_all_be_kept_none_is_stored(engine: str, place: 
     refused(run(*words, stdin=good + "\n" + long + good), cli.USAGE, "line 3: a delay of 400")
     refused(run(*words, stdin="\n" + long), cli.USAGE, "line 2: a delay of 400")
     bad = '{"topic": "a b", "body": "x", "after": "1s"}\n'
-    refused(run(*words, stdin=good + "\n" + bad), cli.USAGE, "line 3: a topic with a slash")
+    refused(run(*words, stdin=good + "\n" + bad), cli.USAGE, "line 3: the topic's name has a slash")
     bad = '{"topic": "a", "body": "x", "after": "1s", "properties": {"": ""}}\n'
     refused(run(*words, stdin=good + "\n" + bad), cli.USAGE, "line 3: ")
     done(*words, stdin=good + good)

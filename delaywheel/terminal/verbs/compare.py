@@ -62,7 +62,8 @@ def compare(
         from compare.report.html import write_report
         from migrate.report.html import require_report_place
 
-        require_report_place(report_file)
+        stores = (given[name] for name in ("store", "converted") if given[name] is not None)
+        require_report_place(report_file, *stores)
     for left in left_behind(directory):
         output.warn(f"{left}: left by a race that was killed; it can be removed")
     with (

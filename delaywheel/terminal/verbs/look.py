@@ -40,7 +40,8 @@ def inspect(output: "Output", store: Path, offsets: str, now_ms: int) -> None:
     output.result(inspection.as_json, inspection_lines(inspection))
     if not output.as_json:
         output.warnings(inspection.problems)
-    click.get_current_context().exit(SOURCE_UNREADABLE if log_losses(StoreRoot(store)) else DONE)
+    has_lost = inspection.beyond_log or log_losses(StoreRoot(store))
+    click.get_current_context().exit(SOURCE_UNREADABLE if has_lost else DONE)
 
 
 @verb("delaywheel pending /data/rocketmq/store --level 18 --limit 5")

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import cli
 from message_store.base.errors import SourceError, StoreLockedError, UnsupportedStoreError
 from message_store.interface.delay_store import Pending
 from migrate.look.inspect import inspect_store
@@ -279,7 +281,9 @@ def test_messages_beyond_the_end_of_the_log_are_pending_and_named(tmp_path: Path
     (root / "commitlog" / f"{1024:020d}").unlink()
     found = look(root)
     assert found.pending == 4
+    assert found.beyond_log == 1
     assert any("beyond the end of the log" in problem for problem in found.problems)
+    assert CliRunner().invoke(cli.main, ["inspect", str(root)]).exit_code == cli.SOURCE_UNREADABLE
 
 
 def test_a_wheel_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
