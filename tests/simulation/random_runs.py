@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--trace", action="store_true", help="print what happens in each run")
+    parser.add_argument("--until-wrong", action="store_true", help="end with the first that fails")
     parser.add_argument("--events", action="store_true", help="and every change of its disk")
     parser.add_argument("--shorten", action="store_true", help="leave out what is not needed")
     asked = parser.parse_args()
@@ -179,6 +180,8 @@ def main() -> int:
         tally.add(each)
         if each.wrong:
             say(f"seed {each.seed} ({each.kind}): {each.wrong}", f"  {command_of(each.seed)}")
+            if asked.until_wrong:
+                break
         if time.monotonic() - said_s > (1 if end == "\r" else 30):
             said_s = time.monotonic()
             say(tally.progress(said_s), end=end)
