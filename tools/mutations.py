@@ -447,8 +447,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "place-of-a-unit-believed",
         "timer_wheel/wheel/unit_repair.py",
-        "        if len(fitting) == 1:",
-        "        if len(fitting) == 0:",
+        "        if flips == 1 and _fits(timers, unit, other, its_bytes):",
+        "        if flips < 0:",
         "tests/timer_wheel/wheel/test_flipped_units.py"
         "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
     ),
@@ -458,7 +458,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "        if load_i32(addresses[row] + AT_SIZE) != sizes[row]:\n            return True",
         "        if load_i32(addresses[row] + AT_SIZE) != sizes[row]:\n            continue",
         "tests/timer_wheel/wheel/test_flipped_units.py"
-        "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
+        "::test_a_record_of_another_size_is_looked_for_where_nothing_else_is_to_be_read",
     ),
     Mutation(
         "markers-after-retention-judged",

@@ -275,8 +275,8 @@ class DelayStore(Protocol):
 
         ``due_after_ms`` is inclusive and ``due_before_ms`` exclusive. Read lazily, and others may
         go on with the store: what waits all the while is there once, what comes or goes meanwhile
-        once or not at all, and what went before never. What waits, but was stored again because
-        retention took its record, is there once or not at all.
+        once or not at all, and what went before never. What waits, but was stored again meanwhile,
+        and whose older record retention took, is there once or not at all.
         """
 
     def cancel(self, receipt: Receipt | str) -> Cancellation:

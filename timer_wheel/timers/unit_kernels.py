@@ -28,8 +28,8 @@ PAGE_BYTES = 4096
 MARKERS, OVERDUE, ROLLS, DOUBTED, FALLS, LINKS = range(6)
 """What ``revise_wheel`` counts: delete markers that are yet to be read, what was due when it was
 stored and is yet to be read, and units, old and new, that were to roll, or have a time at which no
-slot begins, or whose records do not lie behind that of the unit before; and units that lead to
-another than the last one before them in their slot.
+slot begins, or whose records do not lie behind that of the unit before; and units whose link is
+one bit away from the last unit before them in their slot.
 """
 COUNTS = 6
 
@@ -127,7 +127,7 @@ def count_units(units: int, room: int) -> int:
     return room
 
 
-@kernel("void(int64, int64, int64, int64, uint8[::1], int64, int64, int64[::1], int64[::1])")
+@kernel("void(int64, int64, int64, int64, uint8[::1], int64, int64, int64[::1], int64[:, ::1])")
 def revise_wheel(
     units: int,
     count: int,
@@ -137,12 +137,12 @@ def revise_wheel(
     precision_ms: int,
     hand_ms: int,
     counts: Int64s,
-    odd_links: Int64s,
+    odd_links: Any,
 ) -> None:
     """Hang the units of a file, the first of which has this position, on a wheel in their order.
 
     What the hand has passed is left out. ``odd_links`` gets the positions of the first units that
-    are counted under LINKS, as many as it has room for.
+    are counted under LINKS, and where they should lead, as many as it has room for.
     """
     hand, before = hand_ms // precision_ms, -1
     for index in range(count):
@@ -159,10 +159,11 @@ def revise_wheel(
         if slot >= hand:
             place = position + index * _UNIT
             below = _hang(wheel, dirty, slot, hand, place, flags)
-            link = load_i64(unit + _AT_PREVIOUS)
-            if link != below and link != NO_POSITION:
+            other = load_i64(unit + _AT_PREVIOUS) ^ below
+            if other != 0 and other & (other - 1) == 0:
                 if counts[LINKS] < len(odd_links):
-                    odd_links[counts[LINKS]] = place
+                    odd_links[counts[LINKS], 0] = place
+                    odd_links[counts[LINKS], 1] = below
                 counts[LINKS] += 1
             counts[MARKERS] += flags & FLAG_DELETE != 0
             counts[OVERDUE] += time_ms % FINEST_MS == OVERDUE_MARK_MS

@@ -15,20 +15,27 @@ from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
-from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, TIMER_UNIT
+from timer_wheel.format.timer_log import (
+    FLAG_DEFAULT,
+    FLAG_DELETE,
+    FLAG_ROLL,
+    NO_POSITION,
+    TIMER_UNIT,
+)
 from timer_wheel.format.wheel_math import WHEEL_SLOTS, floor_ms, needs_roll, roll_slot_ms
 from timer_wheel.timers.lost_messages import LostMessages
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows, Unplaced, read_facts
 from timer_wheel.timers.unit_kernels import (
     FLAGS,
     LOG_OFFSET,
+    POSITION,
     SIZE,
     SLOT_TIME,
     TOPIC_HASH,
     WRITE_TIME,
 )
 from timer_wheel.wheel.files import WheelFiles
-from timer_wheel.wheel.log import NOTHING, KnownSlot, LiveTimerLog, PlacedAgain
+from timer_wheel.wheel.log import KnownSlot, LiveTimerLog, PlacedAgain
 from timer_wheel.wheel.metrics import LiveMetrics
 from timer_wheel.wheel.slots import LiveWheel
 
@@ -41,6 +48,7 @@ _ROUND_SLOTS = WHEEL_SLOTS - 1
 """As many slots, from the hand on, as may hold what waits: the one that would be the next has its
 place on the wheel where the slot before the hand has its, to which what was dealt with is put.
 """
+_NOTHING: Int64s = np.empty(0, np.int64)
 
 
 class LiveTimers:
@@ -78,7 +86,7 @@ class LiveTimers:
         self.queue = store.queue(TIMER_TOPIC, 0)
         self.metrics = LiveMetrics(store.root, store.log, was_clean=store.was_clean)
         self.placed_end = 0
-        self.done: Int64s = NOTHING
+        self.done: Int64s = _NOTHING
         self.early = TimerRows.empty()
         self.has_rolled = False
         self.placed_again = PlacedAgain()
@@ -169,6 +177,7 @@ class LiveTimers:
         """The entries from a queue offset on, so many at the most, as if they had no units."""
         units = self.queue.units(first, min(self.queue.max_offset, first + limit))
         rows = TimerRows.empty(len(units))
+        rows.table[POSITION] = NO_POSITION
         rows.table[LOG_OFFSET] = units["commit_log_offset"]
         rows.table[SIZE] = units["size_bytes"]
         facts = self.facts(rows, keys=keys)
@@ -256,7 +265,7 @@ class LiveTimers:
         stays[np.flatnonzero(found.facts.is_there)[-1:]] = True
         self._place(found, stays)
         self.early = rows.rows(waits & is_overdue(rows.slot_time_ms))
-        self.done = NOTHING
+        self.done = _NOTHING
 
     def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
         """Which rows are in a past slot whose index on the ring belongs to a pending slot. A broker
@@ -294,11 +303,14 @@ class LiveTimers:
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
     def _place(self, found: Unplaced, chosen: Bools | None = None) -> None:
-        """Append the units of these entries, which are the next, or of some of them."""
+        """Append the units of these entries, which are the next, or of some of them; sets their
+        positions.
+        """
         if not len(found):
             return
+        chosen = found.facts.is_there if chosen is None else chosen
         self.files.announce(found.end)
-        rows = found.rows.rows(found.facts.is_there if chosen is None else chosen)
+        rows = found.rows.rows(chosen)
         slots = self.wheel.slots_of(rows.slot_time_ms)
         try:
             self.log.append(rows, self.wheel)
@@ -307,6 +319,7 @@ class LiveTimers:
             if self.log.is_broken:
                 self.store.log.break_off()
             raise
+        found.rows.table[POSITION, chosen] = rows.position
         self.placed_end = found.end
         self.placed_again.note(found.facts)
         self.metrics.placed(rows)
@@ -371,7 +384,7 @@ class LiveTimers:
 
     def all_on_wheel_waits(self) -> None:
         """Nothing on the wheel was dealt with any more."""
-        self.done = NOTHING
+        self.done = _NOTHING
 
     def pass_slots(self, until_ms: int) -> None:
         """Move the hand on: all slots before this time were dealt with."""

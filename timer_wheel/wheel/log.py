@@ -78,7 +78,7 @@ class FileUnits:
     count: int
 
 
-NOTHING: Int64s = np.empty(0, np.int64)
+_NO_LINKS: Int64s = np.empty((0, 2), np.int64)
 
 NO_SLOT = -1
 """For ``LiveTimerLog.find``: what is in some slot alone is not wanted."""
@@ -150,9 +150,10 @@ class LiveTimerLog:
             self.end = position
             self.segments.zero_from(position)
 
-    def revise(self, wheel: LiveWheel, odd_links: Int64s = NOTHING) -> Int64s:
+    def revise(self, wheel: LiveWheel, odd_links: Int64s = _NO_LINKS) -> Int64s:
         """Hang every unit that the hand has not passed on an empty wheel; returns what
-        ``unit_kernels`` counts. ``odd_links`` gets the positions of units with odd links.
+        ``unit_kernels`` counts. A row of ``odd_links`` gets the position of each unit with an odd
+        link, and where it should lead.
         """
         counts = np.zeros(COUNTS, np.int64)
         wheel.will_hold(0)
@@ -328,15 +329,12 @@ class LiveTimerLog:
         """The last unit as a row, or no row."""
         return self.last_units(1)
 
-    def last_units(self, count: int, *, before: int = LONG_MAX) -> TimerRows:
-        """The last units, or those before a position, as rows, in order; fewer where there are not
-        so many.
-        """
+    def last_units(self, count: int) -> TimerRows:
+        """The last units as rows, in order; fewer where there are not so many."""
         parts: list[TimerRows] = []
         for file in reversed([*self.files()]):
-            end = min(file.count, (before - file.start) // _UNIT)
-            taken = max(0, min(count, end))
-            parts.insert(0, self.units(file.start + (end - taken) * _UNIT, taken))
+            taken = min(count, file.count)
+            parts.insert(0, self.units(file.start + (file.count - taken) * _UNIT, taken))
             count -= taken
             if not count:
                 break
@@ -346,11 +344,6 @@ class LiveTimerLog:
         """Units that stand one behind another in one file."""
         view = self.segments.view(position, count * _UNIT)
         return _rows_of(np.frombuffer(view, TIMER_UNIT.dtype), position)
-
-    def link_at(self, position: int) -> int:
-        """The position that a unit leads to."""
-        unit = self.segments.read_at(position, _UNIT)
-        return int(TIMER_UNIT.decode_at(unit, 0)["previous_position"])
 
     def unit_at(self, position: int) -> TimerRows:
         """The unit that begins at a position as a row, or no row."""

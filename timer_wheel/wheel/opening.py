@@ -225,9 +225,7 @@ def _hung(
         counts = log.revise(wheel)
     early = log.find(None, NO_SLOT, 0) if counts[OVERDUE] else TimerRows.empty()
     if counts[LINKS]:
-        odd_links = np.empty(counts[LINKS], np.int64)
-        log.revise(LiveWheel(wheel.precision_ms, wheel.hand_ms), odd_links)
-        flipped += mend_links(timers, odd_links)
+        flipped += mend_links(timers, int(counts[LINKS]))
     is_early = is_overdue(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
     timers.begin(
         wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended + flipped

@@ -15,9 +15,9 @@ from message_store.base.printable import counted
 from message_store.columns.byte_column import Int64s
 from message_store.interface.delay_store import Finding, Severity
 from timer_wheel.format.timer_due import OVERDUE_MARK_MS
-from timer_wheel.format.timer_log import FLAG_DELETE, NO_POSITION, TIMER_UNIT
+from timer_wheel.format.timer_log import FLAG_DELETE
 from timer_wheel.format.wheel_file import WheelSlots
-from timer_wheel.format.wheel_math import floor_ms, roll_slot_ms
+from timer_wheel.format.wheel_math import roll_slot_ms
 from timer_wheel.timers.lost_messages import LostMessage
 from timer_wheel.timers.recall import why_damaged
 from timer_wheel.timers.rows import Bools, TimerFacts, TimerRows
@@ -31,8 +31,9 @@ from timer_wheel.timers.unit_kernels import (
     TOPIC_HASH,
 )
 from timer_wheel.wheel.live_timers import LiveTimers
+from timer_wheel.wheel.slots import LiveWheel
 
-_MOST_ENTRIES = 16
+_MOST_DAMAGED = 16
 _TIME_BITS = 64
 _DELAY_BITS = 32
 
@@ -101,34 +102,37 @@ def mend_places(
 def right_places(
     timers: LiveTimers, rows: TimerRows, facts: TimerFacts
 ) -> dict[int, tuple[int, int]]:
-    """Where the records of some rows are that are not where their units say, and their sizes, as
-    the queue has them.
+    """Where the records of some rows are that are not where their units say, and their sizes; none
+    where so many are not that their log is damaged, and not their units.
     """
-    found = {}
-    for row in facts.problems:
-        its = rows.rows(slice(row, row + 1))
-        places = _places_between(timers, int(its.position[0])) if its.position[0] >= 0 else []
-        fitting = [place for place in places if _fits(timers, its, *place)]
-        if len(fitting) == 1:
-            found[row] = fitting[0]
-    return found
+    bad = np.array(sorted(facts.problems), np.int64)
+    bad = bad[rows.position[bad] >= 0]
+    if len(bad) > _MOST_DAMAGED:
+        return {}
+    found = ((row, _place_nearby(timers, rows.rows(slice(row, row + 1)))) for row in bad.tolist())
+    return {row: place for row, place in found if place is not None}
 
 
-def _places_between(timers: LiveTimers, position: int) -> list[tuple[int, int]]:
-    """Offsets and sizes of the queue entries between those of the units before and behind one:
-    units lie in the order of the queue. There may be more where some have no unit.
+def _place_nearby(timers: LiveTimers, unit: TimerRows) -> tuple[int, int] | None:
+    """The one entry of the queue that this unit may have been made for, of which one bit was
+    flipped. A unit that has its entry is right: its record is damaged.
     """
-    log, queue = timers.log, timers.queue
-    before = log.last_units(1, before=position).commit_log_offset
-    behind = next(log.all_units(position + TIMER_UNIT.size), TimerRows.empty()).commit_log_offset
-    first = queue.first_behind(int(before.max(initial=-1)))
-    end = queue.first_behind(int(behind[0]) - 1) if len(behind) else queue.max_offset
-    if len(before):
-        end = min(end, first + _MOST_ENTRIES)
-    entries = queue.units(max(first, end - _MOST_ENTRIES), end)
-    return list(
-        zip(entries["commit_log_offset"].tolist(), entries["size_bytes"].tolist(), strict=True)
-    )
+    offset, size_bytes = int(unit.commit_log_offset[0]), int(unit.size_bytes[0])
+    log, queue, fitting = timers.store.log, timers.queue, []
+    for other in (offset, *_flipped(offset, _TIME_BITS)):
+        if not log.min_offset <= other < log.end:
+            continue
+        first = queue.first_behind(other - 1)
+        entry = queue.units(first, first + 1)
+        if not len(entry) or entry["commit_log_offset"][0] != other:
+            continue
+        its_bytes = int(entry["size_bytes"][0])
+        flips = (other ^ offset).bit_count() + ((its_bytes ^ size_bytes) % 2**32).bit_count()
+        if flips == 0:
+            return None
+        if flips == 1 and _fits(timers, unit, other, its_bytes):
+            fitting.append((other, its_bytes))
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _fits(timers: LiveTimers, unit: TimerRows, offset: int, size_bytes: int) -> bool:
@@ -142,23 +146,15 @@ def _fits(timers: LiveTimers, unit: TimerRows, offset: int, size_bytes: int) -> 
     return bool(is_it.all())
 
 
-def mend_links(timers: LiveTimers, odd_links: Int64s) -> int:
-    """Let units at these positions that lead to no unit before them in their slot lead to the last
-    one there; returns how many did not. Raises TargetError.
+def mend_links(timers: LiveTimers, count: int) -> int:
+    """Let units whose link is one bit away from the last unit before them in their slot lead there:
+    so many that ``revise`` counted. Raises TargetError.
     """
-    log, precision_ms, mended = timers.log, timers.precision_ms, 0
-    for position in odd_links.tolist():
-        slot_ms = floor_ms(log.unit_at(position).slot_time_ms, precision_ms)
-        link = log.link_at(position)
-        below = log.unit_at(link).slot_time_ms
-        if link < position and (floor_ms(below, precision_ms) == slot_ms).any():
-            continue
-        in_slot = log.find(None, int(slot_ms[0]), precision_ms)
-        in_slot = in_slot.rows(floor_ms(in_slot.slot_time_ms, precision_ms) == slot_ms)
-        places = in_slot.position[in_slot.position < position]
-        log.overwrite(position, previous_position=int(places.max(initial=NO_POSITION)))
-        mended += 1
-    return mended
+    wheel, odd_links = timers.wheel, np.empty((count, 2), np.int64)
+    timers.log.revise(LiveWheel(wheel.precision_ms, wheel.hand_ms), odd_links)
+    for position, previous in odd_links.tolist():
+        timers.log.overwrite(position, previous_position=previous)
+    return count
 
 
 def _slot(timers: LiveTimers, time_ms: Int64s) -> int:

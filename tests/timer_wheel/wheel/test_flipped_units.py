@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from message_store import AfterMs, AtMs, Cancellation, ManualClock, Message
 from tests.faults.damage import copy_store
 from tests.faults.engines import SMALL
 from tests.helpers.tiers import with_examples
-from timer_wheel import WheelStore
+from timer_wheel import HierarchicalWheelStore, WheelStore
 from timer_wheel.format.timer_log import TIMER_UNIT
 
 START_MS = 1_793_000_000_000
@@ -27,10 +28,14 @@ BITS = [
 
 
 class Left:
-    """A store as it was left, with what its messages were promised for."""
+    """A store as it was left, with what its messages were promised for; its timer log has one file
+    or more.
+    """
 
-    def __init__(self, path: Path, precision_ms: int, *, is_killed: bool) -> None:
-        self.path, self.precision_ms = path, precision_ms
+    def __init__(
+        self, path: Path, precision_ms: int, *, is_killed: bool, file_units: int = UNITS
+    ) -> None:
+        self.path, self.precision_ms, self.file_units = path, precision_ms, file_units
         self.clock = ManualClock(START_MS)
         store = self.open(path)
         store.advance(START_MS)
@@ -57,16 +62,26 @@ class Left:
         return WheelStore.open(
             path,
             clock=self.clock,
-            settings=SMALL,
+            settings=attrs.evolve(SMALL, timer_log_file_bytes=self.file_bytes),
             precision_ms=self.precision_ms,
             roll_window_slots=WINDOW_SLOTS,
         )
 
+    @property
+    def file_bytes(self) -> int:
+        return self.file_units * TIMER_UNIT.size + 16
+
+    def file_of(self, path: Path, unit: int) -> tuple[Path, int]:
+        """The file that has a unit, and where in it."""
+        file, within = divmod(unit, self.file_units)
+        return path / "timerlog" / f"{file * self.file_bytes:020d}", within * TIMER_UNIT.size
+
     def with_flipped(self, path: Path, unit: int, field: str, bit: int) -> Path:
         copy_store(self.path, path)
         self.clock = ManualClock(self.left_ms)
-        at = unit * TIMER_UNIT.size + TIMER_UNIT.offset_of(field) + WIDTHS[field] - 1 - bit // 8
-        with min((path / "timerlog").iterdir()).open("r+b") as file:
+        place, begin = self.file_of(path, unit)
+        at = begin + TIMER_UNIT.offset_of(field) + WIDTHS[field] - 1 - bit // 8
+        with place.open("r+b") as file:
             file.seek(at)
             byte = file.read(1)[0]
             file.seek(at)
@@ -85,15 +100,15 @@ class Left:
         return path
 
 
-Made = Callable[[int, bool], Left]
+Made = Callable[..., Left]
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Made:
     @functools.cache
-    def made(precision_ms: int, is_killed: bool) -> Left:
+    def made(precision_ms: int, is_killed: bool, file_units: int = UNITS) -> Left:
         path = tmp_path_factory.mktemp("left") / "store"
-        return Left(path, precision_ms, is_killed=is_killed)
+        return Left(path, precision_ms, is_killed=is_killed, file_units=file_units)
 
     return made
 
@@ -117,11 +132,14 @@ def require_sound(left: Left, path: Path) -> bool:
     return bool(findings)
 
 
+@pytest.mark.parametrize("file_units", [UNITS, 5])
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("precision_ms", [100, 1000])
 @pytest.mark.parametrize(
     ("unit", "field", "bit"),
     [
+        (0, "record_size_bytes", 3),
+        (5, "record_size_bytes", 3),
         (2, "delay_ms", 10),
         (3, "delay_ms", 31),
         (5, "delay_ms", 0),
@@ -143,9 +161,16 @@ def require_sound(left: Left, path: Path) -> bool:
     ],
 )
 def test_a_bit_of_a_unit_is_not_believed_over_its_record(
-    left: Made, tmp_path: Path, unit: int, field: str, bit: int, precision_ms: int, is_killed: bool
+    left: Made,
+    tmp_path: Path,
+    unit: int,
+    field: str,
+    bit: int,
+    precision_ms: int,
+    is_killed: bool,
+    file_units: int,
 ) -> None:
-    store = left(precision_ms, is_killed)
+    store = left(precision_ms, is_killed, file_units)
     require_sound(store, store.with_flipped(tmp_path / "store", unit, field, bit))
 
 
@@ -191,11 +216,12 @@ def test_a_last_unit_that_leads_to_what_has_none_hides_nothing(
 @pytest.mark.nightly
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("precision_ms", [100, 1000])
-@pytest.mark.parametrize("unit", range(2, UNITS - 1))
+@pytest.mark.parametrize("file_units", [UNITS, 5])
+@pytest.mark.parametrize("unit", range(UNITS))
 def test_no_bit_of_a_unit_is_believed_over_its_record(
-    left: Made, tmp_path: Path, unit: int, precision_ms: int, is_killed: bool
+    left: Made, tmp_path: Path, unit: int, precision_ms: int, is_killed: bool, file_units: int
 ) -> None:
-    store = left(precision_ms, is_killed)
+    store = left(precision_ms, is_killed, file_units)
     for field, bit in BITS:
         path = tmp_path / f"{field}-{bit}"
         require_sound(store, store.with_flipped(path, unit, field, bit))
@@ -243,3 +269,59 @@ def test_a_delete_marker_without_its_flag_is_known_where_nothing_else_is_to_be_r
         came = store.advance(START_MS + 60_000)
         assert [each.message.unique_key for each in came] == ["YES"]
         assert len(store.check()) == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("at", ["TIMER_OUT_MS", "REAL_TOPIC", "head"])
+def test_a_damaged_record_lets_no_unit_lead_to_another(
+    tmp_path: Path, at: str, *, is_cancelled: bool
+) -> None:
+    """Entries of the queue beside its own have no units: a hierarchical wheel dealt with them."""
+    clock = ManualClock(START_MS)
+    with HierarchicalWheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        store.advance(START_MS)
+        given = [("A", 60_000), ("D", 4_000), ("W", 30_000), ("E", 4_000), ("B", 60_000)]
+        receipts = {
+            key: store.schedule(Message("orders", b"", unique_key=key), AfterMs(delay_ms))
+            for key, delay_ms in given
+        }
+        if is_cancelled:
+            assert store.cancel(receipts["D"]) is Cancellation.CANCELLED
+            assert store.cancel(receipts["E"]) is Cancellation.CANCELLED
+        clock.tick(5_000)
+        store.advance(clock.now_ms())
+    WheelStore.open(tmp_path, clock=clock, settings=SMALL).close()
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        begin = receipts["W"].commit_log_offset
+        data = file.read()
+        place = begin + 3 if at == "head" else data.index(at.encode(), begin)
+        file.seek(place)
+        file.write(bytes([data[place] ^ 1]))
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        clock.tick(60_000)
+        came = [each.message.unique_key for each in store.advance(clock.now_ms())]
+        assert sorted(map(str, came)) == ["A", "B"]
+        assert "cannot be delivered" in str(store.check())
+
+
+def test_a_record_of_another_size_is_looked_for_where_nothing_else_is_to_be_read(
+    tmp_path: Path,
+) -> None:
+    """Nothing rolls, and nothing was cancelled: a turn believes the units of such a wheel."""
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        store.advance(START_MS)
+        for key in "ABC":
+            store.schedule(Message("orders", b"", unique_key=key), AfterMs(5_000))
+    with min((tmp_path / "timerlog").iterdir()).open("r+b") as file:
+        at = TIMER_UNIT.size + TIMER_UNIT.offset_of("record_size_bytes") + 3
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 8]))
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        came = [each.message.unique_key for each in store.advance(START_MS + 60_000)]
+        assert came == ["A", "B", "C"]
+        assert len(store.check()) == 1
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        assert store.check() == []
