@@ -115,10 +115,13 @@ def right_places(
 
 def _place_nearby(timers: LiveTimers, unit: TimerRows) -> tuple[int, int] | None:
     """The one entry of the queue that this unit may have been made for, of which one bit was
-    flipped. A unit that has its entry is right: its record is damaged.
+    flipped. A unit that has its entry is right: its record is damaged. So may be one that leads to
+    before the log: retention took its record, and its message has a younger one.
     """
     offset, size_bytes = int(unit.commit_log_offset[0]), int(unit.size_bytes[0])
     log, queue, fitting = timers.store.log, timers.queue, []
+    if offset < log.min_offset:
+        return None
     for other in (offset, *_flipped(offset, _TIME_BITS)):
         if not log.min_offset <= other < log.end:
             continue

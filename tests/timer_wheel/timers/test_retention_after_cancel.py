@@ -4,6 +4,7 @@
 import itertools
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,4 +207,30 @@ def test_nothing_is_said_of_a_marker_whose_message_is_long_gone(
         assert store.check() == [], name
         assert list(store.advance(clock.now_ms())) == []
         store.flush()
+    store.close()
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_unit_whose_record_retention_took_is_given_no_other(
+    tmp_path: Path, *, is_reopened: bool
+) -> None:
+    """Its message was stored again; records of one size lie where a bit would lead to."""
+    clock = ManualClock(START_MS)
+    store = open_wheel(tmp_path, clock, SETTINGS, precision_ms=1_000)
+    came: Counter[str | None] = Counter()
+    for day in range(5):
+        for number in range(40):
+            key = f"{day}.{number:02d}"
+            store.schedule(Message("orders", b"", unique_key=key), AfterMs(2 * DAY_MS))
+        for _ in range(3):
+            clock.tick(DAY_MS // 3)
+            came.update(each.message.unique_key for each in store.advance(clock.now_ms()))
+        if is_reopened:
+            store.close()
+            store = open_wheel(tmp_path, clock, SETTINGS, precision_ms=1_000)
+    clock.tick(3 * DAY_MS)
+    came.update(each.message.unique_key for each in store.advance(clock.now_ms()))
+    assert (len(came), set(came.values())) == (200, {1})
+    assert min(map(int, os.listdir(tmp_path / "commitlog"))) > 0
+    assert store.check() == []
     store.close()
