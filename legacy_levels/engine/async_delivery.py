@@ -55,7 +55,7 @@ class PendingPut:
 
 
 @attrs.frozen
-class Settled:
+class Handled:
     """What left the queue of deliveries: stored ones, and given-up ones, by queue offset."""
 
     stored: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class PendingPuts:
         """Drop a cancelled entry."""
         self._puts = deque(put for put in self._puts if put.queue_offset != queue_offset)
 
-    def settle(self, now_ms: int, resend: Callable[[int], Resent]) -> Settled:
+    def handle_results(self, now_ms: int, resend: Callable[[int], Resent]) -> Handled:
         """Remove stored deliveries from the front; a failed one there is sent again when its time
         has come. RocketMQ: HandlePutResultTask#run, PutResultProcess#doResend.
         """
@@ -134,7 +134,7 @@ class PendingPuts:
                 continue
             stored.append(self._puts.popleft().queue_offset)
             self.unsaved_skip = None
-        return Settled(tuple(stored), tuple(skipped))
+        return Handled(tuple(stored), tuple(skipped))
 
     def _wait_ms(self, put: PendingPut) -> int:
         steps = put.resend_count + self._first_wait
@@ -142,7 +142,7 @@ class PendingPuts:
 
 
 class AsyncDelivery(LevelDelivery):
-    """Delivers what is due with many under way, settled in the order of each level."""
+    """Delivers what is due with many under way; results are handled in order of each level."""
 
     def __init__(self, state: LevelState) -> None:
         super().__init__(state)
@@ -183,9 +183,9 @@ class AsyncDelivery(LevelDelivery):
         """Everything that is due at ``now_ms`` and can be delivered."""
         self._now_ms = now_ms
         self._answers = []
-        self._settle()
+        self._handle_results()
         while self._start_a_round():
-            self._settle()
+            self._handle_results()
         columns = [(answer.offsets, answer.sizes, answer.promised_ms) for answer in self._answers]
         nothing = np.zeros(0, np.int64)
         joined = zip((nothing, nothing, nothing), *columns, strict=True)
@@ -244,13 +244,13 @@ class AsyncDelivery(LevelDelivery):
             masks.append(mask)
         return parts, masks, cutoffs
 
-    def _settle(self) -> None:
+    def _handle_results(self) -> None:
         """Let what is done go, and send again what failed."""
         for level, under_way in self._under_way.items():
             if not under_way:
                 continue
-            settled = under_way.settle(self._now_ms, partial(self._resend, level))
-            gone = np.array(settled.skipped, np.int64)
+            handled = under_way.handle_results(self._now_ms, partial(self._resend, level))
+            gone = np.array(handled.skipped, np.int64)
             if len(gone):
                 self._state.cursors[level].mark_delivered(gone)
 

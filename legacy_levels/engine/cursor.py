@@ -98,7 +98,7 @@ class _Early:
             self.queue_offset = np.concatenate([self.queue_offset, queue_offset])
             self.first_ms = min(self.first_ms, int(due_ms.min()))
 
-    def settle(self) -> None:
+    def merge_new(self) -> None:
         """Take the single ones in among the many."""
         if self.fresh:
             due_ms, queue_offset = np.array(self.fresh, np.int64).T
@@ -288,7 +288,7 @@ class LevelCursor:
         """The queue offsets behind ``stop`` of what is due before its turn."""
         if self._early.first_ms > now_ms:
             return _NONE
-        self._early.settle()
+        self._early.merge_new()
         is_due = (self._early.due_ms <= now_ms) & (self._early.queue_offset >= stop)
         return np.unique(self._early.queue_offset[is_due])
 
@@ -318,7 +318,7 @@ class LevelCursor:
 
     def forget(self, queue_offset: int) -> None:
         """Drop a cancelled entry; its unit is neutral already."""
-        self._early.settle()
+        self._early.merge_new()
         if len(self._early.queue_offset):
             self._early.keep(self._early.queue_offset != queue_offset)
         if queue_offset == self.head:
@@ -351,6 +351,6 @@ class LevelCursor:
         if len(self.done) and self.done[0] < self.head:
             self.done = self.done[np.searchsorted(self.done, self.head) :]
         if self._early.first_ms != NEVER_MS:
-            self._early.settle()
+            self._early.merge_new()
             is_done = np.isin(self._early.queue_offset, self.done)
             self._early.keep((self._early.queue_offset >= self.head) & ~is_done)

@@ -255,7 +255,7 @@ def open_levels(
         waits = any(len(cursor) for cursor in state.cursors.values())
         is_known = live.was_clean and (is_chosen or not waits)
     if not is_known:
-        _settle_after_kill(state, start)
+        _recover_after_kill(state, start)
     return state
 
 
@@ -311,7 +311,7 @@ def _notes_of_lost(
         )
 
 
-def _settle_after_kill(state: LevelState, start: Start) -> None:
+def _recover_after_kill(state: LevelState, start: Start) -> None:
     """Pass over what was delivered already; or only know it, to be as forgetful as a broker."""
     from legacy_levels.engine.recovery import delivered_already
 

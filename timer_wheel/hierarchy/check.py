@@ -35,7 +35,7 @@ def check_hierarchy(index: TimerIndex) -> list[Finding]:
             )
         )
     try:
-        index.settle()
+        index.place_queued()
         found += _in_index(index)
     except DamagedIndexError as error:
         found.append(

@@ -166,7 +166,7 @@ def _taken_over(store: LiveStore, settings: HierarchySettings) -> TimerIndex:
         state = _nothing(store, Active(asked_ms, slot_ms))
         index = TimerIndex(store, db, attrs.evolve(state, hand_ms=found.hand_ms), found.older)
         known = TakenOver.of(store, found.commit_log_offsets, found.older)
-        index.settle(known)
+        index.place_queued(known)
         index.write_now(durably=True, tidies=True)
         trust_index(store.root)
         if found.older.until:
@@ -251,7 +251,7 @@ def _brought_up(
         index.lost.cancels.add(damaged)
     index.reload_ids()
     names = Names.since(store.log, max(state.log_end, store.log.min_offset))
-    index.settle(known, names)
+    index.place_queued(known, names)
     if len(names):
         _account(index, names)
     if not active.names:

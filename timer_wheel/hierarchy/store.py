@@ -139,8 +139,8 @@ class HierarchicalWheelStore(TimerStore):
 
     # --- time -------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        self._index.settle()
+    def _place_queued(self) -> None:
+        self._index.place_queued()
 
     def _turn(self, now_ms: int) -> LogDeliveries:
         return self._turning.turn(now_ms)
@@ -169,7 +169,7 @@ class HierarchicalWheelStore(TimerStore):
         for target in found.targets:
             with self._store.all_or_broken():
                 self._intake.recall(target, self._clock.now_ms())
-        self._index.settle()
+        self._index.place_queued()
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------
@@ -196,7 +196,7 @@ class HierarchicalWheelStore(TimerStore):
         store.write_checkpoint(durably=True)
 
     def _end(self) -> None:
-        self._index.settle()
+        self._index.place_queued()
 
     def abandon(self) -> None:
         """Let go of everything without a last word, as a kill would, whatever the disk says."""

@@ -120,15 +120,15 @@ class TimerIndex:
 
     # --- from the queue ---------------------------------------------------------------------------
 
-    def settle(self, known: TakenOver | None = None, names: Names | None = None) -> None:
+    def place_queued(self, known: TakenOver | None = None, names: Names | None = None) -> None:
         """Take in all that the queue holds, but for what a wheel had settled that is ``known``, and
         for what these ``names`` of the log tell to have been dealt with.
         """
         if self.placed_end < self.queue.max_offset:
             with self.whole_or_broken():
-                self._settle(known, names)
+                self._place_queued(known, names)
 
-    def _settle(self, known: TakenOver | None, names: Names | None) -> None:
+    def _place_queued(self, known: TakenOver | None, names: Names | None) -> None:
         while self.placed_end < self.queue.max_offset:
             first = max(self.placed_end, self.queue.min_offset)
             # Retention takes entries only with their records, which all came after the index.
@@ -242,7 +242,7 @@ class TimerIndex:
 
         ``tidies`` leaves nothing in memory alone. Markers that are over go in any case.
         """
-        self.settle()
+        self.place_queued()
         self.is_writing = True
         changes = self.db.batch()
         writing = self.waiting.put_all(changes, self.placed_end)

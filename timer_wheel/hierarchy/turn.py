@@ -43,7 +43,7 @@ class HierarchyTurn:
 
     def _turn(self, now_ms: int) -> LogDeliveries:
         index, waiting = self._index, self._index.waiting
-        index.settle()
+        index.place_queued()
         second_ms = waiting.hands.second_ms
         waiting.reach(now_ms)
         due = waiting.take_due(now_ms)
@@ -113,7 +113,7 @@ class Renewal:
         if looked_lately or self._index.is_writing:
             return
         with self._store.all_or_broken(), self._index.whole_or_broken():
-            self._index.settle()
+            self._index.place_queued()
             self._index.waiting.reach(now_ms)
             self._renew(self._end_of_old_files(now_ms), now_ms)
         in_levels = self._store.first_record(LEVEL_TOPIC)  # what of it came is not known here
@@ -154,7 +154,7 @@ class Renewal:
                 self._index.waiting.add(messages)
             raise
         marks.take_out(marked)
-        self._index.settle()
+        self._index.place_queued()
 
     def _store_again(self, rows: Rows, now_ms: int) -> None:
         every, stamp_ms = self._index.facts_of(rows), max(self._store.clock.now_ms(), now_ms)

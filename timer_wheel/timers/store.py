@@ -131,7 +131,7 @@ class TimerStore(ClosedOnExit, ABC):
         """
         with self._use():
             if not self._knows_next_due:
-                self._settle()
+                self._place_queued()
                 self._next_due = self._find_next_due()
                 self._knows_next_due = True
             return self._next_due
@@ -151,7 +151,7 @@ class TimerStore(ClosedOnExit, ABC):
         ``next_due_ms``.
         """
         with self._use():
-            self._settle()
+            self._place_queued()
             wanted = Filter(topic, due_after_ms, due_before_ms, unique_key)
             return iter(()) if level is not None else self._waiting(wanted)
 
@@ -162,7 +162,7 @@ class TimerStore(ClosedOnExit, ABC):
         with self._use():
             if handle.broker_name != self._store.settings.broker_name:
                 return Cancellation.NEVER_EXISTED
-            self._settle()
+            self._place_queued()
             first_offset = receipt.commit_log_offset if isinstance(receipt, Receipt) else None
             return self._recall(handle, first_offset)
 
@@ -220,7 +220,7 @@ class TimerStore(ClosedOnExit, ABC):
         """What is stored next may take another message back."""
 
     @abstractmethod
-    def _settle(self) -> None:
+    def _place_queued(self) -> None:
         """Take in what the queue holds."""
 
     @abstractmethod

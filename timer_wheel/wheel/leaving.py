@@ -20,7 +20,7 @@ _SLOTS_AT_ONCE = 4096
 
 def place_all(timers: LiveTimers, now_ms: int) -> None:
     """Place everything, also what is due: a broker that takes over finds it on the wheel."""
-    timers.settle(now_ms)
+    timers.place_queued(now_ms)
     rest = timers.unplaced(EVERYTHING)
     is_done = np.isin(rest.rows.commit_log_offset, timers.done)
     timers.place_rest(rest, is_done, np.zeros(len(rest), bool), now_ms)

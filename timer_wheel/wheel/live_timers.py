@@ -201,7 +201,7 @@ class LiveTimers:
 
     # --- placing ----------------------------------------------------------------------------------
 
-    def settle(self, now_ms: int) -> None:
+    def place_queued(self, now_ms: int) -> None:
         """Place what the queue holds, up to the first message that the slots cannot take as it is:
         one that is due at once or was dealt with, or whose slot the hand has passed, or would come
         round to.

@@ -41,7 +41,7 @@ from timer_wheel.wheel.files import WheelFiles
 from timer_wheel.wheel.leaving import place_all
 from timer_wheel.wheel.live_timers import EVERYTHING, LiveTimers
 from timer_wheel.wheel.log import NO_SLOT, LiveTimerLog
-from timer_wheel.wheel.recall_search import find_markers, note_what_is_damaged, settle_older
+from timer_wheel.wheel.recall_search import apply_older_markers, find_markers, note_what_is_damaged
 from timer_wheel.wheel.recovery import (
     dealt_with,
     find_done,
@@ -50,10 +50,10 @@ from timer_wheel.wheel.recovery import (
     has_torn_end,
     move_to,
     resume,
-    take_back,
-    take_back_all,
-    take_back_astray,
-    take_back_to_gap,
+    truncate_all,
+    truncate_astray,
+    truncate_at_gap,
+    truncate_to_flush,
     was_left,
 )
 from timer_wheel.wheel.settings import WheelSettings
@@ -126,12 +126,12 @@ def _open(
     log.find_end()
     end = log.end
     if has_lost_files(own, log, store):
-        take_back_all(log, store, files)
+        truncate_all(log, store, files)
     is_in_doubt = not store.was_clean or has_torn_end(log, store) or was_left(own, log, files)
     if is_in_doubt:
-        take_back(log, store, files)
+        truncate_to_flush(log, store, files)
     if own is None or not own.is_known:
-        take_back_to_gap(log, store, files)
+        truncate_at_gap(log, store, files)
     was_cut = log.end < end
     known_ms = _known_precision(store, log, files) if waiting is None else None
     if known_ms is None and precision_ms is None:
@@ -141,7 +141,7 @@ def _open(
     timers = _hung(store, log, files, attrs.evolve(settings, precision_ms=known_ms or asked_ms))
     if is_in_doubt:
         timers.metrics.forget()
-    settle_older(timers)
+    apply_older_markers(timers)
     if waiting is not None:
         timers.believe(waiting)
     elif not store.settings.repeat_after_kill:
@@ -205,7 +205,7 @@ def _hung(
     wheel = LiveWheel(settings.precision_ms, _hand_ms(store, log, files, settings))
     own = files.found_own
     counts = log.revise(wheel)
-    mended = take_back_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0)
+    mended = truncate_astray(log, store, files, wheel, has_falls=counts[FALLS] > 0)
     if mended:
         wheel = LiveWheel(wheel.precision_ms, wheel.hand_ms)
         counts = log.revise(wheel)

@@ -83,7 +83,7 @@ def _facts_of(timers: LiveTimers, rows: TimerRows, number: int) -> TimerFacts:
     )
 
 
-def settle_older(timers: LiveTimers) -> None:
+def apply_older_markers(timers: LiveTimers) -> None:
     """Take for dealt with the older markers that are on the wheel or on its way there, and what
     they took away.
     """

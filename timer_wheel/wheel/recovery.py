@@ -76,7 +76,7 @@ def has_lost_files(own: OwnCheckpoint | None, log: LiveTimerLog, store: LiveStor
     return bool(len(first)) and queue.first_behind(int(first[0]) - 1) > queue.min_offset
 
 
-def take_back_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
+def truncate_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """Take away every unit: all that the queue has is placed again, and copies in the log tell what
     was dealt with.
     """
@@ -85,7 +85,7 @@ def take_back_all(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> Non
     log.cut(begin)
 
 
-def take_back(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
+def truncate_to_flush(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """After a crash: take away what cannot be relied on.
 
     Of what was written since the last flush a loss of power may leave any part: units that tell of
@@ -127,7 +127,7 @@ def _cut_what_the_log_lacks(log: LiveTimerLog, store: LiveStore, files: WheelFil
             return
 
 
-def take_back_to_gap(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
+def truncate_at_gap(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> None:
     """Of a store that a broker left: take away the units behind the first message that has none,
     from the queue offset on that its checkpoint notes and from which it would place again.
 
@@ -150,7 +150,7 @@ def take_back_to_gap(log: LiveTimerLog, store: LiveStore, files: WheelFiles) -> 
             return
 
 
-def take_back_astray(
+def truncate_astray(
     log: LiveTimerLog, store: LiveStore, files: WheelFiles, wheel: LiveWheel, *, has_falls: bool
 ) -> int:
     """Take away the units from the first on that may lead to another record than its own; returns

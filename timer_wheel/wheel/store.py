@@ -63,7 +63,7 @@ class WheelIntake(TimerIntake):
         ``more`` go there before this one.
         """
         limit = self._limit
-        self._timers.settle(now_ms)
+        self._timers.place_queued(now_ms)
         held = self._timers.wheel.unit_count(out - out % self.settings.precision_ms) + more
         if held <= limit:
             return
@@ -136,8 +136,8 @@ class WheelStore(TimerStore):
 
     # --- time -------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        self._timers.settle(self._clock.now_ms())
+    def _place_queued(self) -> None:
+        self._timers.place_queued(self._clock.now_ms())
 
     def _turn(self, now_ms: int) -> LogDeliveries:
         return self._turning.turn(now_ms, self._recall_marks())
@@ -188,7 +188,7 @@ class WheelStore(TimerStore):
             with self._store.all_or_broken():
                 marker = self._intake.recall(target, self._clock.now_ms())
             marks.remember(target.recall_key, target.out_ms, marker.commit_log_offset)
-        self._settle()  # after a kill a broker that is late passes over markers in the queue
+        self._place_queued()  # after a kill a broker that is late passes over markers in the queue
         return Cancellation.CANCELLED
 
     # --- health and the end -----------------------------------------------------------------------

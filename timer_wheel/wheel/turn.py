@@ -143,7 +143,7 @@ class Turning:
         timers = self._timers
         stamp_ms = max(self._store.clock.now_ms(), now_ms)
         append_count = self._store.log.append_count
-        timers.settle(stamp_ms)
+        timers.place_queued(stamp_ms)
         rest = timers.unplaced(EVERYTHING, keys=True)
         due = self._due(rest, now_ms, marks)
         is_marker = due.rows.is_marker
@@ -278,7 +278,7 @@ class Turning:
             is_done = rest.facts.is_fine & (rest.facts.promised_ms <= now_ms)
             is_done |= np.isin(rest.rows.commit_log_offset, timers.done)
             timers.place_rest(rest, is_done, is_recalled, stamp_ms)
-        timers.settle(stamp_ms)
+        timers.place_queued(stamp_ms)
         timers.save()
 
     def _lose(self, rows: TimerRows, problems: Iterable[tuple[int, FormatError]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from legacy_levels.engine.async_delivery import PendingPuts, Resent, Settled
+from legacy_levels.engine.async_delivery import Handled, PendingPuts, Resent
 from legacy_levels.engine.rules import AsyncRules
 
 RULES = AsyncRules()
@@ -36,16 +36,16 @@ def puts(*outcomes: tuple[int, bool], rules: AsyncRules = RULES) -> PendingPuts:
 
 def test_what_is_stored_leaves_in_order() -> None:
     level = puts((4, True), (5, True), (6, True))
-    assert level.settle(0, NOBODY) == Settled(stored=(4, 5, 6))
+    assert level.handle_results(0, NOBODY) == Handled(stored=(4, 5, 6))
     assert len(level) == 0
 
 
 def test_a_failed_one_is_sent_again_and_then_lets_the_others_go() -> None:
     level = puts((4, False), (5, True))
     disk = Disk(Resent.STORED)
-    assert level.settle(99, disk) == Settled()
+    assert level.handle_results(99, disk) == Handled()
     assert level.next_try_ms == 100
-    assert level.settle(100, disk).stored == (4, 5)
+    assert level.handle_results(100, disk).stored == (4, 5)
     assert disk.asked == [4]
 
 
@@ -60,7 +60,7 @@ def test_waiting_times_grow_by_100_ms_and_begin_at_0_in_4_9(
     seen = []
     for now_ms in range(0, 1_001, 50):
         before = len(disk.asked)
-        level.settle(now_ms, disk)
+        level.handle_results(now_ms, disk)
         seen += [now_ms] * (len(disk.asked) - before)
     assert seen == tries_ms
 
@@ -73,7 +73,7 @@ def test_no_wait_is_longer_than_a_minute() -> None:
         assert next_ms is not None
         waits.append(next_ms - now_ms)
         now_ms = next_ms
-        level.settle(now_ms, NOBODY)
+        level.handle_results(now_ms, NOBODY)
     assert waits[-1] == 60_000
     assert max(waits) == 60_000
 
@@ -81,9 +81,9 @@ def test_no_wait_is_longer_than_a_minute() -> None:
 def test_a_put_that_keeps_failing_is_tried_without_end() -> None:
     level = puts((1, False))
     for now_ms in range(0, 10**8, 60_000):
-        assert level.settle(now_ms, NOBODY) == Settled()
+        assert level.handle_results(now_ms, NOBODY) == Handled()
     assert not level.puts[0].is_stored
-    assert level.settle(10**9, Disk(Resent.STORED)).stored == (1,)
+    assert level.handle_results(10**9, Disk(Resent.STORED)).stored == (1,)
 
 
 def test_more_than_the_limit_under_way_starts_nothing_new() -> None:
@@ -91,7 +91,7 @@ def test_more_than_the_limit_under_way_starts_nothing_new() -> None:
     assert level.free_places == 1
     level.add([3], is_stored=False, now_ms=0)
     assert level.free_places == 0
-    level.settle(0, NOBODY)
+    level.handle_results(0, NOBODY)
     assert level.free_places == 1
 
 
@@ -102,7 +102,7 @@ def test_a_level_is_blocked_after_more_than_three_resends_of_its_head() -> None:
         rooms.append((level.puts[0].resend_count, level.is_blocked, level.free_places > 0))
         next_ms = level.next_try_ms
         assert next_ms is not None
-        level.settle(next_ms, NOBODY)
+        level.handle_results(next_ms, NOBODY)
     assert rooms == [
         (0, False, True),
         (1, False, True),
@@ -110,7 +110,7 @@ def test_a_level_is_blocked_after_more_than_three_resends_of_its_head() -> None:
         (3, False, True),
         (4, True, False),
     ]
-    level.settle(10**6, Disk(Resent.STORED))
+    level.handle_results(10**6, Disk(Resent.STORED))
     assert not level.is_blocked
 
 
@@ -120,16 +120,16 @@ def test_a_missing_record_is_given_up_after_six_resends_and_saves_no_offset() ->
     for _ in range(6):
         next_ms = level.next_try_ms
         assert next_ms is not None
-        assert level.settle(next_ms, disk) == Settled()
+        assert level.handle_results(next_ms, disk) == Handled()
     next_ms = level.next_try_ms
     assert next_ms is not None
-    assert level.settle(next_ms, disk) == Settled(skipped=(1,))
+    assert level.handle_results(next_ms, disk) == Handled(skipped=(1,))
     assert level.unsaved_skip == 1
-    assert level.settle(10**10, Disk(Resent.STORED)).stored == (2,)
+    assert level.handle_results(10**10, Disk(Resent.STORED)).stored == (2,)
     assert level.unsaved_skip is None
 
 
 def test_a_message_that_was_taken_back_is_not_sent_again() -> None:
     level = puts((1, False), (2, True))
     level.forget(1)
-    assert level.settle(10**6, NOBODY).stored == (2,)
+    assert level.handle_results(10**6, NOBODY).stored == (2,)

@@ -115,7 +115,7 @@ class History:
     def roll(self) -> None:
         """The oldest files are old, for once."""
         now_ms = self.clock.now_ms()
-        self.store._index.settle()
+        self.store._index.place_queued()
         self.store._index.waiting.reach(now_ms)
         self.store._renewal._renew(self.store.live.log.end, now_ms)
 

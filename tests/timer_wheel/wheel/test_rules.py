@@ -234,13 +234,13 @@ def test_a_congested_slot_refuses_some_and_at_twice_its_limit_all(make: Make) ->
     assert isinstance(intake, WheelIntake)
 
     def fill_to(count: int) -> None:
-        store._timers.settle(START_MS)
+        store._timers.place_queued(START_MS)
         missing = count - store._timers.wheel.unit_count(START_MS + 59_000)
         intake._limit = 10**6
         for _ in range(missing):
             store.schedule(asking(), due)
         intake._limit = 100
-        store._timers.settle(START_MS)
+        store._timers.place_queued(START_MS)
 
     def accepted_of_100() -> int:
         found = 0
