@@ -27,7 +27,7 @@ from message_store.writing.losses import require_whole_log
 from migrate.report.finished_target import refuse_unfinished
 from migrate.source.condition import require_stopped
 from migrate.source.level_delays import level_table_of
-from timer_wheel.format.timer_due import FINEST_MS, is_overdue, promised_times
+from timer_wheel.format.timer_due import FINEST_MS, promised_times, was_due_when_stored
 from timer_wheel.reading.wheel_reader import read_wheel_store
 
 LEVELS, WHEEL = "levels", "wheel"
@@ -268,5 +268,5 @@ def timer_due_times(
     time itself: its precision is finer than any wheel's.
     """
     if precision_ms < FINEST_MS:
-        return np.where(is_overdue(out_ms), store_ms, row_due_ms)
+        return np.where(was_due_when_stored(out_ms), store_ms, row_due_ms)
     return promised_times(out_ms, store_ms, precision_ms)

@@ -33,10 +33,10 @@ def overdue_out_ms(now_ms: int, hand_ms: int, precision_ms: int) -> int:
     return max(floor_ms(now_ms, precision_ms), hand_ms) + OVERDUE_MARK_MS
 
 
-def is_overdue(out_ms: Times) -> Any:
+def was_due_when_stored(out_ms: Times) -> Any:
     """Whether an out time, or the time of a unit, says that the message was due when stored.
 
-    >>> is_overdue(7_001), is_overdue(7_000)
+    >>> was_due_when_stored(7_001), was_due_when_stored(7_000)
     (True, False)
     """
     return out_ms % FINEST_MS == OVERDUE_MARK_MS
@@ -45,7 +45,7 @@ def is_overdue(out_ms: Times) -> Any:
 def promised_times(out_ms: Int64Array, store_ms: Int64Array, precision_ms: int) -> Int64Array:
     """When each message was promised for: the end of its slot, or when it was stored."""
     ends: Int64Array = floor_ms(out_ms, precision_ms) + precision_ms
-    return np.where(is_overdue(out_ms), store_ms, ends)
+    return np.where(was_due_when_stored(out_ms), store_ms, ends)
 
 
 def may_be_promised(out_ms: Int64Array, due_ms: int, widths_ms: Int64Array) -> NDArray[np.bool_]:
@@ -95,7 +95,7 @@ def due_times(out_ms: Int64s, store_ms: Int64s, slot_precision_ms: int) -> Int64
     """
     ends = floor_ms(out_ms, slot_precision_ms) + slot_precision_ms
     times = np.where(out_ms % FINEST_MS == 0, ends, out_ms + 1)
-    return np.where(is_overdue(out_ms), store_ms, times)
+    return np.where(was_due_when_stored(out_ms), store_ms, times)
 
 
 def at_once_out_ms(now_ms: int) -> int:

@@ -24,7 +24,7 @@ from timer_wheel.format.index_layouts import IndexState, Newest
 from timer_wheel.format.timer_due import (
     HIERARCHY_PRECISIONS_MS,
     TO_THE_MILLISECOND,
-    is_overdue,
+    was_due_when_stored,
 )
 from timer_wheel.format.wheel_math import DAY_MS, DEFAULT_PRECISION_MS, PRECISIONS_MS
 from timer_wheel.handover.to_hierarchy import clear_wheel, take_over
@@ -268,7 +268,7 @@ def _note_idle_markers(index: TimerIndex) -> None:
     """
     rows = index.marks.new_rows()
     facts = index.facts_of(rows, keys=True)
-    asked = ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
+    asked = ~facts.is_odd_marker & ~was_due_when_stored(facts.out_ms)
     places = int64s(rows["commit_log_offset"]), int64s(rows["size_bytes"])
     asked = are_of_cancel(index.store.log, *places, asked)
     parts = [index.waiting.due_at(each) for each in np.unique(rows["due_ms"][asked]).tolist()]

@@ -19,7 +19,7 @@ from timer_wheel.format.index_layouts import (
     Wheel,
     slot_of,
 )
-from timer_wheel.format.timer_due import due_times, is_overdue
+from timer_wheel.format.timer_due import due_times, was_due_when_stored
 from timer_wheel.format.wheel_math import PRECISIONS_MS
 from timer_wheel.timers.rows import Bools, TimerFacts
 
@@ -81,7 +81,7 @@ def marker_times(facts: TimerFacts, slot_precision_ms: int) -> Int64s:
     target was stored in.
     """
     due_ms = due_times(facts.out_ms, facts.store_ms, slot_precision_ms)
-    last_ms = np.where(is_overdue(facts.out_ms), facts.out_ms + max(PRECISIONS_MS), 0)
+    last_ms = np.where(was_due_when_stored(facts.out_ms), facts.out_ms + max(PRECISIONS_MS), 0)
     return int64s(np.maximum(due_ms, last_ms))
 
 

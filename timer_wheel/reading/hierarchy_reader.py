@@ -34,7 +34,7 @@ from timer_wheel.format.index_layouts import (
     IndexState,
     Rows,
 )
-from timer_wheel.format.timer_due import due_times, is_overdue
+from timer_wheel.format.timer_due import due_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DEFAULT, FLAG_DELETE, FLAG_ROLL, read_units
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS
 from timer_wheel.reading.delete_markers import Cancelled, cancelled
@@ -173,4 +173,4 @@ def _by_promise(in_queue: PendingTimers, slot_ms: int) -> PendingTimers:
     """The same rows in the slots before their promises; what is due at once keeps its out time."""
     out_ms = in_queue.slot_time_ms
     slots = due_times(out_ms, out_ms, slot_ms) - SLOT_MS
-    return attrs.evolve(in_queue, slot_time_ms=np.where(is_overdue(out_ms), out_ms, slots))
+    return attrs.evolve(in_queue, slot_time_ms=np.where(was_due_when_stored(out_ms), out_ms, slots))

@@ -11,7 +11,7 @@ taken: a width that is too coarse delivers late, one that is too fine delivers e
 import numpy as np
 from numpy.typing import NDArray
 
-from timer_wheel.format.timer_due import FINEST_MS, is_overdue
+from timer_wheel.format.timer_due import FINEST_MS, was_due_when_stored
 from timer_wheel.format.timer_log import TimerUnits
 from timer_wheel.format.wheel_math import PRECISIONS_MS, Int64Array
 
@@ -92,5 +92,5 @@ def _links_astray(units: TimerUnits, live: Int64Array, precision_ms: int) -> int
     order = np.lexsort((live, slots[live]))
     is_first = np.ones(len(live), bool)
     is_first[order[1:]] = slots[live][order[1:]] != slots[live][order[:-1]]
-    is_cut = ~leads & ~is_first & ~is_overdue(units.slot_time_ms[live])
+    is_cut = ~leads & ~is_first & ~was_due_when_stored(units.slot_time_ms[live])
     return int((is_astray | is_cut).sum())

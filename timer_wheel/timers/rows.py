@@ -14,7 +14,7 @@ from message_store.format.properties import REAL_TOPIC, TIMER_OUT_MS
 from message_store.redelivery.lineage import first_offsets
 from message_store.writing.log import LiveLog
 from timer_wheel.format.older_slots import EXACT_MS, NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.format.timer_due import is_overdue, promised_times
+from timer_wheel.format.timer_due import promised_times, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.timers.record_kernel import (
     BORN_MS,
@@ -285,7 +285,7 @@ def store_times_of_copies(
     """These rows in runs, with the store time of each run's copies: now, or the old one of overdue
     messages, which is their promise.
     """
-    overdue = is_overdue(facts.out_ms[chosen])
+    overdue = was_due_when_stored(facts.out_ms[chosen])
     times = np.where(overdue, facts.store_ms[chosen], stamp_ms)
     cuts = np.flatnonzero(np.diff(times)) + 1
     for run, its_times in zip(np.split(chosen, cuts), np.split(times, cuts), strict=True):

@@ -14,7 +14,12 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.store import LiveStore
 from timer_wheel.format.checkpoint import OwnCheckpoint
 from timer_wheel.format.older_slots import NO_OLDER_SLOTS, OlderSlots
-from timer_wheel.format.timer_due import OVERDUE_MARK_MS, is_overdue, promised_times, write_times
+from timer_wheel.format.timer_due import (
+    OVERDUE_MARK_MS,
+    promised_times,
+    was_due_when_stored,
+    write_times,
+)
 from timer_wheel.format.timer_log import (
     FLAG_DEFAULT,
     FLAG_DELETE,
@@ -191,7 +196,7 @@ class LiveTimers:
         write_ms = floor_ms(now_ms, self.precision_ms)
         out_ms = rows.slot_time_ms
         rolls = is_message & needs_roll(out_ms, write_ms, self.precision_ms, self.window_slots)
-        rolls &= ~is_overdue(out_ms)  # its copy would be promised for when that is stored
+        rolls &= ~was_due_when_stored(out_ms)  # its copy would be promised for when that is stored
         if rolls.any():
             self.has_rolled = True
             rows.table[FLAGS] |= np.where(rolls, FLAG_ROLL, 0)
@@ -219,7 +224,7 @@ class LiveTimers:
 
     def _first_unfit(self, found: Unplaced) -> int:
         slot_ms, hand_ms = found.rows.slot_time_ms, self.wheel.hand_ms
-        fits = (slot_ms >= hand_ms) & ~is_overdue(slot_ms)
+        fits = (slot_ms >= hand_ms) & ~was_due_when_stored(slot_ms)
         fits &= slot_ms - hand_ms < _ROUND_SLOTS * self.precision_ms
         if len(self.done):
             fits &= ~np.isin(found.rows.commit_log_offset, self.done)
@@ -246,7 +251,7 @@ class LiveTimers:
         stays &= ~self._would_oust(rows, ~is_done)
         self._put_behind(rows, is_done & ~stays, max(now_ms, hand_ms))
         self._place(found)
-        is_early = ~is_done & is_overdue(rows.slot_time_ms)
+        is_early = ~is_done & was_due_when_stored(rows.slot_time_ms)
         self.early = TimerRows.together([self.early, rows.rows(is_early)])
         is_over = is_done & (rows.slot_time_ms < self.wheel.hand_ms)
         self.done = np.setdiff1d(self.done, rows.commit_log_offset[is_over])
@@ -264,7 +269,7 @@ class LiveTimers:
         stays = waits & found.facts.is_there
         stays[np.flatnonzero(found.facts.is_there)[-1:]] = True
         self._place(found, stays)
-        self.early = rows.rows(waits & is_overdue(rows.slot_time_ms))
+        self.early = rows.rows(waits & was_due_when_stored(rows.slot_time_ms))
         self.done = _NOTHING
 
     def _would_oust(self, rows: TimerRows, waits: Bools) -> Bools:
@@ -298,7 +303,7 @@ class LiveTimers:
         self.has_rolled = True
         rows.table[FLAGS] |= np.where(is_parked, FLAG_ROLL, 0)
         rows.table[SLOT_TIME, is_behind] = hand_ms + OVERDUE_MARK_MS
-        is_marked = is_overdue(rows.slot_time_ms[is_beyond])
+        is_marked = was_due_when_stored(rows.slot_time_ms[is_beyond])
         rows.table[SLOT_TIME, is_beyond] = last_ms + is_marked * OVERDUE_MARK_MS
         rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, self.precision_ms)
 
@@ -350,7 +355,7 @@ class LiveTimers:
 
     def believe_records(self, rows: TimerRows, facts: TimerFacts) -> TimerRows:
         """The rows; where a slot is before the time that the record tells, as ones that roll."""
-        is_early = facts.is_fine & ~rows.is_roll & ~is_overdue(rows.slot_time_ms)
+        is_early = facts.is_fine & ~rows.is_roll & ~was_due_when_stored(rows.slot_time_ms)
         is_early &= rows.commit_log_offset >= self.older.until
         is_early &= rows.slot_time_ms < floor_ms(facts.out_ms, self.precision_ms)
         if not is_early.any():

@@ -28,7 +28,12 @@ from message_store.format.properties import TIMER_TOPIC
 from message_store.writing.recovery import Extent
 from message_store.writing.store import LiveStore
 from timer_wheel.format.older_slots import MOST_WIDTHS, NO_OLDER_SLOTS
-from timer_wheel.format.timer_due import FINEST_MS, OVERDUE_MARK_MS, is_overdue, write_times
+from timer_wheel.format.timer_due import (
+    FINEST_MS,
+    OVERDUE_MARK_MS,
+    was_due_when_stored,
+    write_times,
+)
 from timer_wheel.format.timer_log import read_units, units_per_file
 from timer_wheel.format.wheel_file import all_slots
 from timer_wheel.format.wheel_math import DEFAULT_PRECISION_MS, floor_ms, needs_roll
@@ -226,7 +231,7 @@ def _hung(
     early = log.find(None, NO_SLOT, 0) if counts[OVERDUE] else TimerRows.empty()
     if counts[LINKS]:
         flipped += mend_links(timers, int(counts[LINKS]))
-    is_early = is_overdue(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
+    is_early = was_due_when_stored(early.slot_time_ms) & (early.slot_time_ms >= wheel.hand_ms)
     timers.begin(
         wheel, has_rolled=bool(counts[ROLLS]), early=early.rows(is_early), mended=mended + flipped
     )
@@ -370,7 +375,7 @@ def _give_slots(rows: TimerRows, timers: LiveTimers, wheel: LiveWheel, now_ms: i
     ends = floor_ms(rows.slot_time_ms, timers.precision_ms) + timers.precision_ms
     slots = floor_ms(ends - 1, wheel.precision_ms)
     overdue = np.maximum(floor_ms(rows.slot_time_ms, wheel.precision_ms), wheel.hand_ms)
-    is_late = is_overdue(rows.slot_time_ms)
+    is_late = was_due_when_stored(rows.slot_time_ms)
     rows.table[SLOT_TIME] = np.where(is_late, overdue + OVERDUE_MARK_MS, slots)
     rows.table[WRITE_TIME] = write_times(rows.slot_time_ms, now_ms, wheel.precision_ms)
 
@@ -394,7 +399,7 @@ def _moved(
     begin = log.begin_file()
     log.append(rows, wheel)
     log.segments.sync()
-    is_early = is_overdue(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
+    is_early = was_due_when_stored(rows.slot_time_ms) & (rows.slot_time_ms >= wheel.hand_ms)
     made = timers.made_anew(
         wheel,
         settings.roll_window_slots,

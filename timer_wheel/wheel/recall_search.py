@@ -12,7 +12,7 @@ from message_store.format.message import StoredMessage
 from message_store.format.recall_handle import RecallHandle
 from message_store.interface.delay_store import Cancellation
 from timer_wheel.format.older_slots import EXACT_MS
-from timer_wheel.format.timer_due import is_overdue, may_be_promised
+from timer_wheel.format.timer_due import may_be_promised, was_due_when_stored
 from timer_wheel.format.timer_log import FLAG_DELETE, FLAG_ROLL
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 from timer_wheel.timers.fates import fate
@@ -106,7 +106,7 @@ def _may_be_taken(rows: TimerRows, markers: TimerRows, timers: LiveTimers) -> Bo
     facts = timers.facts(markers)
     slots = floor_ms(facts.out_ms, timers.precision_ms)
     may_be: Bools = np.isin(floor_ms(rows.slot_time_ms, timers.precision_ms), slots)
-    may_be |= rows.is_roll | is_overdue(rows.slot_time_ms)
+    may_be |= rows.is_roll | was_due_when_stored(rows.slot_time_ms)
     may_be &= np.isin(rows.table[TOPIC_HASH], markers.table[TOPIC_HASH])
     return may_be
 
@@ -177,7 +177,9 @@ def note_what_is_damaged(timers: LiveTimers) -> None:
     if lost:
         timers.lost.add(lost)
     cancels = odd_markers(rows.commit_log_offset, facts)
-    asked = facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~is_overdue(facts.out_ms)
+    asked = (
+        facts.is_fine & facts.is_marker & ~facts.is_odd_marker & ~was_due_when_stored(facts.out_ms)
+    )
     asked &= ~are_older(timers, rows.commit_log_offset, facts)
     asked = are_of_cancel(log, rows.commit_log_offset, rows.size_bytes, asked)
     if log.min_offset > 0 and not _has_all_flushed(timers):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timer_wheel.format.older_slots import EXACT_MS, MOST_WIDTHS, OlderSlots
-from timer_wheel.format.timer_due import is_overdue
+from timer_wheel.format.timer_due import was_due_when_stored
 from timer_wheel.format.wheel_math import PRECISIONS_MS, floor_ms, out_ms
 from timer_wheel.timers.record_kernel import number_of_older, slot_of_older
 
@@ -43,7 +43,7 @@ def test_where_the_kernel_finds_a_message_a_search_by_its_promise_looks(
     slot_ms = out_ms(due_ms, width_ms)
     promised_ms = slot_ms + width_ms
     found_ms = slot_of_older(slot_ms, older.columns()[1], number, precision_ms)
-    if is_overdue(slot_ms):
+    if was_due_when_stored(slot_ms):
         assert found_ms == slot_ms
         return
     found_ms = floor_ms(found_ms, precision_ms)
