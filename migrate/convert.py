@@ -20,13 +20,14 @@ from message_store.base.errors import (
     PlanError,
     TargetError,
 )
+from message_store.base.printable import counted
 from message_store.files.small_files import replace_file
 from message_store.files.store_root import StoreRoot
 from migrate.plan.plan import Corrections, Plan, implausible_entries, make_plan
 from migrate.plan.stored_plan import mismatch, read_plan_facts, stored_corrections
 from migrate.progress import Progress, no_progress
 from migrate.report.marker import CONVERSION_NAME, marker_of, write_bad_records
-from migrate.report.report import ConversionReport, DueTimes, Seconds
+from migrate.report.report import ConversionPlan, ConversionReport, DueTimes, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.merge import require_mergeable
 from migrate.source.sources import SourceSet
@@ -41,7 +42,13 @@ from migrate.write.publishing import (
     require_own_publishing,
     require_unused,
 )
-from migrate.write.room import create_staging, disk_warnings, resume_staging
+from migrate.write.room import (
+    bytes_needed,
+    create_staging,
+    disk_warnings,
+    free_bytes,
+    resume_staging,
+)
 from migrate.write.seal import seal, topic_demands
 from migrate.write.staging import (
     Staging,
@@ -102,6 +109,15 @@ def check_request(*members: ConvertOptions) -> None:
         conversion.sources.check()
 
 
+def plan_conversion(*members: ConvertOptions, progress: Progress = no_progress) -> ConversionPlan:
+    """What a conversion of these sources would do; leaves nothing. Every record is read once, to
+    count topics and find records without any. Raises what ``convert`` raises before it writes.
+    """
+    if len(members) > 1:
+        require_mergeable(members)
+    return _Conversion(members, None, progress).preview()
+
+
 class _Conversion:
     """One run, stage by stage; ``plan``, ``corrections`` and ``receipts`` are there as it goes."""
 
@@ -147,6 +163,32 @@ class _Conversion:
             self._finish(report)
         return report
 
+    def preview(self) -> ConversionPlan:
+        """The first stage, and what would follow from it."""
+        self.check_now()
+        self.check_places()
+        with self.held():
+            self.check_target()
+            self.sources.check()
+            self.progress("plan", 0, 2)
+            self.sources.read()
+            is_begun = self._fix_plan()
+            self.progress("plan", 1, 2)
+            topics, nameless = self.sources.topics()
+            bad = dict.fromkeys(nameless.tolist(), "no message with a topic can be read there")
+            self._make_plan(attrs.evolve(self.corrections, bad={**bad, **self.corrections.bad}))
+            self.receipts = _unwritten(self.plan, topics)
+            report = self._report(Seconds(0.0, 0.0, 0.0, 0.0, 0.0))
+            needed, free = bytes_needed(self.plan), free_bytes(self.target.path)
+            self.progress("plan", 2, 2)
+        refusals = []
+        if report.bad_records and self.options.on_bad_record == "fail":
+            records = counted(len(report.bad_records), "record")
+            refusals.append(f"{records} cannot be converted; --on-bad-record quarantine keeps them")
+        if needed > free and not is_begun:
+            refusals.append(f"{self.target.path}: the disk has too little room")
+        return ConversionPlan(report, needed, free, is_begun, tuple(refusals))
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other conversions out of the target and brokers off the sources. A target directory
@@ -188,6 +230,13 @@ class _Conversion:
         require_unused(self.staging)
 
     def _plan(self) -> None:
+        is_begun = self._fix_plan()
+        require_own_publishing(self.staging, self.plan.identity)
+        self._begin(resume_staging if is_begun else create_staging)
+        self.progress("plan", 1, 1)
+
+    def _fix_plan(self) -> bool:
+        """Make the plan; whether a run that was stopped has stored it."""
         facts = read_plan_facts(self.staging)
         now_ms = self.options.now_ms
         if now_ms is None:
@@ -202,9 +251,7 @@ class _Conversion:
         self._make_plan(corrections)
         if facts and facts["identity"] != self.plan.identity:
             raise PlanError(mismatch(self.staging, self.sources.request, facts))
-        require_own_publishing(self.staging, self.plan.identity)
-        self._begin(resume_staging if facts else create_staging)
-        self.progress("plan", 1, 1)
+        return facts is not None
 
     def _make_plan(self, corrections: Corrections) -> None:
         self.corrections = corrections
@@ -282,3 +329,16 @@ class _Conversion:
         marker = json.dumps(marker_of(report), indent=1)
         replace_file(self.target.own / CONVERSION_NAME, marker.encode())
         tidy_up(self.staging, self.options.access)
+
+
+def _unwritten(plan: Plan, topics: Sequence[dict[str, int]]) -> list[Receipt]:
+    """Receipts of parts that nobody wrote; the first of each source has its messages by topic."""
+    receipts, told = [], set[int]()
+    for number in plan.log.parts["source"].tolist():
+        counts = {} if number in told else topics[number]
+        told.add(number)
+        rows = [(name.encode().decode("latin-1"), count, 0) for name, count in counts.items()]
+        receipts.append(
+            Receipt(identity=plan.identity, bytes_read=0, largest_record_bytes=0, topics=rows)
+        )
+    return receipts

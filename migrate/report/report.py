@@ -179,3 +179,34 @@ class ConversionReport:
         fields["warnings"] = tuple(facts["warnings"])
         fields["seconds"] = Seconds(**facts["seconds"])
         return cls(**fields)
+
+
+@attrs.frozen
+class ConversionPlan:
+    """What a conversion would do: the ``report`` that it would end with, but for what only writing
+    tells, and the room that its target takes. ``begun`` says that a stopped run would be continued,
+    ``refusals`` are sentences: why it would write nothing, as far as is known.
+    """
+
+    report: ConversionReport
+    bytes_needed: int
+    bytes_free: int
+    begun: bool
+    refusals: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON object that ``convert --plan --json`` prints; keys are a promise."""
+        facts = self.report.as_json()
+        for name in (
+            "seconds",
+            "bytes_read",
+            "bytes_written",
+            "broker_conf",
+            "request",
+            "identity",
+        ):
+            del facts[name]
+            for source in facts["sources"]:
+                del source[name]
+        room = {"bytes_needed": self.bytes_needed, "bytes_free": self.bytes_free}
+        return {**facts, **room, "begun": self.begun, "refusals": self.refusals}

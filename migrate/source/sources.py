@@ -36,7 +36,7 @@ from migrate.report.report import BadRecord, ConversionReport, Seconds
 from migrate.settings import ConvertOptions
 from migrate.source.condition import require_stopped, retired_warnings, source_warnings
 from migrate.source.merge import merged_report, merged_request, named_records
-from migrate.source.topic_choice import choose_topics
+from migrate.source.topic_choice import choose_topics, count_topics
 from migrate.write.part import Receipt
 from timer_wheel.format.checkpoint import read_timer_checkpoint
 from timer_wheel.reading.wheel_reader import read_wheel_store
@@ -302,6 +302,17 @@ class SourceSet:
                 len(self._each),
             )
         ]
+
+    def topics(self) -> tuple[list[dict[str, int]], NDArray[np.int64]]:
+        """What is chosen of each source by real topic, and the rows of all whose records do not
+        tell theirs. Reads every record.
+        """
+        counts, unknown = [], []
+        for source, (first, _) in zip(self._each, self.entries.spans, strict=True):
+            named, rows = count_topics(source.root, source.backlog, source.chosen)
+            counts.append(named)
+            unknown.append(first + rows)
+        return counts, np.concatenate(unknown)
 
     def quarantine(self, target: StoreRoot, corrections: Corrections) -> None:
         """Quarantine the bad records beside the target. Raises TargetError."""

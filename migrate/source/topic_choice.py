@@ -2,6 +2,7 @@
 """Selects the pending messages of the topics asked for, in one pass over all records."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,26 +66,10 @@ def choose_topics(
     wanted = {topic.encode() for topic in topics}
     chosen = np.zeros(len(backlog.level), np.bool_)
     counts: Counter[bytes] = Counter()
-    table = TopicTable()
-    sizes = backlog.size_bytes.astype(np.int32)
-    levels = backlog.level.astype(np.int16)
-    with SegmentReader(source.commit_log) as log:
-        for chunk in read_chunks(log, backlog.commit_log_offset, sizes):
-            span = slice(chunk.first, chunk.end)
-            numbers = _numbers(
-                chunk, sizes[span], levels[span], backlog.commit_log_offset[span], table
-            )
-            seen = [entry.topic for entry in table.counts()]
-            is_wanted = np.array([topic in wanted for topic in seen], np.bool_)
-            is_numbered = numbers != _UNKNOWN
-            chosen[span][is_numbered] = is_wanted[numbers[is_numbered]]
-            numbered = np.bincount(numbers[is_numbered], minlength=len(seen)).tolist()
-            counts.update(dict(zip(seen, numbered, strict=True)))
-            for at in np.flatnonzero(~is_numbered).tolist():
-                topic = _scalar_topic(chunk, at, int(sizes[chunk.first + at]))
-                chosen[chunk.first + at] = topic is None or topic in wanted
-                if topic is not None:
-                    counts[topic] += 1
+    for span, numbers, seen in _topics_of(source, backlog):
+        is_wanted = np.array([topic is None or topic in wanted for topic in seen], np.bool_)
+        chosen[span] = is_wanted[numbers]
+        counts.update(_counted(numbers, seen))
     if unknown := sorted(topic for topic in topics if not counts[topic.encode()]):
         waiting = ", ".join(sorted(topic.decode("utf-8", "replace") for topic in counts))
         raise OptionsError(f"nothing waits for topic {unknown[0]}; there is: {waiting}")
@@ -94,6 +79,53 @@ def choose_topics(
         if count and topic not in wanted
     }
     return chosen, left_out
+
+
+def count_topics(
+    source: StoreRoot, backlog: LevelBacklog, chosen: NDArray[np.bool_]
+) -> tuple[dict[str, int], NDArray[np.int64]]:
+    """How many of the chosen messages there are for each real topic, and the rows of the chosen
+    records of which none can be told.
+    """
+    counts: Counter[bytes] = Counter()
+    unknown = []
+    for span, numbers, seen in _topics_of(source, backlog):
+        counts.update(_counted(numbers[chosen[span]], seen))
+        nameless = np.array([topic is None for topic in seen], np.bool_)
+        unknown.append(span.start + np.flatnonzero(nameless[numbers] & chosen[span]))
+    named = {topic.decode("utf-8", "replace"): count for topic, count in sorted(counts.items())}
+    return named, np.concatenate([np.empty(0, np.int64), *unknown])
+
+
+def _counted(numbers: NDArray[np.int32], seen: list[bytes | None]) -> Counter[bytes]:
+    counts: Counter[bytes] = Counter()
+    for topic, count in zip(seen, np.bincount(numbers, minlength=len(seen)).tolist(), strict=True):
+        if topic is not None and count:
+            counts[topic] += count
+    return counts
+
+
+def _topics_of(
+    source: StoreRoot, backlog: LevelBacklog
+) -> Iterator[tuple[slice, NDArray[np.int32], list[bytes | None]]]:
+    """For a run of the backlog's rows after the other, in one pass over all records: each record's
+    topic, as a number in a list of topics, where one may stand more than once; None is there for a
+    record that cannot be read.
+    """
+    table = TopicTable()
+    sizes = backlog.size_bytes.astype(np.int32)
+    levels = backlog.level.astype(np.int16)
+    with SegmentReader(source.commit_log) as log:
+        for chunk in read_chunks(log, backlog.commit_log_offset, sizes):
+            span = slice(chunk.first, chunk.end)
+            numbers = _numbers(
+                chunk, sizes[span], levels[span], backlog.commit_log_offset[span], table
+            )
+            seen: list[bytes | None] = [entry.topic for entry in table.counts()]
+            for at in np.flatnonzero(numbers == _UNKNOWN).tolist():
+                numbers[at] = len(seen)
+                seen.append(_scalar_topic(chunk, at, int(sizes[chunk.first + at])))
+            yield span, numbers, seen
 
 
 def _numbers(

@@ -6,7 +6,7 @@ Lines are not yet escaped, tables are: ``Output`` escapes each line that it prin
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from legacy_levels.generate.store import GeneratedStore
     from migrate.demo import DemoResult
     from migrate.look.inspection import LevelState, StoreInspection, TimelineSummary, WheelSummary
-    from migrate.report.report import BadRecord, ConversionReport
+    from migrate.report.report import BadRecord, ConversionPlan, ConversionReport
     from migrate.verify.report import Difference, VerifyReport
 
 ALWAYS_SHOWN = ("pending", "converted", "overdue")
@@ -169,6 +169,42 @@ def conversion_head(report: "ConversionReport") -> list[str]:
         f"{report.source} -> {report.target}",
         f"{what} converted, as of {iso_time(report.now_ms)}",
     ]
+
+
+def plan_lines(plan: "ConversionPlan") -> Iterator[str | Table]:
+    """``convert --plan``."""
+    report = plan.report
+    pending = counted(report.total("pending"), "pending message")
+    if plan.begun:
+        yield f"{report.target}: a conversion was stopped there; the same command goes on with it"
+    yield f"{report.source} -> {report.target}"
+    yield (
+        f"{report.total('converted'):,} of {pending} would be converted,"
+        f" as of {iso_time(report.now_ms)}; nothing is written"
+    )
+    yield conversion_table(report)
+    yield sources_table(report)
+    due = due_span(report.due_min_ms, report.due_max_ms, report.now_ms).removeprefix(", ")
+    yield from [due] if due else []
+    yield from peak_lines(report)
+    yield f"slots of {report.precision_ms} ms"
+    yield from _topic_lines(report.topics)
+    if report.open_before_ms is not None:
+        yield f"a broker would have to open it before {when(report.open_before_ms, report.now_ms)}"
+    yield f"{size(plan.bytes_needed)} needed on its disk, {size(plan.bytes_free)} free"
+    if report.bad_records:
+        yield "cannot be converted, as far as is known before writing:"
+        yield from _listed(report.bad_records)
+    for refusal in plan.refusals:
+        yield f"would be refused: {refusal}"
+
+
+def _topic_lines(topics: Mapping[str, int]) -> Iterator[str]:
+    """The topics with the most messages, and how many more there are."""
+    if topics:
+        by_count = sorted(topics.items(), key=lambda each: (-each[1], each[0]))
+        names = [f"{printable(name)} {count:,}" for name, count in by_count]
+        yield f"{counted(len(topics), 'topic')}: {some(names, LISTED_TOPICS)}"
 
 
 def conversion_table(report: "ConversionReport") -> Table:

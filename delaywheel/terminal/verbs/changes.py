@@ -41,6 +41,7 @@ def require_places(
     execute: bool,
     merge: bool,
     report: bool,
+    plan: bool,
 ) -> None:
     """Raise UsageError for arguments of ``convert`` that do not go together."""
     if merge and not is_fleet and len(stores) == 2:
@@ -56,6 +57,12 @@ def require_places(
     if not is_fleet and len(stores) < 2 - in_place:
         missing = "TARGET" if stores else "SOURCE"
         raise click.UsageError(f"Missing argument '{missing}'.")
+    if plan and (in_place or report):
+        raise click.UsageError(
+            "--plan writes nothing, a report neither; --in-place without --execute is a plan"
+        )
+    if plan and is_fleet and not merge:
+        raise click.UsageError("--plan is for one target; give the command for each SOURCE")
     if not in_place and execute:
         raise click.UsageError("--execute goes with --in-place; a fresh TARGET needs none")
 

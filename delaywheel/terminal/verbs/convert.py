@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @verb(
     "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel \\\n"
     "    --target-conf /etc/rocketmq/broker.conf --report conversion.html\n"
+    "delaywheel convert /data/rocketmq/store /data/rocketmq/store-wheel --plan\n"
     "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /mnt/broker-c/store /data/wheels\n"
     "delaywheel convert /mnt/broker-a/store /mnt/broker-b/store /data/store-wheel --merge"
 )
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 @conversion_options
 @spark_options
 @changes.in_place_options
+@click.option(
+    "--plan",
+    "plan_only",
+    is_flag=True,
+    help="Say what would be converted, by level and topic, and what room it takes; write nothing.",
+)
 @click.option(
     "--report",
     "report_file",
@@ -51,6 +58,7 @@ def convert(
     report_file: Path | None,
     in_place: bool,
     execute: bool,
+    plan_only: bool,
     **given: Any,
 ) -> None:
     """Convert the pending messages in the levels of SOURCE into a fresh store TARGET with a wheel.
@@ -68,9 +76,13 @@ def convert(
         execute=execute,
         merge=merge,
         report=report_file is not None,
+        plan=plan_only,
     )
     if in_place:
         changes.run_in_place(output, source=stores[0], execute=execute, **given)
+        return
+    if plan_only:
+        fleet.run_plan(output, stores, manifest, merge=merge, **given)
         return
     start_spark = partial(started_spark, master=master, conf=conf)
     if is_fleet and merge:

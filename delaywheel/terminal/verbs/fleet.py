@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from delaywheel.terminal.options.conversion import STORE, conversion_options, conversion_request
-from delaywheel.terminal.verb import DONE, exit_code, loading
+from delaywheel.terminal.verb import DONE, FINDINGS, exit_code, loading
 from message_store.base.clock import SystemClock
 from message_store.base.errors import DelayStoreError
 from message_store.files.small_files import read_small_file
@@ -132,6 +132,31 @@ def run_merge(
     finally:
         if report_file is not None:
             write_html_report(report, report_file)
+
+
+def run_plan(
+    output: "Output",
+    paths: Sequence[Path],
+    manifest: Path | None,
+    *,
+    merge: bool,
+    **given: Any,
+) -> None:
+    """``convert SOURCE TARGET --plan``, and with ``--merge``."""
+    with loading(output):
+        from delaywheel.terminal.render.text import plan_lines
+        from migrate.convert import plan_conversion
+        from migrate.report.finished_target import refuse_file
+    if merge:
+        members = _listed(manifest, given) if manifest else _into_one(paths, given)
+    else:
+        members = [conversion_request(source=paths[0], target=paths[1], **given)]
+    refuse_file(members[0].target)
+    with output.progress() as progress:
+        plan = plan_conversion(*members, progress=progress)
+    output.warnings(plan.report.warnings)
+    output.result(plan.as_json, plan_lines(plan))
+    click.get_current_context().exit(FINDINGS if plan.refusals else DONE)
 
 
 def show_conversion(
