@@ -231,10 +231,9 @@ class Turning:
         stamp_ms: int,
         store_ms: int | None = None,
     ) -> Redelivered:
-        rows = (
-            due.rows if len(chosen) == len(due.rows) and _is_all(chosen) else due.rows.rows(chosen)
-        )
-        facts = due.facts.rows(chosen)
+        is_all = len(chosen) == len(due.rows) and _is_all(chosen)  # copying all takes its time
+        rows = due.rows if is_all else due.rows.rows(chosen)
+        facts = due.facts if is_all else due.facts.rows(chosen)
         rolled = facts.roll_times + 1 if how is ROLLED else None
         done = redeliver(
             self._store,
