@@ -30,9 +30,6 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
-from legacy_levels.copies.kernels import NOTE_COLUMNS
-from legacy_levels.copies.log_notes import LogNotes, take_notes
-from legacy_levels.copies.matching import Waiting, find_copied, find_delivered
 from legacy_levels.delay_offsets import (
     FILE_NAME,
     DelayOffsets,
@@ -62,6 +59,7 @@ from message_store.writing.dispatch import Dispatcher
 from message_store.writing.log import LiveLog
 
 if TYPE_CHECKING:
+    from legacy_levels.copies.log_notes import LogNotes
     from message_store.writing.store import LiveStore
 
 
@@ -198,6 +196,11 @@ def delivered_already(
     ``newest_ms`` is a time before which no copy was stored that is not in the log: what is due
     later is not looked for.
     """
+    # A store that was closed in order needs none of these, and their kernels take time to load.
+    from legacy_levels.copies.kernels import NOTE_COLUMNS
+    from legacy_levels.copies.log_notes import LogNotes, take_notes
+    from legacy_levels.copies.matching import Waiting, find_delivered
+
     with SegmentReader(log.segments.directory, log.file_bytes) as reader:
         nothing = LogNotes(np.zeros((0, NOTE_COLUMNS), np.int64), log.end)
         if since is None:
@@ -291,6 +294,8 @@ def _match(reader: SegmentReader, candidates: _Candidates, copies: LogNotes) -> 
     due time; if a broker counts the message as delivered, any time will do, because it delivers
     early after its clock was set back.
     """
+    from legacy_levels.copies.matching import find_copied
+
     offsets = candidates.commit_log_offset
     newest_ms = np.maximum.accumulate(copies.store_timestamp_ms)
     behind = np.searchsorted(copies.commit_log_offset, offsets, "right").astype(np.int64)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled kernels are kept for the user alone and follow every change of what they depend on."""
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from message_store.kernels import cache
 
 _KERNEL = """
 from message_store.kernels.cache import kernel
@@ -78,3 +81,24 @@ def test_a_place_that_others_can_write_to_is_not_used(small_project: Path, tmp_p
     shared.chmod(0o777)
     code = "from message_store.kernels.cache import cache_directory; print(cache_directory())"
     assert run(code, home=home, path=small_project) != str(shared)
+
+
+def test_every_import_of_every_module_is_seen() -> None:
+    """As the parser sees them; a line of text that looks like an import may count too."""
+    home = Path(cache.__file__).resolve().parents[2]
+    seen = 0
+    for package in cache._PACKAGES:
+        for source in sorted((home / package).rglob("*.py")):
+            names = set()
+            for node in ast.walk(ast.parse(source.read_bytes())):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names |= {node.module}
+                    names |= {f"{node.module}.{alias.name}" for alias in node.names}
+            paths = (home.joinpath(*name.split(".")).with_suffix(".py") for name in names)
+            wanted = {path for path in paths if path.is_file() and path.is_relative_to(home)}
+            wanted = {path for path in wanted if path.relative_to(home).parts[0] in cache._PACKAGES}
+            assert wanted <= cache._imported_sources(source), source
+            seen += len(wanted)
+    assert seen > 1_000
