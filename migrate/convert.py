@@ -168,7 +168,7 @@ class _Conversion:
         self.check_now()
         self.check_places()
         with self.held():
-            self.check_target()
+            self.check_target(tidies=False)
             self.sources.check()
             self.progress("plan", 0, 2)
             self.sources.read()
@@ -216,13 +216,16 @@ class _Conversion:
         self.options.access.require_possible()
         self.sources.check_places(self.target.path)
 
-    def check_target(self) -> None:
-        """Refuse a target that holds anything but the unfinished beginning of this conversion."""
+    def check_target(self, *, tidies: bool = True) -> None:
+        """Refuse a target that holds anything but the unfinished beginning of this conversion;
+        where it ``tidies``, what a run left that was stopped at its very end is taken away.
+        """
         refuse_links(self.staging)
         with target_errors(self.target.path):
             is_finished = (self.target.own / CONVERSION_NAME).exists()
         if is_finished:
-            tidy_up(self.staging, self.options.access)  # a run that was stopped at its very end
+            if tidies:
+                tidy_up(self.staging, self.options.access)
             raise TargetError(
                 f"{self.target.path}: already holds a finished conversion;"
                 " verify that one, or choose another directory"

@@ -447,8 +447,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "place-of-a-unit-believed",
         "timer_wheel/wheel/unit_repair.py",
-        "        if flips == 1 and _fits(timers, unit, other, its_bytes):",
-        "        if flips < 0:",
+        "        is_it = its_bytes != size_bytes and _fits(timers, unit, offset, its_bytes)",
+        "        is_it = False",
         "tests/timer_wheel/wheel/test_flipped_units.py"
         "::test_a_bit_of_a_unit_is_not_believed_over_its_record",
     ),

@@ -9,9 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 import cli
+from message_store.base.errors import TargetError
+from message_store.files.store_root import StoreRoot
 from migrate.convert import convert, convert_merged, plan_conversion
 from migrate.report.report import ConversionPlan, ConversionReport
 from migrate.settings import ConvertOptions
+from migrate.write.staging import Staging
 from tests.independent.level_messages import Item
 from tests.independent.level_store_builder import LevelMessage, OrdinaryMessage, build_level_store
 from tests.independent.real_stores import LEVELS_49_CLEAN, unpack
@@ -89,3 +92,14 @@ def test_a_plan_is_for_one_target(words: list[str], why: str) -> None:
     result = CliRunner().invoke(cli.main, ["convert", *words])
     assert result.exit_code == cli.USAGE
     assert why in result.stderr
+
+
+def test_a_plan_takes_nothing_away_of_a_run_that_was_stopped_at_its_end(tmp_path: Path) -> None:
+    build_level_store(tmp_path / "source", ITEMS)
+    options = options_for(tmp_path, settings=SMALL)
+    convert(options)
+    left = Staging(StoreRoot(options.target)).path / "left"
+    left.mkdir(parents=True)
+    with pytest.raises(TargetError, match="already holds a finished conversion"):
+        plan_conversion(options)
+    assert left.exists()

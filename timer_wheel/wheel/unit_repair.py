@@ -114,28 +114,35 @@ def right_places(
 
 
 def _place_nearby(timers: LiveTimers, unit: TimerRows) -> tuple[int, int] | None:
-    """The one entry of the queue that this unit may have been made for, of which one bit was
-    flipped. A unit that has its entry is right: its record is damaged. So may be one that leads to
-    before the log: retention took its record, and its message has a younger one.
+    """The one entry of the queue that this unit was made for: at its place, with another size; or
+    one bit away from its place, with its size.
+
+    A unit that has its entry is right: its record is damaged. So may be one that leads to before
+    the log: retention took its record, and its message has a younger one.
     """
     offset, size_bytes = int(unit.commit_log_offset[0]), int(unit.size_bytes[0])
-    log, queue, fitting = timers.store.log, timers.queue, []
+    log = timers.store.log
     if offset < log.min_offset:
         return None
-    for other in (offset, *_flipped(offset, _TIME_BITS)):
-        if not log.min_offset <= other < log.end:
-            continue
-        first = queue.first_behind(other - 1)
-        entry = queue.units(first, first + 1)
-        if not len(entry) or entry["commit_log_offset"][0] != other:
-            continue
-        its_bytes = int(entry["size_bytes"][0])
-        flips = (other ^ offset).bit_count() + ((its_bytes ^ size_bytes) % 2**32).bit_count()
-        if flips == 0:
-            return None
-        if flips == 1 and _fits(timers, unit, other, its_bytes):
-            fitting.append((other, its_bytes))
-    return fitting[0] if len(fitting) == 1 else None
+    if (its_bytes := _size_in_queue(timers, offset)) is not None:
+        is_it = its_bytes != size_bytes and _fits(timers, unit, offset, its_bytes)
+        return (offset, its_bytes) if is_it else None
+    fitting = [
+        other
+        for other in _flipped(offset, _TIME_BITS)
+        if log.min_offset <= other < log.end
+        and _size_in_queue(timers, other) == size_bytes
+        and _fits(timers, unit, other, size_bytes)
+    ]
+    return (fitting[0], size_bytes) if len(fitting) == 1 else None
+
+
+def _size_in_queue(timers: LiveTimers, commit_log_offset: int) -> int | None:
+    """The size of the record that an entry leads to, at this place; None where none does."""
+    first = timers.queue.first_behind(commit_log_offset - 1)
+    entry = timers.queue.units(first, first + 1)
+    is_there = len(entry) > 0 and entry["commit_log_offset"][0] == commit_log_offset
+    return int(entry["size_bytes"][0]) if is_there else None
 
 
 def _fits(timers: LiveTimers, unit: TimerRows, offset: int, size_bytes: int) -> bool:

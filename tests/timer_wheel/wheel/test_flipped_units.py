@@ -325,3 +325,25 @@ def test_a_record_of_another_size_is_looked_for_where_nothing_else_is_to_be_read
         assert len(store.check()) == 1
     with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
         assert store.check() == []
+
+
+@pytest.mark.parametrize("more", [3, 5, 24])
+def test_a_size_that_is_a_neighbours_leads_to_no_neighbour(tmp_path: Path, more: int) -> None:
+    """Records lie one bit apart, and more than one bit of the size is another: the unit's own entry
+    is at its place.
+    """
+    clock = ManualClock(START_MS)
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        store.advance(START_MS)
+        empty = store.schedule(Message("orders", b"", unique_key="K00"), AfterMs(5_000))
+        record_bytes = store.live.log.end - empty.commit_log_offset
+        for number in range(1, 9):
+            body = bytes(256 - record_bytes + more * (number == 5))
+            store.schedule(Message("orders", body, unique_key=f"K{number:02d}"), AfterMs(5_000))
+    with min((tmp_path / "timerlog").iterdir()).open("r+b") as file:
+        file.seek(4 * TIMER_UNIT.size + TIMER_UNIT.offset_of("record_size_bytes"))
+        file.write((256 + more).to_bytes(4, "big"))
+    with WheelStore.open(tmp_path, clock=clock, settings=SMALL) as store:
+        came = [each.message.unique_key for each in store.advance(START_MS + 60_000)]
+        assert sorted(map(str, came)) == [f"K{number:02d}" for number in range(9)]
+        assert len(store.check()) == 1
